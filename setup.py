@@ -5,7 +5,8 @@ _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 ov
 _data      data_loader/; torch-free C++20 behind one pybind11 module
 
 Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;90" (compute capabilities; PTX of the last is added), CUDA_HOME,
-CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
+CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS. NNUE_NO_EXTENSIONS=1 installs the Python files alone,
+for `make`, which builds the native parts in place.
 """
 
 import os
@@ -15,6 +16,10 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).parent.resolve()
+
+if os.environ.get("NNUE_NO_EXTENSIONS") == "1":
+    setup()
+    raise SystemExit
 
 try:
     import pybind11

@@ -1,0 +1,109 @@
+# Two commands set this project up: `make quickstart` and `make test`. `make help` lists the rest.
+# Everything lives in .venv and build/; nothing is installed outside but what tools/system_packages.sh says.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := runs/quickstart
+
+# ccache where there is one: a rebuild is then a matter of seconds. make's built-in CXX counts as unset.
+CCACHE := $(shell command -v ccache 2>/dev/null)
+ifeq ($(origin CXX),default)
+CXX := $(if $(CCACHE),ccache )g++
+endif
+export CXX
+ifneq ($(CCACHE),)
+export PYTORCH_NVCC ?= ccache nvcc
+endif
+
+say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
+
+.PHONY: help quickstart test build wheel cpp-test python-test engine-test system-packages lint format types clean distclean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
+
+quickstart: build  ## environment, build, train on the bundled sample, export a net, evaluate it
+	$(call say,Training an SFNNv5 net on the bundled sample (configs/quickstart.yaml))
+	rm -rf $(RUN)
+	$(BIN)/python train.py --config configs/quickstart.yaml
+	$(call say,Exporting the best checkpoint)
+	$(BIN)/nnue export $(RUN)/checkpoints/best.safetensors $(RUN)/quickstart.nnue
+	$(call say,The start position as the net sees it (integer arithmetic - exactly what the engine computes))
+	$(BIN)/nnue eval $(RUN)/quickstart.nnue --fen 'rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1'
+	$(call say,Done)
+	@echo "net          $(RUN)/quickstart.nnue"
+	@echo "checkpoints  $(RUN)/checkpoints/"
+	@echo "metrics      $(RUN)/metrics.jsonl, TensorBoard files in $(RUN)/tensorboard/"
+	@echo
+	@echo "Three things worth trying next:"
+	@echo "  $(BIN)/nnue verify $(RUN)/quickstart.nnue          # the same numbers from a real Stockfish 15.1 (apt-get install stockfish)"
+	@echo "  $(BIN)/nnue data info samples/train.binpack        # what it was trained on"
+	@echo "  $(BIN)/python train.py --config configs/quickstart.yaml training.epochs=20 training.run_dir=runs/longer"
+
+test: build system-packages cpp-test python-test  ## environment, build, all tests
+
+# --- environment -----------------------------------------------------------------------------------------------------
+
+$(VENV)/.requirements: requirements.txt requirements-dev.txt
+	$(call say,Environment: $(VENV) with the pinned requirements)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv python3-dev"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --quiet -r requirements-dev.txt
+	@touch $@
+
+# The command line tool, linked to this folder. The native parts are built in place by `build`, so not here.
+$(VENV)/.linked: $(VENV)/.requirements pyproject.toml
+	NNUE_NO_EXTENSIONS=1 $(BIN)/pip install --disable-pip-version-check --quiet --no-build-isolation --no-deps -e .
+	@touch $@
+
+build: $(VENV)/.linked  ## compile the op libraries and the data module in place
+	$(call say,Build: op libraries (CUDA too where nvcc is) and the data module)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/quiet_build.py
+	@$(BIN)/nnue info
+
+wheel: $(VENV)/.linked  ## a wheel with the CPU and CUDA libraries in dist/
+	$(call say,Wheel)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+	@ls -l dist
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+system-packages:  ## what only the tests need from Debian (GoogleTest, Stockfish, clang-format)
+	$(call say,System packages for the tests)
+	@tools/system_packages.sh
+
+cpp-test: $(VENV)/.linked  ## GoogleTest of the data pipeline
+	$(call say,C++ tests)
+	@tools/cpp_tests.sh $(BIN)
+
+python-test: build  ## pytest
+	$(call say,Python tests)
+	$(BIN)/python -m pytest
+
+engine-test: build  ## only the tests against a real Stockfish
+	$(BIN)/python -m pytest -m engine
+
+lint: $(VENV)/.linked  ## ruff and clang-format, without changing anything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@tools/clang_format.sh --check
+
+format: $(VENV)/.linked  ## ruff and clang-format, in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	@tools/clang_format.sh
+
+types: build  ## mypy
+	$(BIN)/mypy
+
+clean:  ## build products
+	rm -rf build dist *.egg-info nnue_trainer/*.so
+
+distclean: clean  ## and the environment, and runs
+	rm -rf $(VENV) runs

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs what only the tests need from Debian, where it may (root or passwordless sudo); elsewhere says the one line to
+# type and what is skipped without it. Nothing here is needed to build, train or export.
+set -euo pipefail
+
+missing=()
+wants() { # package, test command...
+    local package=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing+=("$package")
+}
+wants libgtest-dev test -e /usr/include/gtest/gtest.h
+wants stockfish test -x /usr/games/stockfish -o -n "$(command -v stockfish || true)"
+wants clang-format command -v clang-format
+wants ccache command -v ccache
+
+if [ ${#missing[@]} -eq 0 ]; then
+    echo "  all there: GoogleTest, Stockfish, clang-format, ccache"
+    exit 0
+fi
+line="apt-get update && apt-get install -y ${missing[*]}"
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then as_root=(sudo -n); fi
+if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then
+    echo "  $line"
+    if "${as_root[@]}" apt-get update -qq >/dev/null &&
+        DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq "${missing[@]}" >/dev/null; then
+        exit 0
+    fi
+    echo "  that failed; type it yourself to see why"
+else
+    echo "  may not install here (not root, no passwordless sudo). Type:"
+    echo "    sudo sh -c '$line'"
+fi
+for package in "${missing[@]}"; do
+    case $package in
+    libgtest-dev) echo "  without libgtest-dev the C++ tests are skipped" ;;
+    stockfish) echo "  without stockfish the tests against a real engine are skipped" ;;
+    clang-format) echo "  without clang-format the C++ format check is skipped" ;;
+    ccache) echo "  without ccache rebuilds take longer" ;;
+    esac
+done
