@@ -5,8 +5,8 @@ _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 ov
 _data      data_loader/; torch-free C++20 behind one pybind11 module
 
 Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;90" (compute capabilities; PTX of the last is added), CUDA_HOME,
-CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS. NNUE_NO_EXTENSIONS=1 installs the Python files alone,
-for `make`, which builds the native parts in place.
+CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS. NNUE_NO_EXTENSIONS=1 installs the Python
+files alone, for `make`, which builds the native parts in place.
 """
 
 import os
@@ -16,19 +16,6 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).parent.resolve()
-
-if os.environ.get("NNUE_NO_EXTENSIONS") == "1":
-    setup()
-    raise SystemExit
-
-try:
-    import pybind11
-    from torch.utils import cpp_extension
-except ImportError as error:
-    raise SystemExit(
-        f"nnue-trainer is compiled against the torch you train with, but {error.name!r} is not importable here: "
-        "run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then `pip install --no-build-isolation .`"
-    ) from None
 
 # 2.10: the oldest torch whose stable ABI has all that csrc/ uses.
 STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
@@ -65,53 +52,71 @@ def architecture_flags() -> list[str]:
     return [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
 
 
-cpu_ops = cpp_extension.CppExtension(
-    "nnue_trainer._ops_cpu",
-    sources("csrc/*.cpp", "csrc/cpu/*.cpp"),
-    include_dirs=[str(ROOT / "csrc")],
-    extra_compile_args={"cxx": [*CXX_FLAGS, *STABLE_ABI, "-fopenmp"]},
-    extra_link_args=["-fopenmp"],
-    py_limited_api=False,
-)
+def native_parts() -> dict[str, object]:
+    """What setup() needs to compile the extensions; the one place that needs torch."""
+    try:
+        import pybind11
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise SystemExit(
+            f"nnue-trainer is compiled against the torch you train with, but {error.name!r} is not importable here: "
+            "run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then `pip install --no-build-isolation .`"
+        ) from None
 
-data_module = cpp_extension.CppExtension(
-    "nnue_trainer._data",
-    sources("data_loader/bindings.cpp", "data_loader/[cfp]*/*.cpp"),
-    include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
-    extra_compile_args={"cxx": [*CXX_FLAGS, "-pthread"]},
-    extra_link_args=["-pthread"],
-)
-# Torch-free: neither its headers' defines nor its libraries belong in here.
-data_module.libraries = []
-data_module.library_dirs = []
-data_module.include_dirs = [str(ROOT / "data_loader"), pybind11.get_include()]
-
-extensions = [cpu_ops, data_module]
-
-nvcc = find_nvcc()
-if wants_cuda(nvcc):
-    assert nvcc is not None
-    cuda_home = Path(nvcc).parent.parent
-    # torch's own discovery gives up where torch is a CPU build; its compile rules need only this variable.
-    cpp_extension.CUDA_HOME = str(cuda_home)
-    extensions.append(
-        cpp_extension.CppExtension(
-            "nnue_trainer._ops_cuda",
-            sources("csrc/cuda/*.cu"),
-            include_dirs=[str(ROOT / "csrc"), str(cuda_home / "include")],
-            library_dirs=[str(cuda_home / "lib64")],
-            extra_compile_args={
-                "cxx": [*CXX_FLAGS, *STABLE_ABI, "-DUSE_CUDA"],
-                "nvcc": ["-O3", "-std=c++20", "--expt-relaxed-constexpr", "-lineinfo", "-Xcompiler=-fvisibility=hidden",
-                         *STABLE_ABI, "-DUSE_CUDA", *architecture_flags()],
-            },
-            # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what brings
-            # in libtorch_cuda, where the current stream is asked for.
-            extra_link_args=["-lcudart_static", "-ldl", "-lrt", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"],
-        )
+    cpu_ops = cpp_extension.CppExtension(
+        "nnue_trainer._ops_cpu",
+        sources("csrc/*.cpp", "csrc/cpu/*.cpp"),
+        include_dirs=[str(ROOT / "csrc")],
+        extra_compile_args={"cxx": [*CXX_FLAGS, *STABLE_ABI, "-fopenmp"]},
+        extra_link_args=["-fopenmp"],
+        py_limited_api=False,
     )
 
-setup(
-    ext_modules=extensions,
-    cmdclass={"build_ext": cpp_extension.BuildExtension},
-)
+    data_module = cpp_extension.CppExtension(
+        "nnue_trainer._data",
+        sources("data_loader/bindings.cpp", "data_loader/[cfp]*/*.cpp"),
+        include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
+        extra_compile_args={"cxx": [*CXX_FLAGS, "-pthread"]},
+        extra_link_args=["-pthread"],
+    )
+    # Torch-free: neither its headers' defines nor its libraries belong in here.
+    data_module.libraries = []
+    data_module.library_dirs = []
+    data_module.include_dirs = [str(ROOT / "data_loader"), pybind11.get_include()]
+
+    extensions = [cpu_ops, data_module]
+
+    nvcc = find_nvcc()
+    if wants_cuda(nvcc):
+        assert nvcc is not None
+        cuda_home = Path(nvcc).parent.parent
+        # torch's own discovery gives up where torch is a CPU build; its compile rules need only this variable.
+        cpp_extension.CUDA_HOME = str(cuda_home)
+        extensions.append(
+            cpp_extension.CppExtension(
+                "nnue_trainer._ops_cuda",
+                sources("csrc/cuda/*.cu"),
+                include_dirs=[str(ROOT / "csrc"), str(cuda_home / "include")],
+                library_dirs=[str(cuda_home / "lib64")],
+                extra_compile_args={
+                    "cxx": [*CXX_FLAGS, *STABLE_ABI, "-DUSE_CUDA"],
+                    "nvcc": [
+                        "-O3",
+                        "-std=c++20",
+                        "--expt-relaxed-constexpr",
+                        "-lineinfo",
+                        "-Xcompiler=-fvisibility=hidden",
+                        *STABLE_ABI,
+                        "-DUSE_CUDA",
+                        *architecture_flags(),
+                    ],
+                },
+                # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what
+                # brings in libtorch_cuda, where the current stream is asked for.
+                extra_link_args=["-lcudart_static", "-ldl", "-lrt", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"],
+            )
+        )
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": cpp_extension.BuildExtension}}
+
+
+setup(**({} if os.environ.get("NNUE_NO_EXTENSIONS") == "1" else native_parts()))

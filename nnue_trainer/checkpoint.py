@@ -68,7 +68,9 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
         with safe_open(path, framework="pt") as handle:
             header = json.loads((handle.metadata() or {}).get("nnue", "null"))
             if not isinstance(header, Mapping):
-                raise UserError(f"{path}: a safetensors file without the metadata key 'nnue', so not a checkpoint of ours")
+                raise UserError(
+                    f"{path}: a safetensors file without the metadata key 'nnue', so not a checkpoint of ours"
+                )
             if header.get("format_version") != FORMAT_VERSION:
                 raise UserError(f"{path}: format_version {header.get('format_version')!r}, expected {FORMAT_VERSION}")
             tensors: dict[str, dict[str, Tensor]] = {}
