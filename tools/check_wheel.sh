@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The wheel in dist/ carries both op libraries and works in an environment of its own, away from this folder.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+wheel=$(ls -t dist/nnue_trainer-*.whl | head -n 1)
+# Read to the end, then match: under pipefail `grep -q` would kill the listing half-way.
+names=$(.venv/bin/python -m zipfile -l "$wheel")
+for part in _ops_cpu _data $(command -v nvcc >/dev/null && echo _ops_cuda); do
+    grep -q "nnue_trainer/$part.*\.so" <<<"$names" || { echo "$wheel: no $part in it"; exit 1; }
+done
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+.venv/bin/pip install --disable-pip-version-check --quiet --no-deps --target "$place" "$wheel"
+cd "$place"
+PYTHONPATH=$place "$OLDPWD/.venv/bin/python" - "$place" <<'PY'
+import sys, torch, nnue_trainer
+assert nnue_trainer.__file__.startswith(sys.argv[1]), nnue_trainer.__file__
+layer = nnue_trainer.FeatureTransformer(10, 8)
+out = layer(torch.tensor([[1, 2, -1]], dtype=torch.int32))
+expected = layer.bias + layer.weight[1] + layer.weight[2]
+assert torch.allclose(out[0], expected), (out, expected)
+print("the installed wheel computes", tuple(out.shape))
+PY
+echo "$wheel: $(du -h "$OLDPWD/$wheel" | cut -f1), all parts present"

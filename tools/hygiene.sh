@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# What must never be committed: build products, big files, paths of somebody's machine, pickled tensors.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bad=0
+complain() { echo "hygiene: $1"; bad=1; }
+
+paths=$(git grep -nIE '(^|[^A-Za-z0-9_.$/-])/(work|farm|root|home)/[A-Za-z]' -- . ':!tools/hygiene.sh' || true)
+[ -z "$paths" ] || complain "paths of a machine:
+$paths"
+hosts=$(git grep -nIE 'pypi\.org|pythonhosted|download\.pytorch|deb\.debian\.org' -- . ':!tools/hygiene.sh' || true)
+[ -z "$hosts" ] || complain "a package registry's host:
+$hosts"
+big=$(git ls-files -z | xargs -0 -r du -k 2>/dev/null | awk '$1 > 4096' || true)
+[ -z "$big" ] || complain "files over 4 MiB:
+$big"
+products=$(git ls-files -- '*.so' '*.o' '*.whl' '*.nnue' '*.pyc' '*.pt' '*.pkl' || true)
+[ -z "$products" ] || complain "build products:
+$products"
+pickles=$(git grep -nE '\bpickle\.load|torch\.load\(' -- '*.py' | grep -v 'weights_only=True' || true)
+[ -z "$pickles" ] || complain "pickle from disk:
+$pickles"
+[ "$bad" -eq 0 ] && echo "hygiene: clean"
+exit "$bad"
