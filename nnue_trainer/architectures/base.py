@@ -23,9 +23,11 @@ class WeightBound(NamedTuple):
 class NnueModel(nn.Module, ABC):
     """A net in floating point.
 
-    `score_scale` is the number of engine units in one unit of output (600 for Stockfish nets, 400 for simple ones).
+    `feature_set` is the name of the index rows it takes (`nnue_trainer.data`); `score_scale` the number of engine units
+    in one unit of output (600 for Stockfish nets, 400 for simple ones).
     """
 
+    feature_set: str
     score_scale: float
 
     @property

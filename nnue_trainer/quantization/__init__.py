@@ -1,0 +1,1 @@
+"""From floating point to integers: scales, ranges, rounding."""

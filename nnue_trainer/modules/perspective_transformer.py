@@ -1,0 +1,85 @@
+"""The first layer of every net: one feature transformer seen from both sides, activated and joined.
+
+This is the only place where a model meets the sparse operator, so that a fused operator for the pair of perspectives
+can take its place without touching an architecture.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from nnue_trainer import functional
+from nnue_trainer.data.batch import Batch
+
+Activation = Literal["crelu", "screlu", "pairwise"]
+
+
+class PerspectiveTransformer(nn.Module):
+    """Accumulators of both perspectives, clipped to [0, 1], activated, side to move first.
+
+    `weight` fp32 [num_features, num_outputs], `bias` fp32 [num_outputs], and with `psqt_buckets` > 0 also `psqt` fp32
+    [num_features, psqt_buckets] (no bias). Weight and bias start uniform in ±sqrt(1 / num_features), `psqt` at 0.
+
+    `activation`, on an accumulator a clipped to [0, 1]:
+      crelu     a;   2 · num_outputs values
+      screlu    a²;  2 · num_outputs values
+      pairwise  a[j] · a[j + num_outputs / 2] · product_scale;  num_outputs values, num_outputs / 2 a perspective
+    """
+
+    psqt: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_features: int,
+        num_outputs: int,
+        activation: Activation,
+        *,
+        psqt_buckets: int = 0,
+        product_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.product_scale = product_scale
+        bound = math.sqrt(1 / num_features)
+        self.weight = nn.Parameter(torch.empty(num_features, num_outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
+        self.psqt = nn.Parameter(torch.zeros(num_features, psqt_buckets)) if psqt_buckets else None
+        self.register_buffer("_no_bias", torch.zeros(psqt_buckets), persistent=False)
+        self._no_bias: Tensor
+
+    @property
+    def num_outputs(self) -> int:
+        """Length of the activated vector."""
+        width = self.weight.shape[1]
+        return width if self.activation == "pairwise" else 2 * width
+
+    def _activate(self, accumulator: Tensor) -> Tensor:
+        clipped = accumulator.clamp(0.0, 1.0)
+        if self.activation == "crelu":
+            return clipped
+        if self.activation == "screlu":
+            return clipped.square()
+        first, second = clipped.chunk(2, dim=1)
+        return first * second if self.product_scale == 1.0 else first * second * self.product_scale
+
+    def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Activated vector fp32 [B, num_outputs]; with PSQT also its half difference at `bucket` int64 [B], fp32 [B]."""
+        black_to_move = batch.black_to_move.bool().unsqueeze(1)
+        # Swapping index rows moves a few dozen integers a position; swapping accumulators, thousands of floats.
+        us = torch.where(black_to_move, batch.black, batch.white)
+        them = torch.where(black_to_move, batch.white, batch.black)
+        activated = torch.cat(
+            [self._activate(functional.feature_transformer(rows, self.weight, self.bias)) for rows in (us, them)], dim=1
+        )
+        if self.psqt is None:
+            return activated, None
+        if bucket is None:
+            raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
+        difference = functional.feature_transformer(us, self.psqt, self._no_bias) - functional.feature_transformer(
+            them, self.psqt, self._no_bias
+        )
+        return activated, difference.gather(1, bucket.unsqueeze(1)).squeeze(1) / 2
