@@ -1,0 +1,10 @@
+"""Positions from files to batches: the Python face of data_loader/.
+
+Positions are 32-byte records, uint8 [n, 32], byte for byte the stem of a binpack chain (docs/data.md).
+"""
+
+from nnue_trainer._data import fens_from_records, records_from_fens
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.features import FEATURE_SETS, FeatureSet, expand, feature_set
+
+__all__ = ["FEATURE_SETS", "Batch", "FeatureSet", "expand", "feature_set", "fens_from_records", "records_from_fens"]

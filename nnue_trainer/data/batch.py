@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+_ALIGNMENT = 256
+
+
+def _layout(batch_size: int, max_active: int) -> tuple[dict[str, tuple[int, torch.dtype, tuple[int, ...]]], int]:
+    """Byte offset, dtype and shape of each field in one allocation, and its size in bytes."""
+    fields: dict[str, tuple[int, torch.dtype, tuple[int, ...]]] = {}
+    size = 0
+    for name, dtype, shape in (
+        ("white", torch.int32, (batch_size, max_active)),
+        ("black", torch.int32, (batch_size, max_active)),
+        ("score", torch.int16, (batch_size,)),
+        ("result", torch.int8, (batch_size,)),
+        ("black_to_move", torch.uint8, (batch_size,)),
+        ("piece_count", torch.uint8, (batch_size,)),
+    ):
+        fields[name] = (size, dtype, shape)
+        elements = int(np.prod(shape))
+        size += -(-elements * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return fields, size
 
 
 @dataclass(frozen=True)
@@ -15,6 +37,8 @@ class Batch:
     `white` and `black` are int32 [B, max_active]: the active features of each perspective, left-packed, the first −1
     ends a row. The other fields are [B]: `black_to_move` uint8 (0 white to move, 1 black), `score` int16 (engine units,
     side to move's view), `result` int8 (−1 loss, 0 draw, 1 win, side to move's view), `piece_count` uint8 (2…32).
+
+    `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` then takes one copy.
     """
 
     white: Tensor
@@ -23,9 +47,36 @@ class Batch:
     score: Tensor
     result: Tensor
     piece_count: Tensor
+    storage: Tensor | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def allocate(cls, batch_size: int, max_active: int, *, pin_memory: bool = False) -> Batch:
+        """An uninitialised batch in one allocation, page-locked if asked for."""
+        _, size = _layout(batch_size, max_active)
+        return cls._view(torch.empty(size, dtype=torch.uint8, pin_memory=pin_memory), batch_size, max_active)
+
+    @classmethod
+    def _view(cls, storage: Tensor, batch_size: int, max_active: int) -> Batch:
+        fields, _ = _layout(batch_size, max_active)
+        views = {
+            name: storage.narrow(0, offset, int(np.prod(shape)) * dtype.itemsize).view(dtype).view(shape)
+            for name, (offset, dtype, shape) in fields.items()
+        }
+        return cls(**views, storage=storage)
 
     def __len__(self) -> int:
         return self.white.shape[0]
 
+    def _fields(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if name != "storage"}
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """NumPy views of the fields (CPU only)."""
+        return {name: value.numpy() for name, value in self._fields().items()}
+
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
-        return Batch(*(field.to(device, non_blocking=non_blocking) for field in vars(self).values()))
+        """The batch on `device`: one copy where it lies in one allocation."""
+        if self.storage is not None:
+            storage = self.storage.to(device, non_blocking=non_blocking)
+            return self if storage is self.storage else Batch._view(storage, len(self), self.white.shape[1])
+        return Batch(**{name: value.to(device, non_blocking=non_blocking) for name, value in self._fields().items()})

@@ -1,0 +1,122 @@
+// nnue_trainer._data: the torch-free face of the data library for Python. Arrays in and out are NumPy's; whatever takes
+// time releases the GIL. FormatError becomes nnue_trainer.errors.UserError.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <thread>
+
+#include "chess/fen.h"
+#include "chess/position.h"
+#include "chess/record.h"
+#include "features/registry.h"
+#include "pipeline/kernels.h"
+#include "pipeline/parallel.h"
+
+namespace py = pybind11;
+using namespace nnue::data;
+
+namespace {
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+// The n records of a uint8 [n, 32] array.
+const Record* records_of(const Array<std::uint8_t>& array, const char* what) {
+    if (array.ndim() != 2 || array.shape(1) != 32) {
+        throw FormatError(std::string(what) + ": records have shape " +
+                          py::str(array.attr("shape")).cast<std::string>() + ", expected [n, 32]");
+    }
+    return reinterpret_cast<const Record*>(array.data());
+}
+
+Array<std::uint8_t> make_records(std::size_t n) {
+    return Array<std::uint8_t>({n, sizeof(Record)});
+}
+
+Entry unpack_or_throw(const Record& record, std::size_t index) {
+    Entry entry;
+    if (const char* error = unpack(record, entry)) {
+        throw FormatError("record " + std::to_string(index) + ": " + error);
+    }
+    return entry;
+}
+
+Array<std::uint8_t> records_from_fens(const std::vector<std::string>& fens) {
+    auto records = make_records(fens.size());
+    auto* out = reinterpret_cast<Record*>(records.mutable_data());
+    for (std::size_t i = 0; i < fens.size(); ++i) {
+        try {
+            Entry entry;
+            entry.position = parse_fen(fens[i]);
+            out[i] = pack(entry);
+        } catch (const FormatError& error) {
+            throw FormatError("FEN '" + fens[i] + "': " + error.what());
+        }
+    }
+    return records;
+}
+
+std::vector<std::string> fens_from_records(const Array<std::uint8_t>& records) {
+    const Record* in = records_of(records, "fens_from_records");
+    std::vector<std::string> fens;
+    for (py::ssize_t i = 0; i < records.shape(0); ++i) {
+        fens.push_back(format_fen(unpack_or_throw(in[i], static_cast<std::size_t>(i)).position));
+    }
+    return fens;
+}
+
+// A writable pointer to a caller's array of exactly this many elements.
+template <class T>
+T* output(const py::array& array, std::size_t size, const char* name) {
+    if (!py::isinstance<py::array_t<T>>(array) || !(array.flags() & py::array::c_style) || !array.writeable() ||
+        static_cast<std::size_t>(array.size()) != size) {
+        throw FormatError(std::string("expand: array '") + name + "' must be a writable contiguous " +
+                          py::str(py::dtype::of<T>()).cast<std::string>() + " array of " + std::to_string(size) +
+                          " elements");
+    }
+    return static_cast<T*>(const_cast<void*>(array.data()));
+}
+
+void expand_into(const Array<std::uint8_t>& records, const std::string& set_name, const py::dict& arrays, int threads) {
+    const FeatureSetInfo& set = feature_set(set_name);
+    const Record* in = records_of(records, "expand");
+    const auto n = static_cast<std::size_t>(records.shape(0));
+    const auto row = static_cast<std::size_t>(set.max_active);
+    const BatchRows rows{output<std::int32_t>(arrays["white"], n * row, "white"),
+                         output<std::int32_t>(arrays["black"], n * row, "black"),
+                         output<std::int16_t>(arrays["score"], n, "score"),
+                         output<std::int8_t>(arrays["result"], n, "result"),
+                         output<std::uint8_t>(arrays["black_to_move"], n, "black_to_move"),
+                         output<std::uint8_t>(arrays["piece_count"], n, "piece_count")};
+    py::gil_scoped_release release;
+    parallel_for(n, threads, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) unpack_or_throw(in[i], i);
+        kernels().expand(in + begin, nullptr, end - begin, set.id, rows.from(begin, set.max_active));
+    });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_data, m) {
+    py::register_exception_translator([](std::exception_ptr error) {
+        try {
+            if (error) std::rethrow_exception(error);
+        } catch (const FormatError& e) {
+            py::set_error(py::module_::import("nnue_trainer.errors").attr("UserError"), e.what());
+        }
+    });
+
+    m.def("isa", [] { return kernels().isa; });
+    m.def("feature_sets", [] {
+        py::list list;
+        for (const FeatureSetInfo& s : feature_sets()) {
+            list.append(py::make_tuple(s.name, s.num_features, s.max_active, s.num_virtual));
+        }
+        return list;
+    });
+    m.def("records_from_fens", &records_from_fens);
+    m.def("fens_from_records", &fens_from_records);
+    m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("arrays"),
+          py::arg("threads"));
+}

@@ -1,0 +1,33 @@
+// FEN to position and back.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "chess/types.h"
+
+namespace nnue::data {
+
+// What is wrong with a text or file; one line, for the user.
+class FormatError : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// Parses "<board> <side> <castling> <en passant> [<rule 50> [<move number>]]". The en-passant square is dropped unless
+// the en-passant rule keeps it; ply = 2 · (move number − 1) + (black to move). Throws FormatError with the reason.
+Position parse_fen(std::string_view fen);
+
+// The six fields; move number ⌊ply/2⌋ + 1.
+std::string format_fen(const Position& position);
+
+std::string format_square(int square);
+
+// UCI notation of a move ("e2e4", "e7e8q", castling as "e1g1", the null move as "0000").
+std::string format_uci(Move move);
+
+// The move of `position` that `uci` names, castling in either notation. Throws FormatError unless it is pseudo-legal.
+Move parse_uci(const Position& position, std::string_view uci);
+
+}  // namespace nnue::data

@@ -1,0 +1,173 @@
+// The input feature sets: one definition each, compiled for the CPU here and for the GPU by csrc/.
+//
+// A king-bucketed or plain piece-square set is four small functions of (perspective, own king): an index is
+//     offset + 64 · plane(piece) + (square ^ orientation).
+// Index layouts: docs/data.md, "Feature sets". Perspective 0 is white, 1 is black.
+#pragma once
+
+#include "chess/record.h"
+#include "features/registry.h"
+
+namespace nnue::data {
+
+// The pieces of one position in ascending square order; entries from `count` on are 0.
+struct Pieces {
+    alignas(32) std::uint8_t square[kMaxPieces];
+    alignas(32) std::uint8_t code[kMaxPieces];  // 2·type + colour
+    int count;
+    int king[2];  // squares, by colour
+    bool black_to_move;
+};
+
+inline namespace NNUE_ISA {
+
+// Reads the board of a record that is known to be sound: unpack() accepted it.
+NNUE_HOST_DEVICE inline Pieces pieces_of_record(const std::uint8_t* record) {
+    Pieces p;
+    Bitboard rest = record_occupancy(record);
+    p.count = popcount(rest);
+    p.king[0] = p.king[1] = 0;
+    p.black_to_move = false;
+    for (int i = 0; i < kMaxPieces; ++i) p.square[i] = 0;
+    for (int i = 0; i < kMaxPieces / 2; ++i) {
+        p.code[2 * i] = record[8 + i] & 15;
+        p.code[2 * i + 1] = record[8 + i] >> 4;
+    }
+    for (int i = 0; rest; rest &= rest - 1, ++i) p.square[i] = static_cast<std::uint8_t>(lowest(rest));
+    for (int i = 0; i < kMaxPieces; ++i) {
+        const std::uint8_t code = p.code[i];
+        const std::uint8_t pushed = (p.square[i] & 32) ? (kPawn << 1 | kBlack) : (kPawn << 1 | kWhite);
+        std::uint8_t plain = code;
+        plain = code == kPushedPawn ? pushed : plain;
+        plain = code == kWhiteCastlingRook ? (kRook << 1 | kWhite) : plain;
+        plain = code == kBlackCastlingRook ? (kRook << 1 | kBlack) : plain;
+        plain = code == kBlackKingToMove ? (kKing << 1 | kBlack) : plain;
+        p.code[i] = plain;
+        if (code == kBlackKingToMove) p.black_to_move = true;
+        if (plain >> 1 == kKing) p.king[plain & 1] = p.square[i];
+    }
+    return p;
+}
+
+struct Chess768 {
+    static constexpr FeatureSetId kId = FeatureSetId::kChess768;
+    static constexpr const char* kName = "Chess768";
+    static constexpr int kNumFeatures = 768, kMaxActive = 32, kNumVirtual = 0;
+    static constexpr bool kHasKings = true;
+    NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int) { return perspective ? 56 : 0; }
+    NNUE_HOST_DEVICE static constexpr int offset(int, int) { return 0; }
+    NNUE_HOST_DEVICE static constexpr int plane(int code, int perspective) {
+        return (code >> 1) + 6 * ((code & 1) ^ perspective);
+    }
+};
+
+struct HalfKP {
+    static constexpr FeatureSetId kId = FeatureSetId::kHalfKP;
+    static constexpr const char* kName = "HalfKP";
+    static constexpr int kNumFeatures = 41024, kMaxActive = 30, kNumVirtual = 641;
+    static constexpr bool kHasKings = false;
+    NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int) { return perspective ? 63 : 0; }
+    NNUE_HOST_DEVICE static constexpr int offset(int perspective, int king) {
+        return 641 * (king ^ orientation(perspective, king)) + 1;
+    }
+    NNUE_HOST_DEVICE static constexpr int plane(int code, int perspective) { return code ^ perspective; }
+};
+
+struct HalfKA {
+    static constexpr FeatureSetId kId = FeatureSetId::kHalfKA;
+    static constexpr const char* kName = "HalfKA";
+    static constexpr int kNumFeatures = 49216, kMaxActive = 32, kNumVirtual = 769;
+    static constexpr bool kHasKings = true;
+    NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int) { return perspective ? 56 : 0; }
+    NNUE_HOST_DEVICE static constexpr int offset(int perspective, int king) {
+        return 769 * (king ^ orientation(perspective, king)) + 1;
+    }
+    NNUE_HOST_DEVICE static constexpr int plane(int code, int perspective) { return code ^ perspective; }
+};
+
+struct HalfKAv2 {
+    static constexpr FeatureSetId kId = FeatureSetId::kHalfKAv2;
+    static constexpr const char* kName = "HalfKAv2";
+    static constexpr int kNumFeatures = 45056, kMaxActive = 32, kNumVirtual = 704;
+    static constexpr bool kHasKings = true;
+    NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int) { return perspective ? 56 : 0; }
+    NNUE_HOST_DEVICE static constexpr int offset(int perspective, int king) {
+        return 704 * (king ^ orientation(perspective, king));
+    }
+    NNUE_HOST_DEVICE static constexpr int plane(int code, int perspective) {
+        return code >= 2 * kKing ? 10 : code ^ perspective;
+    }
+};
+
+// Mirrored so that the own king is on files e–h. Planes = 12 is what is trained (kings of both sides apart), 11 what an
+// engine reads (both kings share a plane).
+template <int Planes>
+struct HalfKAv2HmBase {
+    static constexpr int kNumFeatures = 32 * 64 * Planes, kMaxActive = 32, kNumVirtual = 64 * Planes;
+    static constexpr bool kHasKings = true;
+    NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int king) {
+        return (perspective ? 56 : 0) ^ ((king & 7) < 4 ? 7 : 0);
+    }
+    NNUE_HOST_DEVICE static constexpr int offset(int perspective, int king) {
+        const int k = king ^ orientation(perspective, king);
+        return 64 * Planes * (4 * (7 - (k >> 3)) + (7 - (k & 7)));
+    }
+    NNUE_HOST_DEVICE static constexpr int plane(int code, int perspective) {
+        return Planes == 11 && code >= 2 * kKing ? 10 : code ^ perspective;
+    }
+};
+
+struct HalfKAv2Hm : HalfKAv2HmBase<12> {
+    static constexpr FeatureSetId kId = FeatureSetId::kHalfKAv2Hm;
+    static constexpr const char* kName = "HalfKAv2_hm";
+};
+
+struct HalfKAv2Hm11 : HalfKAv2HmBase<11> {
+    static constexpr FeatureSetId kId = FeatureSetId::kHalfKAv2Hm11;
+    static constexpr const char* kName = "HalfKAv2_hm_11";
+};
+
+// Writes the Set::kMaxActive entries of one perspective's row: active indices by ascending square, then −1.
+template <class Set>
+NNUE_HOST_DEVICE inline void expand_row(const Pieces& p, int perspective, std::int32_t* row) {
+    const int orientation = Set::orientation(perspective, p.king[perspective]);
+    const int offset = Set::offset(perspective, p.king[perspective]);
+    if constexpr (Set::kHasKings) {
+        for (int i = 0; i < Set::kMaxActive; ++i) {
+            const int index = offset + 64 * Set::plane(p.code[i], perspective) + (p.square[i] ^ orientation);
+            row[i] = i < p.count ? index : -1;
+        }
+    } else {
+        int n = 0;
+        for (int i = 0; i < p.count; ++i) {
+            if (p.code[i] < 2 * kKing) {
+                row[n++] = offset + 64 * Set::plane(p.code[i], perspective) + (p.square[i] ^ orientation);
+            }
+        }
+        for (; n < Set::kMaxActive; ++n) row[n] = -1;
+    }
+}
+
+// Calls `visitor.template operator()<Set>()` for the set of that id.
+template <class Visitor>
+decltype(auto) visit_feature_set(FeatureSetId id, Visitor&& visitor) {
+    switch (id) {
+        case FeatureSetId::kChess768:
+            return visitor.template operator()<Chess768>();
+        case FeatureSetId::kHalfKP:
+            return visitor.template operator()<HalfKP>();
+        case FeatureSetId::kHalfKA:
+            return visitor.template operator()<HalfKA>();
+        case FeatureSetId::kHalfKAv2:
+            return visitor.template operator()<HalfKAv2>();
+        case FeatureSetId::kHalfKAv2Hm11:
+            return visitor.template operator()<HalfKAv2Hm11>();
+        case FeatureSetId::kHalfKAv2Hm:
+            break;
+    }
+    return visitor.template operator()<HalfKAv2Hm>();
+}
+
+}  // namespace NNUE_ISA
+
+}  // namespace nnue::data

@@ -1,0 +1,25 @@
+// The feature sets by name and number, for callers that do not know the set at compile time.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace nnue::data {
+
+enum class FeatureSetId { kChess768, kHalfKP, kHalfKA, kHalfKAv2, kHalfKAv2Hm, kHalfKAv2Hm11 };
+
+struct FeatureSetInfo {
+    FeatureSetId id;
+    const char* name;
+    int num_features;
+    int max_active;   // entries of a row
+    int num_virtual;  // virtual rows of a factoriser: row r shares virtual row r mod num_virtual; 0: none
+};
+
+std::span<const FeatureSetInfo> feature_sets();
+const FeatureSetInfo& feature_set(FeatureSetId id);
+
+// Throws FormatError, with the names there are, for an unknown one.
+const FeatureSetInfo& feature_set(std::string_view name);
+
+}  // namespace nnue::data

@@ -1,0 +1,39 @@
+// The hot loops behind one table of functions, compiled for every x86-64 and once more for x86-64-v3 (AVX2, BMI2); the
+// better one that this CPU can run is chosen at the first call. Set NNUE_DATA_ISA=baseline to force the plain one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "chess/types.h"
+#include "features/registry.h"
+
+namespace nnue::data {
+
+// Where a batch of n positions goes; every pointer is the caller's memory. Rows have feature_set.max_active entries.
+struct BatchRows {
+    std::int32_t* white;
+    std::int32_t* black;
+    std::int16_t* score;
+    std::int8_t* result;
+    std::uint8_t* black_to_move;
+    std::uint8_t* piece_count;
+
+    // The rows from `row` on.
+    BatchRows from(std::size_t row, int max_active) const {
+        const std::size_t indices = row * static_cast<std::size_t>(max_active);
+        return {white + indices, black + indices, score + row, result + row, black_to_move + row, piece_count + row};
+    }
+};
+
+struct Kernels {
+    const char* isa;
+
+    // Expands n records, record order[i] into row i (order may be null: record i). The records must be sound.
+    void (*expand)(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,
+                   const BatchRows& rows);
+};
+
+const Kernels& kernels();
+
+}  // namespace nnue::data

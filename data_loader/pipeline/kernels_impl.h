@@ -1,0 +1,33 @@
+// Bodies of the hot loops; included once per instruction set by kernels_*.cpp, nowhere else.
+#pragma once
+
+#include "features/feature_sets.h"
+#include "pipeline/kernels.h"
+
+namespace nnue::data {
+inline namespace NNUE_ISA {
+
+template <class Set>
+void expand_batch(const Record* records, const std::uint32_t* order, std::size_t n, const BatchRows& rows) {
+    constexpr std::size_t kAhead =
+        16;  // enough to hide memory latency where a shuffle buffer is larger than the caches
+    for (std::size_t i = 0; i < n; ++i) {
+        if (order && i + kAhead < n) __builtin_prefetch(&records[order[i + kAhead]]);
+        const std::uint8_t* record = records[order ? order[i] : i].bytes.data();
+        const Pieces p = pieces_of_record(record);
+        expand_row<Set>(p, 0, rows.white + i * Set::kMaxActive);
+        expand_row<Set>(p, 1, rows.black + i * Set::kMaxActive);
+        rows.score[i] = static_cast<std::int16_t>(record_score(record));
+        rows.result[i] = static_cast<std::int8_t>(record_result(record));
+        rows.black_to_move[i] = p.black_to_move;
+        rows.piece_count[i] = static_cast<std::uint8_t>(p.count);
+    }
+}
+
+inline void expand(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,
+                   const BatchRows& rows) {
+    visit_feature_set(set, [&]<class Set>() { expand_batch<Set>(records, order, n, rows); });
+}
+
+}  // namespace NNUE_ISA
+}  // namespace nnue::data

@@ -1,0 +1,39 @@
+// A loop over [0, n) in equal parts on several threads; the first exception is rethrown in the caller.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <thread>
+#include <vector>
+
+namespace nnue::data {
+
+inline int default_threads() {
+    return std::max(1u, std::thread::hardware_concurrency());
+}
+
+// Calls body(begin, end) for disjoint ranges that cover [0, n). threads ≤ 0: one a CPU. Small loops stay on one thread.
+template <class Body>
+void parallel_for(std::size_t n, int threads, Body&& body) {
+    constexpr std::size_t kGrain = 4096;
+    if (threads <= 0) threads = default_threads();
+    const std::size_t parts = std::clamp<std::size_t>(n / kGrain, 1, static_cast<std::size_t>(threads));
+    std::vector<std::exception_ptr> errors(parts);
+    std::vector<std::jthread> workers;
+    const auto run = [&](std::size_t part) {
+        try {
+            body(n * part / parts, n * (part + 1) / parts);
+        } catch (...) {
+            errors[part] = std::current_exception();
+        }
+    };
+    for (std::size_t part = 1; part < parts; ++part) workers.emplace_back(run, part);
+    run(0);
+    workers.clear();  // joins
+    for (const std::exception_ptr& error : errors) {
+        if (error) std::rethrow_exception(error);
+    }
+}
+
+}  // namespace nnue::data

@@ -1,0 +1,112 @@
+"""Feature sets against the vectors that engines printed, and the shape rules of rows."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nnue_trainer.data import FEATURE_SETS, Batch, expand, records_from_fens
+from nnue_trainer.errors import UserError
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+
+def test_sizes() -> None:
+    sizes = {name: s[1:] for name, s in FEATURE_SETS.items()}
+    assert sizes["Chess768"] == (768, 32, 0)
+    assert sizes["HalfKP"] == (41_024, 30, 641)
+    assert sizes["HalfKA"] == (49_216, 32, 769)
+    assert sizes["HalfKAv2"] == (45_056, 32, 704)
+    assert sizes["HalfKAv2_hm"] == (24_576, 32, 768)
+    assert sizes["HalfKAv2_hm_11"] == (22_528, 32, 704)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "key"),
+    [
+        ("HalfKAv2_hm_11", "engine", "HalfKAv2_hm"),
+        ("HalfKP", "reference", "HalfKP"),
+        ("HalfKAv2", "reference", "HalfKAv2"),
+    ],
+)
+def test_vectors(shared: Path, name: str, source: str, key: str) -> None:
+    positions = json.loads((shared / "vectors" / "features.json").read_text())["positions"]
+    batch = expand(records_from_fens([p["fen"] for p in positions]), name)
+    for i, position in enumerate(positions):
+        for perspective in ("white", "black"):
+            row = getattr(batch, perspective)[i].tolist()
+            assert sorted(x for x in row if x >= 0) == position[perspective][source][key]
+        assert batch.piece_count[i] == position["piece_count"]
+        assert batch.black_to_move[i] == (position["stm"] == "b")
+
+
+def test_chess768_by_hand() -> None:
+    # white: king e1, pawn a2; black: king e8. 64·(type + 6·enemy) + square, ranks flipped for black.
+    batch = expand(records_from_fens(["4k3/8/8/8/8/8/P7/4K3 b - - 0 1"]), "Chess768")
+    assert batch.white[0, :4].tolist() == [64 * 5 + 4, 8, 64 * 11 + 60, -1]
+    assert batch.black[0, :4].tolist() == [64 * 11 + 60, 64 * 6 + 48, 64 * 5 + 4, -1]
+
+
+def test_twelve_planes_merge_to_eleven() -> None:
+    fens = [START, "8/2p5/3p4/KP5r/1R3p1k/8/4P1P1/8 w - - 0 1"]
+    for perspective in ("white", "black"):
+        twelve = getattr(expand(records_from_fens(fens), "HalfKAv2_hm"), perspective)
+        eleven = getattr(expand(records_from_fens(fens), "HalfKAv2_hm_11"), perspective)
+        plane = twelve % 768 // 64
+        merged = torch.where(twelve < 0, -1, twelve // 768 * 704 + plane.clamp(max=10) * 64 + twelve % 64)
+        assert torch.equal(merged.int(), eleven)
+
+
+@pytest.mark.parametrize("name", list(FEATURE_SETS))
+def test_rows_are_left_packed_and_in_range(name: str) -> None:
+    fens = [START, "4k3/8/8/8/8/8/8/4K3 w - - 0 1", "r3k2r/8/8/8/8/8/8/R3K2R b KQkq - 3 9"]
+    batch = expand(records_from_fens(fens), name)
+    for rows in (batch.white, batch.black):
+        active = rows >= 0
+        kings = 2 if name == "HalfKP" else 0
+        assert active.sum(1).tolist() == [32 - kings, 2 - kings, 6 - kings]
+        assert not (active[:, 1:] & ~active[:, :-1]).any()
+        assert rows.max() < FEATURE_SETS[name].num_features
+        assert rows.min() >= -1
+
+
+def test_threads_do_not_matter() -> None:
+    rng = np.random.default_rng(1)
+    records = np.repeat(records_from_fens([START, "4k3/8/8/8/8/8/P7/4K3 b - - 0 1"]), 10_000, axis=0)
+    rng.shuffle(records)
+    one, three = expand(records, "HalfKAv2_hm", threads=1), expand(records, "HalfKAv2_hm", threads=3)
+    for name, array in one.arrays().items():
+        np.testing.assert_array_equal(array, three.arrays()[name])
+
+
+def test_bad_input_is_one_line() -> None:
+    with pytest.raises(UserError, match="unknown feature set 'HalfKX', expected one of Chess768"):
+        expand(records_from_fens([START]), "HalfKX")
+    with pytest.raises(UserError, match=r"expected \[n, 32\]"):
+        expand(np.zeros((3, 31), np.uint8), "Chess768")
+    with pytest.raises(UserError, match="record 1: not one king of each side"):
+        expand(np.vstack([records_from_fens([START]), np.zeros((1, 32), np.uint8)]), "Chess768")
+    noise = np.random.default_rng(0).integers(0, 256, (2000, 32), dtype=np.uint8)
+    for record in noise:
+        with pytest.raises(UserError, match="record 0: "):
+            expand(record[None], "HalfKAv2_hm")
+
+
+def test_batch_is_one_allocation_and_moves_in_one_copy() -> None:
+    batch = expand(records_from_fens([START]), "HalfKAv2_hm")
+    assert batch.storage is not None
+    start, size = batch.storage.data_ptr(), batch.storage.numel()
+    for array in batch.arrays().values():
+        assert start <= array.ctypes.data < start + size
+    assert batch.to("cpu") is batch
+    moved = batch.to("meta")
+    assert moved.white.shape == batch.white.shape
+    assert moved.score.dtype == torch.int16
+    loose = Batch(batch.white, batch.black, batch.black_to_move, batch.score, batch.result, batch.piece_count)
+    assert loose.to("meta").black.device.type == "meta"
+
+
+def test_empty() -> None:
+    assert len(expand(records_from_fens([]), "Chess768")) == 0
