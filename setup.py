@@ -10,6 +10,7 @@ files alone, for `make`, which builds the native parts in place.
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from setuptools import setup
 
 ROOT = Path(__file__).parent.resolve()
 
-# 2.10: the oldest torch whose stable ABI has all that csrc/ uses.
-STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 CXX_FLAGS = ["-O3", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra"]
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "nnue_trainer" / "__init__.py").read_text()).group(1)
+# 2.10: the oldest torch whose stable ABI has all that csrc/ uses. Its headers leave parameters unused.
+OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", f"-DNNUE_VERSION={VERSION}", "-Wno-unused-parameter"]
 
 
 def sources(*patterns: str) -> list[str]:
@@ -44,10 +46,14 @@ def wants_cuda(nvcc: str | None) -> bool:
     return nvcc is not None if forced == "" else forced == "1"
 
 
-def architecture_flags() -> list[str]:
+def architectures() -> list[str]:
     archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", "80;90").split(";") if a.strip()]
     if not archs or not all(a.rstrip("af").isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")
+    return archs
+
+
+def architecture_flags(archs: list[str]) -> list[str]:
     flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     return [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
 
@@ -63,14 +69,27 @@ def native_parts() -> dict[str, object]:
             "run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then `pip install --no-build-isolation .`"
         ) from None
 
+    # A torch that wraps the compiler in ccache itself takes CXX for one word.
+    if hasattr(cpp_extension, "_wrap_compiler") and os.environ.get("CXX", "").startswith("ccache "):
+        os.environ["CXX"] = os.environ["CXX"].removeprefix("ccache ")
+
+    class BuildExtension(cpp_extension.BuildExtension):
+        def get_ext_filename(self, fullname: str) -> str:
+            """The op libraries hold no Python ABI, so their names hold none: one file serves every Python."""
+            if fullname.split(".")[-1].startswith("_ops_"):
+                return str(Path(*fullname.split("."))) + ".so"
+            return super().get_ext_filename(fullname)
+
     cpu_ops = cpp_extension.CppExtension(
         "nnue_trainer._ops_cpu",
         sources("csrc/*.cpp", "csrc/cpu/*.cpp"),
+        depends=sources("csrc/*.h", "csrc/cpu/*.h"),
         include_dirs=[str(ROOT / "csrc")],
-        extra_compile_args={"cxx": [*CXX_FLAGS, *STABLE_ABI, "-fopenmp"]},
-        extra_link_args=["-fopenmp"],
-        py_limited_api=False,
+        # Contraction off: every instruction set level computes the same bits. psabi: vectors never cross a real call.
+        extra_compile_args={"cxx": [*CXX_FLAGS, *OPS_FLAGS, "-ffp-contract=off", "-Wno-psabi"]},
     )
+    # The stable ABI is all in libtorch: nothing of Python, nothing of c10.
+    cpu_ops.libraries = ["torch_cpu"]
 
     data_module = cpp_extension.CppExtension(
         "nnue_trainer._data",
@@ -92,31 +111,35 @@ def native_parts() -> dict[str, object]:
         cuda_home = Path(nvcc).parent.parent
         # torch's own discovery gives up where torch is a CPU build; its compile rules need only this variable.
         cpp_extension.CUDA_HOME = str(cuda_home)
-        extensions.append(
-            cpp_extension.CppExtension(
-                "nnue_trainer._ops_cuda",
-                sources("csrc/cuda/*.cu"),
-                include_dirs=[str(ROOT / "csrc"), str(cuda_home / "include")],
-                library_dirs=[str(cuda_home / "lib64")],
-                extra_compile_args={
-                    "cxx": [*CXX_FLAGS, *STABLE_ABI, "-DUSE_CUDA"],
-                    "nvcc": [
-                        "-O3",
-                        "-std=c++20",
-                        "--expt-relaxed-constexpr",
-                        "-lineinfo",
-                        "-Xcompiler=-fvisibility=hidden",
-                        *STABLE_ABI,
-                        "-DUSE_CUDA",
-                        *architecture_flags(),
-                    ],
-                },
-                # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what
-                # brings in libtorch_cuda, where the current stream is asked for.
-                extra_link_args=["-lcudart_static", "-ldl", "-lrt", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"],
-            )
+        archs = architectures()
+        defines = ["-DUSE_CUDA", f"-DNNUE_CUDA_ARCHS={'+'.join(archs)}"]
+        cuda_ops = cpp_extension.CppExtension(
+            "nnue_trainer._ops_cuda",
+            sources("csrc/cuda/*.cu"),
+            depends=sources("csrc/*.h", "csrc/cuda/*.cuh"),
+            include_dirs=[str(ROOT / "csrc"), str(cuda_home / "include")],
+            library_dirs=[str(cuda_home / "lib64")],
+            extra_compile_args={
+                "cxx": [*CXX_FLAGS, *OPS_FLAGS, *defines],
+                "nvcc": [
+                    "-O3",
+                    "-std=c++20",
+                    "--expt-relaxed-constexpr",
+                    "-lineinfo",
+                    "-Xcompiler=-fvisibility=hidden",
+                    # Both know -D; -W is the host compiler's.
+                    *(flag if flag.startswith("-D") else f"-Xcompiler={flag}" for flag in OPS_FLAGS),
+                    *defines,
+                    *architecture_flags(archs),
+                ],
+            },
+            # cudart static: free of the machine's CUDA runtime version. libtorch.so named as needed: it is what
+            # brings in libtorch_cuda, where the current stream is asked for.
+            extra_link_args=["-lcudart_static", "-ldl", "-lrt", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"],
         )
-    return {"ext_modules": extensions, "cmdclass": {"build_ext": cpp_extension.BuildExtension}}
+        cuda_ops.libraries = ["torch_cpu"]
+        extensions.append(cuda_ops)
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildExtension}}
 
 
 setup(**({} if os.environ.get("NNUE_NO_EXTENSIONS") == "1" else native_parts()))

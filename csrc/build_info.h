@@ -1,0 +1,21 @@
+// What a library was built with, as one JSON object in the file itself, behind a marker. `nnue info` finds it by
+// searching the file's bytes, so it can be read where the library cannot be loaded.
+#pragma once
+
+#include <torch/headeronly/version.h>
+
+#define NNUE_STRINGIZE_IMPL(x) #x
+#define NNUE_STRINGIZE(x) NNUE_STRINGIZE_IMPL(x)
+
+#if defined(__clang__)
+#define NNUE_COMPILER "clang " NNUE_STRINGIZE(__clang_major__) "." NNUE_STRINGIZE(__clang_minor__)
+#else
+#define NNUE_COMPILER "gcc " NNUE_STRINGIZE(__GNUC__) "." NNUE_STRINGIZE(__GNUC_MINOR__)
+#endif
+
+// `fields` is the inside of a JSON object, with the quotes escaped.
+#define NNUE_BUILD_INFO(fields)                                                                      \
+    extern "C" __attribute__((used, visibility("default"))) const char nnue_build_info[] =           \
+        "@nnue-build-info@{" fields                                                                  \
+        ", \"version\": \"" NNUE_STRINGIZE(NNUE_VERSION) "\", \"torch_headers\": \"" NNUE_STRINGIZE( \
+            TORCH_VERSION_MAJOR) "." NNUE_STRINGIZE(TORCH_VERSION_MINOR) "\", \"compiler\": \"" NNUE_COMPILER "\"}"

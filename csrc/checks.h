@@ -1,0 +1,132 @@
+// Argument checks that every operator shares: one line per error, naming operator, argument, found and expected.
+// They look at metadata only, so the same code serves CPU and CUDA.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace nnue {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Where a tensor must live: the kernels of one file serve one device type.
+enum class Device { cpu, cuda };
+
+// Throws std::runtime_error, RuntimeError in Python: "nnue::op: argument: found X, expected Y".
+template <class Found, class Expected>
+[[noreturn]] void fail(const char* op, const char* argument, const Found& found, const Expected& expected) {
+    std::ostringstream message;
+    message << "nnue::" << op << ": " << argument << ": found " << found << ", expected " << expected;
+    throw std::runtime_error(message.str());
+}
+
+inline std::string dtype_name(ScalarType dtype) {
+    switch (dtype) {
+        case ScalarType::Byte:
+            return "uint8";
+        case ScalarType::Char:
+            return "int8";
+        case ScalarType::Short:
+            return "int16";
+        case ScalarType::Int:
+            return "int32";
+        case ScalarType::Long:
+            return "int64";
+        case ScalarType::Half:
+            return "float16";
+        case ScalarType::BFloat16:
+            return "bfloat16";
+        case ScalarType::Float:
+            return "float32";
+        case ScalarType::Double:
+            return "float64";
+        case ScalarType::Bool:
+            return "bool";
+        default:
+            return "dtype " + std::to_string(static_cast<int>(dtype));
+    }
+}
+
+inline std::string shape_name(const Tensor& tensor) {
+    std::ostringstream out;
+    out << '[';
+    for (int64_t d = 0; d < tensor.dim(); ++d) out << (d ? ", " : "") << tensor.size(d);
+    out << ']';
+    return out.str();
+}
+
+inline std::string device_name(const Tensor& tensor) {
+    if (tensor.is_cpu()) return "cpu";
+    if (tensor.is_cuda()) return "cuda:" + std::to_string(tensor.get_device_index());
+    return "another device";
+}
+
+// `like` names the tensor whose device is the reference.
+inline void check_device(const char* op, const char* argument, const Tensor& tensor, Device device, const Tensor& like,
+                         const char* like_name) {
+    const bool right_type = device == Device::cpu ? tensor.is_cpu() : tensor.is_cuda();
+    if (!right_type || tensor.get_device_index() != like.get_device_index()) {
+        fail(op, argument, "a tensor on " + device_name(tensor),
+             "one on " + device_name(like) + ", where " + like_name + " is");
+    }
+}
+
+inline void check_dtype(const char* op, const char* argument, const Tensor& tensor,
+                        std::initializer_list<ScalarType> allowed) {
+    std::string expected;
+    for (const ScalarType dtype : allowed) {
+        if (tensor.scalar_type() == dtype) return;
+        expected += (expected.empty() ? "" : " or ") + dtype_name(dtype);
+    }
+    fail(op, argument, dtype_name(tensor.scalar_type()), expected);
+}
+
+// -1 in `shape` stands for any size.
+inline void check_shape(const char* op, const char* argument, const Tensor& tensor,
+                        std::initializer_list<int64_t> shape, const char* letters) {
+    bool same = tensor.dim() == static_cast<int64_t>(shape.size());
+    if (same) {
+        int64_t d = 0;
+        for (const int64_t size : shape) {
+            same = same && (size < 0 || tensor.size(d) == size);
+            ++d;
+        }
+    }
+    if (same) return;
+    std::ostringstream expected;
+    expected << letters;
+    bool known = false;
+    for (const int64_t size : shape) known = known || size >= 0;
+    if (known) {
+        expected << " = [";
+        const char* separator = "";
+        for (const int64_t size : shape) {
+            expected << separator;
+            if (size < 0) {
+                expected << "any";
+            } else {
+                expected << size;
+            }
+            separator = ", ";
+        }
+        expected << ']';
+    }
+    fail(op, argument, "shape " + shape_name(tensor), "shape " + expected.str());
+}
+
+// The error for an index outside the contract, the same words on every device.
+[[noreturn]] inline void fail_index(const char* op, int64_t row, int64_t value, int64_t num_features) {
+    fail(op, "indices", "index " + std::to_string(value) + " in row " + std::to_string(row),
+         "-1 (end of row) or 0 <= index < " + std::to_string(num_features));
+}
+
+}  // namespace nnue

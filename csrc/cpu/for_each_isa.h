@@ -1,0 +1,80 @@
+// Compiles one kernel file once for every instruction set level and picks the best that the machine has, at run time.
+//
+// A .cpp sets NNUE_KERNELS to a header with no include guard and no includes of its own, and includes this file; the
+// header's functions then exist in nnue::baseline, nnue::avx2 and nnue::avx512 (on other processors, only the first).
+// Everything else is included before, so that no shared inline function is compiled for a level that the machine may
+// lack. The kernels are written with 64-byte vectors of the compiler, which cuts them to what the level has: sums keep
+// their order, so every level computes the same bits.
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define NNUE_HAS_ISA_LEVELS 1
+#endif
+
+namespace nnue::baseline {
+#include NNUE_KERNELS
+}  // namespace nnue::baseline
+
+#ifdef NNUE_HAS_ISA_LEVELS
+
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,bmi2"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,bmi2")
+#endif
+namespace nnue::avx2 {
+#include NNUE_KERNELS
+}  // namespace nnue::avx2
+#ifdef __clang__
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), \
+                             apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
+namespace nnue::avx512 {
+#include NNUE_KERNELS
+}  // namespace nnue::avx512
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#endif  // NNUE_HAS_ISA_LEVELS
+
+namespace nnue {
+
+enum class Isa { baseline, avx2, avx512 };
+
+// NNUE_CPU_ISA=baseline|avx2 holds the choice down, for tests.
+inline Isa best_isa() {
+    static const Isa isa = [] {
+#ifdef NNUE_HAS_ISA_LEVELS
+        const char* wanted = std::getenv("NNUE_CPU_ISA");
+        const std::string limit = wanted == nullptr ? "" : wanted;
+        const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && limit != "baseline";
+        const bool avx512 = avx2 && limit != "avx2" && __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512vl");
+        return avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
+#else
+        return Isa::baseline;
+#endif
+    }();
+    return isa;
+}
+
+}  // namespace nnue
+
+// Calls FUNCTION of the best level with the arguments.
+#ifdef NNUE_HAS_ISA_LEVELS
+#define NNUE_CALL_BEST_ISA(FUNCTION, ...)                                              \
+    (::nnue::best_isa() == ::nnue::Isa::avx512 ? ::nnue::avx512::FUNCTION(__VA_ARGS__) \
+     : ::nnue::best_isa() == ::nnue::Isa::avx2 ? ::nnue::avx2::FUNCTION(__VA_ARGS__)   \
+                                               : ::nnue::baseline::FUNCTION(__VA_ARGS__))
+#else
+#define NNUE_CALL_BEST_ISA(FUNCTION, ...) ::nnue::baseline::FUNCTION(__VA_ARGS__)
+#endif

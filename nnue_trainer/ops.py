@@ -1,0 +1,252 @@
+"""The operators of `torch.ops.nnue` with types, autograd, fake kernels and autocast.
+
+Importing this module loads the op libraries (`_library`) and registers everything that is not a kernel. The contracts
+are in docs/ops.md and csrc/feature_transformer.h.
+
+CUDA and illegal indices: kernels never follow an index outside its range. `set_index_check` chooses when the error is
+raised: by the call itself ("sync", the default: the host waits for a small check kernel), by a later call ("async": the
+host never waits), or never ("off": illegal entries are skipped). While a CUDA graph is captured the check is "async".
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from nnue_trainer import _library
+
+_libraries = _library.require()
+
+FORWARD = "nnue::feature_transformer_forward"
+BACKWARD = "nnue::feature_transformer_backward"
+
+IndexCheck = Literal["sync", "async", "off"]
+_MODES: tuple[IndexCheck, ...] = get_args(IndexCheck)
+
+
+def _sum_dtype(weight: torch.dtype) -> torch.dtype:
+    return torch.float64 if weight == torch.float64 else torch.float32
+
+
+def _deterministic(deterministic: bool | None) -> bool:
+    return torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+
+
+# ---- fake kernels -------------------------------------------------------------------------------------------------
+
+
+def _expect(op: str, argument: str, correct: bool, found: object, expected: str) -> None:
+    # The kernels check everything again; here an error comes while tracing, before there is a kernel to run.
+    if not correct:
+        raise RuntimeError(f"{op}: {argument}: found {found}, expected {expected}")
+
+
+def _expect_rows(op: str, indices: Tensor, values: Tensor | None, weight_dtype: torch.dtype) -> None:
+    _expect(op, "indices", indices.dim() == 2, f"{indices.dim()} dimensions", "shape [B, K]")
+    _expect(op, "indices", indices.dtype == torch.int32, indices.dtype, "int32")
+    if values is not None:
+        _expect(op, "values", values.dim() == 2, f"{values.dim()} dimensions", "shape [B, K]")
+        _expect(op, "values", values.dtype == _sum_dtype(weight_dtype), values.dtype, f"{_sum_dtype(weight_dtype)}")
+
+
+def _forward_fake(
+    indices: Tensor, values: Tensor | None, weight: Tensor, bias: Tensor, deterministic: bool | None = None
+) -> Tensor:
+    _expect(FORWARD, "weight", weight.dim() == 2, f"{weight.dim()} dimensions", "shape [F, N]")
+    _expect(FORWARD, "bias", bias.dim() == 1, f"{bias.dim()} dimensions", "shape [N]")
+    _expect(FORWARD, "bias", bias.dtype == weight.dtype, bias.dtype, f"{weight.dtype}")
+    _expect_rows(FORWARD, indices, values, weight.dtype)
+    return weight.new_empty((indices.shape[0], weight.shape[1]))
+
+
+def _backward_fake(
+    grad_output: Tensor,
+    indices: Tensor,
+    values: Tensor | None,
+    weight: Tensor | None,
+    num_features: int,
+    needs_weight_grad: bool = True,
+    needs_bias_grad: bool = True,
+    needs_values_grad: bool = False,
+    deterministic: bool = False,
+    check_indices: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _expect(BACKWARD, "grad_output", grad_output.dim() == 2, f"{grad_output.dim()} dimensions", "shape [B, N]")
+    _expect_rows(BACKWARD, indices, values, grad_output.dtype)
+    num_outputs = grad_output.shape[1]
+    return (
+        grad_output.new_empty((num_features, num_outputs) if needs_weight_grad else (0,)),
+        grad_output.new_empty((num_outputs,) if needs_bias_grad else (0,)),
+        grad_output.new_empty(indices.shape if needs_values_grad else (0,), dtype=_sum_dtype(grad_output.dtype)),
+    )
+
+
+torch.library.register_fake(FORWARD, _forward_fake)
+torch.library.register_fake(BACKWARD, _backward_fake)
+
+
+# ---- autograd -----------------------------------------------------------------------------------------------------
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    indices, values, weight, _, deterministic = inputs
+    needs_values_grad = ctx.needs_input_grad[1]
+    ctx.save_for_backward(indices, values, weight if needs_values_grad else None)
+    ctx.num_features = weight.shape[0]
+    ctx.deterministic = _deterministic(deterministic)
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    indices, values, weight = ctx.saved_tensors
+    needs_values, needs_weight, needs_bias = ctx.needs_input_grad[1:4]
+    grad_weight, grad_bias, grad_values = torch.ops.nnue.feature_transformer_backward(
+        grad_output,
+        indices,
+        values,
+        weight,
+        ctx.num_features,
+        needs_weight,
+        needs_bias,
+        needs_values,
+        ctx.deterministic,
+        False,  # the forward has checked these indices, and autograd that they have not changed since
+    )
+    return (
+        None,
+        grad_values if needs_values else None,
+        grad_weight if needs_weight else None,
+        grad_bias if needs_bias else None,
+        None,
+    )
+
+
+def _double_backward(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError(f"{BACKWARD}: it has no derivative of its own (double backward); found create_graph=True")
+
+
+torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
+torch.library.register_autograd(BACKWARD, _double_backward)
+
+# Autocast runs the op in float32: a cast of the whole weight each step would cost more than 16-bit rows save. Who wants
+# 16-bit rows keeps 16-bit weights.
+for _device in ("cpu", "cuda"):
+    torch.library.register_autocast(FORWARD, _device, torch.float32)
+
+
+# ---- a CUDA tensor where there are no CUDA kernels ------------------------------------------------------------------
+
+
+def _no_cuda(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        f"nnue: found a CUDA tensor, but the CUDA operator library is not available: {_libraries.cuda_error}"
+    )
+
+
+if _libraries.cuda_error is not None:
+    for _op in (FORWARD, BACKWARD):
+        torch.library.impl(_op, "CUDA", _no_cuda)
+
+
+# ---- public functions -----------------------------------------------------------------------------------------------
+
+
+def feature_transformer_forward(
+    indices: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    values: Tensor | None = None,
+    deterministic: bool | None = None,
+) -> Tensor:
+    """`bias + Σ_k values[b, k] · weight[indices[b, k]]` for every row b; differentiable.
+
+    Args:
+        indices: int32 [B, K]; rows left-packed, the first −1 ends a row; duplicates add up.
+        weight: [F, N], float32, float64, float16 or bfloat16. 16-bit weights are summed in float32.
+        bias: [N], dtype of `weight`.
+        values: float32 [B, K] (float64 with a float64 weight); 1 where absent.
+        deterministic: the backward gives equal bits for equal inputs; None follows
+            `torch.use_deterministic_algorithms`. The forward always does, and so does the CPU.
+
+    Returns:
+        [B, N] in the dtype of `weight`.
+
+    Raises:
+        RuntimeError: an argument has the wrong shape, dtype or device, or an index is neither −1 nor in [0, F).
+    """
+    return cast(Tensor, torch.ops.nnue.feature_transformer_forward(indices, values, weight, bias, deterministic))
+
+
+def feature_transformer_backward(
+    grad_output: Tensor,
+    indices: Tensor,
+    num_features: int,
+    values: Tensor | None = None,
+    weight: Tensor | None = None,
+    *,
+    needs_weight_grad: bool = True,
+    needs_bias_grad: bool = True,
+    needs_values_grad: bool = False,
+    deterministic: bool | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of `feature_transformer_forward`, not differentiable: (grad_weight, grad_bias, grad_values).
+
+    Args:
+        grad_output: [B, N] in the dtype of the forward's output.
+        indices, values: as in the forward.
+        num_features: F.
+        weight: [F, N]; needed for the gradient of `values` only.
+        needs_weight_grad, needs_bias_grad, needs_values_grad: what to compute; None stands for the rest.
+
+    Returns:
+        grad_weight [F, N] and grad_bias [N] in the dtype of `grad_output`, grad_values [B, K] in that of `values`.
+
+    Raises:
+        RuntimeError: as the forward.
+    """
+    grad_weight, grad_bias, grad_values = torch.ops.nnue.feature_transformer_backward(
+        grad_output,
+        indices,
+        values,
+        weight,
+        num_features,
+        needs_weight_grad,
+        needs_bias_grad,
+        needs_values_grad,
+        _deterministic(deterministic),
+    )
+    return (
+        grad_weight if needs_weight_grad else None,
+        grad_bias if needs_bias_grad else None,
+        grad_values if needs_values_grad else None,
+    )
+
+
+def set_index_check(mode: IndexCheck) -> IndexCheck:
+    """Choose when CUDA operators report an illegal index; returns the mode before. On the CPU every call checks.
+
+    "sync": the call raises (the host waits for a small kernel that runs before the work). "async": the host never
+    waits; the next operator on the device, or `raise_index_errors`, raises. "off": illegal entries are skipped.
+    The environment variable NNUE_INDEX_CHECK sets the mode at start.
+    """
+    global _index_check
+    if mode not in _MODES:
+        raise ValueError(f"set_index_check: found {mode!r}, expected one of {', '.join(_MODES)}")
+    before = _index_check
+    if _libraries.cuda_error is None:
+        torch.ops.nnue.set_cuda_index_check(_MODES.index(mode))
+    _index_check = mode
+    return before
+
+
+def raise_index_errors() -> None:
+    """Wait for the CUDA devices and raise the RuntimeError of an illegal index found since ("async", CUDA graphs)."""
+    if _libraries.cuda_error is None:
+        torch.ops.nnue.raise_cuda_index_errors()
+
+
+_index_check: IndexCheck = "sync"
+if "NNUE_INDEX_CHECK" in os.environ:
+    set_index_check(cast(IndexCheck, os.environ["NNUE_INDEX_CHECK"]))

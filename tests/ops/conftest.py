@@ -1,0 +1,27 @@
+"""Every operator test runs on the CPU, and on CUDA where there is a device and a library for it."""
+
+import pytest
+import torch
+
+from nnue_trainer import _library
+
+
+def _cuda_reason() -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    error = _library.load().cuda_error
+    return None if error is None else f"no CUDA op library: {error}"
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda" and (reason := _cuda_reason()) is not None:
+        pytest.skip(reason)
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if (reason := _cuda_reason()) is not None:
+        pytest.skip(reason)
+    return torch.device("cuda")

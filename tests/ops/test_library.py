@@ -1,0 +1,120 @@
+"""Loading of the op libraries: what is built, and what is said where something is missing."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import nnue_trainer
+from nnue_trainer import _library, ops
+
+
+def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def package_copy(tmp_path: Path) -> Path:
+    """A copy of the package's Python files, no libraries."""
+    source = Path(nnue_trainer.__file__).parent
+    shutil.copytree(source, tmp_path / "nnue_trainer", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return tmp_path
+
+
+def test_libraries_are_loaded() -> None:
+    libraries = _library.load()
+    assert libraries.cpu_error is None
+    if not _library.CUDA_LIBRARY.is_file():
+        assert "was not built" in str(libraries.cuda_error)
+    elif torch.version.cuda is None:
+        # The loader's own words: what is missing is in a CUDA build of torch.
+        assert "aoti_torch_get_current_cuda_stream" in str(libraries.cuda_error) or "_ops_cuda" in str(
+            libraries.cuda_error
+        )
+    else:
+        assert libraries.cuda_error is None
+
+
+def test_build_info() -> None:
+    info = _library.build_info(_library.CPU_LIBRARY)
+    assert info is not None
+    assert info["library"] == "cpu"
+    assert info["version"] == nnue_trainer.__version__
+    if _library.CUDA_LIBRARY.is_file():
+        info = _library.build_info(_library.CUDA_LIBRARY)
+        assert info is not None
+        assert info["architectures"].split("+")[0].isdigit()
+        assert int(info["cuda"].split(".")[0]) >= 12
+    assert _library.build_info(Path(__file__).with_name("absent.so")) is None
+
+
+def test_package_imports_without_libraries(package_copy: Path) -> None:
+    code = "import nnue_trainer; print(nnue_trainer.__version__); nnue_trainer.FeatureTransformer"
+    result = run_python(code, PYTHONPATH=str(package_copy))
+    assert result.stdout.strip() == nnue_trainer.__version__
+    assert "the operator library is not available: _ops_cpu.so was not built" in result.stderr.splitlines()[-1]
+
+
+def test_broken_cuda_library_leaves_the_cpu(package_copy: Path) -> None:
+    shutil.copy(_library.CPU_LIBRARY, package_copy / "nnue_trainer")
+    (package_copy / "nnue_trainer" / "_ops_cuda.so").write_bytes(b"not a library")
+    code = """
+import torch
+from nnue_trainer import FeatureTransformer, _library, ops
+assert FeatureTransformer(4, 3)(torch.zeros(2, 1, dtype=torch.int32)).shape == (2, 3)
+assert "_ops_cuda.so" in _library.load().cuda_error, _library.load().cuda_error
+arguments = (torch.zeros(2, 1, dtype=torch.int32), None, torch.zeros(4, 3), torch.zeros(3), None)
+cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+torch.ops.nnue.feature_transformer_forward.default.redispatch(cuda, *arguments)  # what a CUDA tensor would reach
+"""
+    result = run_python(code, PYTHONPATH=str(package_copy))
+    last = result.stderr.splitlines()[-1]
+    assert "found a CUDA tensor, but the CUDA operator library is not available" in last
+    assert "_ops_cuda.so" in last
+
+
+@pytest.mark.parametrize("level", ["baseline", "avx2"])
+def test_instruction_set_levels_compute_the_same_bits(level: str, tmp_path: Path) -> None:
+    code = f"""
+import sys, torch
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from samples import make_sample
+from nnue_trainer import ops
+results = []
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    s = make_sample(100, 12, 60, 213, values=True, dtype=dtype)
+    out = ops.feature_transformer_forward(s.indices, s.weight, s.bias, s.values)
+    results += [out, *ops.feature_transformer_backward(out, s.indices, 60, s.values, s.weight, needs_values_grad=True)]
+torch.save(results, sys.argv[1])
+"""
+    root = str(Path(nnue_trainer.__file__).parents[1])
+    files = []
+    for name, env in (("best", {}), (level, {"NNUE_CPU_ISA": level})):
+        files.append(tmp_path / name)
+        subprocess.run(
+            [sys.executable, "-c", code, str(files[-1])],
+            check=True,
+            env={k: v for k, v in os.environ.items() if k != "NNUE_CPU_ISA"} | {"PYTHONPATH": root} | env,
+        )
+    best, other = (torch.load(file) for file in files)
+    for a, b in zip(best, other, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_half_values_survive() -> None:
+    """Subnormals, infinities and NaN of float16 go through the sum as they are."""
+    special = torch.tensor([0.0, -0.0, 6e-8, -6e-5, 65504.0, float("inf"), float("-inf"), float("nan")])
+    weight = special.half().repeat(1, 4)  # 32 columns: vectors and tail
+    out = ops.feature_transformer_forward(torch.zeros(1, 1, dtype=torch.int32), weight, torch.zeros(32).half())
+    torch.testing.assert_close(out, weight, rtol=0, atol=0, equal_nan=True)
