@@ -106,7 +106,7 @@ def native_parts() -> dict[str, object]:
     extensions = [cpu_ops, data_module]
 
     nvcc = find_nvcc()
-    if wants_cuda(nvcc):
+    if wants_cuda(nvcc) and sources("csrc/cuda/*.cu"):
         assert nvcc is not None
         cuda_home = Path(nvcc).parent.parent
         # torch's own discovery gives up where torch is a CPU build; its compile rules need only this variable.
