@@ -1,0 +1,128 @@
+"""Losses against formulas written again, position by position in Python floats."""
+
+import math
+
+import pytest
+import torch
+
+from nnue_trainer.losses import SigmoidLoss, WinRateLoss
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+
+
+def reference_win_rate(loss: WinRateLoss, nets, scores, results, lam) -> float:
+    total = weights = 0.0
+    for net, score, result in zip(nets, scores, results, strict=True):
+        if abs(score) >= 31755:
+            magnitude = loss.proven_base + loss.proven_decay ** (32000 - abs(score)) * loss.proven_scale
+            score = math.copysign(magnitude, score)
+        qf = 0.5 * (
+            1
+            + sigmoid((net - loss.in_offset) / loss.in_scaling)
+            - sigmoid((-net - loss.in_offset) / loss.in_scaling)
+        )
+        pf = 0.5 * (
+            1
+            + sigmoid((score - loss.out_offset) / loss.out_scaling)
+            - sigmoid((-score - loss.out_offset) / loss.out_scaling)
+        )
+        outcome = {-1: 0.0, 0: 0.5, 1: 1.0}[result]
+        target = lam * pf + (1 - lam) * outcome
+        term = abs(target - qf) ** loss.power
+        if qf > target:
+            term *= 1 + loss.qp_asymmetry
+        weight = 1 + (2**loss.weight_boost - 1) * ((pf - 0.5) ** 2 * pf * (1 - pf)) ** loss.weight_power
+        total += weight * term
+        weights += weight
+    return total / weights
+
+
+SCORES = [0, 1, -1, 35, -270, 400, -1200, 10000, 31754, 31755, -31755, 31990, -32000, 32000, 77, -345]
+NETS = [0.0, 12.5, -80.25, 300.0, -270.0, 410.5, -900.0, 5000.0, 4000.0, 3500.0, -4100.0, 6.0, -3.0, 1e4, 76.5, 345.0]
+RESULTS = [0, 1, -1, 1, -1, 0, 0, 1, 1, 1, -1, 1, -1, 1, 0, 1]
+
+
+def evaluate(loss, lam, nets=NETS) -> torch.Tensor:
+    weighted, weights = loss.terms(
+        torch.as_tensor(nets, dtype=torch.float64),
+        torch.tensor(SCORES, dtype=torch.int16),
+        torch.tensor(RESULTS, dtype=torch.int8),
+        lam,
+    )
+    return weighted / weights
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        WinRateLoss(),
+        WinRateLoss(qp_asymmetry=0.18),
+        WinRateLoss(weight_boost=1.5, weight_power=0.7),
+        WinRateLoss(in_offset=250, in_scaling=300, out_offset=280, out_scaling=390, power=2.0),
+        WinRateLoss(proven_base=3000, proven_scale=5000, proven_decay=0.9, power=1.7),
+    ],
+)
+def test_win_rate_loss_equals_the_formula(loss, lam):
+    assert evaluate(loss, lam).item() == pytest.approx(
+        reference_win_rate(loss, NETS, SCORES, RESULTS, lam), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.75, 1.0])
+def test_sigmoid_loss_equals_the_formula(lam):
+    loss = SigmoidLoss(scale=380, power=2.5)
+    expected = [
+        abs(sigmoid(net / 380) - (lam * sigmoid(score / 380) + (1 - lam) * (result + 1) / 2)) ** 2.5
+        for net, score, result in zip(NETS, SCORES, RESULTS, strict=True)
+    ]
+    assert evaluate(loss, lam).item() == pytest.approx(sum(expected) / len(expected), rel=1e-12)
+
+
+def test_the_default_loss_of_known_positions():
+    """Worked by hand: net 0 and score 0 are both worth half a point; λ = 0 compares with the result alone."""
+    loss = WinRateLoss()
+    one = loss.terms(torch.zeros(1, dtype=torch.float64), torch.zeros(1), torch.ones(1), 0.0)
+    assert one[0].item() == pytest.approx(0.5**2.5, rel=1e-15)
+    same = loss.terms(torch.zeros(1, dtype=torch.float64), torch.zeros(1), torch.ones(1), 1.0)
+    assert same[0].item() == 0.0
+
+
+@pytest.mark.parametrize("loss", [WinRateLoss(qp_asymmetry=0.2, weight_boost=1.0), SigmoidLoss(power=2.5)])
+def test_gradients(loss):
+    nets = torch.tensor(NETS, dtype=torch.float64) / 10 + 3.7
+    assert torch.autograd.gradcheck(lambda net: evaluate(loss, 0.6, net), (nets.requires_grad_(),))
+
+
+def test_the_gradient_at_a_perfect_output_is_zero():
+    net = torch.zeros(4, requires_grad=True)
+    weighted, _ = WinRateLoss(weight_boost=1.0).terms(net, torch.zeros(4), torch.zeros(4), 1.0)
+    weighted.backward()
+    assert torch.equal(net.grad, torch.zeros(4))
+
+
+def test_extreme_scores_stay_finite_in_fp32():
+    net = torch.tensor([-3e5, 3e5, 0.0], requires_grad=True)
+    loss = WinRateLoss(weight_boost=1.0)
+    weighted, weights = loss.terms(net, torch.tensor([32767, -32768, 32002], dtype=torch.int16), torch.tensor([1, -1, 0]), 0.5)
+    (weighted / weights).backward()
+    assert torch.isfinite(weighted)
+    assert torch.isfinite(net.grad).all()
+
+
+def test_proven_wins_nearer_to_mate_score_higher():
+    compressed = WinRateLoss().compress_proven(torch.tensor([31754.0, 31755.0, 31999.0, 32000.0, -32000.0]))
+    assert compressed[0] == 31754
+    assert compressed[1] == pytest.approx(4000, abs=1e-3)
+    assert compressed[2:].tolist() == pytest.approx([4000 + 0.85 * 4000, 8000, -8000])
+
+
+def test_lambda_goes_from_start_to_end():
+    loss = WinRateLoss(start_lambda=1.0, end_lambda=0.6)
+    assert [loss.lambda_at(step, 100) for step in (0, 50, 100, 120)] == pytest.approx([1.0, 0.8, 0.6, 0.6])
+    assert WinRateLoss(start_lambda=1.0, end_lambda=0.6, lambda_steps=10).lambda_at(5, 100) == pytest.approx(0.8)
+    assert WinRateLoss(start_lambda=0.5, end_lambda=0.5, lambda_bump=0.2).lambda_at(50, 100) == pytest.approx(0.7)
+    assert WinRateLoss(start_lambda=0.9, end_lambda=0.9, lambda_bump=0.5).lambda_at(50, 100) == 1.0
+    assert SigmoidLoss(start_wdl=0.2, end_wdl=0.6).lambda_at(50, 100) == pytest.approx(0.6)
