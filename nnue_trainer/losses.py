@@ -96,7 +96,7 @@ class WinRateLoss:
 
 @section
 class SigmoidLoss:
-    """Plain sigmoid loss of simple nets: |σ(net / scale) - target|^power, the target mixed by the share of the result."""
+    """Plain sigmoid loss of simple nets: |σ(net / scale) - target|^power, the target mixing score and result."""
 
     kind: Literal["sigmoid"] = "sigmoid"
     start_wdl: float = Field(0.0, ge=0, le=1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -79,11 +80,12 @@ class Optimizer:
             self._virtual[name] = _Virtual(weight, virtual_rows, low, high)
         self._bounds = list(bounds.values())
         self._named = parameters | {f"{name}.virtual": virtual.rows for name, virtual in self._virtual.items()}
+        groups: list[dict[str, Any]] = [
+            {"params": list(parameters.values())},
+            {"params": [virtual.rows for virtual in self._virtual.values()], "weight_decay": 0.0},
+        ]
         self._adamw = torch.optim.AdamW(
-            [
-                {"params": list(parameters.values())},
-                {"params": [virtual.rows for virtual in self._virtual.values()], "weight_decay": 0.0},
-            ],
+            groups,
             lr=self.lr,
             betas=config.betas,
             eps=config.eps,

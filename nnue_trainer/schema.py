@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pydantic
@@ -23,16 +24,16 @@ from nnue_trainer.errors import UserError
 T = TypeVar("T")
 
 section = pydantic.dataclasses.dataclass(
-    frozen=True, config=pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    frozen=True, config=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 )
 """Decorator of a section: unknown keys are errors, the docstring under a field is its description."""
 
 
-def validate(kind: type[T], data: Any, origin: str) -> T:
+def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str]) -> T:
     """`data` (plain JSON data) as an instance of the section `kind`.
 
-    Types are strict: "1" is no number and 1.5 no integer. Raises UserError with one line that names `origin`, the key,
-    what was found and what was expected.
+    Types are strict: "1" is no number and 1.5 no integer. Raises UserError with one line that names the origin (that of
+    the key's path), the key, what was found and what was expected.
     """
     try:
         # Through JSON, because pydantic's strict mode takes mappings for dataclasses there, and there only.
@@ -40,7 +41,8 @@ def validate(kind: type[T], data: Any, origin: str) -> T:
     except pydantic.ValidationError as error:
         details = error.errors(include_url=False)
         more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-        raise UserError(f"{origin}: {_explain(kind, data, details[0])}{more}") from None
+        path, message = _explain(kind, data, details[0])
+        raise UserError(f"{origin(path)}: {'.'.join(path) or '(top level)'}{message}{more}") from None
 
 
 def to_data(instance: Any) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def describe(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str, str,
         key = f"{prefix}{name}"
         members = _sections(field.annotation)
         if not members:
-            yield key, _type_name(field), _default(field), _one_line(field.description)
+            yield key, _type_name(field), _default(field), _description(kind, name)
         elif len(members) == 1:
             yield from describe(members[0], f"{key}.")
         else:
@@ -68,28 +70,34 @@ def describe(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str, str,
                         yield row
 
 
-def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> str:
+def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[str, ...], str]:
     path, found, siblings = _locate(kind, data, detail)
-    key = ".".join(path) or "(top level)"
+    expected = re.sub(r"^Input should be |^\w+ should (have )?| after validation, not \d+$", "", detail["msg"])
+    expected = expected.replace("match pattern", "text that matches")
     match detail["type"]:
         case "unexpected_keyword_argument":
             close = difflib.get_close_matches(path[-1], siblings, n=1)
             known = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(siblings)}"
-            return f"{key}: unknown key ({known})"
+            return path, f": unknown key ({known})"
+        case "missing" if isinstance(found, list):
+            return path, f": found {_show(found)}, expected more items"
         case "missing":
-            return f"{key}: missing, and it has no default"
+            return path, ": missing, and it has no default"
         case "union_tag_not_found":
-            return f"{key}.kind: missing, expected one of {', '.join(_tags(kind, path))}"
+            return (*path, "kind"), f": missing, expected one of {', '.join(_tags(kind, path))}"
         case "union_tag_invalid":
-            return f"{key}.kind: found {detail['ctx']['tag']!r}, expected one of {detail['ctx']['expected_tags']}"
-        case "dataclass_type" | "dataclass_exact_type":
-            return f"{key}: found {_show(found)}, expected a section of keys"
+            return (
+                *path,
+                "kind",
+            ), f": found {_show(detail['ctx']['tag'])}, expected one of {', '.join(_tags(kind, path))}"
+        case "dataclass_type" | "dataclass_exact_type" | "dict_type" | "model_attributes_type":
+            return path, f": found {_show(found)}, expected a section of keys"
         case "value_error":
-            return f"{key}: {detail['ctx']['error']}"
-    return f"{key}: found {_show(found)}, expected {detail['msg'].removeprefix('Input should be ')}"
+            return path, f": {detail['ctx']['error']}"
+    return path, f": found {_show(found)}, expected {expected}"
 
 
-def _locate(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[list[str], Any, list[str]]:
+def _locate(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[str, ...], Any, list[str]]:
     """Where in `data` an error is: its path without pydantic's union tags, the value there, the keys known there."""
     path: list[str] = []
     types = [kind]
@@ -106,12 +114,14 @@ def _locate(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[list[str]
             types = _sections(field.annotation) if field else []
             data = here.get(part)
         elif isinstance(here, list) and isinstance(part, int):
+            if part >= len(here):
+                break
             data = here[part]
             types = []
         else:
             continue
         path.append(str(part))
-    return path, data, siblings
+    return tuple(path), data, siblings
 
 
 def _pick(types: list[type[Any]], data: dict[str, Any]) -> type[Any] | None:
@@ -120,7 +130,7 @@ def _pick(types: list[type[Any]], data: dict[str, Any]) -> type[Any] | None:
     return next((t for t in types if data.get("kind") in typing.get_args(_fields(t)["kind"].annotation)), None)
 
 
-def _tags(kind: type[Any], path: list[str]) -> list[str]:
+def _tags(kind: type[Any], path: tuple[str, ...]) -> list[str]:
     types = [kind]
     for part in path:
         field = _fields(types[0]).get(part)
@@ -131,6 +141,12 @@ def _tags(kind: type[Any], path: list[str]) -> list[str]:
 def _fields(kind: type[Any]) -> dict[str, FieldInfo]:
     fields: dict[str, FieldInfo] = kind.__pydantic_fields__
     return fields
+
+
+def _description(kind: type[Any], name: str) -> str:
+    """That of the class that declares the field: pydantic does not pass docstrings on to subclasses."""
+    fields = [base.__pydantic_fields__.get(name) for base in kind.__mro__ if hasattr(base, "__pydantic_fields__")]
+    return next((_one_line(field.description) for field in fields if field and field.description), "")
 
 
 def _sections(annotation: Any) -> list[type[Any]]:

@@ -19,9 +19,7 @@ def reference_win_rate(loss: WinRateLoss, nets, scores, results, lam) -> float:
             magnitude = loss.proven_base + loss.proven_decay ** (32000 - abs(score)) * loss.proven_scale
             score = math.copysign(magnitude, score)
         qf = 0.5 * (
-            1
-            + sigmoid((net - loss.in_offset) / loss.in_scaling)
-            - sigmoid((-net - loss.in_offset) / loss.in_scaling)
+            1 + sigmoid((net - loss.in_offset) / loss.in_scaling) - sigmoid((-net - loss.in_offset) / loss.in_scaling)
         )
         pf = 0.5 * (
             1
@@ -66,9 +64,7 @@ def evaluate(loss, lam, nets=NETS) -> torch.Tensor:
     ],
 )
 def test_win_rate_loss_equals_the_formula(loss, lam):
-    assert evaluate(loss, lam).item() == pytest.approx(
-        reference_win_rate(loss, NETS, SCORES, RESULTS, lam), rel=1e-12
-    )
+    assert evaluate(loss, lam).item() == pytest.approx(reference_win_rate(loss, NETS, SCORES, RESULTS, lam), rel=1e-12)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.75, 1.0])
@@ -106,7 +102,9 @@ def test_the_gradient_at_a_perfect_output_is_zero():
 def test_extreme_scores_stay_finite_in_fp32():
     net = torch.tensor([-3e5, 3e5, 0.0], requires_grad=True)
     loss = WinRateLoss(weight_boost=1.0)
-    weighted, weights = loss.terms(net, torch.tensor([32767, -32768, 32002], dtype=torch.int16), torch.tensor([1, -1, 0]), 0.5)
+    weighted, weights = loss.terms(
+        net, torch.tensor([32767, -32768, 32002], dtype=torch.int16), torch.tensor([1, -1, 0]), 0.5
+    )
     (weighted / weights).backward()
     assert torch.isfinite(weighted)
     assert torch.isfinite(net.grad).all()
