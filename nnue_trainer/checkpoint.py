@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from nnue_trainer.errors import UserError
 
@@ -35,7 +35,7 @@ class Checkpoint:
 
 
 def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Writes `path` atomically. A full disk leaves the old file as it was."""
+    """Writes `path` atomically. Where that fails (a full disk), the old file stays as it was and UserError says why."""
     path = Path(path)
     header = {
         "format_version": FORMAT_VERSION,
@@ -48,15 +48,26 @@ def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         for group, tensors in checkpoint.tensors.items()
         for name, tensor in tensors.items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(flat, temporary, metadata={"nnue": json.dumps(header)})
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
-        temporary.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(flat, temporary, metadata={"nnue": json.dumps(header)})
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)  # the new name, too, survives a power cut
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: checkpoint could not be written ({error})") from None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) -> Checkpoint:
@@ -78,15 +89,19 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
                 group, _, name = key.partition("/")
                 if groups is None or group in groups:
                     tensors.setdefault(group, {})[name] = handle.get_tensor(key)
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: not a readable safetensors checkpoint ({error})") from None
+    for key, kinds in (("architecture", dict), ("recipe", dict | None), ("state", dict)):
+        if not isinstance(header.get(key), kinds):
+            raise UserError(f"{path}: metadata {key} is {header.get(key)!r:.80}, expected a mapping")
     return Checkpoint(header["architecture"], tensors, header["recipe"], header["state"])
 
 
-def load_into(model_tensors: Mapping[str, Tensor], into: Any, path: str | os.PathLike[str]) -> None:
-    """Copies `model_tensors` into the module `into`; a missing, unknown or misshapen tensor is a UserError by name."""
+def load_into(model_tensors: Mapping[str, Tensor], into: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Copies `model_tensors` into the module `into`; a missing, unknown or misshapen tensor is a UserError by name, and
+    then nothing is copied."""
     own = into.state_dict()
-    for name in own.keys() - model_tensors.keys():
+    for name in sorted(own.keys() - model_tensors.keys()):
         raise UserError(f"{path}: tensor model/{name} is missing")
     for name, tensor in model_tensors.items():
         if name not in own:

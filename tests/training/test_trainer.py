@@ -1,0 +1,240 @@
+"""The loop: it learns, repeats itself to the bit, resumes to the bit, and stops well."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from made_up import BATCH, MadeUpSource, made_up_batch, trainer
+
+from nnue_trainer import checkpoint
+from nnue_trainer.errors import UserError
+
+
+def assert_same(first, second):
+    """Two checkpoint files, byte for byte, with a readable complaint."""
+    one, two = checkpoint.load(first), checkpoint.load(second)
+    assert one.state == two.state
+    assert one.tensors.keys() == two.tensors.keys()
+    for group, tensors in one.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, two.tensors[group][name]), f"{group}/{name}"
+    assert first.read_bytes() == second.read_bytes()
+
+
+def records(run_dir, event):
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+class StopsAt(MadeUpSource):
+    """Calls `action` when batch `index` is asked for."""
+
+    def __init__(self, index, action):
+        super().__init__()
+        self.at, self.action = index, action
+
+    def __next__(self):
+        if self.index == self.at:
+            self.action()
+        return super().__next__()
+
+
+def test_it_learns_and_leaves_everything_behind(tmp_path):
+    run = trainer(tmp_path, "training.epochs=12")
+    before = run.validate()
+    summary = run.train()
+    assert summary.validation_loss < 0.5 * before
+    assert summary.best_validation_loss <= summary.validation_loss
+    assert (summary.step, summary.steps, summary.positions) == (120, 120, 120 * BATCH)
+    assert not summary.interrupted
+
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best.safetensors", "epoch-0011.safetensors", "epoch-0012.safetensors", "last.safetensors",
+    ]  # fmt: skip
+    last = checkpoint.load(folder / "last.safetensors")
+    assert last.state["step"] == 120
+    assert last.architecture == run.model.architecture
+    assert last.recipe["training"]["epochs"] == 12
+
+    train = records(tmp_path, "train")
+    assert [r["step"] for r in train[:5]] == [3, 6, 9, 10, 12]
+    assert train[0]["lr"] == pytest.approx(1e-2 * 3 / 5)
+    assert train[0]["lambda"] == pytest.approx(1 - 0.5 * 2 / 120)
+    assert train[-1]["positions"] == 120 * BATCH
+    assert train[0]["positions_per_second"] > 0
+    assert train[0]["peak_memory_bytes"] > 1 << 20
+    losses = [r["loss"] for r in records(tmp_path, "validation")]
+    assert len(losses) == 12
+    assert min(losses) == summary.best_validation_loss
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        trainer(tmp_path / name, f"training.seed={seed}").train()
+    assert_same(*(tmp_path / name / "checkpoints" / "last.safetensors" for name in "ab"))
+    other = checkpoint.load(tmp_path / "c" / "checkpoints" / "last.safetensors")
+    same = checkpoint.load(tmp_path / "a" / "checkpoints" / "last.safetensors")
+    assert not torch.equal(same.tensors["model"]["output.weight"], other.tensors["model"]["output.weight"])
+
+
+@pytest.mark.parametrize("stop_at", [1, 10, 17, 39])
+def test_a_resumed_run_is_bit_identical(tmp_path, stop_at):
+    """Stopped by SIGTERM after `stop_at` steps, in the middle or at the end of an epoch."""
+    trainer(tmp_path / "whole").train()
+
+    first = trainer(tmp_path / "parts", source=StopsAt(stop_at - 1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    summary = first.train()
+    assert summary.interrupted
+    assert summary.step == stop_at
+
+    path = tmp_path / "parts" / "checkpoints" / "last.safetensors"
+    second = trainer(tmp_path / "parts", "training.seed=42")
+    torch.manual_seed(999)  # the checkpoint's generator counts, not this one
+    second.resume(checkpoint.load(path), path)
+    assert not second.train().interrupted
+    assert_same(path, tmp_path / "whole" / "checkpoints" / "last.safetensors")
+
+    for event in ("train", "validation"):
+        whole, parts = ([r["step"] for r in records(tmp_path / name, event)] for name in ("whole", "parts"))
+        assert parts == whole
+
+
+def test_resuming_from_an_older_checkpoint_rewrites_the_metrics(tmp_path):
+    trainer(tmp_path).train()
+    before = records(tmp_path, "validation")
+    path = tmp_path / "checkpoints" / "epoch-0003.safetensors"
+    again = trainer(tmp_path)
+    again.resume(checkpoint.load(path), path)
+    again.train()
+    after = records(tmp_path, "validation")
+    assert [(r["step"], r["loss"]) for r in after] == [(r["step"], r["loss"]) for r in before]
+
+
+def test_a_finished_run_has_nothing_to_resume(tmp_path):
+    trainer(tmp_path).train()
+    path = tmp_path / "checkpoints" / "last.safetensors"
+    before = path.read_bytes()
+    again = trainer(tmp_path)
+    again.resume(checkpoint.load(path), path)
+    assert again.train().positions == 0
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("step", [0, 14, 19])
+def test_nan_stops_the_run_and_spares_the_last_good_checkpoint(tmp_path, step):
+    class Poisoned(MadeUpSource):
+        def __next__(self):
+            if self.index == step:
+                with torch.no_grad():
+                    run.model.output.weight[0, 0] = float("nan")
+            return super().__next__()
+
+    run = trainer(tmp_path, source=Poisoned())
+    with pytest.raises(UserError, match=rf"not finite at step {step + 1};") as caught:
+        run.train()
+    assert "\n" not in str(caught.value)
+    path = tmp_path / "checkpoints" / "last.safetensors"
+    if step < 10:
+        assert not path.exists()
+        assert "no checkpoint was written yet" in str(caught.value)
+    else:
+        saved = checkpoint.load(path)
+        assert saved.state["step"] == 10
+        assert all(t.isfinite().all() for t in saved.tensors["model"].values())
+        assert str(path) in str(caught.value)
+
+
+def test_best_is_the_best_and_outlives_its_epoch(tmp_path):
+    """With the learning rate far too high after the first epoch, validation only gets worse."""
+    run = trainer(tmp_path, "optimizer.clip_weights=false")
+    losses = iter([0.5, 0.1, 0.3, 0.2])
+    run.validate = lambda: next(losses)
+    summary = run.train()
+    assert summary.best_validation_loss == 0.1
+    assert checkpoint.load(tmp_path / "checkpoints" / "best.safetensors").state["step"] == 20
+    assert not (tmp_path / "checkpoints" / "epoch-0002.safetensors").exists()
+
+
+def test_without_validation_there_are_checkpoints_but_no_best(tmp_path):
+    run = trainer(tmp_path)
+    run.validation = None
+    summary = run.train()
+    assert summary.validation_loss is None
+    assert (tmp_path / "checkpoints" / "last.safetensors").exists()
+    assert not (tmp_path / "checkpoints" / "best.safetensors").exists()
+
+
+def test_validation_is_the_mean_over_all_positions_whatever_the_batches(tmp_path):
+    run = trainer(tmp_path, "loss={kind: win_rate, weight_boost: 1.0}")
+    batch = made_up_batch(5)
+    whole = [batch]
+    pieces = [type(batch)(**{k: v[a:b] for k, v in vars(batch).items() if v is not None}) for a, b in ((0, 3), (3, 32))]
+    run.validation = lambda: whole
+    first = run.validate()
+    run.validation = lambda: pieces
+    assert run.validate() == pytest.approx(first, rel=1e-6)
+    run.validation = lambda: []
+    with pytest.raises(UserError, match="no positions to validate on"):
+        run.validate()
+
+
+def test_epochs_between_validations_and_checkpoints(tmp_path):
+    trainer(tmp_path, "training.validate_every=3", "training.checkpoint_every=2", "training.keep_last=9").train()
+    assert [r["step"] for r in records(tmp_path, "validation")] == [30, 40]
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("epoch-*"))
+    assert names == ["epoch-0002.safetensors", "epoch-0003.safetensors", "epoch-0004.safetensors"]
+
+
+def test_a_second_interrupt_is_not_swallowed(tmp_path):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, source=StopsAt(4, twice)).train()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_it_runs_outside_the_main_thread(tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(trainer(tmp_path).train()))
+    thread.start()
+    thread.join()
+    assert results[0].step == 40
+
+
+def test_foreign_checkpoints_are_refused(tmp_path):
+    run = trainer(tmp_path)
+    weights_only = checkpoint.Checkpoint(run.model.architecture, {"model": run.model.state_dict()})
+    with pytest.raises(UserError, match=r"net\.safetensors: holds weights only; start from it with"):
+        run.resume(weights_only, tmp_path / "net.safetensors")
+    saved = run.checkpoint()
+    del saved.tensors["optimizer"]["step/output.bias"]
+    with pytest.raises(UserError, match=r"x\.safetensors: optimizer tensor step/output\.bias is missing"):
+        run.resume(saved, tmp_path / "x.safetensors")
+
+
+def test_bf16_autocast_trains(tmp_path):
+    run = trainer(tmp_path, "training.precision=bf16")
+    before = run.validate()
+    assert run.train().validation_loss < before
+    assert all(tensor.dtype == torch.float32 for tensor in run.model.parameters())
+
+
+def test_cuda_graph_wants_cuda(tmp_path):
+    with pytest.raises(UserError, match=r"training\.cuda_graph: found device cpu, expected a CUDA device"):
+        trainer(tmp_path, "training.cuda_graph=true")
+
+
+def test_tensorboard_events_are_written(tmp_path):
+    trainer(tmp_path, "logging.tensorboard=true", "training.epochs=1").train()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == [3, 6, 9, 10]
+    assert [e.step for e in events.Scalars("validation/loss")] == [10]
