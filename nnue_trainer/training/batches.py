@@ -28,7 +28,7 @@ class DeviceBatches:
     def __init__(self, source: BatchSource, device: torch.device):
         self._source = source
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._ahead: Batch | None = None
         self._state_before_ahead: dict[str, Any] = {}
 

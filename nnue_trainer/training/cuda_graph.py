@@ -21,7 +21,7 @@ class GraphedStep:
         if device.type != "cuda":
             raise UserError(f"training.cuda_graph: found device {device}, expected a CUDA device")
         self._step = step
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Batch | None = None

@@ -6,7 +6,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -37,9 +37,9 @@ class MetricsWriter:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)  # type: ignore[no-untyped-call]
+            self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
-    def write(self, event: str, step: int, values: dict[str, float | int | None]) -> None:
+    def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None:
         """One record; `event` is "train" or "validation"."""
         record = {"event": event, "step": step, "time": round(time.time(), 3), **values}
         self._file.write(json.dumps(record) + "\n")

@@ -245,7 +245,7 @@ class Trainer:
             self._stop.set()
             signal.signal(number, previous[number])
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
             previous[number] = signal.signal(number, stop)
         try:
             yield
