@@ -67,7 +67,7 @@ class PerspectiveTransformer(nn.Module):
         return first * second if self.product_scale == 1.0 else first * second * self.product_scale
 
     def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Activated vector fp32 [B, num_outputs]; with PSQT also its half difference at `bucket` int64 [B], fp32 [B]."""
+        """Activated vector fp32 [B, num_outputs]; with PSQT its half difference at `bucket` int64 [B], fp32 [B]."""
         black_to_move = batch.black_to_move.bool().unsqueeze(1)
         # Swapping index rows moves a few dozen integers a position; swapping accumulators, thousands of floats.
         us = torch.where(black_to_move, batch.black, batch.white)
