@@ -1,0 +1,180 @@
+"""Between floating point and integers: rounding, king planes, refusals, import → export as the same file."""
+
+import numpy as np
+import pytest
+import torch
+from net_support import batch_of, random_checkpoint
+
+from nnue_trainer import architectures, checkpoint, data
+from nnue_trainer.errors import UserError
+from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
+from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.export.convert import accumulator_bound, merge_king_planes, split_king_planes
+from nnue_trainer.export.evaluate import accumulators
+from nnue_trainer.export.golden import golden_net
+
+SMALL = {"kind": "sfnnv5", "l1": 128}
+
+
+def test_merging_king_planes_changes_no_position() -> None:
+    """Rows of 12 planes summed over a position's 12-plane indices = merged rows over its 11-plane indices."""
+    rows = np.random.default_rng(5).integers(-1000, 1000, (24576, 3))
+    records = data.records_from_fens(list(CHECK_POSITIONS))
+    wide, narrow = data.expand(records, "HalfKAv2_hm"), data.expand(records, "HalfKAv2_hm_11")
+    merged = merge_king_planes(rows)
+    assert merged.shape == (22528, 3)
+    for twelve, eleven in ((wide.white, narrow.white), (wide.black, narrow.black)):
+        for a, b in zip(twelve.numpy(), eleven.numpy(), strict=True):
+            np.testing.assert_array_equal(rows[a[a >= 0]].sum(0), merged[b[b >= 0]].sum(0))
+
+
+def test_splitting_king_planes_is_the_inverse() -> None:
+    merged = np.random.default_rng(6).integers(1, 1000, (22528, 2))
+    split = split_king_planes(merged)
+    np.testing.assert_array_equal(merge_king_planes(split), merged)
+    assert np.count_nonzero(split[:, 0]) == 22528
+
+
+@pytest.mark.parametrize("name", ["sfnnv5", "small128"])
+def test_import_then_export_is_the_same_file(name: str, tmp_path) -> None:
+    net = golden_net(name)
+    net.tensors["fc1.weight"][2, 5, 30:] = [17, -3]
+    write_net(net, tmp_path / "in.nnue")
+    imported = checkpoint_from_net(read_net(tmp_path / "in.nnue"), "in.nnue")
+    checkpoint.save(tmp_path / "c.safetensors", imported)
+    exported = net_from_checkpoint(checkpoint.load(tmp_path / "c.safetensors"), "c")
+    assert to_bytes(exported) == (tmp_path / "in.nnue").read_bytes()
+
+
+def test_import_then_export_of_a_simple_net_is_the_same_file(tmp_path) -> None:
+    net = net_from_checkpoint(random_checkpoint({"kind": "simple", "hidden": 24}), "c")
+    write_net(net, tmp_path / "in.nnue")
+    again = net_from_checkpoint(checkpoint_from_net(read_net(tmp_path / "in.nnue"), "in"), "c")
+    assert to_bytes(again) == (tmp_path / "in.nnue").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("sfnnv5", 30), ("small128", 60)])
+def test_imported_float_model_agrees_with_the_integers(name: str, limit: float) -> None:
+    """What is left is the rounding down of activations; a wrong scale or order would cost thousands of units."""
+    net = golden_net(name)
+    imported = checkpoint_from_net(net, name)
+    model = architectures.build(imported.architecture)
+    model.load_state_dict(imported.tensors["model"])
+    fens = list(CHECK_POSITIONS)
+    with torch.no_grad():
+        floating = model(data.expand(data.records_from_fens(fens), model.feature_set)).double().numpy()
+    integer = evaluate(net, batch_of(net, fens)).score
+    difference = floating * model.score_scale - integer
+    assert np.sqrt(np.mean(difference**2)) < limit
+    assert np.std(integer) > 1000
+
+
+def test_imported_simple_model_agrees_with_the_integers() -> None:
+    net = net_from_checkpoint(random_checkpoint({"kind": "simple", "hidden": 64}), "c")
+    imported = checkpoint_from_net(net, "simple")
+    model = architectures.build(imported.architecture)
+    model.load_state_dict(imported.tensors["model"])
+    fens = list(CHECK_POSITIONS)
+    with torch.no_grad():
+        floating = model(data.expand(data.records_from_fens(fens), model.feature_set)).double().numpy()
+    integer = evaluate(net, batch_of(net, fens)).score
+    assert np.abs(floating * model.score_scale - integer).max() < 1.1
+    assert np.std(integer) > 30
+
+
+def test_values_round_to_nearest() -> None:
+    source = random_checkpoint(SMALL)
+    model = source.tensors["model"]
+    model["fc0.weight"][1, 2, 3] = 10.49 / 64
+    model["fc0.weight"][1, 2, 4] = -10.51 / 64
+    model["fc2.weight"][0, 0, 0] = 127 * 127 / 9600
+    model["fc2.bias"][4, 0] = 3.4 / 9600
+    model["feature_transformer.bias"][5] = -20.6 / 127
+    model["feature_transformer.psqt"][3, 2] = 77.7 / 9600
+    net = net_from_checkpoint(source, "c")
+    assert net.tensors["fc0.weight"][1, 2, 3:5].tolist() == [10, -11]
+    assert net.tensors["fc2.weight"][0, 0, 0] == 127
+    assert net.tensors["fc2.bias"][4].tolist() == [3]
+    assert net.tensors["feature_transformer.bias"][5] == -21
+    assert net.tensors["feature_transformer.psqt"][3, 2] == 78
+    assert not net.tensors["fc1.weight"][:, :, 30:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value", "words"),
+    [
+        ("fc0.weight", (1, 2, 3), 2.0, ["fc0.weight[1, 2, 3]", "is 2,", "±1.98438", "127 steps"]),
+        ("fc0.weight", (0, 0, 0), -2.0, ["fc0.weight[0, 0, 0]", "is -2,"]),
+        ("fc2.weight", (7, 0, 31), 1.69, ["fc2.weight[7, 0, 31]", "1.69", "±1.6801 "]),
+        ("fc1.bias", (3, 9), float("nan"), ["fc1.bias[3, 9]", "nan"]),
+        ("feature_transformer.weight", (20000, 5), 259.0, ["feature_transformer.weight[20000, 5]", "259", "±258.008"]),
+        ("feature_transformer.psqt", (5, 5), float("inf"), ["feature_transformer.psqt[5, 5]", "inf"]),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name, index, value, words) -> None:
+    source = random_checkpoint(SMALL)
+    source.tensors["model"][name][index] = value
+    with pytest.raises(UserError) as caught:
+        net_from_checkpoint(source, "run/c.safetensors")
+    message = str(caught.value)
+    assert message.startswith("run/c.safetensors: ")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_weights_clipped_to_the_bounds_always_export() -> None:
+    for architecture in (SMALL, {"kind": "simple", "hidden": 8}):
+        model = architectures.build(architecture)
+        with torch.no_grad():
+            for bound in model.weight_bounds():
+                bound.parameter.uniform_(-1000, 1000).clamp_(bound.low, bound.high)
+        source = checkpoint.Checkpoint(model.architecture, {"model": model.state_dict()})
+        net = net_from_checkpoint(source, "c")
+        largest = np.abs(net.tensors["feature_transformer.weight"].astype(int)).max()
+        assert largest > 500 if architecture["kind"] == "simple" else largest == 32767
+
+
+def test_wrong_checkpoints_are_named(tmp_path) -> None:
+    source = random_checkpoint(SMALL)
+    source.tensors["model"]["fc1.weight"] = torch.zeros(8, 32, 15)
+    with pytest.raises(UserError, match=r"c: tensor model/fc1.weight has shape \[8, 32, 15\], expected \[8, 32, 30\]"):
+        net_from_checkpoint(source, "c")
+    del source.tensors["model"]["fc1.weight"]
+    with pytest.raises(UserError, match=r"c: tensor model/fc1\.weight is missing"):
+        net_from_checkpoint(source, "c")
+    source = random_checkpoint(SMALL)
+    source.tensors["model"]["extra"] = torch.zeros(1)
+    with pytest.raises(UserError, match="c: tensor model/extra is unknown"):
+        net_from_checkpoint(source, "c")
+
+
+def test_a_width_that_no_release_reads_must_be_asked_for() -> None:
+    source = random_checkpoint({"kind": "sfnnv5", "l1": 64})
+    with pytest.raises(UserError, match=r"c: architecture.l1 is 64, .*128 \(small128\), 1024 \(sfnnv5\).*--any-l1"):
+        net_from_checkpoint(source, "c")
+    assert net_from_checkpoint(source, "c", any_l1=True).spec.l1 == 64
+
+
+def test_nets_without_a_float_model_are_not_imported() -> None:
+    with pytest.raises(UserError, match=r"n\.nnue: sfnnv3 nets can be read and evaluated, but have no float model"):
+        checkpoint_from_net(golden_net("sfnnv3"), "n.nnue")
+
+
+def test_a_bias_beyond_32_bit_floats_is_not_imported() -> None:
+    net = golden_net("small128")
+    net.tensors["fc0.bias"][6, 3] = 2**31 - 1
+    with pytest.raises(UserError, match=r"n: fc0.bias\[6, 3\] is 2147483647, too large"):
+        checkpoint_from_net(net, "n")
+
+
+def test_accumulator_bound_bounds_every_position() -> None:
+    net = golden_net("small128")
+    us, them = accumulators(net, batch_of(net, list(CHECK_POSITIONS)))
+    seen = max(int(np.abs(side.astype(int)).max()) for side in (us, them))
+    bound = accumulator_bound(net)
+    assert seen <= bound <= 120 + 32 * 40
+    net.tensors["feature_transformer.weight"][704 * 5 : 704 * 6, 9] = 1000
+    net.tensors["feature_transformer.bias"][9] = 100
+    assert accumulator_bound(net) == 100 + 32 * 1000
+    assert accumulator_bound(net) > net.spec.accumulator_limit
