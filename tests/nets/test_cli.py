@@ -1,0 +1,111 @@
+"""`nnue export`, `import` and `eval` as a user types them."""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from net_support import START, random_checkpoint, vectors
+
+from nnue_trainer import checkpoint
+from nnue_trainer.cli.main import main
+from nnue_trainer.export import write_net
+from nnue_trainer.export.golden import golden_net
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def nnue(monkeypatch, capsys) -> Callable[..., Done]:
+    """Runs the command in this process: importing torch anew for each line would be most of the time."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["nnue", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Done(int(caught.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def small_net(tmp_path_factory):
+    path = tmp_path_factory.mktemp("nets") / "small.nnue"
+    write_net(golden_net("small128"), path)
+    return path
+
+
+def test_import_export_gives_the_same_file_named_by_its_checksum(nnue, small_net, tmp_path) -> None:
+    done = nnue("import", small_net, tmp_path / "c.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert '{"kind": "sfnnv5", "l1": 128}' in done.stdout
+    done = nnue("export", tmp_path / "c.safetensors", tmp_path)
+    assert done.returncode == 0, done.stderr
+    sha256 = hashlib.sha256(small_net.read_bytes()).hexdigest()
+    assert (tmp_path / f"nn-{sha256[:12]}.nnue").read_bytes() == small_net.read_bytes()
+    assert f"small128, {small_net.stat().st_size:,} bytes, sha256 {sha256}" in done.stdout
+
+
+def test_eval_json_lines_are_those_of_the_vector_files(nnue, small_net, shared, tmp_path) -> None:
+    positions = vectors(shared, "golden_small128")
+    (tmp_path / "fens.txt").write_text("# positions\n\n" + "".join(p["fen"] + "\n" for p in positions))
+    done = nnue("eval", small_net, "--fens", tmp_path / "fens.txt", "--json")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == len(positions)
+    for line, p in zip(lines, positions, strict=True):
+        assert isinstance(line.pop("score"), int)
+        assert line == p
+
+
+def test_eval_prints_a_table(nnue, small_net) -> None:
+    done = nnue("eval", small_net, "--fen", START)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == START
+    assert lines[1].split() == ["bucket", "PSQT", "layers", "total"]
+    assert [line.split()[0] for line in lines[2:10]] == list("01234567")
+    assert lines[9].endswith("<-- used")
+    assert re.fullmatch(r"  evaluation [+-]\d+ \(engine units, side to move\)", lines[10])
+    assert lines[10].split()[1] == lines[9].split()[3]
+
+
+def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
+    source = random_checkpoint({"kind": "simple", "hidden": 8})
+    source.tensors["model"]["output.weight"][0, 3] = 2.5
+    checkpoint.save(tmp_path / "c.safetensors", source)
+    done = nnue("export", tmp_path / "c.safetensors", tmp_path / "out.nnue")
+    assert done.returncode == 1
+    assert not (tmp_path / "out.nnue").exists()
+    assert done.stderr.startswith(
+        f"nnue: error: {tmp_path / 'c.safetensors'}: output.weight[0, 3] is 2.5, limit ±1.98438"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["eval", "NET"], "nothing to evaluate"),
+        (["eval", "NET", "--fen", "8/8/8/8/8/8/8/8 w - - 0 1"], "0 white kings"),
+        (["eval", "NET", "--fens", "nowhere.txt"], "nowhere.txt: cannot read positions"),
+        (["eval", "nowhere.nnue", "--fen", START], "nowhere.nnue: cannot read the net"),
+        (["import", "NET", "out.safetensors", "--arch", "sfnnv9"], "expected 0x1C1020F2 (sfnnv9)"),
+        (["export", "nowhere.safetensors", "out.nnue"], "nowhere.safetensors: no such checkpoint"),
+        (["verify", "NET"], "small128; Stockfish 15.1 reads sfnnv5 only"),
+    ],
+)
+def test_mistakes_are_one_line(nnue, arguments, words, small_net) -> None:
+    done = nnue(*[small_net if a == "NET" else a for a in arguments])
+    assert done.returncode == 1
+    assert done.stderr.startswith("nnue: error: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr

@@ -1,0 +1,168 @@
+"""A real client: Debian's Stockfish 15.1 reads what we write, writes what we read, and computes what we compute."""
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from net_support import START, batch_of, fnv1a64, random_checkpoint, vectors
+
+from nnue_trainer import architectures, checkpoint, data
+from nnue_trainer.cli.main import main
+from nnue_trainer.errors import UserError
+from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
+from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.export.engine_check import differences, engine_tables, expected_tables, find_engine
+from nnue_trainer.export.evaluate import accumulators, activations
+from nnue_trainer.export.golden import golden_net
+
+pytestmark = pytest.mark.engine
+FENS = list(CHECK_POSITIONS)
+IN_CHECK = "rnb1kbnr/pppp1ppp/8/4p3/5PPq/8/PPPPP2P/RNBQKBNR w KQkq - 1 3"
+
+
+@pytest.fixture(scope="module")
+def engine() -> str:
+    try:
+        path = find_engine()
+    except UserError as error:
+        pytest.skip(str(error))
+    name = subprocess.run([path], input="uci\nquit\n", capture_output=True, text=True, check=True).stdout
+    if "id name Stockfish 15.1\n" not in name:
+        pytest.skip(f"{path} is not Stockfish 15.1")
+    return path
+
+
+@pytest.fixture(scope="module")
+def own_net(engine, tmp_path_factory):
+    """The net that is compiled into the engine."""
+    path = tmp_path_factory.mktemp("engine") / "own.nnue"
+    subprocess.run([engine], input=f"export_net {path}\nquit\n", capture_output=True, text=True, check=True)
+    file = path.read_bytes()
+    assert hashlib.sha256(file).hexdigest() == "ad9b423546714137916bd38978af6fd68d7b8951bef25ff76bf43da72d6cb786"
+    return path
+
+
+def compare(engine, net, path, fens):
+    write_net(net, path)
+    batch = batch_of(net, fens)
+    expected = expected_tables(evaluate(net, batch), batch.black_to_move.numpy().astype(bool))
+    found = engine_tables(engine, path, fens)
+    return differences(expected, found, fens), sum(table is not None for table in found)
+
+
+def test_its_own_net_is_read_and_written_byte_for_byte(own_net, tmp_path) -> None:
+    net = read_net(own_net)
+    assert net.description == b"Network trained with the https://github.com/glinscott/nnue-pytorch trainer."
+    assert to_bytes(net) == own_net.read_bytes()
+    checkpoint.save(tmp_path / "c.safetensors", checkpoint_from_net(net, "own"))
+    again = net_from_checkpoint(checkpoint.load(tmp_path / "c.safetensors"), "c")
+    assert to_bytes(again) == own_net.read_bytes()
+
+
+def test_its_own_net_evaluates_as_instrumented(own_net, shared) -> None:
+    net = read_net(own_net)
+    positions = vectors(shared, "sf15.1_debian_net")
+    batch = batch_of(net, [p["fen"] for p in positions])
+    found = evaluate(net, batch)
+    np.testing.assert_array_equal(found.bucket, [p["bucket"] for p in positions])
+    np.testing.assert_array_equal(found.psqt_raw, [p["psqt_raw"] for p in positions])
+    np.testing.assert_array_equal(found.positional_raw, [p["positional_raw"] for p in positions])
+    assert [fnv1a64(row) for row in activations(net, batch)] == [p["ft_act_fnv1a64"] for p in positions]
+
+
+def test_its_own_net_imported_agrees_in_floating_point(own_net) -> None:
+    import torch
+
+    net = read_net(own_net)
+    imported = checkpoint_from_net(net, "own")
+    model = architectures.build(imported.architecture)
+    model.load_state_dict(imported.tensors["model"])
+    with torch.no_grad():
+        floating = model(data.expand(data.records_from_fens(FENS), model.feature_set)).double().numpy()
+    difference = floating * model.score_scale - evaluate(net, batch_of(net, FENS)).score
+    assert np.sqrt(np.mean(difference**2)) < 30
+
+
+def test_golden_net_prints_the_same_table(engine, tmp_path) -> None:
+    wrong, compared = compare(engine, golden_net("sfnnv5"), tmp_path / "golden.nnue", FENS)
+    assert wrong == []
+    assert compared == len(FENS) >= 100
+
+
+def test_exported_model_prints_the_same_table(engine, tmp_path) -> None:
+    """A folder with a blank in its name, as users have them."""
+    net = net_from_checkpoint(random_checkpoint({"kind": "sfnnv5"}), "c")
+    folder = tmp_path / "my nets"
+    folder.mkdir()
+    wrong, compared = compare(engine, net, folder / "model.nnue", FENS)
+    assert wrong == []
+    assert compared == len(FENS)
+
+
+def test_the_engine_wraps_around_as_we_do(engine, tmp_path) -> None:
+    """Biases over the whole 16 bits: nearly every position overflows somewhere."""
+    net = golden_net("sfnnv5")
+    net.tensors["feature_transformer.bias"] = np.linspace(-32768, 32767, 1024).round().astype("<i2")
+    net.tensors["feature_transformer.weight"] = net.tensors["feature_transformer.weight"] * np.int16(25)
+    us, _ = accumulators(net, batch_of(net, FENS))
+    batch = batch_of(net, FENS)
+    exact = net.tensors["feature_transformer.bias"].astype(int)
+    weight = net.tensors["feature_transformer.weight"].astype(int)
+    rows = [r[r >= 0] for r in np.where(batch.black_to_move.numpy()[:, None], batch.black, batch.white)]
+    assert sum((exact + weight[r].sum(0) != us[i]).any() for i, r in enumerate(rows)) > 90
+    wrong, compared = compare(engine, net, tmp_path / "wrap.nnue", FENS)
+    assert wrong == []
+    assert compared == len(FENS)
+
+
+def test_positions_in_check_are_skipped(engine, tmp_path) -> None:
+    wrong, compared = compare(engine, golden_net("sfnnv5"), tmp_path / "golden.nnue", [START, IN_CHECK])
+    assert wrong == []
+    assert compared == 1
+
+
+def test_a_wrong_evaluator_would_be_noticed(engine, tmp_path) -> None:
+    """The comparison itself: one weight of one stack changed behind the engine's back."""
+    net = golden_net("sfnnv5")
+    write_net(net, tmp_path / "golden.nnue")
+    found = engine_tables(engine, tmp_path / "golden.nnue", FENS)
+    net.tensors["fc2.weight"][3, 0, 5] += 9
+    batch = batch_of(net, FENS)
+    expected = expected_tables(evaluate(net, batch), batch.black_to_move.numpy().astype(bool))
+    wrong = differences(expected, found, FENS)
+    assert len(wrong) > 10
+    assert all("bucket 3" in line or "engine evaluates" in line for line in wrong)
+
+
+def test_a_file_the_engine_refuses_is_reported(engine, tmp_path) -> None:
+    path = tmp_path / "cut.nnue"
+    path.write_bytes(to_bytes(golden_net("sfnnv5"))[:-1])
+    with pytest.raises(UserError, match=r"does not take .*cut.nnue"):
+        engine_tables(engine, path, [START])
+
+
+def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
+    path = tmp_path / "golden.nnue"
+    write_net(golden_net("sfnnv5"), path)
+    (tmp_path / "fens.txt").write_text(f"{START}\n{IN_CHECK}\n")
+    for options, words in (
+        ([], f"{len(FENS)} positions x 8 buckets x 3 columns compared, no differences"),
+        (["--fens", tmp_path / "fens.txt"], "1 positions x 8 buckets x 3 columns compared, 1 in check and skipped"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["nnue", "verify", str(path), *map(str, options)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert not caught.value.code
+        assert words in capsys.readouterr().out
+
+
+def test_another_engine_is_refused(tmp_path) -> None:
+    fake = tmp_path / "engine"
+    fake.write_text("#!/bin/sh\necho id name Stockfish 16\ncat >/dev/null\n")
+    fake.chmod(0o755)
+    with pytest.raises(UserError, match=r"found 'Stockfish 16', expected 'Stockfish 15\.1'"):
+        engine_tables(str(fake), tmp_path / "n.nnue", [START])
+    with pytest.raises(UserError, match="no such engine"):
+        find_engine(str(tmp_path / "none"))
