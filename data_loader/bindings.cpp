@@ -10,6 +10,8 @@
 #include "chess/position.h"
 #include "chess/record.h"
 #include "features/registry.h"
+#include "formats/binpack.h"
+#include "formats/statistics.h"
 #include "pipeline/kernels.h"
 #include "pipeline/parallel.h"
 
@@ -96,6 +98,64 @@ void expand_into(const Array<std::uint8_t>& records, const std::string& set_name
     });
 }
 
+py::dict to_dict(const Statistics& s) {
+    py::dict d;
+    const auto ints = [](const auto& values) {
+        return py::cast(std::vector<std::uint64_t>(values.begin(), values.end()));
+    };
+#define NNUE_FIELD(name) d[#name] = s.name
+    NNUE_FIELD(positions);
+    NNUE_FIELD(castlings);
+    NNUE_FIELD(en_passants);
+    NNUE_FIELD(promotions);
+    NNUE_FIELD(null_moves);
+    NNUE_FIELD(captures);
+    NNUE_FIELD(in_check);
+    NNUE_FIELD(quiet);
+    NNUE_FIELD(score_none);
+    NNUE_FIELD(score_zero);
+    NNUE_FIELD(wins);
+    NNUE_FIELD(draws);
+    NNUE_FIELD(losses);
+    NNUE_FIELD(black_to_move);
+    NNUE_FIELD(ep_squares);
+    NNUE_FIELD(sum_score);
+    NNUE_FIELD(sum_result);
+    NNUE_FIELD(sum_ply);
+    NNUE_FIELD(sum_pieces);
+    NNUE_FIELD(sum_rule50);
+    NNUE_FIELD(sum_move);
+    NNUE_FIELD(min_score);
+    NNUE_FIELD(max_score);
+    NNUE_FIELD(max_ply);
+    NNUE_FIELD(max_rule50);
+#undef NNUE_FIELD
+    d["castling_rights"] = ints(s.castling_rights);
+    d["score_histogram"] = ints(s.score_histogram);
+    d["ply_histogram"] = ints(s.ply_histogram);
+    d["piece_histogram"] = ints(s.piece_histogram);
+    d["white_king_squares"] = ints(s.king_squares[kWhite]);
+    d["black_king_squares"] = ints(s.king_squares[kBlack]);
+    return d;
+}
+
+Array<std::uint8_t> copy_records(std::span<const Record> records) {
+    auto array = make_records(records.size());
+    std::memcpy(array.mutable_data(), records.data(), records.size_bytes());
+    return array;
+}
+
+// Board after the record's move and what `nnue data` prints: FEN, UCI move, score, ply, result.
+py::list describe(const Array<std::uint8_t>& records) {
+    py::list list;
+    const Record* in = records_of(records, "describe");
+    for (py::ssize_t i = 0; i < records.shape(0); ++i) {
+        const Entry e = unpack_or_throw(in[i], static_cast<std::size_t>(i));
+        list.append(py::make_tuple(format_fen(e.position), format_uci(e.move), e.score, e.position.ply, e.result));
+    }
+    return list;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_data, m) {
@@ -119,4 +179,51 @@ PYBIND11_MODULE(_data, m) {
     m.def("fens_from_records", &fens_from_records);
     m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("arrays"),
           py::arg("threads"));
+    m.def("describe", &describe);
+
+    py::class_<BinpackFile>(m, "BinpackFile")
+        .def(py::init<std::string>(), py::call_guard<py::gil_scoped_release>())
+        .def_property_readonly("size", &BinpackFile::size)
+        .def_property_readonly("chunks",
+                               [](const BinpackFile& file) {
+                                   py::list list;
+                                   for (const auto& [offset, size] : file.chunks())
+                                       list.append(py::make_tuple(offset, size));
+                                   return list;
+                               })
+        .def("decode", [](const BinpackFile& file, std::size_t chunk) {
+            std::vector<std::uint8_t> payload;
+            RecordBuffer records;
+            ChainCounts counts;
+            {
+                py::gil_scoped_release release;
+                file.decode(chunk, payload, records, &counts);
+            }
+            return py::make_tuple(copy_records(records.records()), counts.chains, counts.single);
+        });
+
+    py::class_<BinpackWriter>(m, "BinpackWriter")
+        .def(py::init<std::string>())
+        .def_readwrite("join_chains", &BinpackWriter::join_chains)
+        .def_property_readonly("positions", &BinpackWriter::positions)
+        .def_property_readonly("chains", &BinpackWriter::chains)
+        .def("write",
+             [](BinpackWriter& writer, const Array<std::uint8_t>& records) {
+                 const Record* in = records_of(records, "write");
+                 const auto n = static_cast<std::size_t>(records.shape(0));
+                 py::gil_scoped_release release;
+                 for (std::size_t i = 0; i < n; ++i) writer.add(in[i]);
+             })
+        .def("finish", &BinpackWriter::finish, py::call_guard<py::gil_scoped_release>());
+
+    py::class_<Statistics>(m, "Statistics")
+        .def(py::init<>())
+        .def("add",
+             [](Statistics& statistics, const Array<std::uint8_t>& records) {
+                 const Record* in = records_of(records, "statistics");
+                 const auto n = static_cast<std::size_t>(records.shape(0));
+                 py::gil_scoped_release release;
+                 statistics.add({in, n});
+             })
+        .def("to_dict", &to_dict);
 }

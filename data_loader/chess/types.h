@@ -54,7 +54,7 @@ struct Move {
 
 // One position with its move, score and result, byte for byte the stem of a binpack chain (docs/data.md).
 struct Record {
-    std::array<std::uint8_t, 32> bytes{};
+    std::array<std::uint8_t, 32> bytes;
     bool operator==(const Record&) const = default;
 };
 static_assert(sizeof(Record) == 32);

@@ -12,7 +12,7 @@ extern const Kernels* const kKernelsX86_64V3;  // null where the compiler cannot
 
 namespace {
 
-constexpr Kernels kBaseline{"baseline", expand};
+constexpr Kernels kBaseline{"baseline", decode_chains, expand};
 
 const Kernels& choose() {
     const char* forced = std::getenv("NNUE_DATA_ISA");

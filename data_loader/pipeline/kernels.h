@@ -26,8 +26,20 @@ struct BatchRows {
     }
 };
 
+struct DecodeResult {
+    std::size_t positions = 0, chains = 0, single_chains = 0;  // single: of one position
+    std::size_t offset = 0;       // where in the payload to go on, or the chain that is wrong
+    const char* error = nullptr;  // what is wrong with it
+};
+
 struct Kernels {
     const char* isa;
+
+    // Decodes the chains of a binpack payload from `offset` on into `out`, until fewer than 34 bytes are left or the
+    // next chain does not fit into `capacity`. kPayloadPadding bytes after the payload must be readable. All that is
+    // written is sound.
+    DecodeResult (*decode_chains)(const std::uint8_t* payload, std::size_t size, std::size_t offset, Record* out,
+                                  std::size_t capacity);
 
     // Expands n records, record order[i] into row i (order may be null: record i). The records must be sound.
     void (*expand)(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,

@@ -2,10 +2,37 @@
 #pragma once
 
 #include "features/feature_sets.h"
+#include "formats/movetext.h"
 #include "pipeline/kernels.h"
 
 namespace nnue::data {
 inline namespace NNUE_ISA {
+
+inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size, std::size_t offset, Record* out,
+                                  std::size_t capacity) {
+    constexpr std::size_t kStem = 34;
+    DecodeResult result;
+    result.offset = offset;
+    Entry entry;
+    while (size - result.offset >= kStem) {
+        const std::uint8_t* chain = payload + result.offset;
+        const std::size_t plies = load_be16(chain + 32);
+        if (capacity - result.positions < plies + 1) break;
+        Record* stem = out + result.positions;
+        std::memcpy(stem, chain, sizeof(Record));
+        if ((result.error = unpack(*stem, entry))) break;
+        std::size_t used = 0;
+        if (plies > 0) {
+            const std::size_t left = size - result.offset - kStem;
+            if ((result.error = decode_movetext(entry, chain + kStem, left, plies, stem + 1, used))) break;
+        }
+        result.offset += kStem + used;
+        result.positions += plies + 1;
+        ++result.chains;
+        result.single_chains += plies == 0;
+    }
+    return result;
+}
 
 template <class Set>
 void expand_batch(const Record* records, const std::uint32_t* order, std::size_t n, const BatchRows& rows) {

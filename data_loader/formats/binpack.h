@@ -1,0 +1,91 @@
+// The .binpack format: chunks of chains of positions. docs/data.md, "binpack".
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "chess/types.h"
+#include "formats/file.h"
+
+namespace nnue::data {
+
+struct ChainCounts {
+    std::uint64_t chains = 0, single = 0;  // single: chains of one position
+};
+
+struct BinpackChunk {
+    std::uint64_t offset;  // of the payload in the file; the 8-byte header lies before it
+    std::uint32_t size;
+};
+
+// Memory for records that only grows, is not zeroed, and is meant to be used again.
+class RecordBuffer {
+  public:
+    Record* data() { return data_.get(); }
+    const Record* data() const { return data_.get(); }
+    std::size_t size() const { return size_; }
+    std::size_t capacity() const { return capacity_; }
+    std::span<Record> records() { return {data_.get(), size_}; }
+    void resize(std::size_t size) { reserve(size), size_ = size; }
+    void reserve(std::size_t capacity);
+
+  private:
+    std::unique_ptr<Record[]> data_;
+    std::size_t size_ = 0, capacity_ = 0;
+};
+
+// One file, its chunks indexed when it is opened. Safe to use from several threads.
+class BinpackFile {
+  public:
+    // Throws FormatError naming file and offset for anything but a run of whole chunks.
+    explicit BinpackFile(std::string path);
+
+    const std::string& path() const { return file_.path(); }
+    std::uint64_t size() const { return file_.size(); }
+    const std::vector<BinpackChunk>& chunks() const { return chunks_; }
+
+    // Decodes a whole chunk into `records`; `payload` is scratch. `counts`, if given, grows by its chains. Throws
+    // FormatError naming file, offset and chunk if a byte of it is wrong.
+    void decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
+                ChainCounts* counts = nullptr) const;
+
+  private:
+    InputFile file_;
+    std::vector<BinpackChunk> chunks_;
+};
+
+// Writes entries as chains: an entry extends the current chain where it is the next ply of the same game.
+class BinpackWriter {
+  public:
+    explicit BinpackWriter(std::string path);
+
+    // Throws FormatError for a record that is not sound or whose move is not pseudo-legal (a null move is allowed).
+    void add(const Record& record);
+
+    // Ends the file and puts it in its place. A writer destroyed without it leaves nothing behind.
+    void finish();
+
+    std::uint64_t positions() const { return positions_; }
+    std::uint64_t chains() const { return chains_; }
+
+    // Off: every position becomes a chain of its own, as in shuffled files (stride 34 bytes).
+    bool join_chains = true;
+
+  private:
+    bool extends_chain(const Entry& entry) const;
+    void append(const Entry& entry);
+    void close_chain();
+    void flush();
+
+    OutputFile file_;
+    std::vector<std::uint8_t> payload_, movetext_;
+    std::size_t movetext_bits_ = 0;
+    std::uint64_t positions_ = 0, chains_ = 0;
+    unsigned chain_plies_ = 0;
+    Record stem_;
+    std::optional<Entry> last_;  // the last entry of the open chain
+    Position expected_;          // the position after its move
+};
+
+}  // namespace nnue::data

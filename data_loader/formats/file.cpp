@@ -1,0 +1,83 @@
+#include "formats/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace nnue::data {
+
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
+    fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd_ < 0) throw FormatError(path_ + ": " + std::strerror(errno));
+    struct stat status {};
+    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
+        ::close(fd_);
+        throw FormatError(path_ + ": not a regular file");
+    }
+    size_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+InputFile::~InputFile() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+
+void InputFile::read(std::uint64_t offset, std::span<std::uint8_t> out) const {
+    while (!out.empty()) {
+        const ssize_t n = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) throw error(offset, std::strerror(errno));
+        if (n == 0) throw error(offset, "the file ends here, " + std::to_string(out.size()) + " bytes early");
+        offset += static_cast<std::uint64_t>(n);
+        out = out.subspan(static_cast<std::size_t>(n));
+    }
+}
+
+FormatError InputFile::error(std::uint64_t offset, const std::string& what) const {
+    return FormatError(path_ + ": offset " + std::to_string(offset) + ": " + what);
+}
+
+OutputFile::OutputFile(std::string path)
+    : path_(std::move(path)), temporary_(path_ + "." + std::to_string(::getpid()) + ".tmp") {
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd_ < 0) throw FormatError(path_ + ": cannot write: " + std::strerror(errno));
+}
+
+OutputFile::~OutputFile() {
+    if (fd_ >= 0) {
+        ::close(fd_);
+        ::unlink(temporary_.c_str());
+    }
+}
+
+void OutputFile::fail(const char* what) const {
+    throw FormatError(path_ + ": cannot " + what + ": " + std::strerror(errno));
+}
+
+void OutputFile::write(std::span<const std::uint8_t> bytes) {
+    while (!bytes.empty()) {
+        const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) fail("write");
+        bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+}
+
+void OutputFile::commit() {
+    if (::fsync(fd_) != 0) fail("write");
+    const int fd = std::exchange(fd_, -1);
+    if (::close(fd) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+        const int error = errno;
+        ::unlink(temporary_.c_str());
+        errno = error;
+        fail("write");
+    }
+}
+
+}  // namespace nnue::data
