@@ -14,6 +14,7 @@
 #include "formats/statistics.h"
 #include "pipeline/kernels.h"
 #include "pipeline/parallel.h"
+#include "pipeline/pipeline.h"
 
 namespace py = pybind11;
 using namespace nnue::data;
@@ -73,30 +74,104 @@ template <class T>
 T* output(const py::array& array, std::size_t size, const char* name) {
     if (!py::isinstance<py::array_t<T>>(array) || !(array.flags() & py::array::c_style) || !array.writeable() ||
         static_cast<std::size_t>(array.size()) != size) {
-        throw FormatError(std::string("expand: array '") + name + "' must be a writable contiguous " +
+        throw FormatError(std::string("array '") + name + "' must be a writable contiguous " +
                           py::str(py::dtype::of<T>()).cast<std::string>() + " array of " + std::to_string(size) +
                           " elements");
     }
     return static_cast<T*>(const_cast<void*>(array.data()));
 }
 
+BatchRows output_rows(const py::dict& arrays, std::size_t n, const FeatureSetInfo& set) {
+    const std::size_t indices = n * static_cast<std::size_t>(set.max_active);
+    return {output<std::int32_t>(arrays["white"], indices, "white"),
+            output<std::int32_t>(arrays["black"], indices, "black"),
+            output<std::int16_t>(arrays["score"], n, "score"),
+            output<std::int8_t>(arrays["result"], n, "result"),
+            output<std::uint8_t>(arrays["black_to_move"], n, "black_to_move"),
+            output<std::uint8_t>(arrays["piece_count"], n, "piece_count")};
+}
+
 void expand_into(const Array<std::uint8_t>& records, const std::string& set_name, const py::dict& arrays, int threads) {
     const FeatureSetInfo& set = feature_set(set_name);
     const Record* in = records_of(records, "expand");
     const auto n = static_cast<std::size_t>(records.shape(0));
-    const auto row = static_cast<std::size_t>(set.max_active);
-    const BatchRows rows{output<std::int32_t>(arrays["white"], n * row, "white"),
-                         output<std::int32_t>(arrays["black"], n * row, "black"),
-                         output<std::int16_t>(arrays["score"], n, "score"),
-                         output<std::int8_t>(arrays["result"], n, "result"),
-                         output<std::uint8_t>(arrays["black_to_move"], n, "black_to_move"),
-                         output<std::uint8_t>(arrays["piece_count"], n, "piece_count")};
+    const BatchRows rows = output_rows(arrays, n, set);
     py::gil_scoped_release release;
     parallel_for(n, threads, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) unpack_or_throw(in[i], i);
         kernels().expand(in + begin, nullptr, end - begin, set.id, rows.from(begin, set.max_active));
     });
 }
+
+using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+// The pipeline with the Python arrays that its slots point into.
+class PipelineHandle {
+  public:
+    PipelineHandle(const py::dict& options, const py::list& arrays, const PlaceTuple& start) : arrays_(arrays) {
+        PipelineOptions o;
+        o.files = options["files"].cast<std::vector<std::string>>();
+        o.batch_size = options["batch_size"].cast<std::size_t>();
+        o.seed = options["seed"].cast<std::uint64_t>();
+        o.shuffle = options["shuffle"].cast<bool>();
+        o.window = options["window"].cast<std::size_t>();
+        o.drop_last = options["drop_last"].cast<bool>();
+        o.threads = options["threads"].cast<int>();
+        o.rank = options["rank"].cast<std::size_t>();
+        o.world_size = options["world_size"].cast<std::size_t>();
+        if (!options["features"].is_none()) o.features = feature_set(options["features"].cast<std::string>()).id;
+        const std::size_t n = o.batch_size / std::max<std::size_t>(o.world_size, 1);
+        std::vector<Slot> slots;
+        for (const py::handle item : arrays) {
+            Slot slot;
+            if (o.features) {
+                slot.rows = output_rows(item.cast<py::dict>(), n, feature_set(*o.features));
+            } else {
+                slot.records = reinterpret_cast<Record*>(
+                    output<std::uint8_t>(item.cast<py::array>(), n * sizeof(Record), "records"));
+            }
+            slots.push_back(slot);
+        }
+        const auto [epoch, chunk, skip, batch] = start;
+        py::gil_scoped_release release;
+        pipeline_ =
+            std::make_unique<Pipeline>(std::move(o), std::move(slots), StreamPosition{epoch, chunk, skip, batch});
+    }
+
+    ~PipelineHandle() { close(); }
+
+    // (slot, size, place behind it); slot −1 marks the end of an epoch.
+    py::tuple next() {
+        if (!pipeline_) throw FormatError("the loader is closed");
+        std::optional<Output> output;
+        while (true) {
+            {
+                py::gil_scoped_release release;
+                output = pipeline_->next(std::chrono::milliseconds(100));
+            }
+            if (output) break;
+            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+        }
+        const StreamPosition& p = output->after;
+        const int slot = output->end_of_epoch ? -1 : static_cast<int>(output->slot);
+        return py::make_tuple(slot, output->size, PlaceTuple{p.epoch, p.chunk, p.skip, p.batch});
+    }
+
+    void release(std::size_t slot) {
+        if (pipeline_) pipeline_->release(slot);
+    }
+
+    void close() {
+        py::gil_scoped_release release;
+        pipeline_.reset();
+    }
+
+    std::size_t num_chunks() const { return pipeline_ ? pipeline_->num_chunks() : 0; }
+
+  private:
+    py::list arrays_;
+    std::unique_ptr<Pipeline> pipeline_;
+};
 
 py::dict to_dict(const Statistics& s) {
     py::dict d;
@@ -215,6 +290,14 @@ PYBIND11_MODULE(_data, m) {
                  for (std::size_t i = 0; i < n; ++i) writer.add(in[i]);
              })
         .def("finish", &BinpackWriter::finish, py::call_guard<py::gil_scoped_release>());
+
+    py::class_<PipelineHandle>(m, "Pipeline")
+        .def(py::init<const py::dict&, const py::list&, const PlaceTuple&>(), py::arg("options"), py::arg("arrays"),
+             py::arg("start"))
+        .def("next", &PipelineHandle::next)
+        .def("release", &PipelineHandle::release)
+        .def("close", &PipelineHandle::close)
+        .def_property_readonly("num_chunks", &PipelineHandle::num_chunks);
 
     py::class_<Statistics>(m, "Statistics")
         .def(py::init<>())

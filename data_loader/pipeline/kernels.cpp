@@ -12,24 +12,29 @@ extern const Kernels* const kKernelsX86_64V3;  // null where the compiler cannot
 
 namespace {
 
-constexpr Kernels kBaseline{"baseline", decode_chains, expand};
+constexpr Kernels kBaseline{"baseline", decode_chains, expand, gather};
 
-const Kernels& choose() {
-    const char* forced = std::getenv("NNUE_DATA_ISA");
-    if (forced && std::string_view(forced) == kBaseline.isa) return kBaseline;
+bool can_run_x86_64_v3() {
 #if defined(__x86_64__)
-    if (kKernelsX86_64V3 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-        __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("fma")) {
-        return *kKernelsX86_64V3;
-    }
+    return kKernelsX86_64V3 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("fma");
+#else
+    return false;
 #endif
-    return kBaseline;
 }
 
 }  // namespace
 
+std::span<const Kernels* const> all_kernels() {
+    static const Kernels* const all[] = {&kBaseline, kKernelsX86_64V3};
+    return {all, can_run_x86_64_v3() ? 2u : 1u};
+}
+
 const Kernels& kernels() {
-    static const Kernels& chosen = choose();
+    static const Kernels& chosen = []() -> const Kernels& {
+        const char* forced = std::getenv("NNUE_DATA_ISA");
+        return forced && std::string_view(forced) == kBaseline.isa ? kBaseline : *all_kernels().back();
+    }();
     return chosen;
 }
 

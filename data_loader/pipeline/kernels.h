@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "chess/types.h"
 #include "features/registry.h"
@@ -44,8 +45,14 @@ struct Kernels {
     // Expands n records, record order[i] into row i (order may be null: record i). The records must be sound.
     void (*expand)(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,
                    const BatchRows& rows);
+
+    // Copies record order[i] to out[i].
+    void (*gather)(const Record* records, const std::uint32_t* order, std::size_t n, Record* out);
 };
 
 const Kernels& kernels();
+
+// Every build that this CPU can run, the plain one first; for tests.
+std::span<const Kernels* const> all_kernels();
 
 }  // namespace nnue::data

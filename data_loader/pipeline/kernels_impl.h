@@ -34,10 +34,17 @@ inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size,
     return result;
 }
 
+inline constexpr std::size_t kAhead = 16;  // hides memory latency where a shuffle buffer is larger than the caches
+
+inline void gather(const Record* records, const std::uint32_t* order, std::size_t n, Record* out) {
+    for (std::size_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) __builtin_prefetch(&records[order[i + kAhead]]);
+        std::memcpy(&out[i], &records[order[i]], sizeof(Record));
+    }
+}
+
 template <class Set>
 void expand_batch(const Record* records, const std::uint32_t* order, std::size_t n, const BatchRows& rows) {
-    constexpr std::size_t kAhead =
-        16;  // enough to hide memory latency where a shuffle buffer is larger than the caches
     for (std::size_t i = 0; i < n; ++i) {
         if (order && i + kAhead < n) __builtin_prefetch(&records[order[i + kAhead]]);
         const std::uint8_t* record = records[order ? order[i] : i].bytes.data();

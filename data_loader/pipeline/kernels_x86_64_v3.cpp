@@ -22,7 +22,7 @@
 
 namespace nnue::data {
 namespace {
-constexpr Kernels kTable{"x86-64-v3", x86_64_v3::decode_chains, x86_64_v3::expand};
+constexpr Kernels kTable{"x86-64-v3", x86_64_v3::decode_chains, x86_64_v3::expand, x86_64_v3::gather};
 }
 extern const Kernels* const kKernelsX86_64V3;
 const Kernels* const kKernelsX86_64V3 = &kTable;

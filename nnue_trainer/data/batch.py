@@ -74,6 +74,10 @@ class Batch:
         """NumPy views of the fields (CPU only)."""
         return {name: value.numpy() for name, value in self._fields().items()}
 
+    def head(self, size: int) -> Batch:
+        """Views of the first `size` positions."""
+        return Batch(**{name: value[:size] for name, value in self._fields().items()})
+
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """The batch on `device`: one copy where it lies in one allocation."""
         if self.storage is not None:

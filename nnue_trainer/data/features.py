@@ -13,7 +13,7 @@ from nnue_trainer.errors import UserError
 
 
 class FeatureSet(NamedTuple):
-    """`max_active` is the length of an index row. `num_virtual` is the number V of virtual rows of the set's factoriser:
+    """`max_active` is the length of an index row, `num_virtual` the number V of virtual rows of the set's factoriser:
     row r shares virtual row r mod V; 0 where the set has none."""
 
     name: str

@@ -1,0 +1,134 @@
+// From files to batches on several threads, in an order that does not depend on them.
+//
+// The chunks of all files are put in a random order for each epoch. Workers decode them; decoded chunks are appended,
+// in that order, to a window of a fixed number of positions; a full window is permuted at random and cut into batches,
+// which workers write into memory of the caller, while the next window fills. So the order is a function of (seed,
+// epoch, files, filters, window, batch size), and a place in it is four numbers: resuming decodes one window again, no
+// more.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "formats/binpack.h"
+#include "pipeline/kernels.h"
+
+namespace nnue::data {
+
+struct PipelineOptions {
+    std::vector<std::string> files;
+    std::optional<FeatureSetId> features;  // none: batches are packed records
+    std::size_t batch_size = 16384;        // of all processes together
+    std::uint64_t seed = 0;
+    bool shuffle = true;                        // false: file order
+    std::size_t window = std::size_t{1} << 22;  // positions; rounded up to whole batches
+    bool drop_last = true;                      // leave out an epoch's last batch if it is not full
+    int threads = 0;                            // 0: one a CPU
+    std::size_t rank = 0, world_size = 1;       // this process gets an equal part of every batch
+};
+
+// A place in the stream, between two batches.
+struct StreamPosition {
+    std::uint64_t epoch = 0;
+    std::uint64_t chunk = 0;  // of the epoch's order, where the window starts
+    std::uint64_t skip = 0;   // positions of that chunk that belong to the window before
+    std::uint64_t batch = 0;  // of the window
+};
+
+// Memory of the caller for one batch: rows if the pipeline expands features, records if not.
+struct Slot {
+    BatchRows rows{};
+    Record* records = nullptr;
+};
+
+struct Output {
+    bool end_of_epoch = false;  // a mark after an epoch's last batch: no slot
+    std::size_t slot = 0, size = 0;
+    StreamPosition after;  // the place in the stream behind it
+    bool ready = false;
+};
+
+class Pipeline {
+  public:
+    // Throws FormatError for files that cannot be used. Starts working at once.
+    Pipeline(PipelineOptions options, std::vector<Slot> slots, StreamPosition start);
+    ~Pipeline();
+    Pipeline(const Pipeline&) = delete;
+    Pipeline& operator=(const Pipeline&) = delete;
+
+    // The next batch or mark, or nothing if it takes longer than `timeout`. Throws what went wrong in a worker. The
+    // slot belongs to the caller until it is released.
+    std::optional<Output> next(std::chrono::milliseconds timeout);
+    void release(std::size_t slot);
+
+    std::size_t num_chunks() const { return chunks_.size(); }
+
+  private:
+    struct ChunkRef {
+        std::uint32_t file, chunk;
+    };
+    struct Pending {  // a chunk between decoder and window
+        StreamPosition at;
+        bool last_of_epoch = false, done = false;
+        std::size_t used = 0;
+        RecordBuffer records;
+    };
+    struct Window {
+        std::unique_ptr<Record[]> records;
+        std::size_t size = 0, batches = 0, dispatched = 0, finished = 0;
+        bool last_of_epoch = false;
+        StreamPosition start, end;
+    };
+    struct Scratch {  // of one worker
+        std::vector<std::uint8_t> payload;
+        std::vector<std::uint32_t> order;
+    };
+
+    void work();
+    bool try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch);
+    bool try_commit(std::unique_lock<std::mutex>& lock);
+    bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
+    void fill_batch(const Window& window, std::size_t batch, Slot& slot, std::size_t size, Scratch& scratch) const;
+    void close_window(bool last_of_epoch, StreamPosition end);
+    void start_epoch(std::uint64_t epoch);
+
+    PipelineOptions options_;
+    std::vector<BinpackFile> files_;
+    std::vector<ChunkRef> chunks_;
+    std::vector<Slot> slots_;
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool stop_ = false;
+    std::exception_ptr error_;
+
+    // Where decoding goes on, and the order of that epoch's chunks.
+    StreamPosition decode_at_;
+    std::vector<std::uint32_t> order_;
+
+    std::deque<std::unique_ptr<Pending>> pending_;
+    std::vector<std::unique_ptr<Pending>> idle_pending_;
+    bool committing_ = false;
+    std::size_t first_batch_ = 0;         // where a resumed window starts
+    std::uint64_t batches_of_epoch_ = 0;  // that the epoch being committed has had
+    bool epoch_is_whole_ = false;         // it was started from its beginning
+
+    Window windows_[2];
+    std::deque<Window*> idle_windows_, ready_windows_;
+    Window* filling_ = nullptr;
+
+    std::vector<std::size_t> free_slots_;
+    std::deque<std::shared_ptr<Output>> outputs_;
+    std::vector<std::jthread> workers_;  // last: they use all of the above
+};
+
+}  // namespace nnue::data

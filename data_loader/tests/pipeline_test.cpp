@@ -1,0 +1,236 @@
+// The pipeline's contract: every position once an epoch, an order that threads and processes do not change, exact
+// resume.
+#include "pipeline/pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "games.h"
+#include "pipeline/random.h"
+#include "temporary_directory.h"
+
+namespace nnue::data {
+namespace {
+
+using namespace testing;
+using namespace std::chrono_literals;
+
+constexpr std::size_t kSlots = 3;
+
+class PipelineTest : public TemporaryDirectory {
+  protected:
+    // Two files of several chunks each (concatenated files are files); every record is told by its rule-50 counter.
+    void SetUp() override {
+        TemporaryDirectory::SetUp();
+        const std::vector<Record> games = random_games(1, 12, 60);
+        int id = 0;
+        for (const char* name : {"a", "b"}) {
+            std::vector<char> bytes;
+            for (int chunk = 0; chunk < 5; ++chunk) {
+                std::vector<Record> records(games.begin() + chunk * 17, games.begin() + chunk * 17 + 150);
+                for (Record& record : records) set_record_rule50(record, id++);
+                write_binpack(path("chunk"), records, false);
+                const std::vector<char> part = bytes_of(path("chunk"));
+                bytes.insert(bytes.end(), part.begin(), part.end());
+            }
+            write_bytes(path(name), bytes);
+        }
+        total_ = static_cast<std::size_t>(id);
+        options_.files = {path("a"), path("b")};
+        options_.batch_size = 32;
+        options_.window = 200;
+        options_.threads = 2;
+        options_.drop_last = false;
+        options_.seed = 7;
+    }
+
+    // The ids of `batches` batches or marks (−1) from a place on, and the places behind each.
+    struct Run {
+        std::vector<std::vector<int>> batches;
+        std::vector<StreamPosition> places;
+    };
+    Run run(const PipelineOptions& options, std::size_t batches, StreamPosition start = {}) {
+        std::vector<std::vector<Record>> memory(kSlots, std::vector<Record>(options.batch_size));
+        std::vector<Slot> slots(kSlots);
+        for (std::size_t i = 0; i < kSlots; ++i) slots[i].records = memory[i].data();
+        Pipeline pipeline(options, slots, start);
+        Run result;
+        while (result.batches.size() < batches) {
+            const std::optional<Output> output = pipeline.next(10s);
+            if (!output) {
+                ADD_FAILURE() << "no batch in ten seconds";
+                break;
+            }
+            std::vector<int> ids;
+            if (output->end_of_epoch) {
+                ids.push_back(-1);
+            } else {
+                for (std::size_t i = 0; i < output->size; ++i)
+                    ids.push_back(record_rule50(memory[output->slot][i].bytes.data()));
+                pipeline.release(output->slot);
+            }
+            result.batches.push_back(ids);
+            result.places.push_back(output->after);
+        }
+        return result;
+    }
+
+    static std::vector<int> epoch_of(const Run& run, std::size_t& at) {
+        std::vector<int> ids;
+        while (run.batches[at] != std::vector<int>{-1}) {
+            ids.insert(ids.end(), run.batches[at].begin(), run.batches[at].end());
+            ++at;
+        }
+        ++at;
+        return ids;
+    }
+
+    std::size_t total_ = 0;
+    PipelineOptions options_;
+};
+
+TEST_F(PipelineTest, EveryPositionOnceAnEpochInAnOrderOfItsOwn) {
+    const Run r = run(options_, 120);
+    std::size_t at = 0;
+    std::vector<int> first = epoch_of(r, at), second = epoch_of(r, at);
+    EXPECT_NE(first, second);
+    for (std::vector<int>* ids : {&first, &second}) {
+        ASSERT_EQ(ids->size(), total_);
+        std::sort(ids->begin(), ids->end());
+        for (std::size_t i = 0; i < total_; ++i) ASSERT_EQ((*ids)[i], static_cast<int>(i));
+    }
+}
+
+TEST_F(PipelineTest, UnshuffledIsFileOrder) {
+    options_.shuffle = false;
+    const Run r = run(options_, 60);
+    std::size_t at = 0;
+    const std::vector<int> ids = epoch_of(r, at);
+    ASSERT_EQ(ids.size(), total_);
+    EXPECT_TRUE(std::is_sorted(ids.begin(), ids.end()));
+}
+
+TEST_F(PipelineTest, ThreadsDoNotChangeTheOrder) {
+    const Run one = run(options_, 130);
+    for (const int threads : {1, 3, 8}) {
+        options_.threads = threads;
+        EXPECT_EQ(run(options_, 130).batches, one.batches) << threads;
+    }
+    options_.seed = 8;
+    EXPECT_NE(run(options_, 130).batches, one.batches);
+}
+
+TEST_F(PipelineTest, ProcessesShareEveryBatch) {
+    const Run whole = run(options_, 100);
+    options_.world_size = 4;
+    std::vector<std::vector<int>> joined(100);
+    for (options_.rank = 0; options_.rank < 4; ++options_.rank) {
+        const Run part = run(options_, 100);
+        for (std::size_t i = 0; i < 100; ++i) {
+            if (part.batches[i] == std::vector<int>{-1}) {
+                joined[i] = {-1};
+            } else {
+                joined[i].insert(joined[i].end(), part.batches[i].begin(), part.batches[i].end());
+            }
+        }
+    }
+    EXPECT_EQ(joined, whole.batches);
+}
+
+TEST_F(PipelineTest, ResumesBehindAnyBatch) {
+    for (const bool drop_last : {false, true}) {
+        options_.drop_last = drop_last;
+        const Run whole = run(options_, 110);
+        for (std::size_t at = 0; at < 100; at += 3) {
+            options_.threads = 1 + static_cast<int>(at % 4);
+            const Run rest = run(options_, 10, whole.places[at]);
+            for (std::size_t i = 0; i < 10; ++i)
+                ASSERT_EQ(rest.batches[i], whole.batches[at + 1 + i]) << at << " + " << i;
+        }
+    }
+}
+
+TEST_F(PipelineTest, DropLastLeavesOnlyFullBatches) {
+    options_.drop_last = true;
+    const Run r = run(options_, 100);
+    std::size_t at = 0;
+    const std::vector<int> ids = epoch_of(r, at);
+    EXPECT_EQ(ids.size(), total_ / 32 * 32);
+}
+
+TEST_F(PipelineTest, TooFewPositionsIsAnError) {
+    options_.drop_last = true;
+    options_.batch_size = 2 * total_;
+    std::vector<Record> memory(options_.batch_size);
+    Slot slot;
+    slot.records = memory.data();
+    Pipeline pipeline(options_, {slot}, {});
+    EXPECT_THROW(while (!pipeline.next(10s)){}, FormatError);
+}
+
+TEST_F(PipelineTest, CorruptDataIsAnErrorNotAHang) {
+    std::vector<char> bytes = bytes_of(path("b"));
+    std::fill_n(bytes.begin() + 8 + 34 * 20, 8, '\x7f');
+    write_bytes(path("b"), bytes);
+    std::vector<Record> memory(options_.batch_size);
+    Slot slot;
+    slot.records = memory.data();
+    Pipeline pipeline(options_, {slot}, {});
+    try {
+        while (true) {
+            const std::optional<Output> output = pipeline.next(10s);
+            ASSERT_TRUE(output);
+            if (!output->end_of_epoch) pipeline.release(output->slot);
+        }
+    } catch (const FormatError& error) {
+        const std::string expected =
+            path("b") + ": offset " + std::to_string(8 + 34 * 20) + ": chunk 0, chain at its byte 680";
+        EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
+    }
+}
+
+TEST_F(PipelineTest, StopsWhileWorkIsUnderWay) {
+    for (int i = 0; i < 20; ++i) {
+        std::vector<Record> memory(options_.batch_size);
+        Slot slot;
+        slot.records = memory.data();
+        Pipeline pipeline(options_, {slot}, {});
+        if (i % 2) pipeline.next(1s);
+    }
+}
+
+TEST(Permutation, IsOneForAnySize) {
+    for (std::uint32_t n = 1; n < 300; n += 7) {
+        const Permutation permutation(n, n);
+        std::vector<bool> seen(n);
+        for (std::uint32_t i = 0; i < n; ++i) {
+            ASSERT_LT(permutation(i), n);
+            ASSERT_FALSE(seen[permutation(i)]);
+            seen[permutation(i)] = true;
+        }
+    }
+}
+
+// Where entries land should be even: chi-squared over 16 × 16 cells, far beyond its 255 degrees of freedom otherwise.
+TEST(Permutation, LooksRandom) {
+    constexpr std::uint32_t kSize = 100000;
+    for (std::uint64_t key = 0; key < 5; ++key) {
+        const Permutation permutation(kSize, key);
+        std::map<std::pair<std::uint32_t, std::uint32_t>, int> cells;
+        int fixed_steps = 0;
+        for (std::uint32_t i = 0; i < kSize; ++i) {
+            ++cells[{i * 16ull / kSize, permutation(i) * 16ull / kSize}];
+            fixed_steps += i > 0 && permutation(i) == permutation(i - 1) + 1;
+        }
+        double chi = 0;
+        const double expected = kSize / 256.0;
+        for (const auto& [cell, count] : cells) chi += (count - expected) * (count - expected) / expected;
+        EXPECT_LT(chi, 340) << key;
+        EXPECT_LT(fixed_steps, 12) << key;
+    }
+}
+
+}  // namespace
+}  // namespace nnue::data

@@ -1,0 +1,212 @@
+"""Batches from binpack files: decoded, shuffled and expanded by C++ threads into memory that is allocated once.
+
+The order of positions is a function of (seed, epoch, files, shuffle_buffer, batch_size) alone: not of threads,
+processes or timing. A place in it is a few numbers, so `state_dict` is small and resuming replays at most one buffer.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nnue_trainer import _data
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.features import FeatureSet, feature_set
+from nnue_trainer.errors import UserError
+
+T = TypeVar("T", Batch, Tensor)
+_STATE_VERSION = 1
+_UNSHUFFLED_WINDOW = 8  # batches
+
+
+class _Stream(ABC, Generic[T]):
+    def __init__(
+        self,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        repeat: bool = False,
+        shuffle: bool = True,
+        shuffle_buffer: int = 1 << 22,
+        threads: int = 0,
+        drop_last: bool = True,
+        pin_memory: bool = False,
+        hold: int = 2,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        paths = [files] if isinstance(files, str | os.PathLike) else list(files)
+        self._files = [str(Path(path)) for path in paths]
+        if not self._files:
+            raise UserError("loader: no data files")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("shuffle_buffer", shuffle_buffer, 1),
+            ("hold", hold, 1),
+            ("seed", seed, 0),
+            ("epoch", epoch, 0),
+            ("threads", threads, 0),
+        ):
+            if value < least:
+                raise UserError(f"loader: {name} is {value}, expected at least {least}")
+        if world_size < 1 or not 0 <= rank < world_size or batch_size % world_size:
+            raise UserError(
+                f"loader: rank {rank} of {world_size} processes and a batch of {batch_size}: expected rank < processes "
+                "and a batch that they can share equally"
+            )
+        self.batch_size = batch_size
+        self.local_batch_size = batch_size // world_size
+        self.repeat = repeat
+        self.pin_memory = pin_memory
+        self.hold = hold
+        self._threads = threads or os.cpu_count() or 1
+        self._options: dict[str, Any] = {
+            "files": self._files,
+            "features": self._features_name(),
+            "batch_size": batch_size,
+            "seed": seed,
+            "shuffle": shuffle,
+            "window": shuffle_buffer if shuffle else _UNSHUFFLED_WINDOW * batch_size,
+            "drop_last": drop_last,
+            "threads": self._threads,
+            "rank": rank,
+            "world_size": world_size,
+        }
+        self._place: tuple[int, int, int, int] = (epoch, 0, 0, 0)
+        self._pipeline: _data.Pipeline | None = None
+        self._slots: list[T] = []
+        self._held: deque[int] = deque()
+
+    @abstractmethod
+    def _features_name(self) -> str | None: ...
+
+    @abstractmethod
+    def _allocate(self) -> T: ...
+
+    @abstractmethod
+    def _arrays(self, slot: T) -> Any: ...
+
+    @abstractmethod
+    def _head(self, slot: T, size: int) -> T: ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._place[0]
+
+    def _open(self) -> _data.Pipeline:
+        if self._pipeline is None:
+            if not self._slots:
+                self._slots = [self._allocate() for _ in range(self._threads + self.hold + 1)]
+            self._pipeline = _data.Pipeline(self._options, [self._arrays(slot) for slot in self._slots], self._place)
+        return self._pipeline
+
+    def __iter__(self) -> Iterator[T]:
+        """Batches up to the end of the current epoch, or without end if `repeat`. A batch's memory is used again once
+        `hold` more batches have been taken. Raises UserError naming file and offset for corrupt data."""
+        pipeline = self._open()
+        while True:
+            slot, size, place = pipeline.next()
+            self._place = place
+            if slot < 0:
+                if self.repeat:
+                    continue
+                return
+            self._held.append(slot)
+            batch = self._slots[slot]
+            yield batch if size == self.local_batch_size else self._head(batch, size)
+            while len(self._held) > self.hold - 1:
+                pipeline.release(self._held.popleft())
+
+    def close(self) -> None:
+        """Stops the threads. Iterating again starts them at the same place."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+            self._held.clear()
+
+    def _fingerprint(self) -> dict[str, Any]:
+        files = [[Path(path).name, Path(path).stat().st_size] for path in self._files]
+        return {"files": files} | {key: self._options[key] for key in _ORDER_KEYS}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place behind the last batch taken, and what the order depends on; plain JSON data."""
+        place = dict(zip(("epoch", "chunk", "skip", "batch"), self._place, strict=True))
+        return {"version": _STATE_VERSION, "place": place, "order": self._fingerprint()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with the very next batch. UserError if files or options that decide the order have changed."""
+        if state.get("version") != _STATE_VERSION:
+            raise UserError(f"loader state: version {state.get('version')!r}, expected {_STATE_VERSION}")
+        own = self._fingerprint()
+        for key, value in own.items():
+            if state["order"].get(key) != value:
+                raise UserError(f"loader state: {key} was {state['order'].get(key)!r}, now it is {value!r}")
+        self.close()
+        place = state["place"]
+        self._place = (place["epoch"], place["chunk"], place["skip"], place["batch"])
+
+
+_ORDER_KEYS = ("batch_size", "seed", "shuffle", "window", "drop_last")
+
+
+class Loader(_Stream[Batch]):
+    """Iterates over `Batch`es of index rows.
+
+    `files`: one or several .binpack files, mixed in proportion to their size. `batch_size` counts the positions of all
+    `world_size` processes together; each gets an equal part of every batch. `shuffle_buffer`: positions that are mixed
+    at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in random order before that.
+    `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads` 0: one a CPU.
+    `pin_memory`: page-locked batches, for copies to a CUDA device. `hold`: how many batches stay valid at a time, the
+    newest included. `repeat`: epoch after epoch, without end.
+    """
+
+    def __init__(
+        self,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        features: str | FeatureSet,
+        batch_size: int,
+        **options: Any,
+    ) -> None:
+        self.feature_set = feature_set(features)
+        super().__init__(files, batch_size, **options)
+
+    def _features_name(self) -> str | None:
+        return self.feature_set.name
+
+    def _allocate(self) -> Batch:
+        return Batch.allocate(self.local_batch_size, self.feature_set.max_active, pin_memory=self.pin_memory)
+
+    def _arrays(self, slot: Batch) -> dict[str, npt.NDArray[np.generic]]:
+        return slot.arrays()
+
+    def _head(self, slot: Batch, size: int) -> Batch:
+        return slot.head(size)
+
+
+class RecordLoader(_Stream[Tensor]):
+    """Iterates over batches of packed positions, uint8 [B, 32]; options and order are those of `Loader`."""
+
+    def _features_name(self) -> str | None:
+        return None
+
+    def _allocate(self) -> Tensor:
+        return torch.empty(self.local_batch_size, 32, dtype=torch.uint8, pin_memory=self.pin_memory)
+
+    def _arrays(self, slot: Tensor) -> npt.NDArray[np.generic]:
+        array: npt.NDArray[np.generic] = slot.numpy()
+        return array
+
+    def _head(self, slot: Tensor, size: int) -> Tensor:
+        return slot[:size]
