@@ -1,0 +1,64 @@
+"""Whole binpack files as arrays of records: for tools, tests and small data; training uses `Loader`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnue_trainer import _data
+
+Records = npt.NDArray[np.uint8]
+
+
+def read_chunks(path: str | os.PathLike[str]) -> Iterator[Records]:
+    """The positions of each chunk in file order, uint8 [n, 32]. UserError naming file and offset for corrupt data."""
+    file = _data.BinpackFile(str(Path(path)))
+    for chunk in range(len(file.chunks)):
+        yield file.decode(chunk)[0]
+
+
+def read_binpack(path: str | os.PathLike[str]) -> Records:
+    """All positions of a file, uint8 [n, 32]."""
+    return np.concatenate([np.empty((0, 32), np.uint8), *read_chunks(path)])
+
+
+def write_binpack(path: str | os.PathLike[str], records: Records, *, join_chains: bool = True) -> None:
+    """Writes `path` atomically; consecutive plies of a game become one chain unless `join_chains` is off."""
+    writer = _data.BinpackWriter(str(Path(path)))
+    writer.join_chains = join_chains
+    writer.write(records)
+    writer.finish()
+
+
+@dataclass
+class FileInfo:
+    """What `nnue data info` prints. `statistics`: counts, sums and histograms over all positions."""
+
+    path: str
+    size: int
+    chunks: int = 0
+    chains: int = 0
+    single_position_chains: int = 0
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+
+def file_info(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> FileInfo:
+    """Reads the whole file; `progress(bytes done, bytes in all)` is called after each chunk."""
+    file = _data.BinpackFile(str(Path(path)))
+    info = FileInfo(str(path), file.size, len(file.chunks))
+    statistics = _data.Statistics()
+    for i, (offset, size) in enumerate(file.chunks):
+        records, chains, single = file.decode(i)
+        info.chains += chains
+        info.single_position_chains += single
+        statistics.add(records)
+        if progress:
+            progress(offset + size, file.size)
+    info.statistics = statistics.to_dict()
+    return info
