@@ -12,6 +12,7 @@ files alone, for `make`, which builds the native parts in place.
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 from setuptools import setup
@@ -35,6 +36,13 @@ def find_nvcc() -> str | None:
     candidates += [Path(on_path).resolve()] if on_path else []
     candidates += [Path("/usr/local/cuda/bin/nvcc")]
     return next((str(path) for path in candidates if path.is_file()), None)
+
+
+def toolkit_of(nvcc: str) -> Path:
+    """The CUDA toolkit that nvcc belongs to, in its own words: it may be a script that calls another."""
+    run = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True, check=False)
+    top = re.search(r"^#\$ TOP=(.+)$", run.stderr, re.MULTILINE)
+    return Path(top.group(1)).resolve() if top else Path(nvcc).parent.parent
 
 
 def wants_cuda(nvcc: str | None) -> bool:
@@ -106,9 +114,9 @@ def native_parts() -> dict[str, object]:
     extensions = [cpu_ops, data_module]
 
     nvcc = find_nvcc()
-    if wants_cuda(nvcc) and sources("csrc/cuda/*.cu"):
+    if wants_cuda(nvcc):
         assert nvcc is not None
-        cuda_home = Path(nvcc).parent.parent
+        cuda_home = toolkit_of(nvcc)
         # torch's own discovery gives up where torch is a CPU build; its compile rules need only this variable.
         cpp_extension.CUDA_HOME = str(cuda_home)
         archs = architectures()
@@ -118,7 +126,7 @@ def native_parts() -> dict[str, object]:
             sources("csrc/cuda/*.cu"),
             depends=sources("csrc/*.h", "csrc/cuda/*.cuh"),
             include_dirs=[str(ROOT / "csrc"), str(cuda_home / "include")],
-            library_dirs=[str(cuda_home / "lib64")],
+            library_dirs=[str(path) for path in (cuda_home / "lib64", cuda_home / "lib") if path.is_dir()],
             extra_compile_args={
                 "cxx": [*CXX_FLAGS, *OPS_FLAGS, *defines],
                 "nvcc": [

@@ -1,0 +1,152 @@
+// What every CUDA kernel of the library shares: launching with checked limits, the current stream, the types that
+// weights are summed in, 16-byte vectors, and the walk of a warp over an index row.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "../checks.h"
+
+namespace nnue::cuda {
+
+inline void check_cuda(cudaError_t error, const char* what) {
+    if (error == cudaSuccess) return;
+    throw std::runtime_error(std::string("nnue: ") + what + ": CUDA error " + cudaGetErrorName(error) + ": " +
+                             cudaGetErrorString(error));
+}
+
+// The stream that torch works on now, on the tensor's device.
+inline cudaStream_t current_stream(const Tensor& tensor) {
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+    return static_cast<cudaStream_t>(stream);
+}
+
+// Launches `kernel` and names it, with its grid, in any error. An empty grid is no work and no error.
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, const Arguments&... arguments) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
+    const cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return;
+    std::ostringstream what;
+    what << "kernel " << name << " <<<(" << grid.x << ", " << grid.y << ", " << grid.z << "), (" << block.x << ", "
+         << block.y << ", " << block.z << "), " << shared_bytes << ">>>";
+    check_cuda(error, what.str().c_str());
+}
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+// Blocks for `items` at `per_block` each; kernels stride over what the limit of the grid's x leaves out.
+inline unsigned blocks_for(int64_t items, int64_t per_block) {
+    return static_cast<unsigned>(std::min<int64_t>(divide_up(items, per_block), INT32_MAX));
+}
+
+// What a weight of type T is summed in.
+template <class T>
+struct Sum {
+    using type = float;
+};
+template <>
+struct Sum<double> {
+    using type = double;
+};
+template <class T>
+using sum_t = typename Sum<T>::type;
+
+__device__ inline float to_sum(float x) {
+    return x;
+}
+__device__ inline double to_sum(double x) {
+    return x;
+}
+__device__ inline float to_sum(__half x) {
+    return __half2float(x);
+}
+__device__ inline float to_sum(__nv_bfloat16 x) {
+    return __bfloat162float(x);
+}
+
+template <class T>
+__device__ inline T from_sum(sum_t<T> x) {
+    return static_cast<T>(x);
+}
+template <>
+__device__ inline __half from_sum<__half>(float x) {
+    return __float2half_rn(x);
+}
+template <>
+__device__ inline __nv_bfloat16 from_sum<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+// V elements that are loaded and stored at once: 16 bytes, or one element where N or an address rules that out.
+template <class T, int V>
+struct alignas(V * sizeof(T)) Pack {
+    T at[V];
+};
+template <class T>
+constexpr int kWide = 16 / static_cast<int>(sizeof(T));
+
+template <int V, class T>
+__device__ inline Pack<T, V> load(const T* from) {
+    return *reinterpret_cast<const Pack<T, V>*>(from);
+}
+
+template <int V, class T>
+__device__ inline void load_sums(const T* from, sum_t<T> (&to)[V]) {
+    const Pack<T, V> pack = load<V>(from);
+#pragma unroll
+    for (int i = 0; i < V; ++i) to[i] = to_sum(pack.at[i]);
+}
+
+template <int V, class T>
+__device__ inline void store_sums(T* to, const sum_t<T> (&from)[V]) {
+    Pack<T, V> pack;
+#pragma unroll
+    for (int i = 0; i < V; ++i) pack.at[i] = from_sum<T>(from[i]);
+    *reinterpret_cast<Pack<T, V>*>(to) = pack;
+}
+
+// Whether rows of `columns` elements of `bytes` each can be read 16 bytes at a time from all of these addresses.
+template <class... Pointers>
+bool is_wide(int64_t columns, int64_t bytes, const Pointers*... pointers) {
+    return columns * bytes % 16 == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+// Calls visit(index, value) for every entry of one index row, in order, all lanes together: up to the first -1, leaving
+// out indices outside [0, num_features), so that none can be followed out of the weights. `values` may be null.
+template <class S, class Visit>
+__device__ inline void for_each_entry(const int32_t* row, const S* values, int max_active, int num_features, int lane,
+                                      const Visit& visit) {
+    for (int base = 0; base < max_active; base += kWarp) {
+        const bool inside = base + lane < max_active;
+        const int32_t mine = inside ? row[base + lane] : -1;
+        const S my_value = inside && values != nullptr ? values[base + lane] : S(1);
+        const unsigned ends = __ballot_sync(kAllLanes, mine == -1);
+        const int count = ends == 0 ? kWarp : __ffs(ends) - 1;
+#pragma unroll 4
+        for (int e = 0; e < count; ++e) {
+            const int32_t index = __shfl_sync(kAllLanes, mine, e);
+            const S value = __shfl_sync(kAllLanes, my_value, e);
+            if (static_cast<unsigned>(index) < static_cast<unsigned>(num_features)) visit(index, value);
+        }
+        if (count < kWarp) return;
+    }
+}
+
+}  // namespace nnue::cuda

@@ -1,0 +1,65 @@
+// Kernels of the feature transformer: what the operator (feature_transformer.cu) launches. Pointers, sizes, a stream;
+// no tensors. Contracts: ../feature_transformer.h.
+//
+// Every kernel is a grid of warps; a warp takes one row (or list) and one slab of 32 lanes' columns, 512 bytes where
+// 16-byte access is allowed. The slab is the grid's slow dimension, so that the slab of the weights that all rows read
+// stays in the L2 cache.
+#pragma once
+
+#include "../feature_transformer.h"
+#include "common.cuh"
+
+namespace nnue::feature_transformer {
+
+using cuda::sum_t;
+
+// Indices and values of a batch, as every kernel takes them.
+template <class T>
+struct Rows {
+    const int32_t* indices;  // [rows, max_active]
+    const sum_t<T>* values;  // the same, or null
+    int64_t rows;
+    int max_active;
+    int num_features;
+};
+
+template <class T>
+void launch_forward(const Rows<T>& batch, const T* weight, const T* bias, T* output, int64_t num_outputs,
+                    cudaStream_t stream);
+
+// grad_weight [num_features, num_outputs], zeroed by the caller, is added to with atomics: sums in any order.
+template <class T>
+void launch_weight_gradient_atomic(const Rows<T>& batch, const T* grad_output, sum_t<T>* grad_weight,
+                                   int64_t num_outputs, cudaStream_t stream);
+
+// Rounds `count` sums to T.
+template <class T>
+void launch_round(const sum_t<T>* from, T* to, int64_t count, cudaStream_t stream);
+
+// Bytes of scratch memory of launch_weight_gradient_deterministic.
+template <class T>
+size_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs);
+
+// Writes all of grad_weight, each sum in the order of the batch's rows cut at fixed places: equal bits for equal
+// inputs.
+template <class T>
+void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_output, T* grad_weight,
+                                          int64_t num_outputs, void* scratch, size_t scratch_bytes,
+                                          cudaStream_t stream);
+
+// Rows of partial sums that launch_bias_gradient wants in `partial` [bias_gradient_parts(rows), num_outputs].
+inline int64_t bias_gradient_parts(int64_t rows) {
+    return std::min<int64_t>(128, cuda::divide_up(rows, 64));
+}
+
+// Column sums, in an order that depends on the shape alone.
+template <class T>
+void launch_bias_gradient(const T* grad_output, int64_t rows, int64_t num_outputs, sum_t<T>* partial, T* grad_bias,
+                          cudaStream_t stream);
+
+// grad_values [rows, max_active]: 0 from the end of a row on.
+template <class T>
+void launch_values_gradient(const Rows<T>& batch, const T* grad_output, const T* weight, sum_t<T>* grad_values,
+                            int64_t num_outputs, cudaStream_t stream);
+
+}  // namespace nnue::feature_transformer

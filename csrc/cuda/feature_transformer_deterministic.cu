@@ -1,0 +1,301 @@
+// The deterministic weight gradient: the batch is transposed into (feature -> entries) lists, and each list is summed
+// in the order of the rows.
+//
+// 1. Every entry becomes a pair (feature, place in the batch); padding gets the key num_features. 2. A stable radix
+// sort by feature. 3. Where each feature's list starts. 4. Lists up to kPieceRows entries are one piece, summed in
+// registers and stored; longer ones are cut into pieces at fixed places, whose sums go to scratch memory and are added
+// in order by a last pass. Every element of the gradient is written once: no zero fill, no atomics.
+
+#include <cub/device/device_radix_sort.cuh>
+#include <cub/device/device_scan.cuh>
+
+#include "feature_transformer.cuh"
+
+namespace nnue::feature_transformer {
+namespace {
+
+using namespace nnue::cuda;
+
+constexpr int kWarpsPerBlock = 8;
+const dim3 kBlock(kWarp, kWarpsPerBlock);
+
+// Entries in a piece: few enough that hot features spread over the device, many enough that the scratch sums of any
+// batch stay near 16,384 rows.
+int64_t piece_length(int64_t places) {
+    return std::max<int64_t>(64, divide_up(places, 8192));
+}
+
+// Most pieces that lists longer than one piece can have.
+int64_t max_pieces(int64_t places, int64_t num_features) {
+    const int64_t length = piece_length(places);
+    return places / length + std::min(num_features, places / (length + 1));
+}
+
+// Layout of the scratch memory.
+struct Scratch {
+    int32_t *keys, *sorted_keys;
+    int64_t *places, *sorted_places;
+    int64_t *starts, *pieces, *first_piece;  // [num_features + 1]
+    void* sums;                              // [max_pieces, num_outputs]
+    void* library;                           // what cub asks for
+    size_t library_bytes, total_bytes;
+};
+
+int key_bits(int64_t num_features) {
+    int bits = 1;
+    while ((int64_t(1) << bits) <= num_features) ++bits;
+    return bits;
+}
+
+size_t library_bytes(int64_t places, int64_t num_features) {
+    size_t sort = 0, scan = 0;
+    check_cuda(cub::DeviceRadixSort::SortPairs(nullptr, sort, static_cast<int32_t*>(nullptr),
+                                               static_cast<int32_t*>(nullptr), static_cast<int64_t*>(nullptr),
+                                               static_cast<int64_t*>(nullptr), places, 0, key_bits(num_features)),
+               "radix sort");
+    check_cuda(cub::DeviceScan::ExclusiveSum(nullptr, scan, static_cast<int64_t*>(nullptr),
+                                             static_cast<int64_t*>(nullptr), num_features + 1),
+               "scan");
+    return std::max(sort, scan);
+}
+
+Scratch lay_out(void* base, int64_t places, int64_t num_features, int64_t num_outputs, size_t sum_bytes) {
+    Scratch s{};
+    size_t at = 0;
+    const auto take = [&](size_t bytes) {
+        void* here = static_cast<char*>(base) + at;
+        at += (bytes + 255) / 256 * 256;
+        return here;
+    };
+    s.keys = static_cast<int32_t*>(take(places * sizeof(int32_t)));
+    s.sorted_keys = static_cast<int32_t*>(take(places * sizeof(int32_t)));
+    s.places = static_cast<int64_t*>(take(places * sizeof(int64_t)));
+    s.sorted_places = static_cast<int64_t*>(take(places * sizeof(int64_t)));
+    for (int64_t** array : {&s.starts, &s.pieces, &s.first_piece}) {
+        *array = static_cast<int64_t*>(take((num_features + 1) * sizeof(int64_t)));
+    }
+    s.sums = take(max_pieces(places, num_features) * num_outputs * sum_bytes);
+    s.library_bytes = library_bytes(places, num_features);
+    s.library = take(s.library_bytes);
+    s.total_bytes = at;
+    return s;
+}
+
+// One warp a row: keys and places of all its entries.
+__global__ void key_kernel(const int32_t* __restrict__ indices, int64_t rows, int max_active, int num_features,
+                           int32_t* __restrict__ keys, int64_t* __restrict__ places) {
+    const int lane = threadIdx.x;
+    for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows;
+         row += int64_t(gridDim.x) * blockDim.y) {
+        bool ended = false;
+        for (int64_t base = 0; base < max_active; base += kWarp) {
+            const bool inside = base + lane < max_active;
+            const int64_t place = row * max_active + base + lane;
+            const int32_t index = inside && !ended ? indices[place] : -1;
+            const unsigned ends = __ballot_sync(kAllLanes, index == -1);
+            const int count = ends == 0 ? kWarp : __ffs(ends) - 1;
+            const bool legal = lane < count && static_cast<unsigned>(index) < static_cast<unsigned>(num_features);
+            if (inside) {
+                keys[place] = legal ? index : num_features;
+                places[place] = place;
+            }
+            ended = ended || count < kWarp;
+        }
+    }
+}
+
+// starts[f]: the first sorted place with a key of at least f, for f in [0, num_features].
+__global__ void start_kernel(const int32_t* __restrict__ keys, int64_t count, int64_t num_features,
+                             int64_t* __restrict__ starts) {
+    for (int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; f <= num_features;
+         f += int64_t(gridDim.x) * blockDim.x) {
+        int64_t low = 0, high = count;
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (keys[middle] < f) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        starts[f] = low;
+    }
+}
+
+// Pieces that go through scratch memory: of lists longer than one piece.
+__global__ void piece_kernel(const int64_t* __restrict__ starts, int64_t num_features, int64_t length,
+                             int64_t* __restrict__ pieces) {
+    for (int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; f <= num_features;
+         f += int64_t(gridDim.x) * blockDim.x) {
+        const int64_t entries = f < num_features ? starts[f + 1] - starts[f] : 0;
+        pieces[f] = entries > length ? divide_up(entries, length) : 0;
+    }
+}
+
+template <class T>
+struct Lists {
+    const T* grad_output;
+    const sum_t<T>* values;  // or null
+    const int64_t* places;
+    const int64_t* starts;
+    const int64_t* first_piece;
+    sum_t<T>* sums;
+    T* grad_weight;
+    int64_t num_features;
+    int64_t piece_length;
+    int64_t max_pieces;
+    int64_t num_outputs;
+    int64_t max_active;
+};
+
+// Sum of list entries [begin, end) in V columns.
+template <class T, int V>
+__device__ inline void sum_entries(const Lists<T>& lists, int64_t begin, int64_t end, int64_t column, bool active,
+                                   int lane, sum_t<T> (&sum)[V]) {
+    for (int64_t base = begin; base < end; base += kWarp) {
+        const int count = static_cast<int>(min(end - base, int64_t(kWarp)));
+        int64_t my_row = 0;
+        sum_t<T> my_value = 1;
+        if (lane < count) {
+            const int64_t place = lists.places[base + lane];
+            my_row = place / lists.max_active;
+            if (lists.values != nullptr) my_value = lists.values[place];
+        }
+#pragma unroll 4
+        for (int e = 0; e < count; ++e) {
+            const int64_t row = __shfl_sync(kAllLanes, my_row, e);
+            const sum_t<T> value = __shfl_sync(kAllLanes, my_value, e);
+            if (!active) continue;
+            sum_t<T> part[V];
+            load_sums<V>(lists.grad_output + row * lists.num_outputs + column, part);
+#pragma unroll
+            for (int i = 0; i < V; ++i) sum[i] += value * part[i];
+        }
+    }
+}
+
+// A warp takes a feature whose list is one piece, or a piece of a longer list.
+template <class T, int V>
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock) sum_kernel(Lists<T> lists) {
+    const int lane = threadIdx.x;
+    const int64_t n = lists.num_outputs, features = lists.num_features;
+    const int64_t column = (int64_t(blockIdx.y) * kWarp + lane) * V;
+    const bool active = column < n;
+    for (int64_t task = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; task < features + lists.max_pieces;
+         task += int64_t(gridDim.x) * blockDim.y) {
+        sum_t<T> sum[V] = {};
+        if (task < features) {
+            const int64_t begin = lists.starts[task], end = lists.starts[task + 1];
+            if (end - begin > lists.piece_length) continue;
+            sum_entries<T, V>(lists, begin, end, column, active, lane, sum);
+            if (active) store_sums<V>(lists.grad_weight + task * n + column, sum);
+            continue;
+        }
+        const int64_t piece = task - features;
+        if (piece >= lists.first_piece[features]) return;
+        int64_t low = 0, high = features;  // the last feature whose first piece is not behind this one
+        while (high - low > 1) {
+            const int64_t middle = (low + high) / 2;
+            if (lists.first_piece[middle] <= piece) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        const int64_t begin = lists.starts[low] + (piece - lists.first_piece[low]) * lists.piece_length;
+        sum_entries<T, V>(lists, begin, min(begin + lists.piece_length, lists.starts[low + 1]), column, active, lane,
+                          sum);
+        if (active) {
+            Pack<sum_t<T>, V>* out = reinterpret_cast<Pack<sum_t<T>, V>*>(lists.sums + piece * n + column);
+#pragma unroll
+            for (int i = 0; i < V; ++i) out->at[i] = sum[i];
+        }
+    }
+}
+
+// Adds the pieces of the longer lists, in order.
+template <class T, int V>
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock) combine_kernel(Lists<T> lists) {
+    const int64_t n = lists.num_outputs;
+    const int64_t column = (int64_t(blockIdx.y) * kWarp + threadIdx.x) * V;
+    if (column >= n) return;
+    for (int64_t f = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; f < lists.num_features;
+         f += int64_t(gridDim.x) * blockDim.y) {
+        const int64_t begin = lists.first_piece[f], end = lists.first_piece[f + 1];
+        if (begin == end) continue;
+        sum_t<T> sum[V] = {};
+#pragma unroll 4
+        for (int64_t piece = begin; piece < end; ++piece) {
+#pragma unroll
+            for (int i = 0; i < V; ++i) sum[i] += lists.sums[piece * n + column + i];
+        }
+        store_sums<V>(lists.grad_weight + f * n + column, sum);
+    }
+}
+
+template <class T, int V>
+void launch_sums(const Lists<T>& lists, cudaStream_t stream) {
+    const auto slabs = static_cast<unsigned>(divide_up(lists.num_outputs, kWarp * V));
+    launch("weight_gradient_sum", sum_kernel<T, V>,
+           dim3(blocks_for(lists.num_features + lists.max_pieces, kWarpsPerBlock), slabs), kBlock, 0, stream, lists);
+    launch("weight_gradient_combine", combine_kernel<T, V>,
+           dim3(lists.max_pieces == 0 ? 0 : blocks_for(lists.num_features, kWarpsPerBlock), slabs), kBlock, 0, stream,
+           lists);
+}
+
+}  // namespace
+
+template <class T>
+size_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs) {
+    return lay_out(nullptr, batch.rows * batch.max_active, batch.num_features, num_outputs, sizeof(sum_t<T>))
+        .total_bytes;
+}
+
+template <class T>
+void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_output, T* grad_weight, int64_t n,
+                                          void* scratch, size_t, cudaStream_t stream) {
+    const int64_t places = batch.rows * batch.max_active, features = batch.num_features;
+    Scratch s = lay_out(scratch, places, features, n, sizeof(sum_t<T>));
+    launch("weight_gradient_keys", key_kernel, blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream, batch.indices,
+           batch.rows, batch.max_active, batch.num_features, s.keys, s.places);
+    if (places > 0) {
+        check_cuda(cub::DeviceRadixSort::SortPairs(s.library, s.library_bytes, s.keys, s.sorted_keys, s.places,
+                                                   s.sorted_places, places, 0, key_bits(features), stream),
+                   "radix sort");
+    }
+    launch("weight_gradient_starts", start_kernel, blocks_for(features + 1, 256), 256, 0, stream, s.sorted_keys, places,
+           features, s.starts);
+    launch("weight_gradient_pieces", piece_kernel, blocks_for(features + 1, 256), 256, 0, stream, s.starts, features,
+           piece_length(places), s.pieces);
+    check_cuda(cub::DeviceScan::ExclusiveSum(s.library, s.library_bytes, s.pieces, s.first_piece, features + 1, stream),
+               "scan");
+    const Lists<T> lists{grad_output,
+                         batch.values,
+                         s.sorted_places,
+                         s.starts,
+                         s.first_piece,
+                         static_cast<sum_t<T>*>(s.sums),
+                         grad_weight,
+                         features,
+                         piece_length(places),
+                         max_pieces(places, features),
+                         n,
+                         batch.max_active};
+    if (is_wide(n, sizeof(T), grad_output, grad_weight)) {
+        launch_sums<T, kWide<T>>(lists, stream);
+    } else {
+        launch_sums<T, 1>(lists, stream);
+    }
+}
+
+#define NNUE_INSTANTIATE(T)                                                                                     \
+    template size_t deterministic_scratch_bytes<T>(const Rows<T>&, int64_t);                                    \
+    template void launch_weight_gradient_deterministic<T>(const Rows<T>&, const T*, T*, int64_t, void*, size_t, \
+                                                          cudaStream_t);
+NNUE_INSTANTIATE(float)
+NNUE_INSTANTIATE(double)
+NNUE_INSTANTIATE(__half)
+NNUE_INSTANTIATE(__nv_bfloat16)
+#undef NNUE_INSTANTIATE
+
+}  // namespace nnue::feature_transformer

@@ -1,0 +1,252 @@
+// The classic kernels of the feature transformer: gather, and scatter with atomics. See feature_transformer.cuh.
+
+#include "feature_transformer.cuh"
+
+namespace nnue::feature_transformer {
+namespace {
+
+using namespace nnue::cuda;
+
+constexpr int kWarpsPerBlock = 8;
+const dim3 kBlock(kWarp, kWarpsPerBlock);
+
+// x: rows, y: slabs of kWarp * V columns.
+template <int V>
+dim3 grid_for(int64_t rows, int64_t columns) {
+    return dim3(blocks_for(rows, kWarpsPerBlock), static_cast<unsigned>(divide_up(columns, kWarp * V)));
+}
+
+template <class Body>
+__device__ inline void for_each_row(int64_t rows, const Body& body) {
+    for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows;
+         row += int64_t(gridDim.x) * blockDim.y) {
+        body(row);
+    }
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
+    forward_kernel(Rows<T> batch, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ output,
+                   int64_t n) {
+    const int lane = threadIdx.x;
+    const int64_t column = (int64_t(blockIdx.y) * kWarp + lane) * V;
+    const bool active = column < n;
+    for_each_row(batch.rows, [&](int64_t row) {
+        sum_t<T> sum[V] = {};
+        if (active) load_sums<V>(bias + column, sum);
+        const int64_t offset = row * batch.max_active;
+        for_each_entry(batch.indices + offset, batch.values == nullptr ? nullptr : batch.values + offset,
+                       batch.max_active, batch.num_features, lane, [&](int32_t index, sum_t<T> value) {
+                           if (!active) return;
+                           sum_t<T> part[V];
+                           load_sums<V>(weight + index * n + column, part);
+#pragma unroll
+                           for (int i = 0; i < V; ++i) sum[i] += value * part[i];
+                       });
+        if (active) store_sums<V>(output + row * n + column, sum);
+    });
+}
+
+// Adds V neighbours to memory; 16 bytes at once where the hardware can.
+template <int V, class S>
+__device__ inline void atomic_add(S* to, const S (&part)[V]) {
+#if __CUDA_ARCH__ >= 900
+    constexpr bool kFour = std::is_same_v<S, float> && V % 4 == 0;
+#else
+    constexpr bool kFour = false;
+#endif
+    if constexpr (kFour) {
+#pragma unroll
+        for (int i = 0; i < V; i += 4) {
+            atomicAdd(reinterpret_cast<float4*>(to + i), make_float4(part[i], part[i + 1], part[i + 2], part[i + 3]));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < V; ++i) atomicAdd(to + i, part[i]);
+    }
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
+    weight_gradient_atomic_kernel(Rows<T> batch, const T* __restrict__ grad_output, sum_t<T>* __restrict__ grad_weight,
+                                  int64_t n) {
+    const int lane = threadIdx.x;
+    const int64_t column = (int64_t(blockIdx.y) * kWarp + lane) * V;
+    for_each_row(batch.rows, [&](int64_t row) {
+        sum_t<T> gradient[V] = {};
+        if (column < n) load_sums<V>(grad_output + row * n + column, gradient);
+        bool any = false;  // most gradients behind a clipped activation are zero
+#pragma unroll
+        for (int i = 0; i < V; ++i) any = any || gradient[i] != 0;
+        if (__ballot_sync(kAllLanes, any) == 0) return;
+        const int64_t offset = row * batch.max_active;
+        for_each_entry(batch.indices + offset, batch.values == nullptr ? nullptr : batch.values + offset,
+                       batch.max_active, batch.num_features, lane, [&](int32_t index, sum_t<T> value) {
+                           if (!any) return;
+                           sum_t<T> part[V];
+#pragma unroll
+                           for (int i = 0; i < V; ++i) part[i] = value * gradient[i];
+                           atomic_add<V>(grad_weight + index * n + column, part);
+                       });
+    });
+}
+
+template <class T>
+__global__ void round_kernel(const sum_t<T>* __restrict__ from, T* __restrict__ to, int64_t count) {
+    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) {
+        to[i] = from_sum<T>(from[i]);
+    }
+}
+
+// Part p sums rows [p * per_part, (p + 1) * per_part): each warp every eighth row, then the warps in order.
+template <class T, int V>
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
+    bias_parts_kernel(const T* __restrict__ grad_output, int64_t rows, int64_t per_part, int64_t n,
+                      sum_t<T>* __restrict__ partial) {
+    __shared__ sum_t<T> sums[kWarpsPerBlock][kWarp * V];
+    const int64_t column = (int64_t(blockIdx.y) * kWarp + threadIdx.x) * V;
+    const int64_t begin = blockIdx.x * per_part, end = min(begin + per_part, rows);
+    sum_t<T> sum[V] = {};
+    if (column < n) {
+#pragma unroll 4
+        for (int64_t row = begin + threadIdx.y; row < end; row += kWarpsPerBlock) {
+            sum_t<T> part[V];
+            load_sums<V>(grad_output + row * n + column, part);
+#pragma unroll
+            for (int i = 0; i < V; ++i) sum[i] += part[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < V; ++i) sums[threadIdx.y][threadIdx.x * V + i] = sum[i];
+    __syncthreads();
+    for (int c = threadIdx.y * kWarp + threadIdx.x; c < kWarp * V; c += kWarp * kWarpsPerBlock) {
+        const int64_t out = int64_t(blockIdx.y) * kWarp * V + c;
+        if (out >= n) continue;
+        sum_t<T> total = 0;
+#pragma unroll
+        for (int w = 0; w < kWarpsPerBlock; ++w) total += sums[w][c];
+        partial[blockIdx.x * n + out] = total;
+    }
+}
+
+template <class T>
+__global__ void bias_total_kernel(const sum_t<T>* __restrict__ partial, int64_t parts, int64_t n,
+                                  T* __restrict__ grad_bias) {
+    const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (column >= n) return;
+    sum_t<T> total = 0;
+#pragma unroll 8
+    for (int64_t p = 0; p < parts; ++p) total += partial[p * n + column];
+    grad_bias[column] = from_sum<T>(total);
+}
+
+// One warp a row: the lanes share the columns of a dot product, lane e keeps that of entry e.
+template <class T, int V>
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
+    values_gradient_kernel(Rows<T> batch, const T* __restrict__ grad_output, const T* __restrict__ weight,
+                           sum_t<T>* __restrict__ grad_values, int64_t n) {
+    const int lane = threadIdx.x;
+    for_each_row(batch.rows, [&](int64_t row) {
+        const T* gradient = grad_output + row * n;
+        bool ended = false;
+        for (int64_t base = 0; base < batch.max_active; base += kWarp) {
+            const bool inside = base + lane < batch.max_active;
+            const int32_t mine = inside && !ended ? batch.indices[row * batch.max_active + base + lane] : -1;
+            const unsigned ends = __ballot_sync(kAllLanes, mine == -1);
+            const int count = ends == 0 ? kWarp : __ffs(ends) - 1;
+            sum_t<T> result = 0;
+            for (int e = 0; e < count; ++e) {
+                const int32_t index = __shfl_sync(kAllLanes, mine, e);
+                if (static_cast<unsigned>(index) >= static_cast<unsigned>(batch.num_features)) continue;
+                sum_t<T> dot = 0;
+                for (int64_t c = int64_t(lane) * V; c < n; c += kWarp * V) {
+                    sum_t<T> x[V], y[V];
+                    load_sums<V>(gradient + c, x);
+                    load_sums<V>(weight + index * n + c, y);
+#pragma unroll
+                    for (int i = 0; i < V; ++i) dot += x[i] * y[i];
+                }
+#pragma unroll
+                for (int step = kWarp / 2; step > 0; step /= 2) dot += __shfl_xor_sync(kAllLanes, dot, step);
+                if (lane == e) result = dot;
+            }
+            if (inside) grad_values[row * batch.max_active + base + lane] = result;
+            ended = ended || count < kWarp;
+        }
+    });
+}
+
+}  // namespace
+
+template <class T>
+void launch_forward(const Rows<T>& batch, const T* weight, const T* bias, T* output, int64_t n, cudaStream_t stream) {
+    if (is_wide(n, sizeof(T), weight, bias, output)) {
+        launch("feature_transformer_forward", forward_kernel<T, kWide<T>>, grid_for<kWide<T>>(batch.rows, n), kBlock, 0,
+               stream, batch, weight, bias, output, n);
+    } else {
+        launch("feature_transformer_forward", forward_kernel<T, 1>, grid_for<1>(batch.rows, n), kBlock, 0, stream,
+               batch, weight, bias, output, n);
+    }
+}
+
+template <class T>
+void launch_weight_gradient_atomic(const Rows<T>& batch, const T* grad_output, sum_t<T>* grad_weight, int64_t n,
+                                   cudaStream_t stream) {
+    if (is_wide(n, sizeof(T), grad_output, grad_weight)) {
+        launch("weight_gradient_atomic", weight_gradient_atomic_kernel<T, kWide<T>>, grid_for<kWide<T>>(batch.rows, n),
+               kBlock, 0, stream, batch, grad_output, grad_weight, n);
+    } else {
+        launch("weight_gradient_atomic", weight_gradient_atomic_kernel<T, 1>, grid_for<1>(batch.rows, n), kBlock, 0,
+               stream, batch, grad_output, grad_weight, n);
+    }
+}
+
+template <class T>
+void launch_round(const sum_t<T>* from, T* to, int64_t count, cudaStream_t stream) {
+    launch("round", round_kernel<T>, blocks_for(count, 1024), 256, 0, stream, from, to, count);
+}
+
+template <class T>
+void launch_bias_gradient(const T* grad_output, int64_t rows, int64_t n, sum_t<T>* partial, T* grad_bias,
+                          cudaStream_t stream) {
+    const int64_t parts = bias_gradient_parts(rows);
+    const int64_t per_part = parts == 0 ? 0 : divide_up(rows, parts);
+    const auto grid = [&](int v) {
+        return dim3(static_cast<unsigned>(parts), static_cast<unsigned>(divide_up(n, kWarp * v)));
+    };
+    if (is_wide(n, sizeof(T), grad_output)) {
+        launch("bias_parts", bias_parts_kernel<T, kWide<T>>, grid(kWide<T>), kBlock, 0, stream, grad_output, rows,
+               per_part, n, partial);
+    } else {
+        launch("bias_parts", bias_parts_kernel<T, 1>, grid(1), kBlock, 0, stream, grad_output, rows, per_part, n,
+               partial);
+    }
+    launch("bias_total", bias_total_kernel<T>, blocks_for(n, 64), 64, 0, stream, partial, parts, n, grad_bias);
+}
+
+template <class T>
+void launch_values_gradient(const Rows<T>& batch, const T* grad_output, const T* weight, sum_t<T>* grad_values,
+                            int64_t n, cudaStream_t stream) {
+    const dim3 grid(blocks_for(batch.rows, kWarpsPerBlock));
+    if (is_wide(n, sizeof(T), grad_output, weight)) {
+        launch("values_gradient", values_gradient_kernel<T, kWide<T>>, grid, kBlock, 0, stream, batch, grad_output,
+               weight, grad_values, n);
+    } else {
+        launch("values_gradient", values_gradient_kernel<T, 1>, grid, kBlock, 0, stream, batch, grad_output, weight,
+               grad_values, n);
+    }
+}
+
+#define NNUE_INSTANTIATE(T)                                                                                     \
+    template void launch_forward<T>(const Rows<T>&, const T*, const T*, T*, int64_t, cudaStream_t);             \
+    template void launch_weight_gradient_atomic<T>(const Rows<T>&, const T*, sum_t<T>*, int64_t, cudaStream_t); \
+    template void launch_round<T>(const sum_t<T>*, T*, int64_t, cudaStream_t);                                  \
+    template void launch_bias_gradient<T>(const T*, int64_t, int64_t, sum_t<T>*, T*, cudaStream_t);             \
+    template void launch_values_gradient<T>(const Rows<T>&, const T*, const T*, sum_t<T>*, int64_t, cudaStream_t);
+NNUE_INSTANTIATE(float)
+NNUE_INSTANTIATE(double)
+NNUE_INSTANTIATE(__half)
+NNUE_INSTANTIATE(__nv_bfloat16)
+#undef NNUE_INSTANTIATE
+
+}  // namespace nnue::feature_transformer

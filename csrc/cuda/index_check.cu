@@ -1,0 +1,190 @@
+// See index_check.cuh. A report is a record in pinned host memory that the kernel writes, behind a flag in device
+// memory that lets one thread do so. Each device has one for async checks, and a pool for sync ones, one for each call
+// in flight.
+
+#include <torch/csrc/stable/library.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../build_info.h"
+#include "common.cuh"
+#include "index_check.cuh"
+
+namespace nnue::cuda {
+
+struct Finding {
+    const char* op;
+    int64_t row;
+    int64_t num_features;
+    int32_t index;
+    int32_t set;
+};
+
+struct IndexReport {
+    volatile Finding* finding = nullptr;  // pinned, mapped: host and device see it
+    unsigned* claimed = nullptr;          // device
+    cudaEvent_t done = nullptr;
+};
+
+namespace {
+
+enum Mode : int { sync_mode, async_mode, off_mode };
+std::atomic<int> mode{sync_mode};
+
+struct DeviceReports {
+    IndexReport* async = nullptr;
+    std::vector<IndexReport*> idle;  // for sync checks
+};
+std::mutex mutex;
+// Reports live as long as the process: a graph may write to one at any time.
+std::map<int, DeviceReports>& reports() {
+    static auto* all = new std::map<int, DeviceReports>;
+    return *all;
+}
+
+// Allocating and waiting is forbidden to a thread while any stream is captured in the strict mode; ours never touch the
+// capture.
+class RelaxedCapture {
+  public:
+    RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+  private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+IndexReport* make_report() {
+    auto* report = new IndexReport;
+    void* memory = nullptr;
+    check_cuda(cudaHostAlloc(&memory, sizeof(Finding), cudaHostAllocMapped | cudaHostAllocPortable), "index check");
+    report->finding = static_cast<volatile Finding*>(memory);
+    report->finding->set = 0;
+    check_cuda(cudaMalloc(&report->claimed, sizeof(unsigned)), "index check");
+    cudaStream_t stream = nullptr;  // its own: the default stream may be captured
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "index check");
+    check_cuda(cudaMemsetAsync(report->claimed, 0, sizeof(unsigned), stream), "index check");
+    check_cuda(cudaStreamSynchronize(stream), "index check");
+    check_cuda(cudaStreamDestroy(stream), "index check");
+    check_cuda(cudaEventCreateWithFlags(&report->done, cudaEventDisableTiming), "index check");
+    return report;
+}
+
+// Throws what `report` holds, if anything, and makes it ready for the next.
+void raise(IndexReport* report, cudaStream_t stream, bool earlier) {
+    if (report->finding->set == 0) return;
+    const Finding found{report->finding->op, report->finding->row, report->finding->num_features,
+                        report->finding->index, 1};
+    report->finding->set = 0;
+    check_cuda(cudaMemsetAsync(report->claimed, 0, sizeof(unsigned), stream), "index check");
+    check_cuda(cudaStreamSynchronize(stream), "index check");
+    try {
+        fail_index(found.op, found.row, found.index, found.num_features);
+    } catch (const std::runtime_error& error) {
+        if (!earlier) throw;
+        throw std::runtime_error(std::string(error.what()) + " (in an earlier call, or a CUDA graph's replay)");
+    }
+}
+
+// One warp a row.
+__global__ void check_rows(const int32_t* indices, int64_t rows, int max_active, int64_t num_features, const char* op,
+                           volatile Finding* finding, unsigned* claimed) {
+    const int lane = threadIdx.x;
+    for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows;
+         row += int64_t(gridDim.x) * blockDim.y) {
+        for (int64_t base = 0; base < max_active; base += kWarp) {
+            const int32_t index = base + lane < max_active ? indices[row * max_active + base + lane] : -1;
+            const unsigned ends = __ballot_sync(kAllLanes, index == -1);
+            const int count = ends == 0 ? kWarp : __ffs(ends) - 1;
+            if (lane < count && (index < 0 || index >= num_features) && atomicExch(claimed, 1u) == 0) {
+                finding->op = op;
+                finding->row = row;
+                finding->num_features = num_features;
+                finding->index = index;
+                __threadfence_system();
+                finding->set = 1;
+            }
+            if (count < kWarp) break;
+        }
+    }
+}
+
+bool is_capturing(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(stream, &status), "index check");
+    return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+IndexCheck::IndexCheck(const char* op, const int32_t* indices, int64_t rows, int64_t max_active, int64_t num_features,
+                       int device, cudaStream_t stream)
+    : device_(device), stream_(stream) {
+    const int now = mode.load(std::memory_order_relaxed);
+    if (now == off_mode || rows == 0 || max_active == 0) return;
+    const bool capturing = is_capturing(stream);
+    const RelaxedCapture relaxed;
+    IndexReport* report = nullptr;
+    {
+        const std::lock_guard lock(mutex);
+        DeviceReports& mine = reports()[device];
+        if (mine.async == nullptr) mine.async = make_report();
+        if (!capturing) raise(mine.async, stream, true);
+        if (capturing || now == async_mode) {
+            report = mine.async;
+        } else if (mine.idle.empty()) {
+            report = own_ = make_report();
+        } else {
+            report = own_ = mine.idle.back();
+            mine.idle.pop_back();
+        }
+    }
+    constexpr int kRowsPerBlock = 8;
+    const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(divide_up(rows, kRowsPerBlock), 4096));
+    launch("check_rows", check_rows, blocks, dim3(kWarp, kRowsPerBlock), 0, stream, indices, rows,
+           static_cast<int>(max_active), num_features, op, report->finding, report->claimed);
+    if (own_ != nullptr) check_cuda(cudaEventRecord(own_->done, stream), "index check");
+}
+
+void IndexCheck::finish() {
+    if (own_ == nullptr) return;
+    const RelaxedCapture relaxed;
+    check_cuda(cudaEventSynchronize(own_->done), "index check");
+    raise(own_, stream_, false);
+}
+
+IndexCheck::~IndexCheck() {
+    if (own_ == nullptr) return;
+    const std::lock_guard lock(mutex);
+    reports()[device_].idle.push_back(own_);
+}
+
+namespace {
+
+int64_t set_cuda_index_check(int64_t new_mode) {
+    if (new_mode < sync_mode || new_mode > off_mode) fail("set_cuda_index_check", "mode", new_mode, "0, 1 or 2");
+    return mode.exchange(static_cast<int>(new_mode));
+}
+
+void raise_cuda_index_errors() {
+    const std::lock_guard lock(mutex);
+    for (const auto& [device, mine] : reports()) {
+        const torch::stable::accelerator::DeviceGuard guard(device);
+        check_cuda(cudaDeviceSynchronize(), "raise_cuda_index_errors");
+        raise(mine.async, nullptr, true);
+    }
+}
+
+}  // namespace
+}  // namespace nnue::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
+    m.impl("set_cuda_index_check", TORCH_BOX(&nnue::cuda::set_cuda_index_check));
+    m.impl("raise_cuda_index_errors", TORCH_BOX(&nnue::cuda::raise_cuda_index_errors));
+}
+
+NNUE_BUILD_INFO("\"library\": \"cuda\", \"cuda\": \"" NNUE_STRINGIZE(__CUDACC_VER_MAJOR__) "." NNUE_STRINGIZE(
+    __CUDACC_VER_MINOR__) "\", \"architectures\": \"" NNUE_STRINGIZE(NNUE_CUDA_ARCHS) "\"");
