@@ -34,7 +34,8 @@ def _load(path: Path, how_to_build: str) -> str | None:
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
-        return " ".join(str(error).split())
+        # torch wraps the loader's error, which alone says what is missing.
+        return " ".join(str(error.__cause__ or error).split())
     return None
 
 

@@ -39,9 +39,7 @@ def test_libraries_are_loaded() -> None:
         assert "was not built" in str(libraries.cuda_error)
     elif torch.version.cuda is None:
         # The loader's own words: what is missing is in a CUDA build of torch.
-        assert "aoti_torch_get_current_cuda_stream" in str(libraries.cuda_error) or "_ops_cuda" in str(
-            libraries.cuda_error
-        )
+        assert "undefined symbol" in str(libraries.cuda_error)
     else:
         assert libraries.cuda_error is None
 
