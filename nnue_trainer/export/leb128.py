@@ -12,7 +12,7 @@ import numpy as np
 
 MAGIC = b"COMPRESSED_LEB128"
 # Elements at a time: keeps the 64-bit scratch arrays in the cache's reach instead of at gigabytes.
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 
 
 class LebError(ValueError):
@@ -36,10 +36,11 @@ def encode(values: np.ndarray) -> bytes:
             length += magnitude >> (7 * n - 1) > 0
         start = np.cumsum(length) - length
         out = np.empty(int(start[-1] + length[-1]), np.uint8)
+        longer = np.arange(chunk.size)
         for k in range(int(length.max())):
-            has = length > k
-            more = np.where(length[has] > k + 1, 0x80, 0)
-            out[start[has] + k] = (chunk[has] >> 7 * k & 0x7F) | more
+            more = length[longer] > k + 1
+            out[start[longer] + k] = (chunk[longer] >> 7 * k & 0x7F) | more * 0x80
+            longer = longer[more]
         parts.append(out.tobytes())
     return b"".join(parts)
 
@@ -65,12 +66,13 @@ def decode(payload: bytes | memoryview, count: int, dtype: np.dtype[Any]) -> np.
         length = last - first + 1
         if int(length.max()) > 5:
             raise LebError(int(first[length.argmax()]), f"a number of {int(length.max())} bytes, expected at most 5")
-        value = np.zeros(last.size, np.int64)
-        for k in range(int(length.max())):
-            has = length > k
-            value[has] |= (data[first[has] + k] & 0x7F).astype(np.int64) << 7 * k
-        negative = (data[last] & 0x40) != 0
-        value[negative] -= np.int64(1) << 7 * length[negative]
+        value = (data[first] & 0x7F).astype(np.int64)
+        # Nearly all numbers are one or two bytes long: look on only where there is more.
+        longer = np.flatnonzero(length > 1)
+        for k in range(1, int(length.max())):
+            value[longer] |= (data[first[longer] + k] & 0x7F).astype(np.int64) << 7 * k
+            longer = longer[length[longer] > k + 1]
+        value -= (data[last] & 0x40 != 0) * (np.int64(1) << 7 * length)
         wrong = (value < limits.min) | (value > limits.max)
         if wrong.any():
             at = int(wrong.argmax())

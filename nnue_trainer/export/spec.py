@@ -250,7 +250,7 @@ def described(description: bytes, where: str) -> tuple[str, SfnnV5Config | Simpl
     try:
         facts = json.loads(description[start:])
         name, architecture = facts["net"], facts["architecture"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{where}: description: damaged architecture record ({error})") from None
     if not isinstance(architecture, Mapping):
         raise UserError(f"{where}: description: architecture is {architecture!r}, expected a mapping")

@@ -268,3 +268,37 @@ def test_bad_simple_nets_are_refused(simple_file: bytes, tmp_path) -> None:
     assert "end of net: 2 bytes more" in refusal(path, simple_file + b"\0\0")
     assert "this is a simple net, expected sfnnv5" in refusal(path, simple_file, "sfnnv5")
     assert "no architecture record" in refusal(path, simple_file[:8] + bytes(4) + simple_file[12 + length :])
+
+
+def test_a_description_that_is_no_json_is_refused(tmp_path) -> None:
+    for record in (
+        b'{"nnue_trainer":' + b"[" * 100000,
+        b'{"nnue_trainer":"1"}',
+        b'{"nnue_trainer":"\xff',
+        b'{"nnue_trainer":1',
+    ):
+        header = struct.pack("<III", 0x7AF32F20, 0x1C102EF2, len(record)) + record
+        assert "description: damaged architecture record" in refusal(tmp_path / "bad.nnue", header)
+    record = b'{"nnue_trainer":"1","net":"sfnnv5","architecture":7}'
+    header = struct.pack("<III", 0x7AF32F20, 0x1C102EF2, len(record)) + record
+    assert "description: architecture is 7, expected a mapping" in refusal(tmp_path / "bad.nnue", header)
+
+
+@pytest.mark.parametrize("kind", ["sfnnv5", "simple"])
+def test_damaged_files_are_read_or_refused_but_never_crash(kind: str, tmp_path) -> None:
+    source = random_checkpoint({"kind": "sfnnv5", "l1": 32} if kind == "sfnnv5" else {"kind": "simple", "hidden": 8})
+    file = to_bytes(net_from_checkpoint(source, "c", any_l1=True))
+    path = tmp_path / "damaged.nnue"
+    generator = np.random.default_rng(11)
+    messages = []
+    for trial in range(60):
+        damaged = np.frombuffer(file, np.uint8).copy()
+        where = generator.integers(0, 260 if trial % 2 else len(file), 1 + trial % 3)
+        damaged[where] = generator.integers(0, 256, where.size)
+        path.write_bytes(damaged[: generator.integers(0, len(file)) if trial % 5 == 0 else None].tobytes())
+        try:
+            read_net(path)
+        except UserError as error:
+            messages.append(str(error))
+    assert len(messages) > 20
+    assert all(message.startswith(f"{path}: ") and "\n" not in message for message in messages)
