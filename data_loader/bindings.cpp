@@ -7,11 +7,13 @@
 #include <thread>
 
 #include "chess/fen.h"
+#include "chess/game.h"
 #include "chess/position.h"
 #include "chess/record.h"
 #include "features/registry.h"
 #include "formats/binpack.h"
 #include "formats/statistics.h"
+#include "formats/validation.h"
 #include "pipeline/kernels.h"
 #include "pipeline/parallel.h"
 #include "pipeline/pipeline.h"
@@ -309,4 +311,36 @@ PYBIND11_MODULE(_data, m) {
                  statistics.add({in, n});
              })
         .def("to_dict", &to_dict);
+
+    py::class_<Validator>(m, "Validator")
+        .def(py::init<>())
+        .def("add",
+             [](Validator& validator, const Array<std::uint8_t>& records) {
+                 const Record* in = records_of(records, "validate");
+                 const auto n = static_cast<std::size_t>(records.shape(0));
+                 py::gil_scoped_release release;
+                 validator.add({in, n});
+             })
+        .def_property_readonly("positions", &Validator::positions)
+        .def_property_readonly("problems", [](const Validator& validator) {
+            py::list list;
+            for (const Problem& p : validator.problems()) list.append(py::make_tuple(p.name, p.count, p.first));
+            return list;
+        });
+
+    py::class_<Game>(m, "Game")
+        .def(py::init<std::string_view>())
+        .def_property_readonly("fen", [](const Game& game) { return format_fen(game.position()); })
+        .def_property_readonly("white_to_move", [](const Game& game) { return game.position().side_to_move == kWhite; })
+        .def_property_readonly("ply", [](const Game& game) { return game.position().ply; })
+        .def("legal_moves",
+             [](const Game& game) {
+                 std::vector<std::string> moves;
+                 for (const Move move : legal_moves(game.position())) moves.push_back(format_uci(move));
+                 return moves;
+             })
+        .def("play", &Game::play)
+        .def("record", &Game::record)
+        .def("outcome", &Game::outcome)
+        .def("records", [](const Game& game, int result) { return copy_records(game.records(result)); });
 }

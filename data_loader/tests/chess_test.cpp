@@ -110,6 +110,59 @@ TEST(Play, TakingAKingIsRefused) {
     EXPECT_FALSE(play(p, Move::make(kNormal, 4, 60)));
 }
 
+// Leaf counts of the move tree, known for these positions since long.
+std::uint64_t perft(const Position& p, int depth) {
+    if (depth == 0) return 1;
+    std::uint64_t leaves = 0;
+    for (const Move move : legal_moves(p)) {
+        Position after = p;
+        play(after, move);
+        leaves += perft(after, depth - 1);
+    }
+    return leaves;
+}
+
+TEST(LegalMoves, Perft) {
+    EXPECT_EQ(perft(parse_fen(kStartFen), 4), 197281u);
+    EXPECT_EQ(perft(parse_fen("r3k2r/p1ppqpb1/bn2pnp1/3PN3/1p2P3/2N2Q1p/PPPBBPPP/R3K2R w KQkq - 0 1"), 3), 97862u);
+    EXPECT_EQ(perft(parse_fen("8/2p5/3p4/KP5r/1R3p1k/8/4P1P1/8 w - - 0 1"), 5), 674624u);
+    EXPECT_EQ(perft(parse_fen("r3k2r/Pppp1ppp/1b3nbN/nP6/BBP1P3/q4N2/Pp1P2PP/R2Q1RK1 w kq - 0 1"), 4), 422333u);
+    EXPECT_EQ(perft(parse_fen("rnbq1k1r/pp1Pbppp/2p5/8/2B5/8/PPP1NnPP/RNBQK2R w KQ - 1 8"), 3), 62379u);
+}
+
+TEST(Game, Outcomes) {
+    const auto outcome = [](const char* fen, std::initializer_list<const char*> moves) {
+        Game game(fen);
+        for (const char* move : moves) game.play(move);
+        return game.outcome();
+    };
+    EXPECT_EQ(outcome(kStartFen, {}), "");
+    EXPECT_EQ(outcome(kStartFen, {"f2f3", "e7e5", "g2g4", "d8h4"}), "checkmate");
+    EXPECT_EQ(outcome("7k/5Q2/8/8/8/8/8/K7 b - - 0 1", {}), "stalemate");
+    EXPECT_EQ(outcome(kStartFen, {"g1f3", "g8f6", "f3g1", "f6g8", "g1f3", "g8f6", "f3g1"}), "");
+    EXPECT_EQ(outcome(kStartFen, {"g1f3", "g8f6", "f3g1", "f6g8", "g1f3", "g8f6", "f3g1", "f6g8"}), "repetition");
+    EXPECT_EQ(outcome("7k/8/8/8/8/8/R7/K7 w - - 98 80", {"a2b2"}), "");
+    EXPECT_EQ(outcome("7k/8/8/8/8/8/R7/K7 w - - 98 80", {"a2b2", "h8g8"}), "fifty moves");
+    EXPECT_EQ(outcome("7k/8/8/8/8/8/r7/K7 w - - 0 80", {"a1a2"}), "material");
+    EXPECT_EQ(outcome("7k/8/8/8/8/2B5/5b2/K7 w - - 0 80", {}), "material");
+    EXPECT_EQ(outcome("7k/8/8/8/8/2B5/4b3/K7 w - - 0 80", {}), "");
+    EXPECT_EQ(outcome("7k/8/8/8/8/2N5/4n3/K7 w - - 0 80", {}), "");
+}
+
+TEST(Game, RecordsCarryTheResultOfTheSideToMove) {
+    Game game(kStartFen);
+    game.play("a2a3");
+    game.record("e7e5", 12);
+    game.record("b2b4", -7);
+    EXPECT_THROW(game.record("b4b5", 0), FormatError);
+    const std::vector<Record> records = game.records(1);
+    ASSERT_EQ(records.size(), 2u);
+    EXPECT_EQ(record_result(records[0].bytes.data()), -1);
+    EXPECT_EQ(record_result(records[1].bytes.data()), 1);
+    EXPECT_EQ(record_score(records[1].bytes.data()), -7);
+    EXPECT_EQ(record_ply(records[0].bytes.data()), 1);
+}
+
 TEST(Move, UciRefusesWhatIsNotThere) {
     const Position p = parse_fen(kStartFen);
     for (const char* uci : {"e2e5", "e7e5", "e1g1", "e2e4q", "x2e4", "e2", "e2e9", "e2e4xx", "e2e4k"}) {

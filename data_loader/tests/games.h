@@ -5,31 +5,13 @@
 #include <vector>
 
 #include "chess/fen.h"
+#include "chess/game.h"
 #include "chess/position.h"
 #include "chess/record.h"
 
 namespace nnue::data::testing {
 
 inline constexpr const char* kStartFen = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1";
-
-inline std::vector<Move> legal_moves(const Position& p) {
-    std::vector<Move> moves;
-    const auto consider = [&](Move move) {
-        if (!is_pseudo_legal(p, move)) return;
-        Position after = p;
-        if (play(after, move) && !is_attacked(after, king_square(after, p.side_to_move), after.side_to_move)) {
-            moves.push_back(move);
-        }
-    };
-    for (int from = 0; from < 64; ++from) {
-        if (!(p.colors[p.side_to_move] & bit(from))) continue;
-        for (int to = 0; to < 64; ++to) {
-            for (const MoveKind kind : {kNormal, kCastling, kEnPassant}) consider(Move::make(kind, from, to));
-            for (int piece = 0; piece < 4; ++piece) consider(Move::make(kPromotion, from, to, piece));
-        }
-    }
-    return moves;
-}
 
 // One game of at most `plies` plies, its entries in order with random scores; moves lean to pawns and kings.
 inline std::vector<Record> random_game(std::mt19937& random, int plies) {

@@ -1,0 +1,44 @@
+// One game in play: legal moves, how it ends, and its positions as records once the result is known.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chess/types.h"
+
+namespace nnue::data {
+
+// Legal moves, ordered by origin, destination, promotion.
+std::vector<Move> legal_moves(const Position& position);
+
+// Pseudo-legal, and it leaves the own king out of check; castling also neither out of check nor through it.
+bool is_legal(const Position& position, Move move);
+
+class Game {
+  public:
+    explicit Game(std::string_view fen);
+
+    const Position& position() const { return history_.back(); }
+
+    // Plays a move without recording it (an opening). Throws FormatError if it is not legal.
+    void play(std::string_view uci);
+
+    // Records the position with this move and score (side to move's view), and plays it.
+    void record(std::string_view uci, int score);
+
+    // "" while the game goes on, else "checkmate", "stalemate", "fifty moves", "repetition" (threefold) or "material".
+    std::string outcome() const;
+
+    // What was recorded; `result` is white's: 1 win, 0 draw, −1 loss.
+    std::vector<Record> records(int result) const;
+
+  private:
+    Move checked_move(std::string_view uci) const;
+    void advance(Move move);
+
+    std::vector<Position> history_;
+    std::vector<Entry> entries_;
+};
+
+}  // namespace nnue::data

@@ -1,0 +1,43 @@
+#include "formats/validation.h"
+
+#include <algorithm>
+#include <string>
+
+#include "chess/fen.h"
+#include "chess/game.h"
+#include "chess/record.h"
+
+namespace nnue::data {
+
+namespace {
+
+bool possible_material(const Position& p, int color) {
+    constexpr int kAtStart[] = {8, 2, 2, 2, 1};
+    int promoted = 0;
+    for (const PieceType type : {kKnight, kBishop, kRook, kQueen}) {
+        promoted += std::max(0, popcount(pieces(p, color, type)) - kAtStart[type]);
+    }
+    return popcount(pieces(p, color, kPawn)) + promoted <= kAtStart[kPawn];
+}
+
+}  // namespace
+
+void Validator::add(std::span<const Record> records) {
+    for (const Record& record : records) {
+        Entry e;
+        if (const char* error = unpack(record, e)) {
+            throw FormatError("position " + std::to_string(positions_) + ": " + error);
+        }
+        const Position& p = e.position;
+        const bool found[] = {is_attacked(p, king_square(p, p.side_to_move ^ 1), p.side_to_move),
+                              !e.move.is_null() && !is_legal(p, e.move),
+                              !possible_material(p, kWhite) || !possible_material(p, kBlack),
+                              std::abs(e.score) > kScoreNone};
+        for (std::size_t i = 0; i < problems_.size(); ++i) {
+            if (found[i] && problems_[i].count++ == 0) problems_[i].first = positions_;
+        }
+        ++positions_;
+    }
+}
+
+}  // namespace nnue::data

@@ -1,0 +1,34 @@
+// What a reader accepts but no game of chess can contain: the checks of `nnue data validate`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "chess/types.h"
+
+namespace nnue::data {
+
+struct Problem {
+    const char* name;
+    std::uint64_t count = 0;
+    std::uint64_t first = 0;  // number of the first position that has it
+};
+
+class Validator {
+  public:
+    // Throws FormatError for a record that is not sound.
+    void add(std::span<const Record> records);
+
+    std::uint64_t positions() const { return positions_; }
+    std::span<const Problem> problems() const { return problems_; }
+
+  private:
+    std::uint64_t positions_ = 0;
+    std::array<Problem, 4> problems_{{{"the side that has just moved is in check"},
+                                      {"the move is not legal"},
+                                      {"more pieces of a kind than promotions allow"},
+                                      {"score beyond mate (32,002 means none)"}}};
+};
+
+}  // namespace nnue::data
