@@ -16,11 +16,16 @@ from nnue_trainer import _data
 Records = npt.NDArray[np.uint8]
 
 
-def read_chunks(path: str | os.PathLike[str]) -> Iterator[Records]:
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def read_chunks(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[Records]:
     """The positions of each chunk in file order, uint8 [n, 32]. UserError naming file and offset for corrupt data."""
     file = _data.BinpackFile(str(Path(path)))
-    for chunk in range(len(file.chunks)):
+    for chunk, (offset, size) in enumerate(file.chunks):
         yield file.decode(chunk)[0]
+        if progress:
+            progress(offset + size, file.size)
 
 
 def read_binpack(path: str | os.PathLike[str]) -> Records:
@@ -48,8 +53,8 @@ class FileInfo:
     statistics: dict[str, Any] = field(default_factory=dict)
 
 
-def file_info(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> FileInfo:
-    """Reads the whole file; `progress(bytes done, bytes in all)` is called after each chunk."""
+def file_info(path: str | os.PathLike[str], progress: Progress | None = None) -> FileInfo:
+    """Reads the whole file; `progress` is called after each chunk."""
     file = _data.BinpackFile(str(Path(path)))
     info = FileInfo(str(path), file.size, len(file.chunks))
     statistics = _data.Statistics()

@@ -1,0 +1,241 @@
+"""`nnue data …`: what is in a file of training data, whether it is sound, and how to make one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nnue_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from nnue_trainer.data.binpack import FileInfo
+
+app = typer.Typer(no_args_is_help=True, help="Look at, check and make training data.")
+
+DataFile = Annotated[Path, typer.Argument(metavar="FILE", help="A .binpack file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@contextlib.contextmanager
+def _progress(what: str, unit: str = "bytes") -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, where that is a terminal; the callback takes done and total."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    counter = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        counter,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _bars(title: str, labels: list[str], counts: list[int], limit: int = 24) -> list[str]:
+    """A histogram as text: neighbouring bins joined to at most `limit` lines, empty ends left out."""
+    used = [i for i, count in enumerate(counts) if count]
+    if not used:
+        return []
+    first, last = used[0], used[-1]
+    step = -(-(last - first + 1) // limit)
+    rows = []
+    for i in range(first, last + 1, step):
+        end = min(i + step - 1, last)
+        rows.append((labels[i] if i == end else f"{labels[i]} … {labels[end]}", sum(counts[i : end + 1])))
+    most, total, width = max(n for _, n in rows), sum(counts), max(len(label) for label, _ in rows)
+    return ["", title] + [f"  {label:>{width}}  {n / total:6.1%}  {'█' * round(40 * n / most)}" for label, n in rows]
+
+
+def _info_text(info: FileInfo) -> str:
+    s = info.statistics
+    n = s["positions"]
+
+    def share(key: str) -> str:
+        return f"{s[key]:,} ({s[key] / n:.2%})" if n else "0"
+
+    lines = [
+        f"{info.path}: {info.size:,} bytes, {info.chunks:,} chunks, {info.chains:,} chains "
+        f"({info.single_position_chains:,} of one position), {n:,} positions"
+    ]
+    if not n:
+        return lines[0]
+    lines += [
+        f"  bytes per position   {info.size / n:.2f}",
+        f"  result (own view)    win {share('wins')}, draw {share('draws')}, loss {share('losses')}",
+        f"  score                {s['min_score']:,} to {s['max_score']:,}, mean {s['sum_score'] / n:.1f}; "
+        f"zero {share('score_zero')}, none (32002) {share('score_none')}",
+        f"  ply                  up to {s['max_ply']}, mean {s['sum_ply'] / n:.1f}; "
+        f"rule 50 up to {s['max_rule50']}, mean {s['sum_rule50'] / n:.1f}",
+        f"  pieces               mean {s['sum_pieces'] / n:.1f}",
+        f"  black to move        {share('black_to_move')}",
+        f"  in check             {share('in_check')}",
+        f"  captures             {share('captures')}",
+        f"  quiet                {share('quiet')}  (not in check, no capture, a score)",
+        f"  castlings            {share('castlings')}",
+        f"  en passant           {share('en_passants')}; en-passant square {share('ep_squares')}",
+        f"  promotions           {share('promotions')}",
+        f"  null moves           {share('null_moves')}",
+    ]
+    scores, plies = s["score_histogram"], s["ply_histogram"]
+    half = len(scores) // 2
+    lines += _bars("score / 100", [f"{i - half:+d}" for i in range(len(scores))], scores)
+    lines += _bars("result", ["loss", "draw", "win"], [s["losses"], s["draws"], s["wins"]])
+    lines += _bars("ply", [str(8 * i) for i in range(len(plies))], plies)
+    lines += _bars("pieces", [str(i) for i in range(33)], s["piece_histogram"], 32)
+    return "\n".join(lines)
+
+
+@app.command()
+def info(file: DataFile, as_json: AsJson = False) -> None:
+    """Counts, sums and histograms of a whole file."""
+    from dataclasses import asdict
+
+    from nnue_trainer.data.binpack import file_info
+
+    with _progress("reading") as progress:
+        result = file_info(file, progress)
+    print(json.dumps(asdict(result)) if as_json else _info_text(result))
+
+
+@app.command()
+def head(
+    file: DataFile,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many positions.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """The first positions: FEN, move, score and result (side to move's view), ply."""
+    from nnue_trainer import _data
+    from nnue_trainer.data.binpack import read_chunks
+
+    for records in read_chunks(file):
+        for fen, move, score, ply, result in _data.describe(records[:count]):
+            if as_json:
+                print(json.dumps({"fen": fen, "move": move, "score": score, "ply": ply, "result": result}))
+            else:
+                print(f"{fen} | {move} | score {score} | ply {ply} | result {result}")
+        count -= len(records)
+        if count <= 0:
+            return
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".binpack files.")],
+    as_json: AsJson = False,
+) -> None:
+    """Reads files whole and checks every position and move against the rules of chess; exits with 1 if one fails."""
+    from nnue_trainer import _data
+    from nnue_trainer.data.binpack import read_chunks
+
+    failed = False
+    for file in files:
+        validator = _data.Validator()
+        with _progress(f"checking {file.name}") as progress:
+            for records in read_chunks(file, progress):
+                validator.add(records)
+        found = [(name, count, first) for name, count, first in validator.problems if count]
+        failed |= bool(found)
+        if as_json:
+            problems = [{"problem": name, "count": count, "first": first} for name, count, first in found]
+            print(json.dumps({"path": str(file), "positions": validator.positions, "problems": problems}))
+        else:
+            print(f"{file}: {validator.positions:,} positions, {'all sound' if not found else 'NOT sound'}")
+            for name, count, first in found:
+                print(f"  {name}: {count:,}, the first at position {first:,}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def generate(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .binpack file to write.")],
+    engine: Annotated[str, typer.Option(help="A UCI engine.", metavar="PATH")],
+    positions: Annotated[int, typer.Option(min=1, help="Stop after the game that reaches this number.")],
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes a move.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Depth a move.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the openings; the same seed gives the same file.")] = 0,
+    random_plies: Annotated[int, typer.Option(min=0, help="Random legal moves that open a game.")] = 8,
+    book: Annotated[Path | None, typer.Option(help="Openings to start from, one FEN or EPD a line.")] = None,
+    concurrency: Annotated[int, typer.Option("-j", "--concurrency", min=0, help="Engines; 0: one a CPU.")] = 0,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            "--score-scale", help="Internal units for a centipawn of the engine; known for Stockfish 12–16.1."
+        ),
+    ] = None,
+    win_score: Annotated[int, typer.Option(min=1, help="A win, by adjudication: |score| from here on …")] = 2500,
+    win_plies: Annotated[int, typer.Option(min=0, help="… for so many plies; 0: play on to mate.")] = 5,
+    draw_score: Annotated[int, typer.Option(min=0, help="A draw, by adjudication: |score| up to here …")] = 20,
+    draw_plies: Annotated[int, typer.Option(min=0, help="… for so many plies; 0: never.")] = 10,
+    draw_from_ply: Annotated[int, typer.Option(min=0, help="… once so many plies have been played.")] = 80,
+    max_ply: Annotated[int, typer.Option(min=1, help="Longer games are draws.")] = 400,
+    opening_score: Annotated[int, typer.Option(min=1, help="Openings beyond this |score| are drawn anew.")] = 1000,
+    hash_mb: Annotated[int, typer.Option("--hash", min=1, help="MB of hash an engine.")] = 4,
+    option: Annotated[list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="UCI option.")] = None,
+) -> None:
+    """Makes training data by self-play. Scores are internal units; a game is written once its result is known.
+
+    The file is a function of engine, limits and seed, for any number of engines. Interrupted, the same command goes on.
+    """
+    import shutil
+
+    from nnue_trainer.data.generate import GenerateOptions
+    from nnue_trainer.data.generate import generate as run
+
+    path = shutil.which(engine)
+    if path is None:
+        raise UserError(f"engine {engine}: no such program")
+    engine_options = {}
+    for text in option or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--option {text!r}: expected NAME=VALUE")
+        engine_options[name] = value
+    options = GenerateOptions(
+        engine=path,
+        positions=positions,
+        seed=seed,
+        nodes=nodes,
+        depth=depth,
+        random_plies=random_plies,
+        book=str(book) if book else None,
+        score_scale=scale,
+        win_score=win_score,
+        win_plies=win_plies,
+        draw_score=draw_score,
+        draw_plies=draw_plies,
+        draw_from_ply=draw_from_ply,
+        max_ply=max_ply,
+        opening_score=opening_score,
+        hash_mb=hash_mb,
+        engine_options=engine_options,
+    )
+    with _progress("playing", "positions") as progress:
+        made, games = run(
+            out,
+            options,
+            concurrency=concurrency or os.cpu_count() or 1,
+            progress=lambda done, _: progress(done, positions),
+        )
+    print(f"{out}: {made:,} positions of {games:,} games, {out.stat().st_size:,} bytes")

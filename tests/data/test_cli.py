@@ -1,0 +1,74 @@
+"""`nnue data …` as a user sees it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nnue_trainer.cli.main import app
+from nnue_trainer.data import records_from_fens
+from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.errors import UserError
+
+FENS = [
+    "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1",
+    "4k3/8/8/8/8/8/8/4KR2 b - - 3 20",
+    "4k3/8/8/8/8/8/4R3/4K3 w - - 3 20",  # black, who has just moved, is in check
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_binpack(tmp_path / "x.binpack", records_from_fens(FENS))
+    return tmp_path / "x.binpack"
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_info(file: Path) -> None:
+    text = run("info", file)
+    assert "3 positions" in text
+    assert "in check             0 (0.00%)" in text
+    values = json.loads(run("info", file, "--json"))
+    assert values["statistics"]["positions"] == values["chains"] == 3
+    assert values["statistics"]["null_moves"] == 3
+    with pytest.raises(UserError, match="No such file"):
+        run("info", "nothing.binpack")
+
+
+def test_info_of_an_empty_file(tmp_path: Path) -> None:
+    write_binpack(tmp_path / "e.binpack", np.empty((0, 32), np.uint8))
+    assert "0 positions" in run("info", tmp_path / "e.binpack")
+
+
+def test_head(file: Path) -> None:
+    assert run("head", file, "-n", 2).splitlines() == [
+        f"{FENS[0]} | 0000 | score 0 | ply 0 | result 0",
+        f"{FENS[1]} | 0000 | score 0 | ply 39 | result 0",
+    ]
+    lines = [json.loads(line) for line in run("head", file, "--json").splitlines()]
+    assert [line["fen"] for line in lines] == FENS
+
+
+def test_validate(file: Path, tmp_path: Path) -> None:
+    text = run("validate", file, code=1)
+    assert "NOT sound" in text
+    assert "the side that has just moved is in check: 1, the first at position 2" in text
+    write_binpack(tmp_path / "good.binpack", records_from_fens(FENS[:2]))
+    assert "2 positions, all sound" in run("validate", tmp_path / "good.binpack")
+    assert json.loads(run("validate", tmp_path / "good.binpack", "--json"))["problems"] == []
+
+
+def test_generate_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such program"):
+        run("generate", tmp_path / "o", "--engine", "no-such-engine", "--positions", 5, "--nodes", 5)
+    with pytest.raises(UserError, match="expected NAME=VALUE"):
+        run("generate", tmp_path / "o", "--engine", "sh", "--positions", 5, "--nodes", 5, "--option", "Hash")

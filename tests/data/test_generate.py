@@ -1,0 +1,155 @@
+"""Self-play data: the same file for any number of engines, restart, adjudication, scores, engines that misbehave."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from nnue_trainer import _data
+from nnue_trainer.data.binpack import file_info, read_binpack
+from nnue_trainer.data.generate import Engine, GenerateOptions, generate, internal_score, score_scale
+from nnue_trainer.errors import UserError
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> "EngineMaker":
+    return EngineMaker(tmp_path)
+
+
+class EngineMaker:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, mode: str = "") -> str:
+        path = self.folder / f"fake{mode}"
+        root = Path(__file__).parents[2]
+        path.write_text(
+            f"#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} {Path(__file__).with_name('fake_engine.py')} {mode}\n"
+        )
+        path.chmod(0o755)
+        return str(path)
+
+
+def options(engine: str, **changes: object) -> GenerateOptions:
+    base = {"engine": engine, "positions": 700, "nodes": 1, "score_scale": 1.0, "max_ply": 60, "opening_score": 2000}
+    return GenerateOptions(**(base | changes))  # type: ignore[arg-type]
+
+
+def test_file_does_not_depend_on_the_number_of_engines(engine: EngineMaker, tmp_path: Path) -> None:
+    made = [generate(tmp_path / f"{n}", options(engine(), seed=5), concurrency=n) for n in (1, 3)]
+    assert made[0] == made[1]
+    assert made[0][0] >= 700
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "3").read_bytes()
+    generate(tmp_path / "other", options(engine(), seed=6))
+    assert (tmp_path / "other").read_bytes() != (tmp_path / "1").read_bytes()
+    validator = _data.Validator()
+    validator.add(read_binpack(tmp_path / "1"))
+    assert validator.positions == made[0][0]
+    assert [count for _, count, _ in validator.problems] == [0, 0, 0, 0]
+    assert file_info(tmp_path / "1").chains == made[0][1]
+
+
+def test_an_interrupted_run_goes_on(engine: EngineMaker, tmp_path: Path) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    games = []
+
+    def interrupt(positions: int, game: int) -> None:
+        games.append(game)
+        if game == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(out, options(engine()), progress=interrupt)
+    assert not out.exists()
+    journal = tmp_path / "out.journal"
+    journal.write_bytes(journal.read_bytes()[:-5])  # torn by a crash: that game is played again
+    with pytest.raises(UserError, match=r"out\.journal: belongs to a run with other options"):
+        generate(out, options(engine(), seed=1))
+    generate(out, options(engine()), progress=lambda _, game: games.append(game))
+    assert games[:5] == [1, 2, 3, 4, 4]
+    assert not journal.exists()
+    generate(whole, options(engine()))
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_adjudication(engine: EngineMaker, tmp_path: Path) -> None:
+    # The fake scores are noise in ±1,000: always "drawish" below 1,000, never decided.
+    generate(tmp_path / "d", options(engine(), draw_score=1000, draw_plies=10, draw_from_ply=20, positions=300))
+    info = file_info(tmp_path / "d")
+    assert info.statistics["draws"] == info.statistics["positions"]
+    assert info.statistics["positions"] / info.chains <= 20
+    generate(tmp_path / "w", options(engine(), win_score=1, win_plies=2, draw_plies=0, positions=300))
+    info = file_info(tmp_path / "w")
+    assert info.statistics["draws"] == 0
+    assert info.statistics["positions"] / info.chains < 10
+
+
+def test_book(engine: EngineMaker, tmp_path: Path) -> None:
+    book = tmp_path / "book.epd"
+    book.write_text("4k3/8/8/8/8/8/4P3/4K3 w - - bm e2e4;\n\n4k3/4p3/8/8/8/8/8/4K3 b - - 0 1\n")
+    generate(tmp_path / "o", options(engine(), book=str(book), random_plies=2, positions=100))
+    assert file_info(tmp_path / "o").statistics["max_ply"] < 70
+    assert max(i for i, n in enumerate(file_info(tmp_path / "o").statistics["piece_histogram"]) if n) == 3
+    book.write_text("4k3/8/8/8/8/8/4P3/4K3 w - - bm e2e4;\nnonsense\n")
+    with pytest.raises(UserError, match=r"book\.epd: line 2: FEN 'nonsense'"):
+        generate(tmp_path / "o", options(engine(), book=str(book)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("dies", "ended at"),
+        ("silent", "a move but no score"),
+        ("illegal", "move .e2e5. is not legal in"),
+    ],
+)
+def test_engines_that_misbehave(engine: EngineMaker, tmp_path: Path, mode: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        generate(tmp_path / "out", options(engine(mode)), concurrency=2)
+
+
+def test_an_engine_that_hangs(engine: EngineMaker) -> None:
+    hanging = Engine(engine("hangs"), {}, timeout=3)
+    with pytest.raises(UserError, match="no 'bestmove' within 3 s of 'go nodes 1'"):
+        hanging.search("4k3/8/8/8/8/8/4P3/4K3 w - - 0 1", [], "nodes 1")
+    hanging.close()
+
+
+def test_bad_options(engine: EngineMaker, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="either nodes or depth"):
+        GenerateOptions(engine="x", positions=1)
+    with pytest.raises(UserError, match="positions is 0"):
+        options("x", positions=0)
+    with pytest.raises(UserError, match="No such file"):
+        generate(tmp_path / "o", options(str(tmp_path / "nothing")))
+    with pytest.raises(UserError, match="has no option 'Colour'"):
+        generate(tmp_path / "o", options(engine(), engine_options={"Colour": "red"}))
+    with pytest.raises(UserError, match="give --score-scale"):
+        generate(tmp_path / "o", options(engine(), score_scale=None))
+
+
+def test_scores() -> None:
+    assert score_scale("Stockfish 15.1") == 3.61
+    assert score_scale("Stockfish 16") == 3.28
+    assert score_scale("Stockfish 12 64 BMI2") == 2.08
+    with pytest.raises(UserError, match="does not tell its internal units"):
+        score_scale("Stockfish 17.1")
+    assert internal_score("cp", 100, 3.61) == 361
+    assert internal_score("cp", -100, 3.61) == -361
+    assert internal_score("mate", 1, 3.61) == 31_999
+    assert internal_score("mate", -1, 3.61) == -31_998
+    assert internal_score("mate", 3, 3.61) == 31_995
+    assert internal_score("cp", 20_000, 3.61) == 31_000
+
+
+@pytest.mark.engine
+def test_stockfish(tmp_path: Path) -> None:
+    stockfish = Path("/usr/games/stockfish")
+    if not stockfish.exists():
+        pytest.skip("no Debian stockfish")
+    for name in ("a", "b"):
+        generate(tmp_path / name, GenerateOptions(str(stockfish), 300, seed=3, nodes=100))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    info = file_info(tmp_path / "a").statistics
+    assert info["positions"] >= 300
+    assert info["score_none"] == 0
