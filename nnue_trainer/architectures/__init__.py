@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnue_trainer.architectures.base import NnueModel, WeightBound
-from nnue_trainer.architectures.config import Architecture, SfnnV5Config, SimpleConfig, parse, to_json
+from nnue_trainer.architectures.config import Architecture, SfnnV5Config, SimpleConfig, parse
 from nnue_trainer.architectures.sfnnv5 import SfnnV5
 from nnue_trainer.architectures.simple import SimpleNet
 
@@ -20,13 +20,12 @@ __all__ = [
     "WeightBound",
     "build",
     "parse",
-    "to_json",
 ]
 
 
 def build(architecture: Mapping[str, Any] | SfnnV5Config | SimpleConfig) -> NnueModel:
     """A freshly initialised model (torch's global generator). UserError names the wrong key of plain data."""
-    config = parse(architecture) if isinstance(architecture, Mapping) else architecture
+    config = parse(architecture, "architectures.build") if isinstance(architecture, Mapping) else architecture
     if isinstance(config, SfnnV5Config):
         return SfnnV5(config)
     return SimpleNet(config)

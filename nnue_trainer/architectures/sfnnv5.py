@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from nnue_trainer.architectures.base import NnueModel, WeightBound
-from nnue_trainer.architectures.config import SfnnV5Config, to_json
+from nnue_trainer.architectures.config import SfnnV5Config
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.quantization.scales import SFNNV5 as SCALES
+from nnue_trainer.schema import to_data
 
 BUCKETS = 8
 KING_BUCKETS = 32
@@ -61,7 +62,7 @@ class SfnnV5(NnueModel):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        return to_json(self.config)
+        return to_data(self.config)
 
     def forward(self, batch: Batch) -> Tensor:
         bucket = (batch.piece_count.long() - 1) >> 2

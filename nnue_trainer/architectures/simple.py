@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from nnue_trainer.architectures.base import NnueModel, WeightBound
-from nnue_trainer.architectures.config import SimpleConfig, to_json
+from nnue_trainer.architectures.config import SimpleConfig
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.quantization.scales import SIMPLE as SCALES
+from nnue_trainer.schema import to_data
 
 NUM_FEATURES = {"Chess768": 768}
 
@@ -33,7 +34,7 @@ class SimpleNet(NnueModel):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        return to_json(self.config)
+        return to_data(self.config)
 
     def forward(self, batch: Batch) -> Tensor:
         x, _ = self.feature_transformer(batch)

@@ -77,7 +77,7 @@ def quantize(name: str, tensor: Tensor, scale: TensorScale, where: str) -> np.nd
 
 def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = False) -> QuantizedNet:
     """The net that `checkpoint` is. `where` names it in errors; `any_l1` allows a width that no release reads."""
-    config = parse(checkpoint.architecture, f"{where}: architecture")
+    config = parse(checkpoint.architecture, where)
     if not isinstance(config, SimpleConfig) and config.l1 not in RELEASED_L1 and not any_l1:
         released = ", ".join(f"{l1} ({name})" for l1, name in sorted(RELEASED_L1.items()))
         raise UserError(

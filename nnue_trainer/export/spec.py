@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 import nnue_trainer
-from nnue_trainer.architectures.config import SfnnV5Config, SimpleConfig, parse, to_json
+from nnue_trainer.architectures.config import SfnnV5Config, SimpleConfig, parse
 from nnue_trainer.errors import UserError
 from nnue_trainer.quantization.scales import QA, QB
+from nnue_trainer.schema import to_data
 
 Layout = Literal["raw", "leb"]
 
@@ -126,7 +127,7 @@ class StockfishSpec:
     @property
     def architecture(self) -> dict[str, Any] | None:
         """What `architectures.build` takes to make the float model; None for those that have none here."""
-        return to_json(SfnnV5Config(l1=self.l1)) if self.squared else None
+        return {"kind": "sfnnv5", "l1": self.l1} if self.squared else None
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class SimpleSpec:
 
     @property
     def architecture(self) -> dict[str, Any] | None:
-        return to_json(self.config)
+        return to_data(self.config)
 
 
 Spec = StockfishSpec | SimpleSpec
@@ -254,4 +255,4 @@ def described(description: bytes, where: str) -> tuple[str, SfnnV5Config | Simpl
         raise UserError(f"{where}: description: damaged architecture record ({error})") from None
     if not isinstance(architecture, Mapping):
         raise UserError(f"{where}: description: architecture is {architecture!r}, expected a mapping")
-    return str(name), parse(architecture, f"{where}: description: architecture")
+    return str(name), parse(architecture, f"{where}: description")

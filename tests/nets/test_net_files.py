@@ -238,7 +238,7 @@ def test_our_nets_carry_their_architecture(tmp_path) -> None:
     assert net.spec.l1 == 96
     assert net.spec.architecture == checkpoint.architecture
     damaged = path.read_bytes().replace(b'"l1":96', b'"l1":97')
-    assert "description: architecture.l1" in refusal(path, damaged)
+    assert "description: architecture.l1: found 97, expected a multiple of 32" in refusal(path, damaged)
 
 
 @pytest.fixture
