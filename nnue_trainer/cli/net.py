@@ -103,6 +103,7 @@ def verify_command(
         str | None, typer.Option(metavar="PATH", help="Stockfish 15.1; default: the one on PATH.")
     ] = None,
     fens: Fens = None,
+    positions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N positions.")] = None,
 ) -> None:
     """Loads an SFNNv5 net into Stockfish 15.1 and compares the table it prints with ours, position by position."""
     from nnue_trainer.export import read_net
@@ -120,11 +121,14 @@ def verify_command(
     if quantized.spec.name != ARCHITECTURE:
         raise UserError(f"{net}: is {quantized.spec.name}; {ENGINE_NAME} reads {ARCHITECTURE} only")
     path = find_engine(engine)
-    positions = list(_read_fens(fens)) if fens else list(CHECK_POSITIONS)
-    evaluation, black_to_move = _evaluate(quantized, positions)
-    found = engine_tables(path, net, positions)
+    at_hand = list(_read_fens(fens) if fens else CHECK_POSITIONS)
+    if not at_hand or len(at_hand) < (positions or 0):
+        raise UserError(f"--positions {positions or 1}: there are {len(at_hand)} in {fens or 'the built-in list'}")
+    chosen = at_hand[:positions]
+    evaluation, black_to_move = _evaluate(quantized, chosen)
+    found = engine_tables(path, net, chosen)
     compared = sum(table is not None for table in found)
-    wrong = differences(expected_tables(evaluation, black_to_move), found, positions)
+    wrong = differences(expected_tables(evaluation, black_to_move), found, chosen)
     for line in wrong[:10]:
         print(line)
     skipped = f", {len(found) - compared} in check and skipped" if compared < len(found) else ""

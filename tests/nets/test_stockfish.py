@@ -149,6 +149,7 @@ def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "fens.txt").write_text(f"{START}\n{IN_CHECK}\n")
     for options, words in (
         ([], f"{len(FENS)} positions x 8 buckets x 3 columns compared, no differences"),
+        (["--positions", 100], "100 positions x 8 buckets x 3 columns compared, no differences"),
         (["--fens", tmp_path / "fens.txt"], "1 positions x 8 buckets x 3 columns compared, 1 in check and skipped"),
     ):
         monkeypatch.setattr(sys, "argv", ["nnue", "verify", str(path), *map(str, options)])
@@ -156,6 +157,11 @@ def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
             main()
         assert not caught.value.code
         assert words in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["nnue", "verify", str(path), "--positions", "105"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    assert "--positions 105: there are 104 in the built-in list" in capsys.readouterr().err
 
 
 def test_another_engine_is_refused(tmp_path) -> None:
