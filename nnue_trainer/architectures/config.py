@@ -17,7 +17,7 @@ from nnue_trainer.schema import section, validate
 class SfnnV5Config:
     """HalfKAv2_hm → l1, pairwise, + 8 PSQT columns → 8 stacks of 15+1 → 30 → 32 → 1 (SFNNv5 … SFNNv9, the small net).
 
-    The family differs in `l1` alone. A width that no release has trains as well, but no released Stockfish loads it.
+    The family differs in `l1` alone. Other widths train as well, but no Stockfish loads them.
     """
 
     kind: Literal["sfnnv5"] = "sfnnv5"

@@ -44,7 +44,7 @@ def _note(text: str) -> None:
 def export_command(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of the trainer.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The net to write; in a folder, nn-<sha256>.nnue.")],
-    any_l1: Annotated[bool, typer.Option("--any-l1", help="Also widths that no released Stockfish reads.")] = False,
+    any_l1: Annotated[bool, typer.Option("--any-l1", help="Also widths that no Stockfish reads.")] = False,
 ) -> None:
     """Writes the net of a checkpoint. Weights that do not fit the integers are refused by name."""
     from nnue_trainer import checkpoint as checkpoints

@@ -15,7 +15,7 @@ from nnue_trainer.architectures.sfnnv5 import KING_BUCKETS, PLANES, SQUARES
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.net import QuantizedNet
-from nnue_trainer.export.spec import RELEASED_L1, Layout, SimpleSpec, Spec, describe, spec_of
+from nnue_trainer.export.spec import KNOWN_L1, Layout, SimpleSpec, Spec, describe, spec_of
 from nnue_trainer.quantization.scales import SFNNV5, SIMPLE, Scales, TensorScale
 
 OWN_KING, ENEMY_KING = PLANES - 2, PLANES - 1
@@ -76,19 +76,19 @@ def quantize(name: str, tensor: Tensor, scale: TensorScale, where: str) -> np.nd
 
 
 def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = False) -> QuantizedNet:
-    """The net that `checkpoint` is. `where` names it in errors; `any_l1` allows a width that no release reads."""
+    """The net that `checkpoint` is. `where` names it in errors; `any_l1` allows a width that no Stockfish reads."""
     config = parse(checkpoint.architecture, where)
-    if not isinstance(config, SimpleConfig) and config.l1 not in RELEASED_L1 and not any_l1:
-        released = ", ".join(f"{l1} ({name})" for l1, name in sorted(RELEASED_L1.items()))
+    if not isinstance(config, SimpleConfig) and config.l1 not in KNOWN_L1 and not any_l1:
+        released = ", ".join(f"{l1} ({name})" for l1, name in sorted(KNOWN_L1.items()))
         raise UserError(
-            f"{where}: architecture.l1 is {config.l1}, which no released Stockfish reads; expected one of {released}; "
+            f"{where}: architecture.l1 is {config.l1}, which no Stockfish reads; expected one of {released}; "
             "--any-l1 writes it all the same"
         )
     spec = spec_of(config)
     model = checkpoint.tensors.get("model", {})
     kept = checkpoint.tensors.get("net", {})
     scales = _scales(spec).tensors
-    for name in model.keys() ^ scales.keys():
+    for name in sorted(model.keys() ^ scales.keys()):
         raise UserError(f"{where}: tensor model/{name} is {'unknown' if name in model else 'missing'}")
     tensors: dict[str, np.ndarray] = {}
     for name, (dtype, shape) in spec.tensor_shapes().items():

@@ -215,7 +215,7 @@ STOCKFISH: dict[str, StockfishSpec] = {
         _sfnnv5_family("small128", 128, "leb", sf17=True),
     )
 }
-RELEASED_L1 = {spec.l1: spec.name for spec in STOCKFISH.values() if spec.squared}
+KNOWN_L1 = {spec.l1: spec.name for spec in STOCKFISH.values() if spec.squared}
 VERSIONS = sorted({spec.version for spec in STOCKFISH.values()} | {SIMPLE_VERSION})
 
 # Known by sight, so that the refusal can say what the file is.
@@ -229,10 +229,10 @@ UNSUPPORTED = {
 
 
 def spec_of(config: SfnnV5Config | SimpleConfig) -> Spec:
-    """The net format of a float model. An l1 that no release uses gets a format of the same kind, by its l1."""
+    """The net format of a float model. An l1 that no Stockfish uses gets a format of the same kind, by its l1."""
     if isinstance(config, SimpleConfig):
         return SimpleSpec(config)
-    name = RELEASED_L1.get(config.l1)
+    name = KNOWN_L1.get(config.l1)
     return STOCKFISH[name] if name else _sfnnv5_family(f"sfnnv5-l1-{config.l1}", config.l1, "leb")
 
 

@@ -12,7 +12,7 @@ from net_support import random_checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import leb128, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.golden import golden_net
-from nnue_trainer.export.spec import RELEASED_L1, STOCKFISH
+from nnue_trainer.export.spec import KNOWN_L1, STOCKFISH
 
 # docs/nets.md, "Golden nets".
 GOLDEN = {
@@ -234,7 +234,7 @@ def test_our_nets_carry_their_architecture(tmp_path) -> None:
     path = tmp_path / "wide.nnue"
     write_net(net_from_checkpoint(checkpoint, "c", any_l1=True), path)
     net = read_net(path)
-    assert 96 not in RELEASED_L1
+    assert 96 not in KNOWN_L1
     assert net.spec.l1 == 96
     assert net.spec.architecture == checkpoint.architecture
     damaged = path.read_bytes().replace(b'"l1":96', b'"l1":97')
