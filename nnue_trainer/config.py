@@ -35,8 +35,8 @@ class DataConfig:
     """positions of the validation files to use, from the start; always the same ones"""
     batch_size: int = Field(16_384, gt=0)
     """positions in a step"""
-    shuffle_buffer: int = Field(1_000_000, ge=0)
-    """positions held in memory (32 bytes each) to draw from at random; 0: file order"""
+    shuffle_buffer: int = Field(4_194_304, ge=0)
+    """positions that are mixed at a time, 64 bytes of memory each; 0: file order"""
     threads: int = Field(0, ge=0)
     """threads that read and expand positions; 0: one a CPU. Changes the speed only, never the order"""
 

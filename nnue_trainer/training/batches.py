@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -11,10 +12,10 @@ from nnue_trainer.data.batch import Batch
 
 
 class BatchSource(Protocol):
-    """An endless stream of batches in host memory. A batch is valid until the next one is asked for. `state_dict` is
-    plain JSON data; a stream that loads it continues with the very next batch."""
+    """A stream of batches in host memory, such as `nnue_trainer.data.Loader`. A batch stays valid until the one after
+    the next is asked for. `state_dict` is plain JSON data; a stream that loads it continues with the very next batch."""
 
-    def __next__(self) -> Batch: ...
+    def __iter__(self) -> Iterator[Batch]: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -22,27 +23,34 @@ class BatchSource(Protocol):
 
 
 class DeviceBatches:
-    """The batches of `source` on `device`. For CUDA the next one is copied on a stream of its own, from pinned memory,
-    while the step for this one runs."""
+    """The batches of `source`, which must be endless, on `device`. For CUDA the next one is copied on a stream of its
+    own, from pinned memory, while the step for this one runs."""
 
     def __init__(self, source: BatchSource, device: torch.device):
         self._source = source
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._iterator: Iterator[Batch] | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ahead: Batch | None = None
         self._state_before_ahead: dict[str, Any] = {}
 
     def __next__(self) -> Batch:
+        if self._iterator is None:
+            self._iterator = iter(self._source)
         if self._stream is None:
-            return next(self._source)
-        batch = self._ahead or self._fetch(self._stream)
+            return next(self._iterator)
+        batch = self._ahead or self._copy_next(self._iterator, self._stream)
         compute = torch.cuda.current_stream(self._device)
         compute.wait_stream(self._stream)
         for tensor in allocations(batch):
             tensor.record_stream(compute)
-        # The host waits here for a copy, never for the step that was launched before.
+        # The next batch may be written where this one lies in host memory. This waits for a copy launched a step ago,
+        # never for the step.
+        self._stream.synchronize()
         self._state_before_ahead = self._source.state_dict()
-        self._ahead = self._fetch(self._stream)
+        self._ahead = self._copy_next(self._iterator, self._stream)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -51,14 +59,11 @@ class DeviceBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state)
-        self._ahead = None
+        self._ahead = self._iterator = None
 
-    def _fetch(self, stream: torch.cuda.Stream) -> Batch:
+    def _copy_next(self, iterator: Iterator[Batch], stream: torch.cuda.Stream) -> Batch:
         with torch.cuda.stream(stream):
-            batch = next(self._source).to(self._device, non_blocking=True)
-        # The source may write its next batch into the same memory.
-        stream.synchronize()
-        return batch
+            return next(iterator).to(self._device, non_blocking=True)
 
 
 def allocations(batch: Batch) -> list[Tensor]:

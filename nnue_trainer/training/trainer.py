@@ -90,9 +90,7 @@ class Trainer:
         try:
             with store, self._stopping_on_signals():
                 while self.step < self.steps and not self._stop.is_set():
-                    self._set_schedules()
-                    self.train_step(next(self.batches))
-                    self.step += 1
+                    self.advance()
                     progress.update(self.step)
                     if self.step % logging.every_steps == 0 or self.step % self.steps_per_epoch == 0:
                         self._log(window, metrics, progress, store)
@@ -114,6 +112,13 @@ class Trainer:
             best_validation_loss=self.best_validation_loss,
             interrupted=self.step < self.steps,
         )
+
+    def advance(self) -> None:
+        """One step. Launches work and returns."""
+        self.optimizer.lr.fill_(self.learning_rate())
+        self._lambda.fill_(self.recipe.loss.lambda_at(self.step, self.steps))
+        self.train_step(next(self.batches))
+        self.step += 1
 
     def validate(self) -> float | None:
         """Loss over all held-out positions, with the λ of the end of the run, so that epochs compare."""
@@ -156,7 +161,10 @@ class Trainer:
             self.optimizer.load_state_dict(saved.tensors["optimizer"])
         except ValueError as error:
             raise UserError(f"{path}: optimizer {error}") from None
-        self.batches.load_state_dict(saved.state["batches"])
+        try:
+            self.batches.load_state_dict(saved.state["batches"])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
         torch.set_rng_state(saved.tensors["rng"]["cpu"])
         if self.device.type == "cuda" and "cuda" in saved.tensors["rng"]:
             torch.cuda.set_rng_state(saved.tensors["rng"]["cuda"], self.device)
@@ -175,10 +183,6 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "bf16"):
             output = forward(batch)
         return self.recipe.loss.terms(output.float() * self.model.score_scale, batch.score, batch.result, lam)
-
-    def _set_schedules(self) -> None:
-        self.optimizer.lr.fill_(self.learning_rate())
-        self._lambda.fill_(self.recipe.loss.lambda_at(self.step, self.steps))
 
     def learning_rate(self) -> float:
         """Of the step that comes next."""

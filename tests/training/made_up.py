@@ -1,5 +1,6 @@
 """A small net and a stream of made-up batches, to train in a blink."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,13 @@ def made_up_batch(index: int, size: int = BATCH) -> Batch:
 
 
 class MadeUpSource:
-    """Endless; batch i is `made_up_batch(i)`. Batch `poison` has a score that no loss survives."""
+    """Endless; batch i is `made_up_batch(i)`."""
 
     def __init__(self) -> None:
         self.index = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
 
     def __next__(self) -> Batch:
         self.index += 1

@@ -1,0 +1,144 @@
+"""Positions per second of whole training steps: forward, loss, backward, AdamW with factoriser and clipping.
+
+    python benchmarks/training_step.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value …]
+
+Twice in one run: on batches that lie on the device already, and from the file through the loader, as in training.
+Prints a table and writes JSON into benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nnue_trainer import architectures, config, schema
+from nnue_trainer.config import Recipe
+from nnue_trainer.data import Batch
+from nnue_trainer.training.batches import BatchSource
+from nnue_trainer.training.metrics import peak_memory
+from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
+from nnue_trainer.training.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parents[1]
+PRELOADED = 8  # batches: more than the caches hold
+
+
+class Preloaded:
+    """Batches on the device, in a circle."""
+
+    def __init__(self, batches: list[Batch]):
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield from self._batches
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def copies(loader: BatchSource, device: torch.device) -> list[Batch]:
+    """The first batches of a loader, in memory of their own."""
+    taken = []
+    for batch in loader:
+        own = Batch.allocate(len(batch), batch.white.shape[1])
+        own.storage.copy_(batch.storage)  # type: ignore[union-attr, arg-type]
+        taken.append(own.to(device))
+        if len(taken) == PRELOADED:
+            return taken
+    raise SystemExit(f"the data holds fewer than {PRELOADED} batches")
+
+
+def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: int, warmup: int) -> dict[str, float]:
+    """Milliseconds a step and positions per second over `steps`, after `warmup` steps."""
+    set_up_torch(recipe, device)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(recipe, architectures.build(recipe.model).to(device), source, None, Path(folder))
+        for _ in range(warmup):
+            trainer.advance()
+        synchronize(device)
+        started = time.perf_counter()
+        for _ in range(steps):
+            trainer.advance()
+        synchronize(device)
+        seconds = time.perf_counter() - started
+    if trainer.optimizer.failed():
+        raise SystemExit("a step was not finite: nothing measured here would mean anything")
+    return {
+        "milliseconds_per_step": round(1e3 * seconds / steps, 3),
+        "positions_per_second": round(steps * recipe.data.batch_size / seconds),
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def commit() -> str:
+    answer = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return answer.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
+    parser.add_argument("--data", required=True, help="binpack file with at least 8 batches")
+    parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 10 on a CPU")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the JSON")
+    parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
+    options = parser.parse_args()
+
+    recipe = config.load(options.config, [f"data.train={json.dumps([options.data])}", *options.overrides])
+    device = choose_device(recipe.training.device)
+    steps = options.steps or (200 if device.type == "cuda" else 10)
+    warmup = 20 if device.type == "cuda" else 2
+    model = architectures.build(recipe.model)
+    results = {}
+    loader = training_batches(recipe, model, device)
+    results["preloaded"] = measure(recipe, Preloaded(copies(loader, device)), device, steps, warmup)
+    loader.close()
+    results["from file"] = measure(recipe, training_batches(recipe, model, device), device, steps, warmup)
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    report = {
+        "benchmark": "training_step",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "device": name,
+        "cpu_cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "data": Path(options.data).name,
+        "steps": steps,
+        "recipe": schema.to_data(recipe),
+        "peak_memory_bytes": peak_memory(device),
+        "results": results,
+    }
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / f"training_step-{recipe.model.kind}-{device.type}-{recipe.data.batch_size}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {name}")
+    for case, figures in results.items():
+        speed = figures["positions_per_second"]
+        print(f"{case:10}  {figures['milliseconds_per_step']:10.3f} ms  {speed:12,.0f} pos/s")
+    print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB; written to {path}")
+
+
+if __name__ == "__main__":
+    main()
