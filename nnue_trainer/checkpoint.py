@@ -53,6 +53,7 @@ def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             save_file(flat, temporary, metadata={"nnue": json.dumps(header)})
+            temporary.chmod(0o666 & ~_umask())  # safetensors leaves it readable by its owner alone
             _sync(temporary)
             temporary.replace(path)
             _sync(path.parent)  # the new name, too, survives a power cut
@@ -60,6 +61,13 @@ def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
             temporary.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: checkpoint could not be written ({error})") from None
+
+
+def _umask() -> int:
+    # There is no way to ask but to set; one process sets it to the same value from any thread.
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def _sync(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,8 @@ def train(
     help_recipe: Annotated[bool, typer.Option("--help-recipe", help="Print all recipe fields and exit.")] = False,
 ) -> None:
     """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues, to the bit."""
+    # Before torch is loaded: waiting threads of an operator must not spin where loader threads have work to do.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from nnue_trainer import config as recipes
     from nnue_trainer.training.run import train as run
 

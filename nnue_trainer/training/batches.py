@@ -13,7 +13,7 @@ from nnue_trainer.data.batch import Batch
 
 class BatchSource(Protocol):
     """A stream of batches in host memory, such as `nnue_trainer.data.Loader`. A batch stays valid until the one after
-    the next is asked for. `state_dict` is plain JSON data; a stream that loads it continues with the very next batch."""
+    the next is asked for. `state_dict` is plain JSON data; a stream that loads it goes on with the very next batch."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 

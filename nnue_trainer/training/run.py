@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch, Loader
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.trainer import Summary, Trainer
+
 
 def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite: bool = False) -> Summary:
     """Trains as `recipe` says and writes everything into `run_dir`.
@@ -38,7 +40,9 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
     if recipe.training.initial_weights and saved is None:
         weights = checkpoint.load(recipe.training.initial_weights, groups=("model",))
         checkpoint.load_into(weights.tensors.get("model", {}), model, recipe.training.initial_weights)
-    trainer = Trainer(recipe, model, training_batches(recipe, model, device), validation_batches(recipe, model), run_dir)
+    trainer = Trainer(
+        recipe, model, training_batches(recipe, model, device), validation_batches(recipe, model), run_dir
+    )
     if saved is not None:
         trainer.resume(saved, path)
     elif overwrite:
@@ -151,7 +155,19 @@ def set_up_torch(recipe: Recipe, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(training.deterministic)
     # Filling every fresh tensor with NaN finds bugs, not differences, and costs a pass over each gradient.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (the type lacks it)
+    if device.type == "cpu":
+        keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Lets the C library reuse large blocks. By default it returns each to the system, and a step would fault in the
+    pages of its gradients, 100 MB each, anew: 40 % of the CPU time of an SFNNv5 step. glibc only; elsewhere no-op."""
+    m_trim_threshold, m_mmap_max = -1, -4  # of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
 
 
 def clear(run_dir: Path) -> None:

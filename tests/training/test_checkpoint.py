@@ -40,6 +40,7 @@ def test_what_goes_in_comes_out(tmp_path):
         for name, tensor in tensors.items():
             assert torch.equal(got.tensors[group][name], tensor)
             assert got.tensors[group][name].dtype == tensor.dtype
+    assert path.stat().st_mode & 0o777 == 0o666 & ~checkpoint._umask()
     assert set(checkpoint.load(path, groups=("model",)).tensors) == {"model"}
 
 
