@@ -10,16 +10,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart
 
-# ccache where there is one: a rebuild is then a matter of seconds. make's built-in CXX counts as unset.
-CCACHE := $(shell command -v ccache 2>/dev/null)
-ifeq ($(origin CXX),default)
-CXX := $(if $(CCACHE),ccache )g++
-endif
-export CXX
-ifneq ($(CCACHE),)
-export PYTORCH_NVCC ?= ccache nvcc
-endif
-
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help quickstart test build wheel cpp-test python-test engine-test system-packages lint format types clean distclean

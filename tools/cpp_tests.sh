@@ -9,10 +9,9 @@ if [ ! -e /usr/include/gtest/gtest.h ] && [ -z "${GTest_DIR:-}" ]; then
     exit 0
 fi
 build=${NNUE_CPP_BUILD:-build/cpp}
-unset CXX_COMPILER_LAUNCHER
 launcher=()
 if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
-CXX=${CXX##*ccache } "$bin/cmake" -S data_loader -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$bin/ninja" \
+"$bin/cmake" -S data_loader -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$bin/ninja" \
     -DCMAKE_BUILD_TYPE=RelWithDebInfo "${launcher[@]}" "$@" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 "$bin/cmake" --build "$build" 2>&1 | tail -n 3
 "$bin/ctest" --test-dir "$build" --output-on-failure -j 2

@@ -105,7 +105,7 @@ torch.save(results, sys.argv[1])
             check=True,
             env={k: v for k, v in os.environ.items() if k != "NNUE_CPU_ISA"} | {"PYTHONPATH": root} | env,
         )
-    best, other = (torch.load(file) for file in files)
+    best, other = (torch.load(file, weights_only=True) for file in files)
     for a, b in zip(best, other, strict=True):
         assert torch.equal(a, b)
 
