@@ -11,6 +11,7 @@
 #include "chess/position.h"
 #include "chess/record.h"
 #include "features/registry.h"
+#include "filters/filters.h"
 #include "formats/binpack.h"
 #include "formats/statistics.h"
 #include "formats/validation.h"
@@ -105,6 +106,47 @@ void expand_into(const Array<std::uint8_t>& records, const std::string& set_name
     });
 }
 
+FilterOptions filter_options(const py::dict& d) {
+    FilterOptions o;
+    o.no_score = d["no_score"].cast<bool>();
+    o.max_score = d["max_score"].cast<int>();
+    o.placeholder_zero = d["placeholder_zero"].cast<bool>();
+    o.min_ply = d["min_ply"].cast<int>();
+    o.random_skip = d["random_skip"].cast<double>();
+    o.quiet = d["quiet"].cast<bool>();
+    o.wdl = d["wdl"].cast<bool>();
+    o.min_material = d["min_material"].cast<int>();
+    o.soft_ply = d["soft_ply"].cast<int>();
+    o.piece_counts = d["piece_counts"].cast<bool>();
+    return o;
+}
+
+py::dict to_dict(const FilterCounts& counts) {
+    py::dict d;
+    d["read"] = counts.read;
+    d["kept"] = counts.kept;
+    py::dict dropped;
+    for (int i = 0; i < kNumFilters; ++i) {
+        if (counts.dropped[static_cast<std::size_t>(i)])
+            dropped[kFilterNames[i]] = counts.dropped[static_cast<std::size_t>(i)];
+    }
+    d["dropped"] = dropped;
+    return d;
+}
+
+// Keeps the records where mask [n] is true, in place; returns how many.
+std::size_t keep(std::span<Record> records, const py::object& mask_object) {
+    const auto mask = py::array_t<bool, py::array::c_style>::ensure(mask_object);
+    if (!mask || mask.ndim() != 1 || static_cast<std::size_t>(mask.shape(0)) != records.size()) {
+        throw FormatError("user filter: expected a bool array of " + std::to_string(records.size()) + " elements");
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < records.size(); ++i) {
+        if (mask.data()[i]) records[kept++] = records[i];
+    }
+    return kept;
+}
+
 using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
 
 // The pipeline with the Python arrays that its slots point into.
@@ -121,6 +163,21 @@ class PipelineHandle {
         o.threads = options["threads"].cast<int>();
         o.rank = options["rank"].cast<std::size_t>();
         o.world_size = options["world_size"].cast<std::size_t>();
+        if (!options["filters"].is_none()) o.filters = filter_options(options["filters"].cast<py::dict>());
+        if (const py::object filter = options["user_filter"]; !filter.is_none()) {
+            // Held by this object, so that workers never touch the reference count without the interpreter's lock.
+            user_filter_ = filter;
+            o.user_filter = [this](std::span<Record> records) {
+                const py::gil_scoped_acquire acquire;
+                const Array<std::uint8_t> view({records.size(), sizeof(Record)},
+                                               reinterpret_cast<const std::uint8_t*>(records.data()));
+                try {
+                    return keep(records, user_filter_(view));
+                } catch (const py::error_already_set& error) {
+                    throw FormatError("user filter: " + std::string(error.what()));
+                }
+            };
+        }
         if (!options["features"].is_none()) o.features = feature_set(options["features"].cast<std::string>()).id;
         const std::size_t n = o.batch_size / std::max<std::size_t>(o.world_size, 1);
         std::vector<Slot> slots;
@@ -168,14 +225,17 @@ class PipelineHandle {
         pipeline_.reset();
     }
 
+    py::dict filter_counts() const { return to_dict(pipeline_ ? pipeline_->filter_counts() : FilterCounts{}); }
+
     std::size_t num_chunks() const { return pipeline_ ? pipeline_->num_chunks() : 0; }
 
   private:
     py::list arrays_;
+    py::object user_filter_;
     std::unique_ptr<Pipeline> pipeline_;
 };
 
-py::dict to_dict(const Statistics& s) {
+py::dict statistics_dict(const Statistics& s) {
     py::dict d;
     const auto ints = [](const auto& values) {
         return py::cast(std::vector<std::uint64_t>(values.begin(), values.end()));
@@ -257,6 +317,25 @@ PYBIND11_MODULE(_data, m) {
     m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("arrays"),
           py::arg("threads"));
     m.def("describe", &describe);
+    m.def("filter_records", [](const Array<std::uint8_t>& records, const py::dict& options, std::uint64_t seed) {
+        const FilterOptions o = filter_options(options);
+        const Record* in = records_of(records, "filter");
+        const auto n = static_cast<std::size_t>(records.shape(0));
+        std::vector<Record> copy(in, in + n);
+        FilterCounts counts;
+        {
+            py::gil_scoped_release release;
+            for (std::size_t i = 0; i < n; ++i) unpack_or_throw(copy[i], i);
+            std::vector<std::uint8_t> flags(o.needs_flags() ? n : 0);
+            if (o.needs_flags()) compute_flags(copy, flags.data());
+            copy.resize(filter_records(o, seed, copy, flags.data(), counts));
+        }
+        return py::make_tuple(copy_records(copy), to_dict(counts));
+    });
+    m.def("wdl_model", [](int score, int ply) {
+        const auto [loss, draw, win] = wdl_model(score, ply);
+        return py::make_tuple(loss, draw, win);
+    });
 
     py::class_<BinpackFile>(m, "BinpackFile")
         .def(py::init<std::string>(), py::call_guard<py::gil_scoped_release>())
@@ -299,6 +378,7 @@ PYBIND11_MODULE(_data, m) {
         .def("next", &PipelineHandle::next)
         .def("release", &PipelineHandle::release)
         .def("close", &PipelineHandle::close)
+        .def("filter_counts", &PipelineHandle::filter_counts)
         .def_property_readonly("num_chunks", &PipelineHandle::num_chunks);
 
     py::class_<Statistics>(m, "Statistics")
@@ -310,7 +390,7 @@ PYBIND11_MODULE(_data, m) {
                  py::gil_scoped_release release;
                  statistics.add({in, n});
              })
-        .def("to_dict", &to_dict);
+        .def("to_dict", &statistics_dict);
 
     py::class_<Validator>(m, "Validator")
         .def(py::init<>())

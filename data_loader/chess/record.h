@@ -145,5 +145,12 @@ inline const char* unpack(const Record& r, Entry& e) {
     return nullptr;
 }
 
+// A sum of RecordFlag. A capture is a move whose destination holds an enemy piece: not en passant.
+inline std::uint8_t position_flags(const Entry& e) {
+    const Position& p = e.position;
+    const bool capture = !e.move.is_null() && (p.colors[p.side_to_move ^ 1] & bit(e.move.to()));
+    return static_cast<std::uint8_t>((capture ? kFlagCapture : 0) | (in_check(p) ? kFlagInCheck : 0));
+}
+
 }  // namespace NNUE_ISA
 }  // namespace nnue::data

@@ -52,7 +52,7 @@ BinpackFile::BinpackFile(std::string path) : file_(std::move(path)) {
 }
 
 void BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
-                         ChainCounts* counts) const {
+                         ChainCounts* counts, std::vector<std::uint8_t>* flags) const {
     const auto [offset, size] = chunks_.at(chunk);
     payload.resize(size + kPayloadPadding);
     file_.read(offset, {payload.data(), size});
@@ -65,7 +65,9 @@ void BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, 
         const std::size_t guess = at == 0 ? size / 4 : (size - at) * (records.size() + 1) / at;
         records.reserve(
             std::max(records.size() + next, std::min(records.size() + guess, records.size() + (std::size_t{1} << 22))));
+        if (flags) flags->resize(records.capacity());
         const DecodeResult result = kernels().decode_chains(payload.data(), size, at, records.data() + records.size(),
+                                                            flags ? flags->data() + records.size() : nullptr,
                                                             records.capacity() - records.size());
         records.resize(records.size() + result.positions);
         if (counts) counts->chains += result.chains, counts->single += result.single_chains;

@@ -45,10 +45,10 @@ class BinpackFile {
     std::uint64_t size() const { return file_.size(); }
     const std::vector<BinpackChunk>& chunks() const { return chunks_; }
 
-    // Decodes a whole chunk into `records`; `payload` is scratch. `counts`, if given, grows by its chains. Throws
-    // FormatError naming file, offset and chunk if a byte of it is wrong.
+    // Decodes a whole chunk into `records`, and the flags of its positions if wanted; `payload` is scratch. `counts`,
+    // if given, grows by its chains. Throws FormatError naming file, offset and chunk if a byte of it is wrong.
     void decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
-                ChainCounts* counts = nullptr) const;
+                ChainCounts* counts = nullptr, std::vector<std::uint8_t>* flags = nullptr) const;
 
   private:
     InputFile file_;

@@ -82,9 +82,10 @@ inline Move take_move(const Position& p, Window& window) {
 }  // namespace detail
 
 // Decodes the `count` plies after `e`, the entry of the stem, from the bitstream that lies in [text, text + size), into
-// out[0 … count). Sets `used` to the bytes read. Returns what is wrong, or nullptr; `out` is then incomplete.
+// out[0 … count), and their flags, unless that is null. Sets `used` to the bytes read. Returns what is wrong, or
+// nullptr; the output is then incomplete.
 inline const char* decode_movetext(Entry& e, const std::uint8_t* text, std::size_t size, std::size_t count, Record* out,
-                                   std::size_t& used) {
+                                   std::uint8_t* flags, std::size_t& used) {
     if (!is_pseudo_legal(e.position, e.move))
         return "a chain that goes on after a move its stem's position does not have";
     const std::size_t end = 8 * size;
@@ -101,6 +102,7 @@ inline const char* decode_movetext(Entry& e, const std::uint8_t* text, std::size
         e.score = static_cast<std::int16_t>(unzigzag(score) - e.score);
         e.result = static_cast<std::int8_t>(-e.result);
         out[i] = pack(e);
+        if (flags) flags[i] = position_flags(e);
     }
     used = (at + 7) / 8;
     return nullptr;

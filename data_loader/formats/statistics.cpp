@@ -16,8 +16,8 @@ void Statistics::add(std::span<const Record> records) {
         }
         const Position& p = e.position;
         if (positions++ == 0) min_score = max_score = e.score;
-        const bool capture = !e.move.is_null() && (p.colors[p.side_to_move ^ 1] & bit(e.move.to()));
-        const bool check = nnue::data::in_check(p);
+        const std::uint8_t flags = position_flags(e);
+        const bool capture = flags & kFlagCapture, check = flags & kFlagInCheck;
         castlings += e.move.kind() == kCastling;
         en_passants += e.move.kind() == kEnPassant;
         promotions += e.move.kind() == kPromotion;

@@ -38,9 +38,9 @@ struct Kernels {
 
     // Decodes the chains of a binpack payload from `offset` on into `out`, until fewer than 34 bytes are left or the
     // next chain does not fit into `capacity`. kPayloadPadding bytes after the payload must be readable. All that is
-    // written is sound.
+    // written is sound. `flags`, unless null, gets a sum of RecordFlag for each position.
     DecodeResult (*decode_chains)(const std::uint8_t* payload, std::size_t size, std::size_t offset, Record* out,
-                                  std::size_t capacity);
+                                  std::uint8_t* flags, std::size_t capacity);
 
     // Expands n records, record order[i] into row i (order may be null: record i). The records must be sound.
     void (*expand)(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,

@@ -9,7 +9,7 @@ namespace nnue::data {
 inline namespace NNUE_ISA {
 
 inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size, std::size_t offset, Record* out,
-                                  std::size_t capacity) {
+                                  std::uint8_t* flags, std::size_t capacity) {
     constexpr std::size_t kStem = 34;
     DecodeResult result;
     result.offset = offset;
@@ -21,10 +21,14 @@ inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size,
         Record* stem = out + result.positions;
         std::memcpy(stem, chain, sizeof(Record));
         if ((result.error = unpack(*stem, entry))) break;
+        std::uint8_t* stem_flags = flags ? flags + result.positions : nullptr;
+        if (flags) *stem_flags = position_flags(entry);
         std::size_t used = 0;
         if (plies > 0) {
             const std::size_t left = size - result.offset - kStem;
-            if ((result.error = decode_movetext(entry, chain + kStem, left, plies, stem + 1, used))) break;
+            std::uint8_t* next_flags = flags ? stem_flags + 1 : nullptr;
+            result.error = decode_movetext(entry, chain + kStem, left, plies, stem + 1, next_flags, used);
+            if (result.error) break;
         }
         result.offset += kStem + used;
         result.positions += plies + 1;

@@ -12,7 +12,7 @@ namespace nnue::data {
 namespace {
 
 // What a key is for, so that equal numbers elsewhere do not give equal randomness.
-enum KeyUse : std::uint64_t { kChunkOrder = 1, kWindowOrder = 2 };
+enum KeyUse : std::uint64_t { kChunkOrder = 1, kWindowOrder = 2, kFilters = 3 };
 
 }  // namespace
 
@@ -80,6 +80,11 @@ void Pipeline::release(std::size_t slot) {
         free_slots_.push_back(slot);
     }
     changed_.notify_all();
+}
+
+FilterCounts Pipeline::filter_counts() {
+    const std::lock_guard lock(mutex_);
+    return filter_counts_;
 }
 
 void Pipeline::work() {
@@ -206,6 +211,7 @@ void Pipeline::close_window(bool last_of_epoch, StreamPosition end) {
     if (last_of_epoch) {
         if (epoch_is_whole_ && batches_of_epoch_ == 0) {
             throw FormatError(options_.files.front() + ": only " + std::to_string(window.size) + " positions" +
+                              (filter_counts_.kept < filter_counts_.read ? " pass the filters" : "") +
                               (options_.files.size() > 1 ? " in all files" : "") + ", less than a batch of " +
                               std::to_string(options_.batch_size));
         }
@@ -256,14 +262,32 @@ bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) 
         decode_at_.skip = 0;
     }
 
+    FilterCounts counts;
     lock.unlock();
-    if (!past_end) files_[ref.file].decode(ref.chunk, scratch.payload, chunk.records);
+    if (!past_end) {
+        const bool flags = options_.filters.needs_flags();
+        files_[ref.file].decode(ref.chunk, scratch.payload, chunk.records, nullptr, flags ? &scratch.flags : nullptr);
+        counts.read = counts.kept = chunk.records.size();
+        if (options_.filters.any()) {
+            counts = {};
+            const std::uint64_t key = make_key({options_.seed, kFilters, chunk.at.epoch, ref.file, ref.chunk});
+            chunk.records.resize(
+                filter_records(options_.filters, key, chunk.records.records(), scratch.flags.data(), counts));
+        }
+        if (options_.user_filter) {
+            const std::size_t before = chunk.records.size();
+            chunk.records.resize(std::min(before, options_.user_filter(chunk.records.records())));
+            counts.kept = chunk.records.size();
+            counts.dropped[kUserFilter] += before - counts.kept;
+        }
+    }
     if (chunk.used > chunk.records.size()) {
         throw FormatError(files_[ref.file].path() + ": chunk " + std::to_string(ref.chunk) + " has " +
                           std::to_string(chunk.records.size()) + " positions, but the saved place is behind position " +
                           std::to_string(chunk.used));
     }
     lock.lock();
+    filter_counts_ += counts;
     chunk.done = true;
     changed_.notify_all();
     return true;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "filters/filters.h"
 #include "formats/binpack.h"
 #include "pipeline/kernels.h"
 
@@ -33,7 +35,11 @@ struct PipelineOptions {
     std::size_t window = std::size_t{1} << 22;  // positions; rounded up to whole batches
     bool drop_last = true;                      // leave out an epoch's last batch if it is not full
     int threads = 0;                            // 0: one a CPU
-    std::size_t rank = 0, world_size = 1;       // this process gets an equal part of every batch
+    FilterOptions filters;
+    // A filter of the user's own, after the others: moves what is kept to the front and returns how many that is.
+    // Called from workers, for one chunk at a time; it must be a function of the records alone.
+    std::function<std::size_t(std::span<Record>)> user_filter;
+    std::size_t rank = 0, world_size = 1;  // this process gets an equal part of every batch
 };
 
 // A place in the stream, between two batches.
@@ -70,6 +76,9 @@ class Pipeline {
     std::optional<Output> next(std::chrono::milliseconds timeout);
     void release(std::size_t slot);
 
+    // Of all chunks decoded so far, those ahead of the last batch included.
+    FilterCounts filter_counts();
+
     std::size_t num_chunks() const { return chunks_.size(); }
 
   private:
@@ -90,6 +99,7 @@ class Pipeline {
     };
     struct Scratch {  // of one worker
         std::vector<std::uint8_t> payload;
+        std::vector<std::uint8_t> flags;
         std::vector<std::uint32_t> order;
     };
 
@@ -110,6 +120,7 @@ class Pipeline {
     std::condition_variable changed_;
     bool stop_ = false;
     std::exception_ptr error_;
+    FilterCounts filter_counts_;
 
     // Where decoding goes on, and the order of that epoch's chunks.
     StreamPosition decode_at_;

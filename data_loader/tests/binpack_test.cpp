@@ -68,7 +68,7 @@ TEST_F(Binpack, BothInstructionSetsDecodeAlike) {
     const std::vector<Record> expected = read_all(path("a"));
     for (const Kernels* k : all_kernels()) {
         std::vector<Record> out(expected.size());
-        EXPECT_EQ(k->decode_chains(payload.data(), size, 0, out.data(), out.size()).error, nullptr);
+        EXPECT_EQ(k->decode_chains(payload.data(), size, 0, out.data(), nullptr, out.size()).error, nullptr);
         EXPECT_EQ(out, expected) << k->isa;
     }
 }
@@ -234,7 +234,7 @@ TEST_F(Binpack, AnyBytesAreSafe) {
         payload.resize(size + kPayloadPadding);
         DecodeResult first;
         for (const Kernels* k : all_kernels()) {
-            const DecodeResult result = k->decode_chains(payload.data(), size, 0, out.data(), out.size());
+            const DecodeResult result = k->decode_chains(payload.data(), size, 0, out.data(), nullptr, out.size());
             Entry e;
             for (std::size_t j = 0; j < result.positions; ++j) ASSERT_EQ(unpack(out[j], e), nullptr);
             if (k == all_kernels().front()) {

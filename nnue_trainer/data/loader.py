@@ -1,6 +1,6 @@
 """Batches from binpack files: decoded, shuffled and expanded by C++ threads into memory that is allocated once.
 
-The order of positions is a function of (seed, epoch, files, shuffle_buffer, batch_size) alone: not of threads,
+The order of positions is a function of (seed, epoch, files, filters, shuffle_buffer, batch_size) alone: not of threads,
 processes or timing. A place in it is a few numbers, so `state_dict` is small and resuming replays at most one buffer.
 """
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from nnue_trainer import _data
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet, feature_set
+from nnue_trainer.data.filters import Filters, UserFilter
 from nnue_trainer.errors import UserError
 
 T = TypeVar("T", Batch, Tensor)
@@ -41,6 +42,8 @@ class _Stream(ABC, Generic[T]):
         shuffle_buffer: int = 1 << 22,
         threads: int = 0,
         drop_last: bool = True,
+        filters: Filters | None = None,
+        user_filter: UserFilter | None = None,
         pin_memory: bool = False,
         hold: int = 2,
         rank: int = 0,
@@ -79,6 +82,8 @@ class _Stream(ABC, Generic[T]):
             "shuffle": shuffle,
             "window": shuffle_buffer if shuffle else _UNSHUFFLED_WINDOW * batch_size,
             "drop_last": drop_last,
+            "filters": filters.as_dict() if filters else None,
+            "user_filter": user_filter,
             "threads": self._threads,
             "rank": rank,
             "world_size": world_size,
@@ -129,6 +134,10 @@ class _Stream(ABC, Generic[T]):
             while len(self._held) > self.hold - 1:
                 pipeline.release(self._held.popleft())
 
+    def filter_counts(self) -> dict[str, Any]:
+        """{"read", "kept", "dropped": {filter: positions}} since the threads were started, read-ahead included."""
+        return self._open().filter_counts()
+
     def close(self) -> None:
         """Stops the threads. Iterating again starts them at the same place."""
         if self._pipeline is not None:
@@ -158,7 +167,7 @@ class _Stream(ABC, Generic[T]):
         self._place = (place["epoch"], place["chunk"], place["skip"], place["batch"])
 
 
-_ORDER_KEYS = ("batch_size", "seed", "shuffle", "window", "drop_last")
+_ORDER_KEYS = ("batch_size", "seed", "shuffle", "window", "drop_last", "filters")
 
 
 class Loader(_Stream[Batch]):
@@ -168,6 +177,8 @@ class Loader(_Stream[Batch]):
     `world_size` processes together; each gets an equal part of every batch. `shuffle_buffer`: positions that are mixed
     at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in random order before that.
     `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads` 0: one a CPU.
+    `filters`: which positions are left out. `user_filter`: a function of records uint8 [n, 32] to bool [n], true where
+    they are kept, called after the other filters for a chunk at a time (it must depend on the records alone).
     `pin_memory`: page-locked batches, for copies to a CUDA device. `hold`: how many batches stay valid at a time, the
     newest included. `repeat`: epoch after epoch, without end.
     """

@@ -1,0 +1,200 @@
+"""Filters against the golden counts of the specification, and each rule by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from nnue_trainer import _data
+from nnue_trainer.data import Filters, RecordLoader, records_from_fens
+from nnue_trainer.data.binpack import read_binpack
+from nnue_trainer.errors import UserError
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+
+def zigzag(value: int) -> int:
+    return 2 * value if value >= 0 else -2 * value - 1
+
+
+def record(fen: str = START, score: int = 0, ply: int = 0, result: int = 0, move: int = 0) -> npt.NDArray[np.uint8]:
+    r = records_from_fens([fen])[0]
+    for at, value in ((24, move), (26, zigzag(score) & 0xFFFF), (28, ply | zigzag(result) << 14)):
+        r[at : at + 2] = divmod(value, 256)
+    return r
+
+
+def dropped(records: list[npt.NDArray[np.uint8]], **options: Any) -> list[int]:
+    """Numbers of the records that do not pass."""
+    array = np.array(records)
+    array[:, 30:32] = np.array([divmod(i, 256) for i in range(len(records))])
+    kept, counts = Filters(**options).apply(array)
+    ids = kept[:, 30].astype(int) * 256 + kept[:, 31]
+    assert counts["read"] == len(records)
+    assert counts["kept"] == len(kept) == len(records) - sum(counts["dropped"].values())
+    assert set(counts["dropped"]) <= set(options)
+    return sorted(set(range(len(records))) - set(ids.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("name", "quiet", "wdl"), [("small", 324_094, 196_572.362), ("selfplay-d5-val", 213_674, 173_168.844)]
+)
+def test_golden_counts(shared: Path, name: str, quiet: int, wdl: float) -> None:
+    path = shared / "data" / f"{name}.binpack"
+    filters = Filters(no_score=True, quiet=True)
+    kept, counts = filters.apply(read_binpack(path))
+    assert len(kept) == counts["kept"] == quiet
+    # The same while streaming, where the flags come from the decoder.
+    assert sum(len(batch) for batch in RecordLoader(path, 5000, filters=filters, drop_last=False)) == quiet
+    scores = np.array([s for _, _, s, _, _ in _data.describe(kept)])
+    plies = ((kept[:, 28].astype(int) & 0x3F) << 8) | kept[:, 29]
+    results = kept[:, 28] >> 6  # zig-zag: 0 draw, 1 loss, 2 win
+    column = np.array([1, 0, 2])[results]
+    total = sum(_data.wdl_model(int(s), int(p))[c] for s, p, c in zip(scores, plies, column, strict=True))
+    assert total == pytest.approx(wdl, abs=5e-4)
+    _, counts = Filters(no_score=True, quiet=True, wdl=True).apply(read_binpack(path))
+    assert counts["kept"] == pytest.approx(wdl, abs=5 * (quiet / 4) ** 0.5)
+
+
+def test_scores_and_plies() -> None:
+    scores = [record(score=s) for s in (32_002, 0, -700, 700, 701, -701)]
+    assert dropped(scores, no_score=True) == [0]
+    assert dropped(scores, max_score=700) == [0, 4, 5]
+    assert dropped([record(ply=p) for p in (0, 5, 6, 7)], min_ply=6) == [0, 1, 2]
+    assert dropped([record(ply=0)], min_ply=0) == [0]
+
+
+def test_placeholder_zero() -> None:
+    entries = [
+        record(score=0, ply=0, result=1),  # nothing seen before
+        record(score=300, ply=1, result=-1),
+        record(score=0, ply=2, result=1),  # dropped
+        record(score=0, ply=3, result=-1),  # the score before is 0
+        record(score=-300, ply=4, result=1),
+        record(score=32_002, ply=5, result=-1),  # does not count as seen
+        record(score=0, ply=6, result=1),  # dropped
+        record(score=101, ply=7, result=-1),
+        record(score=0, ply=8, result=0),  # a draw
+        record(score=101, ply=9, result=-1),
+        record(score=0, ply=9, result=1),  # another game
+        record(score=100, ply=10, result=-1),
+        record(score=0, ply=11, result=1),  # not large
+    ]
+    assert dropped(entries, placeholder_zero=True) == [2, 6]
+
+
+def test_quiet() -> None:
+    def move(start: str, end: str, kind: int = 0) -> int:
+        def square(name: str) -> int:
+            return 8 * (int(name[1]) - 1) + "abcdefgh".index(name[0])
+
+        return kind << 14 | square(start) << 8 | square(end) << 2
+
+    entries = [
+        record(move=move("e2", "e4")),
+        record("4k3/8/8/3p4/4P3/8/8/4K3 w - - 0 1", move=move("e4", "d5")),  # takes
+        record("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", move=move("e5", "d6", 3)),  # en passant stays
+        record("4k3/8/8/8/8/8/8/4K2R w K - 0 1", move=move("e1", "h1", 2)),  # castling stays
+        record("4k3/8/8/8/8/8/4R3/4K3 b - - 0 1", move=move("e8", "d8")),  # in check
+        record("3rk3/4P3/8/8/8/8/8/4K3 w - - 0 1", move=move("e7", "d8", 1)),  # takes and promotes
+        record("4k3/8/8/8/8/8/4R3/4K3 w - - 0 1"),  # no move
+    ]
+    assert dropped(entries, quiet=True) == [1, 4, 5]
+
+
+def test_material() -> None:
+    fens = [
+        START,
+        START.replace("RNBQKBNR w", "RNB1KBNR w"),
+        START.replace("PPPPPPPP", "1PPPPPPP"),
+        "4k3/8/8/8/8/8/8/4KR2 b - - 0 1",
+    ]
+    assert dropped([record(fen) for fen in fens], min_material=209) == [0, 2]
+    assert dropped([record(fen) for fen in fens], min_material=208) == [0]
+    assert dropped([record(fen) for fen in fens], min_material=1277) == [0, 2, 3]
+
+
+def share(n: int = 40_000, *, ply: int = 0, score: int = 0, result: int = 0, seed: int = 0, **options: Any) -> float:
+    records = np.repeat(record(ply=ply, score=score, result=result)[None], n, axis=0)
+    return len(Filters(**options).apply(records, seed)[0]) / n
+
+
+def test_random_filters_keep_the_right_share() -> None:
+    assert share(random_skip=3) == pytest.approx(0.25, abs=0.01)
+    for ply, expected in ((0, 0.1), (3, 0.125), (6, 0.15), (8, 0.2), (10, 0.25), (14, 0.5), (18, 0.75), (19, 0.875)):
+        assert share(ply=ply, soft_ply=20) == pytest.approx(expected, abs=0.01)
+    assert share(ply=20, soft_ply=20) == 1
+    loss, draw, win = _data.wdl_model(150, 40)
+    assert loss + draw + win == pytest.approx(1)
+    assert loss < 0.1 < draw
+    for result, expected in ((-1, loss), (0, draw), (1, win)):
+        assert share(ply=40, score=150, result=result, wdl=True) == pytest.approx(expected, abs=0.01)
+    assert share(random_skip=1, seed=1) != share(random_skip=1, seed=2)
+
+
+def test_piece_counts_are_evened_out() -> None:
+    rng = np.random.default_rng(0)
+    fens = {
+        n: f"4k3/{'/'.join(_rank(min(8, max(0, n - 2 - 8 * i))) for i in range(4))}/8/8/4K3 w - - 0 1"
+        for n in (8, 16, 24, 32)
+    }
+    counts = rng.choice([8, 16, 24, 32], p=[0.1, 0.1, 0.2, 0.6], size=60_000)
+    by_count = {n: records_from_fens([fen])[0] for n, fen in fens.items()}
+    kept, _ = Filters(piece_counts=True).apply(np.array([by_count[n] for n in counts]))
+    pieces = np.unpackbits(kept[:, :8], axis=1).sum(1)
+    tail = pieces[len(pieces) // 2 :]
+    density = {n: float((tail == n).mean()) for n in (8, 16, 24, 32)}
+    assert density[16] == pytest.approx(density[24], rel=0.25)
+    assert density[32] < 2 * density[16]  # from six times as many
+
+
+def _rank(pawns: int) -> str:
+    return "P" * pawns + (str(8 - pawns) if pawns < 8 else "")
+
+
+def test_filtered_streams_are_reproducible_and_counted(shared: Path) -> None:
+    path = shared / "data" / "selfplay-d5-val.binpack"
+    filters = Filters(no_score=True, quiet=True, wdl=True, soft_ply=20, piece_counts=True)
+
+    def batches(threads: int, seed: int = 0) -> list[bytes]:
+        loader = RecordLoader(path, 4096, filters=filters, threads=threads, seed=seed)
+        made = [batch.numpy().tobytes() for batch in loader]
+        counts = loader.filter_counts()
+        assert counts["read"] % 300_000 == 0 or counts["read"] > 300_000
+        assert counts["kept"] + sum(counts["dropped"].values()) == counts["read"]
+        return made
+
+    assert batches(1) == batches(4)
+    assert batches(1) != batches(1, seed=1)
+
+
+def test_user_filter(shared: Path) -> None:
+    path = shared / "data" / "selfplay-d5-val.binpack"
+
+    def white_to_move(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        nibbles = np.concatenate([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=1)
+        return ~(nibbles == 15).any(1)
+
+    loader = RecordLoader(path, 1000, user_filter=white_to_move, drop_last=False, threads=3)
+    assert sum(len(batch) for batch in loader) == 300_000 - 150_504
+    assert set(loader.filter_counts()["dropped"]) == {"user_filter"}
+
+    def broken(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        raise ValueError("oh no")
+
+    with pytest.raises(UserError, match=r"user filter: ValueError: oh no"):
+        list(RecordLoader(path, 1000, user_filter=broken))
+    with pytest.raises(UserError, match=r"user filter: expected a bool array of \d+ elements"):
+        list(RecordLoader(path, 1000, user_filter=lambda records: np.ones(3, bool)))
+
+
+def test_nothing_passes(shared: Path) -> None:
+    with pytest.raises(UserError, match="only 0 positions pass the filters"):
+        next(iter(RecordLoader(shared / "data" / "small.binpack", 16, filters=Filters(min_ply=500))))
+
+
+def test_bad_options() -> None:
+    with pytest.raises(UserError, match="filters: max_score is -1, expected at least 0"):
+        Filters(max_score=-1)
