@@ -126,7 +126,11 @@ def native_parts() -> dict[str, object]:
             sources("csrc/cuda/*.cu"),
             depends=sources("csrc/*.h", "csrc/cuda/*.cuh"),
             include_dirs=[str(ROOT / "csrc"), str(cuda_home / "include")],
-            library_dirs=[str(path) for path in (cuda_home / "lib64", cuda_home / "lib") if path.is_dir()],
+            library_dirs=[
+                str(path)
+                for path in (cuda_home / "lib64", cuda_home / "lib", *cuda_home.glob("targets/*/lib"))
+                if path.is_dir()
+            ],
             extra_compile_args={
                 "cxx": [*CXX_FLAGS, *OPS_FLAGS, *defines],
                 "nvcc": [

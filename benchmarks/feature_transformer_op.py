@@ -6,7 +6,8 @@ The batch is white's index rows of the first positions of a shuffled file (HalfK
 statistics where no file is given. embedding_bag gets what suits it best: packed int32 indices with offsets made ahead
 of time, no padding, and no bias; ours reads the padded rows and adds the bias. Both backward passes go through autograd
 and give a dense weight gradient, ours the bias gradient too. Times are medians; memory is the peak over what the inputs
-and outputs of the step before hold. Prints a table and writes JSON to benchmarks/results/.
+and outputs of the step before hold. On CUDA our backward is the deterministic one, which is the default, and below it the
+classic kernel with atomics. Prints a table and writes JSON to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -107,18 +108,18 @@ def measure(rows: Tensor, outputs: int, dtype: torch.dtype, device: torch.device
     def bag() -> Tensor:
         return F.embedding_bag(packed, weight, offsets, mode="sum")
 
-    def ours(deterministic: bool = False) -> Tensor:
+    def ours(deterministic: bool | None = None) -> Tensor:
         return ops.feature_transformer_forward(rows, weight, bias, deterministic=deterministic)
 
     scale = bag().abs().max()
     assert ((bag() - ours()).abs().max() / scale).item() < (1e-5 if dtype == torch.float32 else 2e-2)
     steps: dict[str, Callable[[], object]] = {"embedding_bag forward": bag, "nnue forward": ours}
-    bag_out, out, deterministic_out = bag(), ours(), ours(deterministic=True)
+    bag_out, out, atomic_out = bag(), ours(), ours(deterministic=False)
     steps["embedding_bag backward"] = lambda: torch.autograd.grad(bag_out, weight, grad, retain_graph=True)
     steps["nnue backward"] = lambda: torch.autograd.grad(out, (weight, bias), grad, retain_graph=True)
     if device.type == "cuda":
-        steps["nnue backward, deterministic"] = lambda: torch.autograd.grad(
-            deterministic_out, (weight, bias), grad, retain_graph=True
+        steps["nnue backward, atomics"] = lambda: torch.autograd.grad(
+            atomic_out, (weight, bias), grad, retain_graph=True
         )
     result: dict[str, object] = {"outputs": outputs, "dtype": str(dtype).removeprefix("torch."), "batch": len(rows)}
     times: dict[str, float] = {}

@@ -6,10 +6,10 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -21,12 +21,20 @@ using torch::stable::Tensor;
 // Where a tensor must live: the kernels of one file serve one device type.
 enum class Device { cpu, cuda };
 
+// No iostreams here: a compiler that links its C++ library statically gives this library a locale of its own, and
+// writing a number to a stream then crashes.
+inline std::string text(int64_t number) {
+    return std::to_string(number);
+}
+inline std::string text(std::string words) {
+    return words;
+}
+
 // Throws std::runtime_error, RuntimeError in Python: "nnue::op: argument: found X, expected Y".
 template <class Found, class Expected>
 [[noreturn]] void fail(const char* op, const char* argument, const Found& found, const Expected& expected) {
-    std::ostringstream message;
-    message << "nnue::" << op << ": " << argument << ": found " << found << ", expected " << expected;
-    throw std::runtime_error(message.str());
+    throw std::runtime_error(std::string("nnue::") + op + ": " + argument + ": found " + text(found) + ", expected " +
+                             text(expected));
 }
 
 inline std::string dtype_name(ScalarType dtype) {
@@ -56,12 +64,12 @@ inline std::string dtype_name(ScalarType dtype) {
     }
 }
 
-inline std::string shape_name(const Tensor& tensor) {
-    std::ostringstream out;
-    out << '[';
-    for (int64_t d = 0; d < tensor.dim(); ++d) out << (d ? ", " : "") << tensor.size(d);
-    out << ']';
-    return out.str();
+// "[2, 3]"; a size below 0 is written as "any".
+template <class Sizes>
+std::string shape_text(const Sizes& sizes) {
+    std::string out;
+    for (const int64_t size : sizes) out += (out.empty() ? "[" : ", ") + (size < 0 ? "any" : text(size));
+    return out.empty() ? "[]" : out + "]";
 }
 
 inline std::string device_name(const Tensor& tensor) {
@@ -90,37 +98,16 @@ inline void check_dtype(const char* op, const char* argument, const Tensor& tens
     fail(op, argument, dtype_name(tensor.scalar_type()), expected);
 }
 
-// -1 in `shape` stands for any size.
+// -1 in `shape` stands for any size; `letters` name the sizes.
 inline void check_shape(const char* op, const char* argument, const Tensor& tensor,
                         std::initializer_list<int64_t> shape, const char* letters) {
-    bool same = tensor.dim() == static_cast<int64_t>(shape.size());
-    if (same) {
-        int64_t d = 0;
-        for (const int64_t size : shape) {
-            same = same && (size < 0 || tensor.size(d) == size);
-            ++d;
-        }
-    }
+    const auto found = tensor.sizes();
+    const bool same = std::equal(found.begin(), found.end(), shape.begin(), shape.end(),
+                                 [](int64_t size, int64_t wanted) { return wanted < 0 || size == wanted; });
     if (same) return;
-    std::ostringstream expected;
-    expected << letters;
-    bool known = false;
-    for (const int64_t size : shape) known = known || size >= 0;
-    if (known) {
-        expected << " = [";
-        const char* separator = "";
-        for (const int64_t size : shape) {
-            expected << separator;
-            if (size < 0) {
-                expected << "any";
-            } else {
-                expected << size;
-            }
-            separator = ", ";
-        }
-        expected << ']';
-    }
-    fail(op, argument, "shape " + shape_name(tensor), "shape " + expected.str());
+    const bool known = std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size >= 0; });
+    fail(op, argument, "shape " + shape_text(found),
+         std::string("shape ") + letters + (known ? " = " + shape_text(shape) : ""));
 }
 
 // The error for an index outside the contract, the same words on every device.

@@ -13,7 +13,8 @@
 // for its shape; the weight itself is needed for the gradient of the values alone. It returns (grad_weight [F, N],
 // grad_bias [N], grad_values [B, K]); one that was not asked for comes back with no elements. Gradients have the dtype
 // of their tensor; grad_values is 0 from the end of a row on. With deterministic = true equal inputs give equal bits;
-// the CPU is so always, for any number of threads. check_indices = false is for indices that a forward has just
+// false takes the classic kernel, atomics, on CUDA; none takes the fastest, which at present is deterministic. The CPU
+// is deterministic always, for any number of threads. check_indices = false is for indices that a forward has just
 // checked: CUDA kernels then skip what is illegal without a word (index_check.cuh); the CPU checks always.
 //
 // Any B, K, N from 0 on and any F from 0 on are legal; inputs need not be contiguous.

@@ -16,7 +16,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "feature_transformer_backward(Tensor grad_output, Tensor indices, Tensor? values, Tensor? weight, "
         "int num_features, bool needs_weight_grad=True, bool needs_bias_grad=True, bool needs_values_grad=False, "
-        "bool deterministic=False, bool check_indices=True) -> (Tensor, Tensor, Tensor)");
+        "bool? deterministic=None, bool check_indices=True) -> (Tensor, Tensor, Tensor)");
 
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(int mode) -> int");

@@ -31,8 +31,8 @@ def _sum_dtype(weight: torch.dtype) -> torch.dtype:
     return torch.float64 if weight == torch.float64 else torch.float32
 
 
-def _deterministic(deterministic: bool | None) -> bool:
-    return torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+def _deterministic(deterministic: bool | None) -> bool | None:
+    return True if deterministic is None and torch.are_deterministic_algorithms_enabled() else deterministic
 
 
 # ---- fake kernels -------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def _backward_fake(
     needs_weight_grad: bool = True,
     needs_bias_grad: bool = True,
     needs_values_grad: bool = False,
-    deterministic: bool = False,
+    deterministic: bool | None = None,
     check_indices: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _expect(BACKWARD, "grad_output", grad_output.dim() == 2, f"{grad_output.dim()} dimensions", "shape [B, N]")
@@ -167,8 +167,9 @@ def feature_transformer_forward(
         weight: [F, N], float32, float64, float16 or bfloat16. 16-bit weights are summed in float32.
         bias: [N], dtype of `weight`.
         values: float32 [B, K] (float64 with a float64 weight); 1 where absent.
-        deterministic: the backward gives equal bits for equal inputs; None follows
-            `torch.use_deterministic_algorithms`. The forward always does, and so does the CPU.
+        deterministic: True: the backward gives equal bits for equal inputs. False: the classic kernel, atomics, on
+            CUDA. None: True under `torch.use_deterministic_algorithms`, else whatever is fastest. The forward always
+            gives equal bits, and so does the CPU.
 
     Returns:
         [B, N] in the dtype of `weight`.

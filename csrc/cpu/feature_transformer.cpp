@@ -184,7 +184,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
                                                const std::optional<Tensor>& values_in,
                                                const std::optional<Tensor>& weight_in, int64_t num_features,
                                                bool needs_weight_grad, bool needs_bias_grad, bool needs_values_grad,
-                                               bool /*deterministic: always*/, bool /*check_indices: always*/) {
+                                               std::optional<bool> /*deterministic: always*/,
+                                               bool /*check_indices: always*/) {
     const Sizes sizes =
         check_backward(grad_output_in, indices_in, values_in, weight_in, num_features, needs_values_grad, Device::cpu);
     const Tensor grad_output = torch::stable::contiguous(grad_output_in),

@@ -7,9 +7,9 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <cstdint>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -26,7 +26,7 @@ inline void check_cuda(cudaError_t error, const char* what) {
 // The stream that torch works on now, on the tensor's device.
 inline cudaStream_t current_stream(const Tensor& tensor) {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
     return static_cast<cudaStream_t>(stream);
 }
 
@@ -38,10 +38,10 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
     kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return;
-    std::ostringstream what;
-    what << "kernel " << name << " <<<(" << grid.x << ", " << grid.y << ", " << grid.z << "), (" << block.x << ", "
-         << block.y << ", " << block.z << "), " << shared_bytes << ">>>";
-    check_cuda(error, what.str().c_str());
+    const auto triple = [](const dim3& d) { return "(" + text(d.x) + ", " + text(d.y) + ", " + text(d.z) + ")"; };
+    const std::string what = std::string("kernel ") + name + " <<<" + triple(grid) + ", " + triple(block) + ", " +
+                             text(static_cast<int64_t>(shared_bytes)) + ">>>";
+    check_cuda(error, what.c_str());
 }
 
 constexpr int kWarp = 32;
