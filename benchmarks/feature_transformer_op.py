@@ -6,7 +6,7 @@ The batch is white's index rows of the first positions of a shuffled file (HalfK
 statistics where no file is given. embedding_bag gets what suits it best: packed int32 indices with offsets made ahead
 of time, no padding, and no bias; ours reads the padded rows and adds the bias. Both backward passes go through autograd
 and give a dense weight gradient, ours the bias gradient too. Times are medians; memory is the peak over what the inputs
-and outputs of the step before hold. On CUDA our backward is the deterministic one, which is the default, and below it the
+and outputs of the step before hold. On CUDA our backward is the deterministic one, the default, and below it the
 classic kernel with atomics. Prints a table and writes JSON to benchmarks/results/.
 """
 

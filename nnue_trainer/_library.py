@@ -18,6 +18,8 @@ import torch
 
 CPU_LIBRARY = Path(__file__).with_name("_ops_cpu.so")
 CUDA_LIBRARY = Path(__file__).with_name("_ops_cuda.so")
+# The oldest torch that has what the libraries use of the stable ABI; TORCH_TARGET_VERSION in setup.py.
+TARGET_TORCH = "2.10"
 
 
 @dataclass(frozen=True)

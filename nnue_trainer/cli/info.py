@@ -1,0 +1,93 @@
+"""`nnue info`: what is installed here, which op libraries were built and load, which devices torch sees."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from typing import Annotated, Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("info")(info_command)
+
+
+def collect() -> dict[str, Any]:
+    """All that `nnue info` prints, as JSON data."""
+    import torch
+
+    import nnue_trainer
+    from nnue_trainer import _library
+
+    try:
+        from nnue_trainer import _data  # noqa: F401
+
+        data_error = None
+    except ImportError as error:
+        data_error = " ".join(str(error).split())
+    libraries = _library.load()
+    devices = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            devices.append(
+                {
+                    "name": device.name,
+                    "compute_capability": f"{device.major}.{device.minor}",
+                    "memory_bytes": device.total_memory,
+                }
+            )
+    return {
+        "nnue_trainer": nnue_trainer.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "target_torch": _library.TARGET_TORCH,
+        "cpu_threads": torch.get_num_threads(),
+        "cpu_ops": {"built": _library.build_info(_library.CPU_LIBRARY), "error": libraries.cpu_error},
+        "cuda_ops": {"built": _library.build_info(_library.CUDA_LIBRARY), "error": libraries.cuda_error},
+        "data": {"error": data_error},
+        "cuda_devices": devices,
+    }
+
+
+def _library_line(library: dict[str, Any]) -> str:
+    built, error = library["built"], library["error"]
+    if built is None:
+        return f"not built: {error}"
+    parts = [f"built by {built['compiler']} against torch {built['torch_headers']}"]
+    if "architectures" in built:
+        *_, last = architectures = built["architectures"].split("+")
+        parts.append(f"CUDA {built['cuda']}, {', '.join(f'sm_{a}' for a in architectures)}, PTX {last}")
+    return f"{'loaded' if error is None else 'not loaded'}; {', '.join(parts)}" + (f"; {error}" if error else "")
+
+
+def info_command(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Prints versions, the op libraries and what they were built for, and the devices that torch sees."""
+    info = collect()
+    if as_json:
+        json.dump(info, sys.stdout, indent=2)
+        print()
+        return
+    cuda = f"CUDA {info['torch_cuda']}" if info["torch_cuda"] else "no CUDA"
+    devices = [
+        f"cuda:{index}  {d['name']}, compute capability {d['compute_capability']}, {d['memory_bytes'] / 2**30:.0f} GiB"
+        for index, d in enumerate(info["cuda_devices"])
+    ]
+    rows = [
+        ("nnue-trainer", info["nnue_trainer"]),
+        ("python", f"{info['python']}, {info['platform']}"),
+        ("torch", f"{info['torch']} ({cuda}); the op libraries need {info['target_torch']} or newer"),
+        ("CPU ops", _library_line(info["cpu_ops"])),
+        ("CUDA ops", _library_line(info["cuda_ops"])),
+        ("data module", info["data"]["error"] or "loaded"),
+        ("devices", f"cpu     {info['cpu_threads']} threads"),
+        *(("", device) for device in devices),
+    ]
+    for name, text in rows:
+        print(f"{name:13} {text}")
