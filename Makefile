@@ -33,7 +33,7 @@ quickstart: build  ## environment, build, train on the bundled sample, export a 
 	@echo "Three things worth trying next:"
 	@echo "  $(BIN)/nnue verify $(RUN)/quickstart.nnue          # the same numbers from a real Stockfish 15.1 (apt-get install stockfish)"
 	@echo "  $(BIN)/nnue data info samples/train.binpack        # what it was trained on"
-	@echo "  $(BIN)/python train.py --config configs/quickstart.yaml training.epochs=20 training.run_dir=runs/longer"
+	@echo "  $(BIN)/python train.py --config configs/quickstart.yaml training.epochs=20 --run-dir runs/longer"
 
 test: build system-packages cpp-test python-test  ## environment, build, all tests
 

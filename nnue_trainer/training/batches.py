@@ -68,5 +68,13 @@ class DeviceBatches:
 
 def allocations(batch: Batch) -> list[Tensor]:
     """The tensors that hold a batch: its one allocation, or its fields where it has none."""
-    tensors = vars(batch).values() if getattr(batch, "storage", None) is None else [batch.storage]
-    return [tensor for tensor in tensors if tensor is not None]
+    if batch.storage is not None:
+        return [batch.storage]
+    return [field for field in vars(batch).values() if field is not None]
+
+
+def like(batch: Batch) -> Batch:
+    """A batch of the same size on the same device, in memory of its own and made up of the same allocations."""
+    if batch.storage is None:
+        return Batch(**{name: field.clone() for name, field in vars(batch).items() if field is not None})
+    return Batch.allocate(len(batch), batch.white.shape[1]).to(batch.white.device)

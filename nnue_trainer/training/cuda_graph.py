@@ -8,7 +8,7 @@ import torch
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
-from nnue_trainer.training.batches import allocations
+from nnue_trainer.training.batches import allocations, like
 
 EAGER_STEPS = 3  # torch's advice: libraries and the allocator settle before a capture
 
@@ -36,9 +36,9 @@ class GraphedStep:
             current.wait_stream(self._stream)
             return
         if self._graph is None or self._batch is None:
-            self._batch = Batch.allocate(len(batch), batch.white.shape[1]).to(batch.white.device)
+            self._batch = like(batch)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):  # records; nothing is computed yet
+            with torch.cuda.graph(self._graph, stream=self._stream):  # records; nothing is computed yet
                 self._step(self._batch)
         for static, tensor in zip(allocations(self._batch), allocations(batch), strict=True):
             static.copy_(tensor)

@@ -68,7 +68,7 @@ class ProgressLine:
     def __init__(self, steps: int, steps_per_epoch: int, batch_size: int, step: int):
         self.console = Console(stderr=True, highlight=False)
         self._steps, self._steps_per_epoch, self._batch_size = steps, steps_per_epoch, batch_size
-        self._first_step = step
+        self._first_step: int | None = None
         self._started = self._last_shown = time.monotonic()
         self._paused = 0.0
         self._figures: dict[str, str] = {}
@@ -82,6 +82,8 @@ class ProgressLine:
         """Shows `step` done and figures such as loss="0.0123"; figures stay until they are replaced."""
         self._figures |= figures
         now = time.monotonic()
+        if self._first_step is None:  # the first step warms up, and may compile; speed counts from its end
+            self._first_step, self._started = step, now
         wait = MOVING_LINE_EVERY if self._bar else PLAIN_LINE_EVERY
         if now - self._last_shown < wait and not (figures and step == self._steps):
             return

@@ -40,9 +40,8 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
     if recipe.training.initial_weights and saved is None:
         weights = checkpoint.load(recipe.training.initial_weights, groups=("model",))
         checkpoint.load_into(weights.tensors.get("model", {}), model, recipe.training.initial_weights)
-    trainer = Trainer(
-        recipe, model, training_batches(recipe, model, device), validation_batches(recipe, model), run_dir
-    )
+    batches = training_batches(recipe, model, device)
+    trainer = Trainer(recipe, model, batches, validation_batches(recipe, model), run_dir)
     if saved is not None:
         trainer.resume(saved, path)
     elif overwrite:
@@ -55,7 +54,10 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         f"{recipe.data.batch_size:,} positions" + (f", resumed at step {trainer.step:,} from {path}" if saved else ""),
         file=sys.stderr,
     )
-    return trainer.train()
+    try:
+        return trainer.train()
+    finally:
+        batches.close()
 
 
 def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, Path]:

@@ -1,5 +1,6 @@
 """The loop: it learns, repeats itself to the bit, resumes to the bit, and stops well."""
 
+import functools
 import json
 import os
 import signal
@@ -238,3 +239,16 @@ def test_tensorboard_events_are_written(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [e.step for e in events.Scalars("train/loss")] == [3, 6, 9, 10]
     assert [e.step for e in events.Scalars("validation/loss")] == [10]
+
+
+def test_compiled_training_is_the_same_training(tmp_path, monkeypatch):
+    """Through the tracer and autograd of torch.compile; the code generator itself is not ours to test."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
+    trainer(tmp_path / "eager", "training.epochs=1").train()
+    trainer(tmp_path / "compiled", "training.epochs=1", "training.compile=true").train()
+    eager, compiled = (
+        checkpoint.load(tmp_path / name / "checkpoints" / "last.safetensors").tensors["model"]
+        for name in ("eager", "compiled")
+    )
+    for name, tensor in eager.items():
+        torch.testing.assert_close(compiled[name], tensor, rtol=1e-5, atol=1e-6)

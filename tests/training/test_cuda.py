@@ -1,0 +1,102 @@
+"""Training on a CUDA device: nothing waits, batches come one ahead, graphs and resume change no bit."""
+
+import pytest
+import torch
+from made_up import MadeUpSource, made_up_batch, recipe
+
+from nnue_trainer import architectures, checkpoint
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.run import set_up_torch
+from nnue_trainer.training.trainer import Trainer
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+class PinnedSource(MadeUpSource):
+    """As the loader has it: page-locked memory in one allocation, two of them used in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = made_up_batch(0)
+        self.slots = [Batch.allocate(len(first), first.white.shape[1], pin_memory=True) for _ in range(2)]
+
+    def __next__(self) -> Batch:
+        made, slot = super().__next__(), self.slots[self.index % 2]
+        for name in ("white", "black", "black_to_move", "score", "result", "piece_count"):
+            getattr(slot, name).copy_(getattr(made, name))
+        return slot
+
+
+def trainer(run_dir, *overrides: str) -> Trainer:
+    chosen = recipe("training.device=cuda", *overrides)
+    device = torch.device("cuda")
+    set_up_torch(chosen, device)
+    model = architectures.build(chosen.model).to(device)
+    return Trainer(chosen, model, PinnedSource(), lambda: [made_up_batch(-1)], run_dir)
+
+
+def weights(path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(path / "checkpoints" / "last.safetensors").tensors["model"]
+
+
+def assert_same(one, two):
+    for name, tensor in weights(one).items():
+        assert torch.equal(tensor, weights(two)[name]), name
+
+
+def test_batches_come_in_order_and_the_state_is_that_of_the_next_one():
+    source = PinnedSource()
+    batches = DeviceBatches(source, torch.device("cuda"))
+    for index in range(20):
+        batch = next(batches)
+        assert batch.white.is_cuda
+        assert torch.equal(batch.white.cpu(), made_up_batch(index).white)
+        assert batches.state_dict() == {"index": index + 1}
+    again = DeviceBatches(PinnedSource(), torch.device("cuda"))
+    again.load_state_dict(batches.state_dict())
+    assert torch.equal(next(again).white.cpu(), made_up_batch(20).white)
+
+
+MODELS = ["model={kind: simple, hidden: 16}"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_it_learns_and_repeats_itself(tmp_path, model):
+    run = trainer(tmp_path / "a", model)
+    before = run.validate()
+    assert run.train().validation_loss < before
+    trainer(tmp_path / "b", model).train()
+    assert_same(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_graph_changes_no_bit(tmp_path, model):
+    trainer(tmp_path / "eager", model).train()
+    trainer(tmp_path / "graph", model, "training.cuda_graph=true").train()
+    assert_same(tmp_path / "eager", tmp_path / "graph")
+
+
+def test_resume_changes_no_bit(tmp_path):
+    trainer(tmp_path / "whole").train()
+    path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"
+    second = trainer(tmp_path / "parts")
+    second.resume(checkpoint.load(path), path)
+    second.train()
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("graph", ["true", "false"])
+def test_no_step_waits_for_the_device(tmp_path, graph):
+    run = trainer(tmp_path, f"training.cuda_graph={graph}")
+    for _ in range(6):
+        run.advance()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            run.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
