@@ -126,7 +126,7 @@ def main() -> None:
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "data": Path(options.data).name,
         "steps": steps,
-        "recipe": {**schema.to_data(recipe), "data": {**schema.to_data(recipe.data), "train": [Path(options.data).name]}},
+        "recipe": schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(options.data).name]}},
         "peak_memory_bytes": peak_memory(device),
         "results": results,
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Progress, TextColumn
 
 # Seconds between two updates, on a terminal and elsewhere.
 MOVING_LINE_EVERY = 0.2
@@ -74,7 +74,7 @@ class ProgressLine:
         self._figures: dict[str, str] = {}
         self._bar: Progress | None = None
         if self.console.is_terminal:
-            self._bar = Progress(BarColumn(bar_width=20), TextColumn("{task.description}"), console=self.console)
+            self._bar = Progress(TextColumn("{task.description}", markup=False), console=self.console)
             self._task = self._bar.add_task("", total=steps, completed=step)
             self._bar.start()
 

@@ -195,18 +195,17 @@ class Trainer:
         steps, seconds = window.restart(self.step)
         loss = self._loss_sum.item() / steps
         self._loss_sum.zero_()
-        lr = self.optimizer.lr.item()
         values = {
             "epoch": (self.step - 1) // self.steps_per_epoch + 1,
             "positions": self.step * self.recipe.data.batch_size,
             "loss": loss,
-            "lr": lr,
+            "lr": self.optimizer.lr.item(),
             "lambda": self._lambda.item(),
             "positions_per_second": round(steps * self.recipe.data.batch_size / seconds, 1),
             "peak_memory_bytes": peak_memory(self.device),
         }
         metrics.write("train", self.step, values)
-        progress.update(self.step, loss=f"{loss:.6f}", lr=f"{lr:.2e}")
+        progress.update(self.step, loss=f"{loss:.6f}")
 
     def _end_epoch(self, epoch: int, metrics: MetricsWriter, progress: ProgressLine, store: CheckpointStore) -> None:
         training, final = self.recipe.training, self.step == self.steps
@@ -222,6 +221,7 @@ class Trainer:
                 metrics.write(
                     "validation", self.step, {"epoch": epoch, "loss": loss, "best": self.best_validation_loss}
                 )
+                progress.update(self.step, val=f"{loss:.6f}")
                 progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}")
             if is_best or final or epoch % training.checkpoint_every == 0:
                 store.save(self.checkpoint(), epoch=epoch, is_best=is_best)
