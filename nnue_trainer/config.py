@@ -16,6 +16,7 @@ from pydantic import Field
 
 from nnue_trainer import schema
 from nnue_trainer.architectures.config import Architecture
+from nnue_trainer.data.filters import Filters
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses import LossConfig
 from nnue_trainer.optim import OptimizerConfig
@@ -30,9 +31,10 @@ class DataConfig:
     train: list[str] = Field(min_length=1)
     """files to train on, relative to the working directory; read again from the start when they end"""
     validation: list[str] = Field(default_factory=list)
-    """files of held-out positions; none: no validation loss"""
+    """files of held-out positions, filtered alike; none: no validation loss"""
     validation_positions: int = Field(1_000_000, gt=0)
-    """positions of the validation files to use, from the start; always the same ones"""
+    """positions of the validation files to use, the first that pass; always the same ones"""
+    filters: Filters = Field(default_factory=Filters)
     batch_size: int = Field(16_384, gt=0)
     """positions in a step"""
     shuffle_buffer: int = Field(4_194_304, ge=0)

@@ -196,5 +196,5 @@ def test_nothing_passes(shared: Path) -> None:
 
 
 def test_bad_options() -> None:
-    with pytest.raises(UserError, match="filters: max_score is -1, expected at least 0"):
+    with pytest.raises(ValueError, match="max_score\n  Input should be greater than or equal to 0"):
         Filters(max_score=-1)

@@ -165,6 +165,8 @@ def test_weights_of_another_run_are_a_start(tmp_path, data):
         (["--resume", "auto", "--overwrite"], "--overwrite and --resume exclude each other"),
         (["training.initial_weights=none"], "none: no such checkpoint"),
         (["data.batch_size=7000"], "train.binpack"),
+        (["data.filters.max_score=-1"], r"data\.filters\.max_score: found -1, expected greater than or equal to 0"),
+        (["data.filters.min_ply=500"], "positions pass the filters"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, data, monkeypatch, arguments, message):
