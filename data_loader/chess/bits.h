@@ -45,10 +45,35 @@ NNUE_HOST_DEVICE constexpr Bitboard below(int square) {
     return bit(square) - 1;
 }
 
+NNUE_HOST_DEVICE constexpr Bitboard rotate_left(Bitboard bits, int n) {
+    return bits << n | bits >> (64 - n);
+}
+
+// The bits of `value` that `mask` selects, moved to the low end; and the way back.
+inline std::uint64_t extract_bits(std::uint64_t value, std::uint64_t mask) {
+#if defined(NNUE_BMI2)
+    return __builtin_ia32_pext_di(value, mask);
+#else
+    std::uint64_t result = 0;
+    for (int i = 0; mask; mask &= mask - 1, ++i) result |= (value >> lowest(mask) & 1) << i;
+    return result;
+#endif
+}
+
+inline std::uint64_t deposit_bits(std::uint64_t value, std::uint64_t mask) {
+#if defined(NNUE_BMI2)
+    return __builtin_ia32_pdep_di(value, mask);
+#else
+    std::uint64_t result = 0;
+    for (; mask; mask &= mask - 1, value >>= 1) result |= (0 - (value & 1)) & mask & (0 - mask);
+    return result;
+#endif
+}
+
 // Square of the k-th set bit, k counted from 0; there must be more than k of them.
 inline int select_bit(Bitboard bits, int k) {
 #if defined(NNUE_BMI2)
-    return lowest(__builtin_ia32_pdep_di(Bitboard{1} << k, bits));
+    return lowest(deposit_bits(Bitboard{1} << k, bits));
 #else
     for (; k > 0; --k) bits &= bits - 1;
     return lowest(bits);

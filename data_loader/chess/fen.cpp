@@ -133,7 +133,7 @@ std::string format_fen(const Position& p) {
     for (int rank = 7; rank >= 0; --rank) {
         int empty = 0;
         for (int file = 0; file < 8; ++file) {
-            const std::uint8_t code = p.board[8 * rank + file];
+            const unsigned code = code_at(p, 8 * rank + file);
             if (code == kNoPiece) {
                 ++empty;
                 continue;
@@ -180,10 +180,10 @@ Move parse_uci(const Position& p, std::string_view uci) {
         if (promotion == std::string_view::npos)
             throw FormatError("move '" + std::string(uci) + "' promotes to no known piece");
         move = Move::make(kPromotion, from, to, static_cast<int>(promotion));
-    } else if (p.board[from] >> 1 == kPawn && to == p.ep_square && (pawn_attacks(p.side_to_move, from) & bit(to))) {
+    } else if (code_at(p, from) >> 1 == kPawn && to == p.ep_square && (pawn_attacks(p.side_to_move, from) & bit(to))) {
         move = Move::make(kEnPassant, from, to);
-    } else if (p.board[from] >> 1 == kKing) {
-        if (p.board[to] == (kRook << 1 | p.side_to_move)) {
+    } else if (code_at(p, from) >> 1 == kKing) {
+        if (code_at(p, to) == (unsigned{kRook} << 1 | p.side_to_move)) {
             move = Move::make(kCastling, from, to);
         } else if (to - from == 2 || from - to == 2) {
             move = Move::make(kCastling, from, to > from ? from + 3 : from - 4);

@@ -30,7 +30,7 @@ bool is_legal(const Position& p, Move move) {
     if (move.kind() == kCastling) {
         const int from = move.from(), step = move.to() > from ? 1 : -1;
         for (int square = from + step; square != move.to(); square += step) {
-            if (p.board[square] != kNoPiece) return false;
+            if (occupied(p) & bit(square)) return false;
         }
         for (int square = from; square != from + 2 * step; square += step) {
             if (is_attacked(p, square, p.side_to_move ^ 1)) return false;
@@ -47,7 +47,7 @@ std::vector<Move> legal_moves(const Position& p) {
     };
     for (Bitboard own = p.colors[us]; own; own &= own - 1) {
         const int from = lowest(own);
-        const auto type = static_cast<PieceType>(p.board[from] >> 1);
+        const PieceType type = type_at(p, from);
         Bitboard destinations =
             type == kPawn ? pawn_destinations(p, from) : piece_attacks(type, from, occupied(p)) & ~p.colors[us];
         for (; destinations; destinations &= destinations - 1) {

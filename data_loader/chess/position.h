@@ -17,7 +17,6 @@ inline int king_square(const Position& p, int color) {
 }
 
 inline void clear(Position& p) {
-    p.board.fill(kNoPiece);
     p.colors.fill(0);
     p.types.fill(0);
     p.side_to_move = kWhite;
@@ -27,16 +26,21 @@ inline void clear(Position& p) {
 }
 
 inline void put(Position& p, int square, unsigned code) {
-    p.board[square] = static_cast<std::uint8_t>(code);
     p.colors[code & 1] |= bit(square);
     p.types[code >> 1] |= bit(square);
 }
 
-inline void remove(Position& p, int square) {
-    const unsigned code = p.board[square];
-    p.board[square] = kNoPiece;
-    p.colors[code & 1] &= ~bit(square);
-    p.types[code >> 1] &= ~bit(square);
+// Type of the piece on an occupied square.
+inline PieceType type_at(const Position& p, int square) {
+    const Bitboard low = p.types[kKnight] | p.types[kRook] | p.types[kKing];
+    const Bitboard middle = p.types[kBishop] | p.types[kRook], high = p.types[kQueen] | p.types[kKing];
+    return static_cast<PieceType>((low >> square & 1) | (middle >> square & 1) << 1 | (high >> square & 1) << 2);
+}
+
+// Code of the piece on a square; kNoPiece where it is empty.
+inline unsigned code_at(const Position& p, int square) {
+    if (!(occupied(p) & bit(square))) return kNoPiece;
+    return type_at(p, square) << 1 | (p.colors[kBlack] >> square & 1);
 }
 
 // Do sliders of `by` reach `square` when `occupied` is what stands on the board?
@@ -62,10 +66,7 @@ inline bool in_check(const Position& p) {
 inline bool ep_square_counts(const Position& p, int square, int capturing) {
     const int forward = capturing == kWhite ? 8 : -8;
     const int pushed = square - forward, origin = square + forward;
-    if (p.board[pushed] != (kPawn << 1 | (capturing ^ 1)) || p.board[square] != kNoPiece ||
-        p.board[origin] != kNoPiece) {
-        return false;
-    }
+    if (!(pieces(p, capturing ^ 1, kPawn) & bit(pushed)) || occupied(p) & (bit(square) | bit(origin))) return false;
     Bitboard capturers = pawn_attacks(capturing ^ 1, square) & pieces(p, capturing, kPawn);
     for (; capturers; capturers &= capturers - 1) {
         const Bitboard after = (occupied(p) ^ (capturers & (0 - capturers)) ^ bit(pushed)) | bit(square);
@@ -76,18 +77,12 @@ inline bool ep_square_counts(const Position& p, int square, int capturing) {
 
 // Destinations of the pawn on `square`, in the order-free sense of binpack's set D: promotions count once here.
 inline Bitboard pawn_destinations(const Position& p, int square) {
-    const int us = p.side_to_move, forward = us == kWhite ? 8 : -8;
-    const Bitboard all = occupied(p);
-    Bitboard targets = p.colors[us ^ 1];
-    if (p.ep_square != kNoSquare) targets |= bit(p.ep_square);
-    Bitboard destinations = pawn_attacks(us, square) & targets;
-    const int ahead = square + forward;
-    if (ahead >= 0 && ahead < 64 && !(all & bit(ahead))) {
-        destinations |= bit(ahead);
-        if (square >> 3 == (us == kWhite ? 1 : 6) && !(all & bit(ahead + forward)))
-            destinations |= bit(ahead + forward);
-    }
-    return destinations;
+    const int us = p.side_to_move, forward = us == kWhite ? 8 : 56;  // as a rotation: pawns never leave the board
+    const Bitboard empty = ~occupied(p), fourth_rank = us == kWhite ? 0xffULL << 24 : 0xffULL << 32;
+    const Bitboard ep = p.ep_square == kNoSquare ? 0 : bit(p.ep_square);
+    const Bitboard single = rotate_left(bit(square), forward) & empty;
+    const Bitboard twice = rotate_left(single, forward) & empty & fourth_rank;
+    return (pawn_attacks(us, square) & (p.colors[us ^ 1] | ep)) | single | twice;
 }
 
 // Castling rights of the side to move: bit 0 short, bit 1 long.
@@ -107,7 +102,7 @@ inline bool castling_path_free(const Position& p, Move move) {
 inline bool is_pseudo_legal(const Position& p, Move move) {
     const int us = p.side_to_move, from = move.from(), to = move.to();
     if (move.is_null() || !(p.colors[us] & bit(from))) return false;
-    const auto type = static_cast<PieceType>(p.board[from] >> 1);
+    const PieceType type = type_at(p, from);
     if (move.kind() != kPromotion && (move.bits & 3)) return false;
     if (move.kind() == kCastling) {
         const int base = us == kWhite ? 0 : 56;
@@ -126,39 +121,38 @@ inline bool is_pseudo_legal(const Position& p, Move move) {
 // with the position unusable, if it takes a king.
 inline bool play(Position& p, Move move) {
     const int us = p.side_to_move, from = move.from(), to = move.to();
-    const unsigned piece = p.board[from];
     const int forward = us == kWhite ? 8 : -8;
+    const PieceType type = type_at(p, from);
     p.ep_square = kNoSquare;
     p.side_to_move ^= 1;
     ++p.ply;
     ++p.rule50;
     if (move.kind() == kCastling) {
-        const unsigned rook = p.board[to];
-        const bool is_short = to > from;
-        remove(p, from);
-        remove(p, to);
-        put(p, is_short ? from + 2 : from - 2, piece);
-        put(p, is_short ? from + 1 : from - 1, rook);
+        const Bitboard king = bit(from) | bit(to > from ? from + 2 : from - 2);
+        const Bitboard rook = bit(to) | bit(to > from ? from + 1 : from - 1);
+        p.types[kKing] ^= king;
+        p.types[kRook] ^= rook;
+        p.colors[us] ^= king ^ rook;
     } else {
-        const unsigned captured = p.board[to];
-        if (captured != kNoPiece) {
-            if (captured >> 1 == kKing) return false;
-            remove(p, to);
+        if (p.colors[us ^ 1] & bit(to)) {
+            const PieceType captured = type_at(p, to);
+            if (captured == kKing) return false;
+            p.types[captured] ^= bit(to);
+            p.colors[us ^ 1] ^= bit(to);
             p.rule50 = 0;
         }
-        remove(p, from);
-        if (move.kind() == kPromotion) {
-            put(p, to, move.promotion() << 1 | us);
+        p.types[type] ^= bit(from) | bit(to);
+        p.colors[us] ^= bit(from) | bit(to);
+        if (type == kPawn) {
             p.rule50 = 0;
-        } else {
-            put(p, to, piece);
-            if (piece >> 1 == kPawn) {
-                p.rule50 = 0;
-                if (move.kind() == kEnPassant) {
-                    remove(p, to - forward);
-                } else if (to - from == 2 * forward && ep_square_counts(p, from + forward, us ^ 1)) {
-                    p.ep_square = static_cast<std::uint8_t>(from + forward);
-                }
+            if (move.kind() == kPromotion) {
+                p.types[kPawn] ^= bit(to);
+                p.types[move.promotion()] ^= bit(to);
+            } else if (move.kind() == kEnPassant) {
+                p.types[kPawn] ^= bit(to - forward);
+                p.colors[us ^ 1] ^= bit(to - forward);
+            } else if (to - from == 2 * forward && ep_square_counts(p, from + forward, us ^ 1)) {
+                p.ep_square = static_cast<std::uint8_t>(from + forward);
             }
         }
     }

@@ -41,25 +41,71 @@ inline void set_record_rule50(Record& r, int rule50) {
     store_be16(&r.bytes[30], rule50);
 }
 
-inline void pack_board(const Position& p, Record& r) {
-    store_be64(&r.bytes[0], occupied(p));
-    std::uint64_t nibbles[2] = {0, 0};
-    int i = 0;
-    for (Bitboard rest = occupied(p); rest; rest &= rest - 1, ++i) {
-        nibbles[i >> 4] |= std::uint64_t{p.board[lowest(rest)]} << (4 * (i & 15));
+namespace detail {
+
+// A board as four bitboards, one for each bit of the nibbles that a record holds.
+struct Planes {
+    Bitboard bits[4];
+};
+
+inline Planes planes_of(const Position& p) {
+    const Bitboard pushed = p.ep_square == kNoSquare ? 0 : bit(p.ep_square ^ 8);
+    const Bitboard rights = p.castling;
+    const Bitboard white_rooks = (rights & kWhiteShort ? bit(kH1) : 0) | (rights & kWhiteLong ? bit(kA1) : 0);
+    const Bitboard black_rooks = (rights & kBlackShort ? bit(kH8) : 0) | (rights & kBlackLong ? bit(kA8) : 0);
+    const Bitboard king_to_move = p.side_to_move == kBlack ? pieces(p, kBlack, kKing) : 0;
+    const Bitboard special = pushed | white_rooks | black_rooks | king_to_move;  // codes 12, 13, 14, 15
+    return {{(p.colors[kBlack] & ~special) | white_rooks | king_to_move,
+             ((p.types[kKnight] | p.types[kRook] | p.types[kKing]) & ~special) | black_rooks | king_to_move,
+             p.types[kBishop] | p.types[kRook] | special, p.types[kQueen] | p.types[kKing] | special}};
+}
+
+// The nibbles of the occupied squares, 16 a word, low first.
+inline void nibbles_of(const Planes& planes, Bitboard occupied, std::uint64_t nibbles[2]) {
+#if defined(NNUE_BMI2)
+    nibbles[0] = nibbles[1] = 0;
+    for (int k = 0; k < 4; ++k) {
+        const std::uint64_t column = extract_bits(planes.bits[k], occupied), every = 0x1111111111111111ULL << k;
+        nibbles[0] |= deposit_bits(column, every);
+        nibbles[1] |= deposit_bits(column >> 16, every);
     }
-    const auto mark = [&](int square, unsigned code) {
-        const int index = popcount(occupied(p) & below(square));
-        std::uint64_t& word = nibbles[index >> 4];
-        const int shift = 4 * (index & 15);
-        word = (word & ~(std::uint64_t{15} << shift)) | std::uint64_t{code} << shift;
-    };
-    if (p.castling & kWhiteShort) mark(kH1, kWhiteCastlingRook);
-    if (p.castling & kWhiteLong) mark(kA1, kWhiteCastlingRook);
-    if (p.castling & kBlackShort) mark(kH8, kBlackCastlingRook);
-    if (p.castling & kBlackLong) mark(kA8, kBlackCastlingRook);
-    if (p.ep_square != kNoSquare) mark(p.ep_square ^ 8, kPushedPawn);
-    if (p.side_to_move == kBlack) mark(king_square(p, kBlack), kBlackKingToMove);
+#else
+    const auto [b0, b1, b2, b3] = planes.bits;
+    nibbles[0] = nibbles[1] = 0;
+    int i = 0;
+    for (; occupied; occupied &= occupied - 1, ++i) {
+        const int s = lowest(occupied);
+        const std::uint64_t code = (b0 >> s & 1) | (b1 >> s & 1) << 1 | (b2 >> s & 1) << 2 | (b3 >> s & 1) << 3;
+        nibbles[i >> 4] |= code << (4 * (i & 15));
+    }
+#endif
+}
+
+inline Planes planes_of_nibbles(const std::uint64_t nibbles[2], Bitboard occupied) {
+    Planes planes{};
+#if defined(NNUE_BMI2)
+    for (int k = 0; k < 4; ++k) {
+        const std::uint64_t every = 0x1111111111111111ULL << k;
+        planes.bits[k] =
+            deposit_bits(extract_bits(nibbles[0], every) | extract_bits(nibbles[1], every) << 16, occupied);
+    }
+#else
+    int i = 0;
+    for (; occupied; occupied &= occupied - 1, ++i) {
+        const std::uint64_t code = nibbles[i >> 4] >> (4 * (i & 15));
+        const int s = lowest(occupied);
+        for (int k = 0; k < 4; ++k) planes.bits[k] |= (code >> k & 1) << s;
+    }
+#endif
+    return planes;
+}
+
+}  // namespace detail
+
+inline void pack_board(const Position& p, Record& r) {
+    std::uint64_t nibbles[2];
+    detail::nibbles_of(detail::planes_of(p), occupied(p), nibbles);
+    store_be64(&r.bytes[0], occupied(p));
     std::memcpy(&r.bytes[8], nibbles, 16);  // the first piece is the low nibble of the first byte
 }
 
@@ -79,61 +125,49 @@ inline const char* unpack(const Record& r, Entry& e) {
     const Bitboard all = record_occupancy(r.bytes.data());
     const int count = popcount(all);
     if (count > kMaxPieces) return "more than 32 pieces";
-    Position& p = e.position;
-    clear(p);
     std::uint64_t nibbles[2];
     std::memcpy(nibbles, &r.bytes[8], 16);
-    int i = 0;
-    for (Bitboard rest = all; rest; rest &= rest - 1, ++i) {
-        const int square = lowest(rest);
-        unsigned code = nibbles[i >> 4] >> (4 * (i & 15)) & 15;
-        if (code >= 12) {
-            switch (code) {
-                case kPushedPawn:
-                    if (p.ep_square != kNoSquare) return "two pawns that have just double-pushed";
-                    if (square >> 3 == 3) {
-                        code = kPawn << 1 | kWhite;
-                    } else if (square >> 3 == 4) {
-                        code = kPawn << 1 | kBlack;
-                    } else {
-                        return "a double-pushed pawn that stands on neither rank 4 nor 5";
-                    }
-                    p.ep_square = static_cast<std::uint8_t>(square ^ 8);
-                    break;
-                case kWhiteCastlingRook:
-                    if (square != kA1 && square != kH1) return "a white castling rook that stands on neither a1 nor h1";
-                    p.castling |= square == kA1 ? kWhiteLong : kWhiteShort;
-                    code = kRook << 1 | kWhite;
-                    break;
-                case kBlackCastlingRook:
-                    if (square != kA8 && square != kH8) return "a black castling rook that stands on neither a8 nor h8";
-                    p.castling |= square == kA8 ? kBlackLong : kBlackShort;
-                    code = kRook << 1 | kBlack;
-                    break;
-                default:
-                    p.side_to_move = kBlack;
-                    code = kKing << 1 | kBlack;
-            }
-        }
-        put(p, square, code);
-    }
-    if (popcount(pieces(p, kWhite, kKing)) != 1 || popcount(pieces(p, kBlack, kKing)) != 1) {
-        return "not one king of each side";
-    }
     if ((count < 16 && nibbles[0] >> (4 * count)) || (count <= 16 && nibbles[1]) ||
         (count > 16 && count < 32 && nibbles[1] >> (4 * (count - 16)))) {
         return "piece nibbles beyond the last occupied square";
     }
+    const auto [b0, b1, b2, b3] = detail::planes_of_nibbles(nibbles, all).bits;
+    const Bitboard special = b3 & b2, plain = all & ~special;
+    const Bitboard pushed = special & ~b1 & ~b0, white_rooks = special & ~b1 & b0;
+    const Bitboard black_rooks = special & b1 & ~b0, king_to_move = special & b1 & b0;
+    constexpr Bitboard kRank4 = 0xffULL << 24, kRank5 = 0xffULL << 32;
+    Position& p = e.position;
+    p.types = {(plain & ~b3 & ~b2 & ~b1) | pushed,
+               plain & ~b3 & ~b2 & b1,
+               plain & b2 & ~b1,
+               (plain & b2 & b1) | white_rooks | black_rooks,
+               plain & b3 & ~b1,
+               (plain & b3 & b1) | king_to_move};
+    p.colors[kBlack] = (plain & b0) | black_rooks | king_to_move | (pushed & kRank5);
+    p.colors[kWhite] = all & ~p.colors[kBlack];
+    p.side_to_move = king_to_move ? kBlack : kWhite;
+    p.castling = static_cast<std::uint8_t>(
+        (white_rooks & bit(kH1) ? kWhiteShort : 0) | (white_rooks & bit(kA1) ? kWhiteLong : 0) |
+        (black_rooks & bit(kH8) ? kBlackShort : 0) | (black_rooks & bit(kA8) ? kBlackLong : 0));
+    p.ep_square = pushed ? static_cast<std::uint8_t>(lowest(pushed) ^ 8) : kNoSquare;
+    if (popcount(pieces(p, kWhite, kKing)) != 1 || popcount(pieces(p, kBlack, kKing)) != 1) {
+        return "not one king of each side";
+    }
     if (p.types[kPawn] & 0xff000000000000ffULL) return "a pawn on the first or last rank";
-    if ((p.castling & (kWhiteShort | kWhiteLong)) && king_square(p, kWhite) != kE1) {
-        return "a white castling rook, but the king is not on e1";
+    if (white_rooks) {
+        if (white_rooks & ~(bit(kA1) | bit(kH1))) return "a white castling rook that stands on neither a1 nor h1";
+        if (king_square(p, kWhite) != kE1) return "a white castling rook, but the king is not on e1";
     }
-    if ((p.castling & (kBlackShort | kBlackLong)) && king_square(p, kBlack) != kE8) {
-        return "a black castling rook, but the king is not on e8";
+    if (black_rooks) {
+        if (black_rooks & ~(bit(kA8) | bit(kH8))) return "a black castling rook that stands on neither a8 nor h8";
+        if (king_square(p, kBlack) != kE8) return "a black castling rook, but the king is not on e8";
     }
-    if (p.ep_square != kNoSquare &&
-        ((p.ep_square >> 3 == 2) != (p.side_to_move == kBlack) || p.board[p.ep_square] != kNoPiece)) {
-        return "a double-pushed pawn of the side to move, or one with a piece behind it";
+    if (pushed) {
+        if (pushed & (pushed - 1)) return "two pawns that have just double-pushed";
+        if (!(pushed & (kRank4 | kRank5))) return "a double-pushed pawn that stands on neither rank 4 nor 5";
+        if (!(pushed & p.colors[p.side_to_move ^ 1]) || (all & bit(p.ep_square))) {
+            return "a double-pushed pawn of the side to move, or one with a piece behind it";
+        }
     }
     const int result = record_result(r.bytes.data());
     if (result < -1 || result > 1) return "a result that is none of loss, draw, win";

@@ -2,7 +2,7 @@
 // board that moves are played on. Plain data only; attacks.h, position.h and record.h act on it.
 //
 // NNUE_HOST_DEVICE marks what csrc/ may compile for the GPU as well. NNUE_ISA names the inline namespace that all code
-// of the hot path lives in: pipeline/kernels_x86_64_v3.cpp compiles the same headers once more for newer CPUs, and the
+// of the hot path lives in: pipeline/kernels_x86.h compiles the same headers again for newer CPUs, and the
 // linker must not mix the two. Plain data stays outside of it, so that both can work on the same objects.
 #pragma once
 
@@ -60,9 +60,8 @@ struct Record {
 static_assert(sizeof(Record) == 32);
 
 struct Position {
-    std::array<std::uint8_t, 64> board;  // piece codes, kNoPiece where empty
-    std::array<Bitboard, 2> colors;      // by colour
-    std::array<Bitboard, 6> types;       // by piece type, both colours
+    std::array<Bitboard, 2> colors;  // by colour
+    std::array<Bitboard, 6> types;   // by piece type, both colours
     std::uint8_t side_to_move = kWhite;
     std::uint8_t castling = 0;           // sum of CastlingRight
     std::uint8_t ep_square = kNoSquare;  // only where the en-passant rule keeps it

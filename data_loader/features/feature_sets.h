@@ -10,9 +10,9 @@
 
 namespace nnue::data {
 
-// The pieces of one position in ascending square order; entries from `count` on are 0.
+// The pieces of one position in ascending square order; entries from `count` on mean nothing.
 struct Pieces {
-    alignas(32) std::uint8_t square[kMaxPieces];
+    alignas(32) std::uint8_t square[kMaxPieces + 8];
     alignas(32) std::uint8_t code[kMaxPieces];  // 2·type + colour
     int count;
     int king[2];  // squares, by colour
@@ -21,30 +21,77 @@ struct Pieces {
 
 inline namespace NNUE_ISA {
 
+#if !defined(__CUDA_ARCH__)
+namespace detail {
+
+// For each rank's occupancy byte the files that are set, packed to the low end, a byte each.
+struct FileLists {
+    std::uint64_t lists[256]{};
+    constexpr FileLists() {
+        for (unsigned byte = 0; byte < 256; ++byte) {
+            int n = 0;
+            for (unsigned file = 0; file < 8; ++file) {
+                if (byte >> file & 1) lists[byte] |= std::uint64_t{file} << (8 * n++);
+            }
+        }
+    }
+};
+inline constexpr FileLists kFileLists{};
+
+}  // namespace detail
+#endif
+
+// Writes the squares of `bits` in ascending order; at least 32 + 8 bytes must be writable, and what follows the last
+// square is unspecified.
+NNUE_HOST_DEVICE inline void list_squares(Bitboard bits, std::uint8_t* squares) {
+#if defined(__CUDA_ARCH__)
+    for (; bits; bits &= bits - 1) *squares++ = static_cast<std::uint8_t>(lowest(bits));
+#else
+    // A rank at a time, without a branch: how many pieces there are is noise to the branch predictor.
+    for (int rank = 0; rank < 8; ++rank) {
+        const auto byte = static_cast<std::uint8_t>(bits >> (8 * rank));
+        const std::uint64_t list = detail::kFileLists.lists[byte] + 0x0808080808080808ULL * static_cast<unsigned>(rank);
+        std::memcpy(squares, &list, sizeof list);
+        squares += popcount(byte);
+    }
+#endif
+}
+
+// Index of the one nibble of `low`, `high` (16 each, low first) that is 15; 0 if there is none.
+NNUE_HOST_DEVICE inline int find_fifteen(std::uint64_t low, std::uint64_t high) {
+    const auto all_set = [](std::uint64_t x) { return x & x >> 1 & x >> 2 & x >> 3 & 0x1111111111111111ULL; };
+    const std::uint64_t in_low = all_set(low), in_high = all_set(high);
+    if (in_low) return lowest(in_low) / 4;
+    return in_high ? 16 + lowest(in_high) / 4 : 0;
+}
+
 // Reads the board of a record that is known to be sound: unpack() accepted it.
 NNUE_HOST_DEVICE inline Pieces pieces_of_record(const std::uint8_t* record) {
     Pieces p;
-    Bitboard rest = record_occupancy(record);
-    p.count = popcount(rest);
-    p.king[0] = p.king[1] = 0;
-    p.black_to_move = false;
-    for (int i = 0; i < kMaxPieces; ++i) p.square[i] = 0;
+    const Bitboard all = record_occupancy(record);
+    p.count = popcount(all);
+    list_squares(all, p.square);
     for (int i = 0; i < kMaxPieces / 2; ++i) {
         p.code[2 * i] = record[8 + i] & 15;
         p.code[2 * i + 1] = record[8 + i] >> 4;
     }
-    for (int i = 0; rest; rest &= rest - 1, ++i) p.square[i] = static_cast<std::uint8_t>(lowest(rest));
+    std::uint64_t nibbles[2];
+    std::memcpy(nibbles, record + 8, sizeof nibbles);
+    // The white king is 10, the black one 11, or 15 to move: turn each into 15, and nothing else.
+    constexpr std::uint64_t kFives = 0x5555555555555555ULL, kFours = 0x4444444444444444ULL;
+    const int white = find_fifteen(nibbles[0] ^ kFives, nibbles[1] ^ kFives);
+    const int black = find_fifteen(nibbles[0] | kFours, nibbles[1] | kFours);
+    p.king[0] = p.square[white];
+    p.king[1] = p.square[black];
+    p.black_to_move = p.code[black] == kBlackKingToMove;
     for (int i = 0; i < kMaxPieces; ++i) {
-        const std::uint8_t code = p.code[i];
-        const std::uint8_t pushed = (p.square[i] & 32) ? (kPawn << 1 | kBlack) : (kPawn << 1 | kWhite);
+        const std::uint8_t code = p.code[i], colour = p.square[i] >> 5 & 1;
         std::uint8_t plain = code;
-        plain = code == kPushedPawn ? pushed : plain;
-        plain = code == kWhiteCastlingRook ? (kRook << 1 | kWhite) : plain;
-        plain = code == kBlackCastlingRook ? (kRook << 1 | kBlack) : plain;
-        plain = code == kBlackKingToMove ? (kKing << 1 | kBlack) : plain;
+        plain = code == kPushedPawn ? colour : plain;  // on rank 4 white, on rank 5 black
+        plain = code == kWhiteCastlingRook ? std::uint8_t{kRook << 1 | kWhite} : plain;
+        plain = code == kBlackCastlingRook ? std::uint8_t{kRook << 1 | kBlack} : plain;
+        plain = code == kBlackKingToMove ? std::uint8_t{kKing << 1 | kBlack} : plain;
         p.code[i] = plain;
-        if (code == kBlackKingToMove) p.black_to_move = true;
-        if (plain >> 1 == kKing) p.king[plain & 1] = p.square[i];
     }
     return p;
 }
@@ -129,7 +176,7 @@ struct HalfKAv2Hm11 : HalfKAv2HmBase<11> {
 
 // Writes the Set::kMaxActive entries of one perspective's row: active indices by ascending square, then −1.
 template <class Set>
-NNUE_HOST_DEVICE inline void expand_row(const Pieces& p, int perspective, std::int32_t* row) {
+NNUE_HOST_DEVICE inline void expand_row(const Pieces& p, int perspective, std::int32_t* __restrict row) {
     const int orientation = Set::orientation(perspective, p.king[perspective]);
     const int offset = Set::offset(perspective, p.king[perspective]);
     if constexpr (Set::kHasKings) {

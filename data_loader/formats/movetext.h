@@ -52,7 +52,7 @@ inline Move take_move(const Position& p, Window& window) {
     const auto k = static_cast<int>(window.take(index_width(own_count)));
     if (k >= own_count) return {};
     const int from = select_bit(own, k);
-    const auto type = static_cast<PieceType>(p.board[from] >> 1);
+    const PieceType type = type_at(p, from);
     if (type == kPawn) {
         const Bitboard destinations = pawn_destinations(p, from);
         const int count = popcount(destinations);
@@ -133,7 +133,7 @@ inline void put_move(BitWriter& writer, const Position& p, Move move) {
     const Bitboard own = p.colors[us];
     const auto rank_in = [](Bitboard set, int square) { return static_cast<unsigned>(popcount(set & below(square))); };
     writer.put(rank_in(own, from), index_width(popcount(own)));
-    const auto type = static_cast<PieceType>(p.board[from] >> 1);
+    const PieceType type = type_at(p, from);
     if (type == kPawn) {
         const Bitboard destinations = pawn_destinations(p, from);
         const unsigned index = rank_in(destinations, move.to());

@@ -1,39 +1,42 @@
-// The hot loops for any CPU, and the choice between them and the faster build.
+// The hot loops for any CPU, and the choice among the builds.
 #include "pipeline/kernels.h"
 
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "pipeline/kernels_impl.h"
 
 namespace nnue::data {
 
-extern const Kernels* const kKernelsX86_64V3;  // null where the compiler cannot build it
-
-namespace {
-
-constexpr Kernels kBaseline{"baseline", decode_chains, expand, gather};
-
-bool can_run_x86_64_v3() {
-#if defined(__x86_64__)
-    return kKernelsX86_64V3 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("fma");
-#else
-    return false;
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define NNUE_X86_BUILDS
+extern const Kernels kKernelsAvx2, kKernelsAvx2Bmi2;
 #endif
-}
-
-}  // namespace
 
 std::span<const Kernels* const> all_kernels() {
-    static const Kernels* const all[] = {&kBaseline, kKernelsX86_64V3};
-    return {all, can_run_x86_64_v3() ? 2u : 1u};
+    static const std::vector<const Kernels*> all = [] {
+        static constexpr Kernels baseline = kTable;
+        std::vector<const Kernels*> list{&baseline};
+#if defined(NNUE_X86_BUILDS)
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+            __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("fma")) {
+            list.push_back(&kKernelsAvx2);
+            if (!__builtin_cpu_is("znver1") && !__builtin_cpu_is("znver2")) list.push_back(&kKernelsAvx2Bmi2);
+        }
+#endif
+        return list;
+    }();
+    return all;
 }
 
 const Kernels& kernels() {
     static const Kernels& chosen = []() -> const Kernels& {
         const char* forced = std::getenv("NNUE_DATA_ISA");
-        return forced && std::string_view(forced) == kBaseline.isa ? kBaseline : *all_kernels().back();
+        for (const Kernels* k : all_kernels()) {
+            if (forced && std::string_view(forced) == k->isa) return *k;
+        }
+        return *all_kernels().back();
     }();
     return chosen;
 }

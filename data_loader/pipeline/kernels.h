@@ -1,5 +1,5 @@
-// The hot loops behind one table of functions, compiled for every x86-64 and once more for x86-64-v3 (AVX2, BMI2); the
-// better one that this CPU can run is chosen at the first call. Set NNUE_DATA_ISA=baseline to force the plain one.
+// The hot loops behind one table of functions, compiled for every CPU and again for newer x86 ones; the best build that
+// this CPU can run is chosen at the first call. NNUE_DATA_ISA=baseline, avx2 or avx2_bmi2 asks for another.
 #pragma once
 
 #include <cstddef>
@@ -46,13 +46,16 @@ struct Kernels {
     void (*expand)(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,
                    const BatchRows& rows);
 
+    // Entries first … first + count − 1 of the random permutation of [0, n) that `key` names.
+    void (*permute)(std::uint32_t n, std::uint64_t key, std::size_t first, std::size_t count, std::uint32_t* out);
+
     // Copies record order[i] to out[i].
     void (*gather)(const Record* records, const std::uint32_t* order, std::size_t n, Record* out);
 };
 
 const Kernels& kernels();
 
-// Every build that this CPU can run, the plain one first; for tests.
+// Every build that this CPU can run, the plain one first and the best one last.
 std::span<const Kernels* const> all_kernels();
 
 }  // namespace nnue::data

@@ -4,6 +4,7 @@
 #include "features/feature_sets.h"
 #include "formats/movetext.h"
 #include "pipeline/kernels.h"
+#include "pipeline/random.h"
 
 namespace nnue::data {
 inline namespace NNUE_ISA {
@@ -40,6 +41,11 @@ inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size,
 
 inline constexpr std::size_t kAhead = 16;  // hides memory latency where a shuffle buffer is larger than the caches
 
+inline void permute(std::uint32_t n, std::uint64_t key, std::size_t first, std::size_t count, std::uint32_t* out) {
+    const Permutation permutation(n, key);
+    permutation.fill(static_cast<std::uint32_t>(first), count, out);
+}
+
 inline void gather(const Record* records, const std::uint32_t* order, std::size_t n, Record* out) {
     for (std::size_t i = 0; i < n; ++i) {
         if (i + kAhead < n) __builtin_prefetch(&records[order[i + kAhead]]);
@@ -66,6 +72,10 @@ inline void expand(const Record* records, const std::uint32_t* order, std::size_
                    const BatchRows& rows) {
     visit_feature_set(set, [&]<class Set>() { expand_batch<Set>(records, order, n, rows); });
 }
+
+#define NNUE_STRING_(text) #text
+#define NNUE_STRING(text) NNUE_STRING_(text)
+inline constexpr Kernels kTable{NNUE_STRING(NNUE_ISA), decode_chains, expand, permute, gather};
 
 }  // namespace NNUE_ISA
 }  // namespace nnue::data

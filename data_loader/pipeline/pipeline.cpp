@@ -148,10 +148,9 @@ void Pipeline::fill_batch(const Window& window, std::size_t batch, Slot& slot, s
     const std::size_t first = begin + whole * options_.rank / options_.world_size;
     scratch.order.resize(size);
     if (options_.shuffle) {
-        const Permutation permutation(
-            static_cast<std::uint32_t>(window.size),
-            make_key({options_.seed, kWindowOrder, window.start.epoch, window.start.chunk, window.start.skip}));
-        for (std::size_t i = 0; i < size; ++i) scratch.order[i] = permutation(static_cast<std::uint32_t>(first + i));
+        const std::uint64_t key =
+            make_key({options_.seed, kWindowOrder, window.start.epoch, window.start.chunk, window.start.skip});
+        kernels().permute(static_cast<std::uint32_t>(window.size), key, first, size, scratch.order.data());
     } else {
         std::iota(scratch.order.begin(), scratch.order.end(), static_cast<std::uint32_t>(first));
     }

@@ -1,0 +1,85 @@
+// Speed of the hot loops on one thread, each alone: decoding a binpack, expanding records, gathering them in random
+// order.
+//
+//   data_bench FILE [feature set] [seconds per loop]
+//
+// Under callgrind, `--once` runs each loop over the file a single time, for instruction counts per position.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "formats/binpack.h"
+#include "formats/movetext.h"
+#include "pipeline/kernels.h"
+
+using namespace nnue::data;
+
+namespace {
+
+void measure(const char* isa, const char* what, std::size_t positions, double seconds,
+             const std::function<void()>& body) {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    std::size_t runs = 0;
+    double elapsed = 0;
+    do {
+        body();
+        ++runs;
+        elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+    } while (elapsed < seconds);
+    std::printf("%-10s %-22s %8.2f M positions/s\n", isa, what, static_cast<double>(runs * positions) / elapsed / 1e6);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc < 2) {
+        std::fprintf(stderr, "usage: %s FILE [feature set] [seconds | --once]\n", argv[0]);
+        return 2;
+    }
+    try {
+        const FeatureSetInfo& set = feature_set(argc > 2 ? argv[2] : "HalfKAv2_hm");
+        const double seconds = argc > 3 && std::string(argv[3]) != "--once" ? std::atof(argv[3]) : argc > 3 ? 0 : 1;
+        const InputFile file(argv[1]);
+        std::vector<std::uint8_t> bytes(file.size() + kPayloadPadding);
+        file.read(0, {bytes.data(), file.size()});
+        const std::size_t size = BinpackFile(argv[1]).chunks().at(0).size;
+        const std::uint8_t* payload = bytes.data() + 8;
+
+        std::vector<Record> records(size);
+        const DecodeResult all = kernels().decode_chains(payload, size, 0, records.data(), nullptr, records.size());
+        const std::size_t n = all.positions;
+        records.resize(n);
+        std::vector<Record> copy(n);
+        std::vector<std::uint8_t> flags(size);
+        std::vector<std::int32_t> white(n * static_cast<std::size_t>(set.max_active)), black(white.size());
+        std::vector<std::int16_t> score(n);
+        std::vector<std::int8_t> result(n);
+        std::vector<std::uint8_t> side(n), count(n);
+        const BatchRows rows{white.data(), black.data(), score.data(), result.data(), side.data(), count.data()};
+        std::vector<std::uint32_t> order(n);
+        std::printf("%s, first chunk: %zu positions, %zu chains, %s\n", argv[1], n, all.chains, set.name);
+        for (const Kernels* k : all_kernels()) {
+            measure(k->isa, "decode", n, seconds,
+                    [&] { k->decode_chains(payload, size, 0, copy.data(), nullptr, copy.size()); });
+            measure(k->isa, "decode with flags", n, seconds,
+                    [&] { k->decode_chains(payload, size, 0, copy.data(), flags.data(), copy.size()); });
+            measure(k->isa, "expand", n, seconds, [&] {
+                constexpr std::size_t kBatch = 16384;  // as the pipeline does; the rows stay in the cache
+                for (std::size_t i = 0; i < n; i += kBatch) {
+                    k->expand(records.data() + i, nullptr, std::min(kBatch, n - i), set.id, rows);
+                }
+            });
+            measure(k->isa, "permute", n, seconds,
+                    [&] { k->permute(static_cast<std::uint32_t>(n), 1, 0, n, order.data()); });
+            measure(k->isa, "gather", n, seconds, [&] { k->gather(records.data(), order.data(), n, copy.data()); });
+        }
+    } catch (const FormatError& error) {
+        std::fprintf(stderr, "data_bench: %s\n", error.what());
+        return 1;
+    }
+    return 0;
+}

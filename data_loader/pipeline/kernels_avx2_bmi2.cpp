@@ -1,0 +1,5 @@
+// AVX2 with PEXT and PDEP.
+#define NNUE_ISA avx2_bmi2
+#define NNUE_TABLE kKernelsAvx2Bmi2
+#define NNUE_BMI2
+#include "pipeline/kernels_x86.h"
