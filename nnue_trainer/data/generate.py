@@ -147,8 +147,12 @@ class Engine:
                 return best[1], words[at + 1], int(words[at + 2])
         raise UserError(f"engine {self.path}: a move but no score after {fen!r} and {len(moves)} moves")
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """Ends the process; a search that another thread waits for then fails at once."""
         self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
         self._process.wait()
         self._selector.close()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -358,7 +362,7 @@ def _play_in_order(
     finally:
         stop.set()
         for engine in engines:
-            engine.close()  # ends a search under way
+            engine.kill()
         for thread in threads:
             if thread.ident is not None:
                 thread.join()

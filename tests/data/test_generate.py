@@ -1,6 +1,7 @@
 """Self-play data: the same file for any number of engines, restart, adjudication, scores, engines that misbehave."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,10 @@ def test_an_interrupted_run_goes_on(engine: EngineMaker, tmp_path: Path) -> None
         if game == 4:
             raise KeyboardInterrupt
 
+    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        generate(out, options(engine()), progress=interrupt)
+        generate(out, options(engine()), progress=interrupt, concurrency=2)
+    assert time.monotonic() - start < 10  # it once waited for the answer of a killed engine
     assert not out.exists()
     journal = tmp_path / "out.journal"
     journal.write_bytes(journal.read_bytes()[:-5])  # torn by a crash: that game is played again

@@ -1,0 +1,143 @@
+"""Positions per second of the loader: what a training loop can take, with nothing else to do.
+
+    python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3] [--callgrind]
+
+Four streams for each number of threads: index rows without filters, with the filters of production runs, packed
+records, and packed records from a shuffled copy of the file (chains of one position). The file is listed so often that
+an epoch hardly ends during a measurement. Where filters drop positions, those read are given too. `--callgrind` adds
+instructions per position of the hot loops, the figure that a busy machine does not change (needs valgrind and
+build/cpp/data_bench). Prints a table and writes JSON into benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from nnue_trainer import _data
+from nnue_trainer.data import Filters, Loader, RecordLoader
+from nnue_trainer.data.binpack import read_binpack, write_binpack
+
+ROOT = Path(__file__).resolve().parents[1]
+FEATURES = "HalfKAv2_hm"
+PRODUCTION = Filters(no_score=True, placeholder_zero=True, quiet=True, wdl=True, soft_ply=20, piece_counts=True)
+
+
+def measure(make: Callable[[], Loader | RecordLoader], seconds: float) -> tuple[float, float]:
+    """Positions per second given out and read from the file, once the buffers have been filled."""
+    loader = make()
+    try:
+        batches = iter(loader)
+        for _ in range(16):
+            next(batches)
+        before = loader.filter_counts()["read"]
+        positions, start = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            positions += len(next(batches))
+        return positions / elapsed, (loader.filter_counts()["read"] - before) / elapsed
+    finally:
+        loader.close()
+
+
+def instructions(data: Path) -> dict[str, dict[str, float]]:
+    """Instructions per position by build and loop, counted by callgrind over one pass of the first chunk."""
+    bench = ROOT / "build" / "cpp" / "data_bench"
+    counts: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "callgrind"
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--dump-instr=no"]
+        text = subprocess.run(
+            [*command, str(bench), str(data), FEATURES, "--once"], check=True, capture_output=True, text=True
+        ).stdout
+        match = re.search(r"(\d+) positions", text)
+        assert match
+        positions = int(match.group(1))
+        listing = subprocess.run(["callgrind_annotate", str(out)], check=True, capture_output=True, text=True).stdout
+    # The bench decodes once to begin with, in the best build, and then with and without flags in each.
+    best = _data.isa()
+    for line in listing.splitlines():
+        found = re.match(r"\s*([\d,]+) .*nnue::data::(\w+)::(decode_chains|expand_batch|permute|gather)", line)
+        if found:
+            isa, loop = found.group(2), found.group(3)
+            runs = 1 if loop != "decode_chains" else 3 if isa == best else 2
+            counts.setdefault(isa, {})[loop] = round(int(found.group(1).replace(",", "")) / positions / runs, 1)
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--batch-size", type=int, default=16_384)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--callgrind", action="store_true")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "loader.json")
+    arguments = parser.parse_args()
+
+    records = read_binpack(arguments.data)
+    repeat = max(1, 20_000_000 // len(records))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        shuffled = Path(folder) / "shuffled.binpack"
+        write_binpack(shuffled, np.random.default_rng(0).permutation(records), join_chains=False)
+        files, size = [arguments.data] * repeat, arguments.batch_size
+        streams: dict[str, Callable[..., Loader | RecordLoader]] = {
+            f"{FEATURES} rows": partial(Loader, files, FEATURES, size),
+            f"{FEATURES} rows, production filters": partial(Loader, files, FEATURES, size, filters=PRODUCTION),
+            "records": partial(RecordLoader, files, size),
+            "records, shuffled file": partial(RecordLoader, [shuffled] * repeat, size),
+        }
+        for threads in map(int, arguments.threads.split(",")):
+            for name, make in streams.items():
+                load = os.getloadavg()[0]
+                rate, read = measure(partial(make, threads=threads, repeat=True), arguments.seconds)
+                row = {"stream": name, "threads": threads, "positions_per_second": round(rate), "load_before": load}
+                note = ""
+                if "filters" in name:
+                    row["read_per_second"] = round(read)
+                    note = f", {read / 1e6:.2f} M read"
+                rows.append(row)
+                print(f"{name:<40} {threads} threads {rate / 1e6:8.2f} M positions/s{note}   (load {load:.1f})")
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    report = {
+        "benchmark": "loader",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count(), "system": platform.platform()},
+        "python": platform.python_version(),
+        "isa": _data.isa(),
+        "data": {"file": arguments.data.name, "positions": len(records), "times": repeat},
+        "batch_size": arguments.batch_size,
+        "results": rows,
+    }
+    if arguments.callgrind:
+        report["instructions_per_position"] = instructions(arguments.data)
+        print(json.dumps(report["instructions_per_position"], indent=2))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"written to {arguments.out}")
+
+
+def cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    match = re.search(r"model name\s*:\s*(.+)", text)
+    return match.group(1) if match else platform.processor()
+
+
+if __name__ == "__main__":
+    main()
