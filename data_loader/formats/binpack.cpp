@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kMaxPayload = 100u << 20;
 constexpr std::size_t kFlushPayload = 1u << 20;
-constexpr std::size_t kHeader = 8, kStem = 34;
+constexpr std::size_t kHeader = kBinpackHeader, kStem = kBinpackStem;
 constexpr unsigned kMaxChainPlies = 65535;
 constexpr std::size_t kMaxPlyBytes = 8;  // of movetext: at most 4 + 5 + 20 bits, and BitWriter's slack
 
@@ -26,20 +26,31 @@ void RecordBuffer::reserve(std::size_t capacity) {
     capacity_ = capacity;
 }
 
+std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header) {
+    if (header.size() < kHeader) {
+        throw FormatError("has a header of " + std::to_string(header.size()) +
+                          " bytes, expected 8: the file is truncated");
+    }
+    if (std::memcmp(header.data(), "BINP", 4) != 0) throw FormatError("does not start with 'BINP'");
+    const std::uint32_t size = header[4] | header[5] << 8 | header[6] << 16 | std::uint32_t{header[7]} << 24;
+    if (size > kMaxPayload) {
+        throw FormatError("claims a payload of " + std::to_string(size) + " bytes, more than 100 MiB");
+    }
+    return size;
+}
+
 BinpackFile::BinpackFile(std::string path) : file_(std::move(path)) {
     for (std::uint64_t at = 0; at < file_.size();) {
         const std::string name = "chunk " + std::to_string(chunks_.size());
         const std::uint64_t left = file_.size() - at;
-        if (left < kHeader) {
-            throw file_.error(
-                at, name + " has a header of " + std::to_string(left) + " bytes, expected 8: the file is truncated");
-        }
         std::uint8_t header[kHeader];
-        file_.read(at, header);
-        if (std::memcmp(header, "BINP", 4) != 0) throw file_.error(at, name + " does not start with 'BINP'");
-        const std::uint32_t size = header[4] | header[5] << 8 | header[6] << 16 | std::uint32_t{header[7]} << 24;
-        if (size > kMaxPayload) {
-            throw file_.error(at, name + " claims a payload of " + std::to_string(size) + " bytes, more than 100 MiB");
+        const std::span<std::uint8_t> present(header, std::min<std::uint64_t>(left, kHeader));
+        file_.read(at, present);
+        std::uint32_t size = 0;
+        try {
+            size = binpack_payload_size(present);
+        } catch (const FormatError& e) {
+            throw file_.error(at, name + " " + e.what());
         }
         if (size > left - kHeader) {
             throw file_.error(at, name + " claims a payload of " + std::to_string(size) +

@@ -14,6 +14,12 @@ struct ChainCounts {
     std::uint64_t chains = 0, single = 0;  // single: chains of one position
 };
 
+inline constexpr std::size_t kBinpackHeader = 8, kBinpackStem = 34;  // bytes; the stem with its number of plies
+
+// The payload size that the header of a chunk claims. Throws FormatError, to be put after "chunk N", if fewer than
+// kBinpackHeader bytes are left or they are no header.
+std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header);
+
 struct BinpackChunk {
     std::uint64_t offset;  // of the payload in the file; the 8-byte header lies before it
     std::uint32_t size;

@@ -1,0 +1,54 @@
+// One way to read positions from any format, as a stream of 32-byte records.
+#pragma once
+
+#include "formats/binpack.h"
+#include "formats/codecs.h"
+#include "formats/stream.h"
+
+namespace nnue::data {
+
+enum class OnBad {
+    kError,  // the first thing that is wrong ends the reading
+    kSkip,   // it is left out and counted: a position, or with binpack the rest of a chunk
+};
+
+class PositionReader {
+  public:
+    virtual ~PositionReader() = default;
+
+    // Up to out.size() next positions, 0 only at the end. Throws FormatError naming file and offset or line, what was
+    // found and what was expected; the reader cannot be used after that.
+    virtual std::size_t read(std::span<Record> out) = 0;
+
+    virtual Format format() const = 0;
+    // Bytes of the (decompressed) input taken so far.
+    virtual std::uint64_t offset() const = 0;
+    // Of a binpack so far.
+    virtual std::uint64_t chunks() const { return 0; }
+    virtual ChainCounts chains() const { return {}; }
+    // What was left out: see OnBad::kSkip.
+    std::uint64_t skipped() const { return skipped_; }
+    // What was wrong with the first of it; empty if nothing was.
+    const std::string& first_skipped() const { return first_skipped_; }
+
+  protected:
+    void skip(const std::string& error) {
+        if (skipped_++ == 0) first_skipped_ = error;
+    }
+
+  private:
+    std::uint64_t skipped_ = 0;
+    std::string first_skipped_;
+};
+
+// The format that these bytes, the first of a file (all of it if `whole`), are in. Throws FormatError naming `path` if
+// they are in none, or could be in more than one. An empty file holds no positions in any: it counts as binpack.
+Format detect_format(std::span<const std::uint8_t> head, bool whole, const std::string& path);
+
+// Reads a stream whose format is known.
+std::unique_ptr<PositionReader> open_reader(Format format, ByteStream stream, OnBad on_bad = OnBad::kError);
+
+// Reads a stream and finds out.
+std::unique_ptr<PositionReader> open_reader(ByteStream stream, OnBad on_bad = OnBad::kError);
+
+}  // namespace nnue::data

@@ -1,0 +1,38 @@
+// One way to write positions in any format.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "formats/codecs.h"
+
+namespace nnue::data {
+
+class PositionWriter {
+  public:
+    virtual ~PositionWriter() = default;
+
+    // Throws FormatError for a record that is not sound or a file that cannot be written.
+    virtual void write(std::span<const Record> records) = 0;
+
+    // Ends the file and puts it in its place. A writer destroyed without it leaves nothing behind.
+    virtual void finish() = 0;
+
+    virtual Format format() const = 0;
+    std::uint64_t positions() const { return positions_; }
+    const Losses& losses() const { return losses_; }
+
+  protected:
+    std::uint64_t positions_ = 0;
+    Losses losses_;
+};
+
+// Opens a file for writing. `join_chains` is binpack's: off, every position is a chain of its own (shuffled files).
+std::unique_ptr<PositionWriter> open_writer(Format format, const std::string& path, bool join_chains = true);
+
+// Multiplies every score by `factor`, rounded to the nearest, halves away from zero, but for kScoreNone. What is then
+// beyond ±32767 is cut; returns how many were.
+std::uint64_t scale_scores(std::span<Record> records, double factor);
+
+}  // namespace nnue::data
