@@ -1,7 +1,7 @@
 // nnue_trainer._data: the torch-free face of the data library for Python. Arrays in and out are NumPy's; whatever takes
 // time releases the GIL. FormatError becomes nnue_trainer.errors.UserError.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
+#include "bindings.h"
+
 #include <pybind11/stl.h>
 
 #include <thread>
@@ -19,26 +19,7 @@
 #include "pipeline/parallel.h"
 #include "pipeline/pipeline.h"
 
-namespace py = pybind11;
-using namespace nnue::data;
-
 namespace {
-
-template <class T>
-using Array = py::array_t<T, py::array::c_style>;
-
-// The n records of a uint8 [n, 32] array.
-const Record* records_of(const Array<std::uint8_t>& array, const char* what) {
-    if (array.ndim() != 2 || array.shape(1) != 32) {
-        throw FormatError(std::string(what) + ": records have shape " +
-                          py::str(array.attr("shape")).cast<std::string>() + ", expected [n, 32]");
-    }
-    return reinterpret_cast<const Record*>(array.data());
-}
-
-Array<std::uint8_t> make_records(std::size_t n) {
-    return Array<std::uint8_t>({n, sizeof(Record)});
-}
 
 Entry unpack_or_throw(const Record& record, std::size_t index) {
     Entry entry;
@@ -423,4 +404,6 @@ PYBIND11_MODULE(_data, m) {
         .def("record", &Game::record)
         .def("outcome", &Game::outcome)
         .def("records", [](const Game& game, int result) { return copy_records(game.records(result)); });
+
+    bind_tools(m);
 }

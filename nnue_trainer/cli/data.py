@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nnue_trainer.cli.progress import progress_bar
 from nnue_trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from nnue_trainer.data.binpack import FileInfo
+    from nnue_trainer.data.info import FileInfo
 
 app = typer.Typer(no_args_is_help=True, help="Look at, check and make training data.")
 
-DataFile = Annotated[Path, typer.Argument(metavar="FILE", help="A .binpack file.")]
+DataFile = Annotated[Path, typer.Argument(metavar="FILE", help="A data file in any format, plain, gzip or zstd.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-
-
-@contextlib.contextmanager
-def _progress(what: str, unit: str = "bytes") -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, where that is a terminal; the callback takes done and total."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    counter = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        counter,
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _bars(title: str, labels: list[str], counts: list[int], limit: int = 24) -> list[str]:
@@ -74,9 +43,13 @@ def _info_text(info: FileInfo) -> str:
     def share(key: str) -> str:
         return f"{s[key]:,} ({s[key] / n:.2%})" if n else "0"
 
+    from nnue_trainer.data.info import describe_duplicates
+
+    packed = f", {info.compression}-compressed" if info.compression else ""
+    chains = f"{info.chunks:,} chunks, {info.chains:,} chains ({info.single_position_chains:,} of one position), "
     lines = [
-        f"{info.path}: {info.size:,} bytes, {info.chunks:,} chunks, {info.chains:,} chains "
-        f"({info.single_position_chains:,} of one position), {n:,} positions"
+        f"{info.path}: {info.format}{packed}, {info.size:,} bytes, {chains if info.format == 'binpack' else ''}"
+        f"{n:,} positions"
     ]
     if not n:
         return lines[0]
@@ -96,6 +69,7 @@ def _info_text(info: FileInfo) -> str:
         f"  en passant           {share('en_passants')}; en-passant square {share('ep_squares')}",
         f"  promotions           {share('promotions')}",
         f"  null moves           {share('null_moves')}",
+        f"  duplicates           {describe_duplicates(info)}",
     ]
     scores, plies = s["score_histogram"], s["ply_histogram"]
     half = len(scores) // 2
@@ -103,18 +77,28 @@ def _info_text(info: FileInfo) -> str:
     lines += _bars("result", ["loss", "draw", "win"], [s["losses"], s["draws"], s["wins"]])
     lines += _bars("ply", [str(8 * i) for i in range(len(plies))], plies)
     lines += _bars("pieces", [str(i) for i in range(33)], s["piece_histogram"], 32)
+    lines += _bars("king buckets of HalfKAv2_hm", [str(i) for i in range(32)], info.king_buckets, 32)
     return "\n".join(lines)
 
 
 @app.command()
-def info(file: DataFile, as_json: AsJson = False) -> None:
-    """Counts, sums and histograms of a whole file."""
+def info(
+    file: DataFile,
+    as_json: AsJson = False,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also a page of plots.")] = None,
+) -> None:
+    """Counts, sums, histograms and duplicates of a whole file."""
     from dataclasses import asdict
 
-    from nnue_trainer.data.binpack import file_info
+    from nnue_trainer.data.info import file_info, save_page
 
-    with _progress("reading") as progress:
+    with progress_bar("reading") as progress:
         result = file_info(file, progress)
+    if png:
+        try:
+            save_page(result, png)
+        except OSError as error:
+            raise UserError(f"{png}: cannot write: {error.strerror}") from None
     print(json.dumps(asdict(result)) if as_json else _info_text(result))
 
 
@@ -126,9 +110,9 @@ def head(
 ) -> None:
     """The first positions: FEN, move, score and result (side to move's view), ply."""
     from nnue_trainer import _data
-    from nnue_trainer.data.binpack import read_chunks
+    from nnue_trainer.data.files import PositionReader
 
-    for records in read_chunks(file):
+    for records in PositionReader(file):
         for fen, move, score, ply, result in _data.describe(records[:count]):
             if as_json:
                 print(json.dumps({"fen": fen, "move": move, "score": score, "ply": ply, "result": result}))
@@ -141,19 +125,20 @@ def head(
 
 @app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".binpack files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Data files in any format.")],
     as_json: AsJson = False,
 ) -> None:
     """Reads files whole and checks every position and move against the rules of chess; exits with 1 if one fails."""
     from nnue_trainer import _data
-    from nnue_trainer.data.binpack import read_chunks
+    from nnue_trainer.data.files import PositionReader
 
     failed = False
     for file in files:
         validator = _data.Validator()
-        with _progress(f"checking {file.name}") as progress:
-            for records in read_chunks(file, progress):
+        with progress_bar(f"checking {file.name}") as progress, PositionReader(file) as reader:
+            for records in reader:
                 validator.add(records)
+                progress(reader.done, reader.size)
         found = [(name, count, first) for name, count, first in validator.problems if count]
         failed |= bool(found)
         if as_json:
@@ -231,7 +216,7 @@ def generate(
         hash_mb=hash_mb,
         engine_options=engine_options,
     )
-    with _progress("playing", "positions") as progress:
+    with progress_bar("playing", "positions") as progress:
         made, games = run(
             out,
             options,

@@ -10,11 +10,12 @@ import sys
 
 import typer
 
-from nnue_trainer.cli import data, info, net, train
+from nnue_trainer.cli import data, data_tools, info, net, train
 from nnue_trainer.errors import UserError
 
 app = typer.Typer(name="nnue", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(data.app, name="data")
+data_tools.register(data.app)
 info.register(app)
 net.register(app)
 train.register(app)

@@ -3,21 +3,41 @@
 Positions are 32-byte records, uint8 [n, 32], byte for byte the stem of a binpack chain (docs/data.md).
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from nnue_trainer._data import fens_from_records, records_from_fens
-from nnue_trainer.data.batch import Batch
-from nnue_trainer.data.features import FEATURE_SETS, FeatureSet, expand, feature_set
+from nnue_trainer.data.files import FORMATS, PositionReader, PositionWriter
 from nnue_trainer.data.filters import Filters
-from nnue_trainer.data.loader import Loader, RecordLoader
+
+if TYPE_CHECKING:
+    from nnue_trainer.data.batch import Batch
+    from nnue_trainer.data.features import FEATURE_SETS, FeatureSet, expand, feature_set
+    from nnue_trainer.data.loader import Loader, RecordLoader
 
 __all__ = [
     "FEATURE_SETS",
+    "FORMATS",
     "Batch",
     "FeatureSet",
     "Filters",
     "Loader",
+    "PositionReader",
+    "PositionWriter",
     "RecordLoader",
     "expand",
     "feature_set",
     "fens_from_records",
     "records_from_fens",
 ]
+
+# Loaded at first use, as they bring in torch, which the data tools do without.
+_LAZY = {"Batch": "batch", "Loader": "loader", "RecordLoader": "loader"} | dict.fromkeys(
+    ("FEATURE_SETS", "FeatureSet", "expand", "feature_set"), "features"
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'nnue_trainer.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"nnue_trainer.data.{_LAZY[name]}"), name)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,31 +37,3 @@ def write_binpack(path: str | os.PathLike[str], records: Records, *, join_chains
     writer.join_chains = join_chains
     writer.write(records)
     writer.finish()
-
-
-@dataclass
-class FileInfo:
-    """What `nnue data info` prints. `statistics`: counts, sums and histograms over all positions."""
-
-    path: str
-    size: int
-    chunks: int = 0
-    chains: int = 0
-    single_position_chains: int = 0
-    statistics: dict[str, Any] = field(default_factory=dict)
-
-
-def file_info(path: str | os.PathLike[str], progress: Progress | None = None) -> FileInfo:
-    """Reads the whole file; `progress` is called after each chunk."""
-    file = _data.BinpackFile(str(Path(path)))
-    info = FileInfo(str(path), file.size, len(file.chunks))
-    statistics = _data.Statistics()
-    for i, (offset, size) in enumerate(file.chunks):
-        records, chains, single = file.decode(i)
-        info.chains += chains
-        info.single_position_chains += single
-        statistics.add(records)
-        if progress:
-            progress(offset + size, file.size)
-    info.statistics = statistics.to_dict()
-    return info

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from nnue_trainer.data import expand, fens_from_records, records_from_fens
-from nnue_trainer.data.binpack import file_info, read_binpack, write_binpack
+from nnue_trainer.data.binpack import read_binpack, write_binpack
+from nnue_trainer.data.info import file_info
 from nnue_trainer.errors import UserError
 
 SMALL = {

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from nnue_trainer import _data
-from nnue_trainer.data.binpack import file_info, read_binpack
+from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.generate import Engine, GenerateOptions, generate, internal_score, score_scale
+from nnue_trainer.data.info import file_info
 from nnue_trainer.errors import UserError
 
 

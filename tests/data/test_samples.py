@@ -4,7 +4,8 @@ import hashlib
 from pathlib import Path
 
 from nnue_trainer import _data
-from nnue_trainer.data.binpack import file_info, read_binpack
+from nnue_trainer.data.binpack import read_binpack
+from nnue_trainer.data.info import file_info
 
 
 def test_samples_match_their_readme(project_root: Path) -> None:

@@ -1,0 +1,39 @@
+// Several binpacks mixed chunk by chunk into one, without decoding them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "formats/binpack.h"
+
+namespace nnue::data {
+
+// The next chunk comes from a file drawn with the probability of its share of the bytes that are left, so the mixture
+// is even from beginning to end; each file's own order stays. A function of (seed, files) alone.
+class Interleaver {
+  public:
+    // Throws FormatError naming file and offset for anything but binpacks of whole chunks.
+    Interleaver(const std::vector<std::string>& inputs, const std::string& output, std::uint64_t seed);
+
+    // Copies one chunk; returns its bytes with the header, 0 after the last one.
+    std::uint64_t step();
+    // Puts the file in its place. Destroyed without it, nothing is left behind.
+    void finish() { output_.commit(); }
+
+    std::uint64_t size() const { return size_; }      // of all inputs
+    std::uint64_t chunks() const { return chunks_; }  // copied
+
+  private:
+    struct Input {
+        BinpackFile file;
+        InputFile bytes;
+        std::size_t next = 0;
+        std::uint64_t left = 0;  // bytes
+    };
+    std::vector<Input> inputs_;
+    OutputFile output_;
+    std::uint64_t base_, size_ = 0, left_ = 0, chunks_ = 0;
+    std::vector<std::uint8_t> buffer_;
+};
+
+}  // namespace nnue::data

@@ -1,0 +1,229 @@
+#include "formats/shuffle.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "chess/fen.h"
+#include "pipeline/random.h"
+
+namespace nnue::data {
+
+namespace {
+
+constexpr int kFanOut = 256;
+constexpr std::uint64_t kShuffleUse = 0x73687566666c65;  // keeps its randomness apart from other uses of the seed
+
+}  // namespace
+
+// --- SpillFile -------------------------------------------------------------------------------------------------------
+
+SpillFile::SpillFile(std::string folder) : folder_(std::move(folder)) {
+    fd_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd_ < 0) {  // not every file system has O_TMPFILE
+        std::string name = folder_ + "/nnue-shuffle-XXXXXX";
+        fd_ = ::mkostemp(name.data(), O_CLOEXEC);
+        if (fd_ >= 0) ::unlink(name.c_str());
+    }
+    if (fd_ < 0) fail("create a temporary file");
+}
+
+SpillFile::~SpillFile() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+void SpillFile::fail(const char* what) const {
+    throw FormatError(folder_ + ": cannot " + what + ": " + std::strerror(errno) +
+                      (size_ ? ", with " + std::to_string(size_ >> 20) + " MiB of temporary data there" : ""));
+}
+
+std::uint64_t SpillFile::append(std::span<const std::uint8_t> bytes) {
+    const std::uint64_t offset = size_;
+    while (!bytes.empty()) {
+        const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(size_));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) fail("write temporary data");
+        size_ += static_cast<std::uint64_t>(n);
+        bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return offset;
+}
+
+void SpillFile::read(std::uint64_t offset, std::span<std::uint8_t> out) const {
+    while (!out.empty()) {
+        const ssize_t n = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) fail("read temporary data");
+        offset += static_cast<std::uint64_t>(n);
+        out = out.subspan(static_cast<std::size_t>(n));
+    }
+}
+
+// --- Spreader: positions to buckets by one byte of the key -----------------------------------------------------------
+
+class ExternalShuffle::Spreader {
+  public:
+    Spreader(SpillFile& spill, std::size_t memory, int level)
+        : spill_(spill),
+          level_(level),
+          block_(std::clamp<std::size_t>(memory / kFanOut / sizeof(Keyed), 8, 6553)),
+          buffer_(std::make_unique_for_overwrite<Keyed[]>(kFanOut * block_)),
+          buckets_(kFanOut) {
+        for (Bucket& bucket : buckets_) bucket.level = level + 1;
+    }
+
+    void add(const Keyed& keyed) {
+        const std::size_t i = keyed.key >> (56 - 8 * level_) & (kFanOut - 1);
+        buffer_[i * block_ + fill_[i]++] = keyed;
+        if (fill_[i] == block_) flush(i);
+    }
+
+    // In the order of the key.
+    std::vector<Bucket> finish() {
+        for (std::size_t i = 0; i < kFanOut; ++i) flush(i);
+        buffer_.reset();
+        return std::move(buckets_);
+    }
+
+  private:
+    void flush(std::size_t i) {
+        if (fill_[i] == 0) return;
+        const auto* bytes = reinterpret_cast<const std::uint8_t*>(&buffer_[i * block_]);
+        const std::uint64_t offset = spill_.append({bytes, fill_[i] * sizeof(Keyed)});
+        buckets_[i].blocks.push_back({offset, fill_[i]});
+        buckets_[i].count += fill_[i];
+        fill_[i] = 0;
+    }
+
+    SpillFile& spill_;
+    int level_;
+    std::size_t block_;  // positions
+    std::unique_ptr<Keyed[]> buffer_;
+    std::uint32_t fill_[kFanOut] = {};
+    std::vector<Bucket> buckets_;
+};
+
+// --- ExternalShuffle -------------------------------------------------------------------------------------------------
+
+ExternalShuffle::ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder)
+    : base_(make_key({kShuffleUse, seed})),
+      memory_(std::max(memory, kMinMemory)),
+      // An eighth is the spreader's; sort() needs four bytes a position for the order and four for its cells.
+      capacity_(std::min<std::size_t>((memory_ - memory_ / 8) / (sizeof(Keyed) + 8), UINT32_MAX)),
+      folder_(std::move(folder)) {}
+
+ExternalShuffle::~ExternalShuffle() = default;
+
+void ExternalShuffle::add(std::span<const Record> records) {
+    if (reading_) throw FormatError("shuffle: positions added after the first was read");
+    // Pages that are never written cost nothing, so all of it is asked for at once.
+    if (!keyed_ && !spreader_) keyed_ = std::make_unique_for_overwrite<Keyed[]>(capacity_);
+    for (const Record& record : records) {
+        const Keyed keyed{mix(base_ ^ positions_++), record};
+        if (spreader_) {
+            spreader_->add(keyed);
+        } else if (size_ < capacity_) {
+            keyed_[size_++] = keyed;
+        } else {
+            spill_ = std::make_unique<SpillFile>(folder_);
+            spreader_ = std::make_unique<Spreader>(*spill_, memory_ / 8, 0);
+            for (std::size_t i = 0; i < size_; ++i) spreader_->add(keyed_[i]);
+            spreader_->add(keyed);
+            keyed_.reset();
+            size_ = 0;
+        }
+    }
+}
+
+void ExternalShuffle::start_reading() {
+    reading_ = true;
+    if (!spreader_) {
+        sort(0);
+        return;
+    }
+    buckets_ = spreader_->finish();
+    spreader_.reset();
+    std::ranges::reverse(buckets_);
+    keyed_ = std::make_unique_for_overwrite<Keyed[]>(capacity_);
+}
+
+void ExternalShuffle::load(const Bucket& bucket) {
+    size_ = 0;
+    for (const Block& block : bucket.blocks) {
+        spill_->read(block.offset, {reinterpret_cast<std::uint8_t*>(&keyed_[size_]), block.count * sizeof(Keyed)});
+        size_ += block.count;
+    }
+}
+
+bool ExternalShuffle::next_bucket() {
+    while (!buckets_.empty()) {
+        const Bucket bucket = std::move(buckets_.back());
+        buckets_.pop_back();
+        if (bucket.count <= capacity_) {
+            load(bucket);
+            sort(bucket.level);
+            if (size_) return true;
+            continue;
+        }
+        keyed_.reset();
+        Spreader spreader(*spill_, memory_ / 8, bucket.level);
+        std::vector<Keyed> some;
+        for (const Block& block : bucket.blocks) {
+            some.resize(block.count);
+            spill_->read(block.offset, {reinterpret_cast<std::uint8_t*>(some.data()), block.count * sizeof(Keyed)});
+            for (const Keyed& keyed : some) spreader.add(keyed);
+        }
+        std::vector<Bucket> parts = spreader.finish();
+        buckets_.insert(buckets_.end(), std::make_move_iterator(parts.rbegin()), std::make_move_iterator(parts.rend()));
+        keyed_ = std::make_unique_for_overwrite<Keyed[]>(capacity_);
+    }
+    return false;
+}
+
+// The order of keyed_: by the leading bits that vary into about as many cells as there are positions, then within each
+// cell, which holds one or two.
+void ExternalShuffle::sort(int level) {
+    taken_ = 0;
+    order_.resize(size_);
+    if (size_ == 0) return;
+    const int bits = std::max(1, static_cast<int>(std::bit_width(size_)) - 1);
+    const auto cell = [&](std::size_t i) { return keyed_[i].key << (8 * level) >> (64 - bits); };
+    std::vector<std::uint32_t> begin(std::size_t{1} << bits);
+    for (std::size_t i = 0; i < size_; ++i) ++begin[cell(i)];
+    std::uint32_t sum = 0;
+    for (std::uint32_t& b : begin) sum += std::exchange(b, sum);
+    for (std::size_t i = 0; i < size_; ++i) order_[begin[cell(i)]++] = static_cast<std::uint32_t>(i);
+    // begin[c] is now where cell c ends.
+    std::size_t first = 0;
+    for (const std::uint32_t end : begin) {
+        if (end - first > 1) {
+            std::sort(order_.begin() + static_cast<std::ptrdiff_t>(first), order_.begin() + end,
+                      [&](std::uint32_t a, std::uint32_t b) { return keyed_[a].key < keyed_[b].key; });
+        }
+        first = end;
+    }
+}
+
+std::size_t ExternalShuffle::read(std::span<Record> out) {
+    constexpr std::size_t kAhead = 16;
+    if (!reading_) start_reading();
+    std::size_t n = 0;
+    while (n < out.size()) {
+        if (taken_ == order_.size() && !next_bucket()) break;
+        const std::size_t count = std::min(out.size() - n, order_.size() - taken_);
+        for (std::size_t i = 0; i < count; ++i, ++taken_) {
+            if (taken_ + kAhead < order_.size()) __builtin_prefetch(&keyed_[order_[taken_ + kAhead]]);
+            out[n + i] = keyed_[order_[taken_]].record;
+        }
+        n += count;
+    }
+    return n;
+}
+
+}  // namespace nnue::data

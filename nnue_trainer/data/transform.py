@@ -1,0 +1,181 @@
+"""Data files into data files: convert, shuffle, interleave, split. The work on positions is done in data_loader/.
+
+Outputs appear whole or not at all. `progress` takes bytes done and bytes in all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nnue_trainer import _data
+from nnue_trainer.data.files import PositionReader, PositionWriter, Progress, StrPath, format_for, read_files
+from nnue_trainer.errors import UserError
+
+
+@dataclass
+class Report:
+    """What was done. `losses`: positions in which something was dropped or changed for want of room in the format, by
+    what. `cut_scores`: beyond ±32767 after scaling. `skipped`: what `skip_bad` left out, `first_skipped` one a file.
+    """
+
+    positions: int = 0
+    losses: Counter[str] = field(default_factory=Counter)
+    cut_scores: int = 0
+    skipped: int = 0
+    first_skipped: list[str] = field(default_factory=list)
+
+    def add_reader(self, reader: PositionReader) -> None:
+        self.skipped += reader.skipped
+        if reader.skipped:
+            self.first_skipped.append(reader.first_skipped)
+
+    def add_writer(self, writer: PositionWriter) -> None:
+        self.positions += writer.positions
+        self.losses.update({what: count for what, count in writer.losses.items() if count})
+
+
+def _check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath]) -> None:
+    if not inputs:
+        raise UserError("no input files")
+    for i, output in enumerate(outputs):
+        path = Path(output)
+        if path.is_dir():
+            raise UserError(f"{output}: is a directory")
+        for other in [*inputs, *outputs[:i]]:
+            if path == Path(other) or (path.exists() and Path(other).exists() and path.samefile(other)):
+                raise UserError(f"{output}: is to be written, but is named twice")
+
+
+def convert(
+    inputs: Sequence[StrPath],
+    output: StrPath,
+    *,
+    to: str | None = None,
+    source: str | None = None,
+    score_scale: float = 1.0,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """All positions of `inputs`, one file after the other, in the format `to` (None: what the name of `output` says).
+
+    `source`: the format of the inputs, None to find out. Scores are multiplied by `score_scale`, but for 32002.
+    """
+    if not 0 < score_scale < float("inf"):
+        raise UserError(f"score scale {score_scale}, expected a positive number")
+    to = format_for(output, to)
+    _check_outputs(inputs, [output])
+    report = Report()
+    with PositionWriter(output, to) as writer:
+        for reader, blocks in read_files(inputs, format=source, skip_bad=skip_bad, progress=progress):
+            for records in blocks:
+                if score_scale != 1:
+                    report.cut_scores += _data.scale_scores(records, score_scale)
+                writer.write(records)
+            report.add_reader(reader)
+    report.add_writer(writer)
+    return report
+
+
+def shuffle(
+    inputs: Sequence[StrPath],
+    output: StrPath,
+    *,
+    seed: int = 0,
+    memory: int = 2 << 30,
+    temporary: StrPath | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+    write_progress: Progress | None = None,
+) -> Report:
+    """All positions of `inputs` in random order, as a binpack of single-position chains (34 bytes each).
+
+    The order is uniform and a function of (seed, positions in order) alone, whatever the memory. `memory` in bytes
+    bounds what the shuffle holds; positions beyond it, about one for 55 bytes, wait in an unnamed file in the folder
+    `temporary` (None: the output's), 40 bytes each. `write_progress` takes positions written and positions in all.
+    """
+    _check_outputs(inputs, [output])
+    folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
+    buffer = _data.ExternalShuffle(seed, memory, str(folder))
+    report = Report()
+    # Opened first: a place that cannot be written to is known before hours of reading.
+    with PositionWriter(output, "binpack", join_chains=False) as writer:
+        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
+            for records in blocks:
+                buffer.add(records)
+            report.add_reader(reader)
+        while len(records := buffer.read(1 << 16)):
+            writer.write(records)
+            if write_progress:
+                write_progress(writer.positions, buffer.positions)
+    report.add_writer(writer)
+    return report
+
+
+def interleave(
+    inputs: Sequence[StrPath], output: StrPath, *, seed: int = 0, progress: Progress | None = None
+) -> tuple[int, int]:
+    """Mixes binpacks chunk by chunk in proportion to their sizes, without decoding them; returns chunks and bytes.
+
+    Each file's own order stays; which one comes next is a function of (seed, files) alone.
+    """
+    _check_outputs(inputs, [output])
+    for path in inputs:
+        with PositionReader(path) as reader:
+            if reader.format != "binpack" or reader.compression:
+                found = f"{reader.compression}-compressed {reader.format}" if reader.compression else reader.format
+                raise UserError(f"{path}: {found}, expected binpack: `nnue data convert` makes one of it")
+    interleaver = _data.Interleaver([str(path) for path in inputs], str(output), seed)
+    done = 0
+    while step := interleaver.step():
+        done += step
+        if progress:
+            progress(done, interleaver.size)
+    interleaver.finish()
+    return interleaver.chunks, done
+
+
+@dataclass
+class SplitReport:
+    games: int
+    validation_games: int
+    train: Report
+    validation: Report
+
+
+def split(
+    inputs: Sequence[StrPath],
+    train: StrPath,
+    validation: StrPath,
+    *,
+    share: float = 0.01,
+    seed: int = 0,
+    to: str | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> SplitReport:
+    """Deals the games of `inputs` to two files, `share` of them to validation, drawn by (seed, number of the game).
+
+    A game is a run of positions in which the ply rises and the result, seen by white, stays the same: it holds chains
+    together, and where there is no ply every position is one.
+    """
+    if not 0 < share < 1:
+        raise UserError(f"validation share {share}, expected a number between 0 and 1")
+    _check_outputs(inputs, [train, validation])
+    splitter = _data.GameSplitter(seed, share)
+    reports = Report(), Report()
+    with ExitStack() as stack:
+        writers = [stack.enter_context(PositionWriter(path, format_for(path, to))) for path in (train, validation)]
+        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
+            splitter.start_stream()
+            for records in blocks:
+                held_out = splitter.split(records).view(bool)
+                writers[0].write(records[~held_out])
+                writers[1].write(records[held_out])
+            reports[0].add_reader(reader)
+    for report, writer in zip(reports, writers, strict=True):
+        report.add_writer(writer)
+    return SplitReport(splitter.games, splitter.validation_games, *reports)

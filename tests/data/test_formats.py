@@ -1,0 +1,205 @@
+"""Every format, plain and compressed: golden bytes, round trips of real data, what is lost, what is wrong."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from nnue_trainer import _data
+from nnue_trainer.data import FORMATS, PositionReader, PositionWriter, records_from_fens
+from nnue_trainer.data.binpack import Records, read_binpack
+from nnue_trainer.data.files import read_files
+from nnue_trainer.data.transform import convert
+from nnue_trainer.errors import UserError
+
+LOSSLESS = ("binpack", "bin", "plain")
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+
+def read(path: Path, **options: object) -> Records:
+    with PositionReader(path, **options) as reader:  # type: ignore[arg-type]
+        return np.concatenate([np.empty((0, 32), np.uint8), *reader])
+
+
+def write(path: Path, records: Records, format: str) -> bytes:
+    with PositionWriter(path, format) as writer:
+        writer.write(records)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def positions(shared: Path) -> Records:
+    """Some thousand real positions."""
+    return read_binpack(shared / "data" / "selfplay-d5-val.binpack")[:5000]
+
+
+def test_golden_bytes(shared: Path, tmp_path: Path) -> None:
+    first = read_binpack(shared / "data" / "small.binpack")[:1]
+    assert (
+        write(tmp_path / "bin", first, "bin").hex()
+        == "039d8b2cc60991a89a81208e020870024240a04002400400000000000000000071fd5d092100ffff"
+    )
+    assert (
+        write(tmp_path / "bullet", first, "bulletformat").hex()
+        == "8c0ea9e980304686350410001288908a8b88d8ca0000000071fd000201000000"
+    )
+    assert write(tmp_path / "text", first, "text").decode() == (
+        "2kr3q/1ppn4/p2p1b1n/P2P1pNB/7P/4RP2/1PP3P1/1KB4Q b - - 0 17 | 655 | 1.0\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["small", "selfplay-d5-val"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_binpack_there_and_back(shared: Path, tmp_path: Path, name: str, format: str) -> None:
+    source = shared / "data" / f"{name}.binpack"
+    between, back = tmp_path / "between", tmp_path / "back.binpack"
+    report = convert([source], between, to=format)
+    convert([between], back)
+    with PositionReader(between) as reader:
+        assert reader.format == format
+    if format in LOSSLESS:
+        assert not report.losses
+        assert back.read_bytes() == source.read_bytes()
+        return
+    before, after = read_binpack(source), read_binpack(back)
+    assert len(before) == len(after)
+    changed = np.zeros(len(before), bool)
+    if format != "bulletformat":
+        # All but the move, and the ply where its parity is not the side to move's.
+        columns = np.r_[0:24, 26:28, 30:32]
+        np.testing.assert_array_equal(before[:, columns], after[:, columns])
+        changed = (before[:, 28:30] != after[:, 28:30]).any(1)
+        assert changed.sum() == report.losses["ply"]
+        assert report.losses["moves"] == (before[:, 24:26] != 0).any(1).sum()
+        assert not {"castling", "en_passant", "rule50", "black_to_move", "scores"} & set(report.losses)
+        return
+    # Boards as white sees them; score and result stay the side to move's.
+    for (fen, *old), (new_fen, *new) in zip(_data.describe(before[::97]), _data.describe(after[::97]), strict=True):
+        board, side = fen.split()[:2]
+        if side == "b":
+            board = "/".join(reversed(board.split("/"))).swapcase()
+        assert new_fen == f"{board} w - - 0 1"
+        assert (old[1], old[3]) == (new[1], new[3])
+    statistics = _data.Statistics()
+    statistics.add(before)
+    assert report.losses["black_to_move"] == statistics.to_dict()["black_to_move"]
+    assert report.losses["en_passant"] == statistics.to_dict()["ep_squares"]
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_compressed_whatever_the_name(tmp_path: Path, positions: Records, format: str, kind: str) -> None:
+    content = write(tmp_path / "plain", positions, format)
+    packed = gzip.compress(content) if kind == "gzip" else zstandard.compress(content)
+    path = tmp_path / "something.txt"
+    path.write_bytes(packed)
+    with PositionReader(path) as reader:
+        assert (reader.format, reader.compression) == (format, kind)
+        records = np.concatenate(list(reader))
+        assert reader.done == reader.size == len(packed)
+    np.testing.assert_array_equal(records, read(tmp_path / "plain"))
+
+
+def test_several_members_and_frames(tmp_path: Path, positions: Records) -> None:
+    content = write(tmp_path / "plain", positions, "bin")
+    half = len(content) // 3
+    path = tmp_path / "x"
+    path.write_bytes(gzip.compress(content[:half]) + gzip.compress(content[half:]))
+    np.testing.assert_array_equal(read(path), positions)
+    skippable = b"\x50\x2a\x4d\x18\x05\x00\x00\x00hello"
+    path.write_bytes(
+        skippable + zstandard.compress(content[:half]) + zstandard.compress(b"") + zstandard.compress(content[half:])
+    )
+    np.testing.assert_array_equal(read(path), positions)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_corrupt_compression_is_one_line(tmp_path: Path, positions: Records, kind: str) -> None:
+    content = write(tmp_path / "plain", positions, "bin")
+    checked = zstandard.ZstdCompressor(write_checksum=True)
+    packed = gzip.compress(content) if kind == "gzip" else checked.compress(content)
+    path = tmp_path / "x"
+    path.write_bytes(packed[: len(packed) * 3 // 4])
+    with pytest.raises(UserError, match=f"^{path}: not a sound {kind} file: [^\n]*$"):
+        read(path)
+    for position in (10, len(packed) // 2, len(packed) - 2):
+        damaged = bytearray(packed)
+        damaged[position] ^= 0x55
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=f"^{path}: [^\n]*$"):
+            read(path)
+
+
+def test_positions_that_look_compressed(tmp_path: Path) -> None:
+    # In bulletformat the board comes first: these squares spell the magic number of gzip.
+    occupied = int.from_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x80", "little")
+    board = ["."] * 64
+    for square in range(64):
+        if occupied >> square & 1:
+            board[square] = "N"
+    board[0], board[63] = "K", "k"
+    rows = ["".join(board[8 * rank : 8 * rank + 8]) for rank in range(7, -1, -1)]
+    fen = "/".join(rows).replace(".", "1") + " w - - 0 1"
+    path = tmp_path / "x"
+    assert write(path, records_from_fens([fen]), "bulletformat")[:3] == b"\x1f\x8b\x08"
+    with PositionReader(path) as reader:
+        assert (reader.format, reader.compression) == ("bulletformat", None)
+        assert sum(len(block) for block in reader) == 1
+
+
+def test_a_bomb_needs_little_memory(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "x"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as out:
+        for _ in range(1000):
+            out.write(bytes(1 << 20))
+    with pytest.raises(UserError, match="in no known format"):
+        read(path)
+    with pytest.raises(UserError, match="offset 0: position 0: both kings on a1"):
+        read(path, format="bin")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # KiB
+
+
+def test_bad_is_skipped_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text(f"{START} | 12 | 1.0\n{START} | twelve | 1.0\n\n{START} | 13 | 2.0\n{START} | 14 | [0.5]\r\n")
+    with pytest.raises(UserError, match=r"x\.txt: line 2: score 'twelve', expected -32768 to 32767"):
+        read(path)
+    with PositionReader(path, skip_bad=True) as reader:
+        assert [d[2] for block in reader for d in _data.describe(block)] == [12, 14]
+        assert reader.skipped == 2
+        assert reader.first_skipped == f"{path}: line 2: score 'twelve', expected -32768 to 32767"
+
+
+def test_missing_files_are_known_before_any_is_read(tmp_path: Path, positions: Records) -> None:
+    write(tmp_path / "a.bin", positions, "bin")
+    with pytest.raises(UserError, match=r"b\.bin: No such file or directory"):
+        next(read_files([tmp_path / "a.bin", tmp_path / "b.bin"]))
+    with pytest.raises(UserError, match="not a regular file"):
+        read(tmp_path)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, positions: Records) -> None:
+    path = tmp_path / "x.bin"
+    content = write(path, np.tile(positions, (40, 1)), "bin")
+    with PositionReader(path) as reader:
+        blocks = iter(reader)
+        next(blocks)
+        with path.open("r+b") as file:
+            file.truncate(len(content) // 2)
+        with pytest.raises(UserError, match=r"x\.bin: offset \d+: the file ends here"):
+            list(blocks)
+
+
+def test_unknown_format_names(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown format 'pgn', expected one of binpack, bin, bulletformat"):
+        PositionWriter(tmp_path / "x", "pgn")
+    with pytest.raises(UserError, match="the name says no format"):
+        PositionWriter(tmp_path / "x.xyz")
+    (tmp_path / "x").write_bytes(b"BINP")
+    with pytest.raises(UserError, match="unknown format 'pgn'"):
+        PositionReader(tmp_path / "x", format="pgn")

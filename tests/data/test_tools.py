@@ -1,0 +1,366 @@
+"""`nnue data convert, shuffle, interleave, split, info` as a user sees them, with what goes wrong on the way."""
+
+import gzip
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nnue_trainer import _data
+from nnue_trainer.cli.main import app
+from nnue_trainer.data import FORMATS, PositionReader, PositionWriter, records_from_fens
+from nnue_trainer.data.binpack import Records, read_binpack, write_binpack
+from nnue_trainer.data.info import file_info, king_bucket
+from nnue_trainer.data.transform import shuffle, split
+from nnue_trainer.errors import UserError
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def val(shared: Path) -> Path:
+    return shared / "data" / "selfplay-d5-val.binpack"
+
+
+@pytest.fixture(scope="module")
+def positions(val: Path) -> Records:
+    return read_binpack(val)[:50_000]
+
+
+def as_rows(records: Records) -> list[bytes]:
+    return sorted(row.tobytes() for row in records)
+
+
+# --- convert ---------------------------------------------------------------------------------------------------------
+
+
+def test_convert_joins_files_and_formats(tmp_path: Path, positions: Records) -> None:
+    with PositionWriter(tmp_path / "a", "plain") as writer:
+        writer.write(positions[:1000])
+    with PositionWriter(tmp_path / "b", "bin") as writer:
+        writer.write(positions[1000:2000])
+    (tmp_path / "c").write_bytes(gzip.compress((tmp_path / "b").read_bytes()))
+    out = tmp_path / "out.binpack"
+    assert "3,000 positions" in run("convert", tmp_path / "a", tmp_path / "b", tmp_path / "c", out)
+    np.testing.assert_array_equal(read_binpack(out), np.concatenate([positions[:2000], positions[1000:2000]]))
+
+
+def test_convert_says_what_is_lost(tmp_path: Path) -> None:
+    records = records_from_fens([START, "4k3/8/8/8/3pP3/8/8/4K3 b - e3 0 1"])
+    write_binpack(tmp_path / "x.binpack", records)
+    text = run("convert", tmp_path / "x.binpack", tmp_path / "x.bullet")
+    assert "1 positions of black turned into white's, 1 positions without castling rights" in text
+    assert "1 positions without their en-passant square" in text
+    assert "no room" not in run("convert", tmp_path / "x.binpack", tmp_path / "x.bin")
+
+
+def test_score_scale(tmp_path: Path) -> None:
+    lines = [f"{START} | {score} | 0.5\n" for score in (0, 208, -208, 3, 20_000, 32_002)]
+    (tmp_path / "x.txt").write_text("".join(lines))
+    assert "1 scores cut" in run("convert", tmp_path / "x.txt", tmp_path / "y.txt", "--score-scale", 2.5)
+    scores = [int(line.split("|")[1]) for line in (tmp_path / "y.txt").read_text().splitlines()]
+    assert scores == [0, 520, -520, 8, 32_767, 32_002]
+    for scale in (0, -1, "nan", "inf"):
+        with pytest.raises(UserError, match="score scale"):
+            run("convert", tmp_path / "x.txt", tmp_path / "y.txt", "--score-scale", scale)
+
+
+def test_convert_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    write_binpack(tmp_path / "x.binpack", records_from_fens([START]))
+    before = (tmp_path / "x.binpack").read_bytes()
+    (tmp_path / "link.binpack").symlink_to(tmp_path / "x.binpack")
+    for out in ("x.binpack", "link.binpack"):
+        with pytest.raises(UserError, match="is to be written, but is named twice"):
+            run("convert", tmp_path / "x.binpack", tmp_path / out)
+    with pytest.raises(UserError, match="is a directory"):
+        run("convert", tmp_path / "x.binpack", tmp_path, "--to", "bin")
+    with pytest.raises(UserError, match="the name says no format"):
+        run("convert", tmp_path / "x.binpack", tmp_path / "y")
+    assert (tmp_path / "x.binpack").read_bytes() == before
+
+
+def test_skip_bad(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text(f"{START} | 1 | 1.0\n{START} | x | 1.0\n{START} | 3 | 1.0\n")
+    out = tmp_path / "y.binpack"
+    with pytest.raises(UserError, match=r"x\.txt: line 2: score 'x'"):
+        run("convert", tmp_path / "x.txt", out)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.txt"]
+    text = run("convert", tmp_path / "x.txt", out, "--skip-bad")
+    assert "2 positions" in text
+    assert "left out: 1; " in text
+    assert "line 2: score 'x'" in text
+
+
+def _limited() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["convert", "{val}", "{tmp}/out.bin"],
+        ["shuffle", "{val}", "{tmp}/out.binpack"],
+        ["shuffle", "{val}", "{tmp}/out.binpack", "--memory", "1M"],
+        ["interleave", "{val}", "{val}", "{tmp}/out.binpack"],
+        ["split", "{val}", "--train", "{tmp}/t.binpack", "--validation", "{tmp}/v.binpack"],
+    ],
+    ids=lambda command: f"{command[0]}{len(command)}",
+)
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, val: Path, command: list[str]) -> None:
+    arguments = [word.format(val=val, tmp=tmp_path) for word in command]
+    result = subprocess.run(
+        [sys.executable, "-m", "nnue_trainer", "data", *arguments], capture_output=True, text=True, preexec_fn=_limited
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "File too large" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["convert", "shuffle"])
+def test_interrupted_within_a_second_with_nothing_left(
+    shared: Path, tmp_path: Path, command: str, sent: signal.Signals
+) -> None:
+    source = str(shared / "data" / "selfplay-d5-train.binpack")
+    out = tmp_path / "out" / ("x.plain" if command == "convert" else "x.binpack")
+    out.parent.mkdir()
+    options = [] if command == "convert" else ["--memory", "20M"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nnue_trainer", "data", command, *[source] * 10, str(out), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 30
+    while not list(out.parent.iterdir()):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(sent)
+    start = time.monotonic()
+    process.communicate(timeout=30)
+    assert time.monotonic() - start < 1
+    assert process.returncode != 0
+    assert list(out.parent.iterdir()) == []
+
+
+# --- shuffle ---------------------------------------------------------------------------------------------------------
+
+
+def test_shuffle_is_a_permutation_in_34_byte_chains(tmp_path: Path, val: Path, positions: Records) -> None:
+    write_binpack(tmp_path / "in.binpack", positions)
+    out = tmp_path / "out.binpack"
+    run("shuffle", tmp_path / "in.binpack", out, "--seed", 3)
+    shuffled = read_binpack(out)
+    assert as_rows(shuffled) == as_rows(positions)
+    content = out.read_bytes()
+    assert content[:4] == b"BINP"
+    assert content[8 + 32 : 8 + 34] == content[8 + 34 + 32 : 8 + 34 + 34] == b"\0\0"
+    with PositionReader(out) as reader:
+        assert sum(len(block) for block in reader) == reader.chains == reader.single_chains == len(positions)
+        assert out.stat().st_size == 8 * reader.chunks + 34 * len(positions)
+
+
+def test_shuffle_is_a_function_of_seed_and_input_whatever_the_memory(tmp_path: Path, val: Path) -> None:
+    outs = []
+    for name, seed, memory in (("a", 1, 1 << 30), ("b", 1, 1 << 20), ("c", 1, 9 << 20), ("d", 2, 1 << 30)):
+        shuffle([val], tmp_path / name, seed=seed, memory=memory)
+        outs.append((tmp_path / name).read_bytes())
+    assert outs[0] == outs[1] == outs[2]
+    assert outs[0] != outs[3]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "c", "d"]
+
+
+def test_buckets_too_large_for_the_memory_are_spread_again(positions: Records) -> None:
+    # 64 KiB hold some 1,200 positions, so each of the 256 buckets of 400,000 is too large.
+    little, plenty = (_data.ExternalShuffle(7, memory, ".") for memory in (1 << 16, 1 << 30))
+    for shuffler in (little, plenty):
+        for _ in range(8):
+            shuffler.add(positions)
+    while len(block := plenty.read(1000)):
+        np.testing.assert_array_equal(block, little.read(1000))
+    assert len(little.read(1000)) == 0
+    assert little.spilled_bytes == 2 * 40 * 400_000
+    assert plenty.spilled_bytes == 0
+    with pytest.raises(UserError, match="after the first was read"):
+        little.add(positions)
+
+
+def test_shuffle_is_uniform() -> None:
+    # Where does each of 20 positions land, over many seeds? Chi-square with 19 degrees of freedom each.
+    fens = [f"8/8/8/8/8/8/8/K1k5 w - - {i} 1" for i in range(20)]
+    records = records_from_fens(fens)
+    landed = np.zeros((20, 20))
+    for seed in range(2000):
+        shuffler = _data.ExternalShuffle(seed, 1 << 20, ".")
+        shuffler.add(records)
+        landed[np.arange(20), shuffler.read(100)[:, 31]] += 1
+    chi_square = ((landed - 100) ** 2 / 100).sum(1)
+    assert chi_square.max() < 50  # p ≈ 1e-4 each
+    assert 19 * 0.7 < chi_square.mean() < 19 * 1.3
+
+
+def test_shuffle_into_a_folder_that_is_not_there(tmp_path: Path, val: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: cannot create a temporary file: No such file or directory"):
+        shuffle([val], tmp_path / "x", memory=1 << 20, temporary=tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="size '12', expected at least 1M"):
+        run("shuffle", val, tmp_path / "x", "--memory", "12")
+
+
+# --- interleave ------------------------------------------------------------------------------------------------------
+
+
+def test_interleave_mixes_whole_chunks_in_order(tmp_path: Path, positions: Records) -> None:
+    # Three files of differently many chunks, each position labelled by its file and number.
+    paths = []
+    for number, count in enumerate((5, 10, 20)):
+        records = np.tile(positions[:40_000], (count, 1))[: count * 31_000]
+        records[:, 30] = number
+        path = tmp_path / f"{number}.binpack"
+        write_binpack(path, records, join_chains=False)
+        paths.append(path)
+    out = tmp_path / "out.binpack"
+    run("interleave", *paths, out, "--seed", 1)
+    mixed = read_binpack(out)
+    assert out.stat().st_size == sum(path.stat().st_size for path in paths)
+    for number, path in enumerate(paths):
+        np.testing.assert_array_equal(mixed[mixed[:, 30] == number], read_binpack(path))
+    # Even: each third has about a third of every file.
+    for third in np.array_split(mixed[:, 30], 3):
+        shares = np.bincount(third, minlength=3) / len(third)
+        assert abs(shares - np.array([5, 10, 20]) / 35).max() < 0.25
+    again = tmp_path / "again.binpack"
+    run("interleave", *paths, again, "--seed", 1)
+    assert again.read_bytes() == out.read_bytes()
+    run("interleave", *paths, again, "--seed", 2)
+    assert again.read_bytes() != out.read_bytes()
+
+
+def test_interleave_wants_binpacks(tmp_path: Path, positions: Records) -> None:
+    with PositionWriter(tmp_path / "x.bin") as writer:
+        writer.write(positions[:10])
+    with pytest.raises(UserError, match=r"x\.bin: bin, expected binpack: `nnue data convert` makes one of it"):
+        run("interleave", tmp_path / "x.bin", tmp_path / "y.binpack")
+
+
+# --- split -----------------------------------------------------------------------------------------------------------
+
+
+def test_split_keeps_games_whole(tmp_path: Path, val: Path) -> None:
+    train, held_out = tmp_path / "t.binpack", tmp_path / "v.binpack"
+    text = run("split", val, "--train", train, "--validation", held_out, "--share", 0.2, "--seed", 5)
+    everything, parts = read_binpack(val), [read_binpack(train), read_binpack(held_out)]
+    assert sum(map(len, parts)) == len(everything)
+    assert 0.15 < len(parts[1]) / len(everything) < 0.25
+    # The chains of the source are the chains of the parts, byte for byte: none was cut.
+    infos = [file_info(path) for path in (val, train, held_out)]
+    assert infos[0].chains == infos[1].chains + infos[2].chains
+    assert infos[0].single_position_chains == infos[1].single_position_chains + infos[2].single_position_chains
+    assert as_rows(everything) == as_rows(np.concatenate(parts))
+    assert "games" in text
+    again = tmp_path / "t2.binpack", tmp_path / "v2.binpack"
+    report = split([val], *again, share=0.2, seed=5)
+    assert again[0].read_bytes() == train.read_bytes()
+    assert again[1].read_bytes() == held_out.read_bytes()
+    assert report.validation.positions == len(parts[1])
+
+
+def test_split_of_positions_without_plies_is_by_position(tmp_path: Path, positions: Records) -> None:
+    source = tmp_path / "x.bullet"
+    with PositionWriter(source) as writer:
+        writer.write(positions[:10_000])
+    report = split([source], tmp_path / "t.bullet", tmp_path / "v.bullet", share=0.5)
+    assert report.games == 10_000
+    assert 4_700 < report.validation.positions < 5_300
+    for share in (0, 1, -0.5, float("nan")):
+        with pytest.raises(UserError, match="validation share"):
+            split([source], tmp_path / "t.bullet", tmp_path / "v.bullet", share=share)
+    with pytest.raises(UserError, match="is named twice"):
+        split([source], tmp_path / "t.bullet", tmp_path / "t.bullet")
+
+
+# --- info ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_info_of_every_format(tmp_path: Path, positions: Records, format: str) -> None:
+    with PositionWriter(tmp_path / "x", format) as writer:
+        writer.write(positions[:1000])
+    values = json.loads(run("info", tmp_path / "x", "--json"))
+    assert values["format"] == format
+    assert values["statistics"]["positions"] == 1000
+    assert sum(values["king_buckets"]) == 2000
+    assert run("info", tmp_path / "x").startswith(f"{tmp_path / 'x'}: {format}, ")
+
+
+def test_duplicates(tmp_path: Path, positions: Records) -> None:
+    distinct = len({row.tobytes() for row in positions[:, :24]})
+    write_binpack(tmp_path / "x.binpack", np.concatenate([positions, positions[:10_000]]))
+    info = file_info(tmp_path / "x.binpack")
+    assert info.duplicates_exact
+    assert info.distinct == distinct
+    assert info.duplicate_share == pytest.approx(1 - distinct / 60_000)
+
+
+def test_duplicates_are_estimated_where_there_are_many(positions: Records) -> None:
+    # Two million different boards, a million of them twice.
+    estimator = _data.DuplicateEstimator()
+    rng = np.random.default_rng(1)
+    boards = np.zeros((2_000_000, 32), np.uint8)
+    boards[:, :8] = rng.integers(0, 256, (2_000_000, 8), dtype=np.uint8)
+    estimator.add(boards)
+    estimator.add(boards[:1_000_000])
+    assert not estimator.exact
+    assert estimator.distinct == pytest.approx(2_000_000, rel=0.005)
+    assert estimator.duplicate_share == pytest.approx(1 / 3, abs=0.003)
+
+
+def test_king_buckets() -> None:
+    assert [king_bucket(square) for square in (63, 62, 61, 60, 56, 55, 7, 4, 3, 0)] == [
+        0,
+        1,
+        2,
+        3,
+        0,
+        4,
+        28,
+        31,
+        31,
+        28,
+    ]
+
+
+def test_page_of_plots(tmp_path: Path, val: Path) -> None:
+    run("info", val, "--png", tmp_path / "page.png")
+    assert (tmp_path / "page.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (tmp_path / "page.png").stat().st_size > 50_000
+    write_binpack(tmp_path / "none.binpack", np.empty((0, 32), np.uint8))
+    run("info", tmp_path / "none.binpack", "--png", tmp_path / "empty.png")
+    with pytest.raises(UserError, match="cannot write"):
+        run("info", val, "--png", tmp_path / "no" / "page.png")
+
+
+def test_several_processes_do_not_share_temporary_names(tmp_path: Path, positions: Records) -> None:
+    with PositionWriter(tmp_path / "x.bin") as one:
+        one.write(positions[:10])
+        assert [p.name for p in tmp_path.iterdir()] == [f"x.bin.{os.getpid()}.tmp"]
+    assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]
