@@ -1,6 +1,6 @@
 // The feature transformer on CPU: column slabs, threads from torch's own pool (torch.set_num_threads holds).
 //
-// Forward: a thread owns slabs of columns, or blocks of rows of a slab, and sums each row's entries in order. Backward:
+// Forward: rows are visited in an order that keeps weights in the cache; each sums its entries in order. Backward:
 // the batch is transposed once into (feature -> rows) lists by a counting sort that keeps row order; each gradient row
 // is then one sum over its list and one plain store. No atomics, no zero fill; the same bits for any thread count.
 
@@ -18,6 +18,7 @@
 #include <tuple>
 #include <vector>
 
+#include "huge_pages.h"
 #include "index_rows.h"
 #include "vector.h"
 
@@ -27,6 +28,7 @@ template <class T>
 struct ForwardArguments {
     const int32_t* indices;
     const int64_t* lengths;
+    const int64_t* order;    // in which to visit the rows
     const sum_t<T>* values;  // or null
     const T* weight;
     const T* bias;
@@ -64,12 +66,14 @@ struct ValuesGradientArguments {
 namespace nnue::feature_transformer {
 namespace {
 
-// Columns a thread works on at a time: 256 bytes of float32. Rows of 16,384 positions are then 4 MB, weights of the
-// busiest features fit the L2 cache.
-constexpr int64_t kSlab = 64;
+// Columns a task works on. Forward: wide, since rows of one king bucket come together and a row's page is looked up
+// once. Backward: rows of a hot feature are thousands, 1 KiB of each fits the cache of a core better than all.
+constexpr int64_t kForwardSlab = 1024;
+constexpr int64_t kBackwardSlab = 256;
+constexpr int64_t kRowBlock = 256;
 
-int64_t slabs(int64_t columns) {
-    return (columns + kSlab - 1) / kSlab;
+int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
 }
 
 // (feature -> rows) lists of a batch. Each thread scans all indices and files those of its own features, so that the
@@ -109,16 +113,28 @@ struct Transposed {
     }
 };
 
+// Rows in the order of their first index. Features of one king bucket are neighbours in every king-bucketed set, so
+// that rows of one bucket come together and find its weights in the cache.
+std::vector<int64_t> visiting_order(const int32_t* indices, const int64_t* lengths, const Sizes& sizes) {
+    std::vector<int64_t> starts(sizes.num_features + 2), order(sizes.rows);
+    const auto key = [&](int64_t b) -> int64_t { return lengths[b] == 0 ? 0 : indices[b * sizes.max_active]; };
+    for (int64_t b = 0; b < sizes.rows; ++b) ++starts[key(b) + 1];
+    for (int64_t f = 0; f < sizes.num_features; ++f) starts[f + 1] += starts[f];
+    for (int64_t b = 0; b < sizes.rows; ++b) order[starts[key(b)]++] = b;
+    return order;
+}
+
 template <class T>
 void forward(const ForwardArguments<T>& a, const Sizes& sizes) {
-    const int64_t row_blocks = (sizes.rows + 255) / 256;
-    torch::stable::parallel_for(0, slabs(sizes.num_outputs) * row_blocks, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t task = begin; task < end; ++task) {
-            const int64_t column = task / row_blocks * kSlab, row = task % row_blocks * 256;
-            NNUE_CALL_BEST_ISA(forward_slab, a, column, std::min(kSlab, sizes.num_outputs - column), row,
-                               std::min(row + 256, sizes.rows));
-        }
-    });
+    const int64_t blocks = divide_up(sizes.rows, kRowBlock);
+    torch::stable::parallel_for(
+        0, divide_up(sizes.num_outputs, kForwardSlab) * blocks, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t task = begin; task < end; ++task) {
+                const int64_t column = task / blocks * kForwardSlab, row = task % blocks * kRowBlock;
+                NNUE_CALL_BEST_ISA(forward_slab, a, column, std::min(kForwardSlab, sizes.num_outputs - column), row,
+                                   std::min(row + kRowBlock, sizes.rows));
+            }
+        });
 }
 
 template <class T>
@@ -133,13 +149,14 @@ void weight_gradient(const WeightGradientArguments<T>& a, const Sizes& sizes) {
         while (f < sizes.num_features && work_before(f) < target) ++f;
         bounds[r] = f;
     }
-    torch::stable::parallel_for(0, slabs(sizes.num_outputs) * kRanges, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t task = begin; task < end; ++task) {
-            const int64_t column = task / kRanges * kSlab, range = task % kRanges;
-            NNUE_CALL_BEST_ISA(weight_gradient_slab, a, column, std::min(kSlab, sizes.num_outputs - column),
-                               bounds[range], bounds[range + 1]);
-        }
-    });
+    torch::stable::parallel_for(
+        0, divide_up(sizes.num_outputs, kBackwardSlab) * kRanges, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t task = begin; task < end; ++task) {
+                const int64_t column = task / kRanges * kBackwardSlab, range = task % kRanges;
+                NNUE_CALL_BEST_ISA(weight_gradient_slab, a, column, std::min(kBackwardSlab, sizes.num_outputs - column),
+                                   bounds[range], bounds[range + 1]);
+            }
+        });
 }
 
 // Calls `body` with a null pointer of the C++ type of a weight dtype, which the caller has checked.
@@ -162,6 +179,12 @@ const T* data(const std::optional<Tensor>& tensor) {
     return tensor ? static_cast<const T*>(tensor->const_data_ptr()) : nullptr;
 }
 
+Tensor new_output(const Tensor& like, int64_t rows, int64_t columns) {
+    Tensor output = torch::stable::new_empty(like, {rows, columns});
+    want_huge_pages(output.mutable_data_ptr(), output.numel() * output.element_size());
+    return output;
+}
+
 Tensor forward_op(const Tensor& indices_in, const std::optional<Tensor>& values_in, const Tensor& weight_in,
                   const Tensor& bias_in, std::optional<bool>) {
     const Sizes sizes = check_forward(indices_in, values_in, weight_in, bias_in, Device::cpu);
@@ -170,11 +193,12 @@ Tensor forward_op(const Tensor& indices_in, const std::optional<Tensor>& values_
     const std::optional<Tensor> values = contiguous(values_in);
     const auto lengths =
         checked_row_lengths(kForward, data<int32_t>(indices), sizes.rows, sizes.max_active, sizes.num_features);
-    Tensor output = torch::stable::new_empty(weight, {sizes.rows, sizes.num_outputs});
+    Tensor output = new_output(weight, sizes.rows, sizes.num_outputs);
+    const auto order = visiting_order(data<int32_t>(indices), lengths.data(), sizes);
     dispatch_weight_dtype(weight.scalar_type(), [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        forward<T>({data<int32_t>(indices), lengths.data(), data<sum_t<T>>(values), data<T>(weight), data<T>(bias),
-                    static_cast<T*>(output.mutable_data_ptr()), sizes.max_active, sizes.num_outputs},
+        forward<T>({data<int32_t>(indices), lengths.data(), order.data(), data<sum_t<T>>(values), data<T>(weight),
+                    data<T>(bias), static_cast<T*>(output.mutable_data_ptr()), sizes.max_active, sizes.num_outputs},
                    sizes);
     });
     return output;
@@ -201,7 +225,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         using S = sum_t<T>;
         const T* gradient = data<T>(grad_output);
         if (needs_weight_grad) {
-            grad_weight = torch::stable::new_empty(grad_output, {sizes.num_features, sizes.num_outputs});
+            grad_weight = new_output(grad_output, sizes.num_features, sizes.num_outputs);
             const Transposed<S> lists(data<int32_t>(indices), lengths.data(), data<S>(values), sizes);
             weight_gradient<T>({lists.starts.data(), lists.rows.data(), values ? lists.values.data() : nullptr,
                                 gradient, static_cast<T*>(grad_weight.mutable_data_ptr()), sizes.num_outputs},
@@ -210,12 +234,14 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         if (needs_bias_grad) {
             grad_bias = torch::stable::new_empty(grad_output, {sizes.num_outputs});
             T* out = static_cast<T*>(grad_bias.mutable_data_ptr());
-            torch::stable::parallel_for(0, slabs(sizes.num_outputs), 1, [&](int64_t begin, int64_t end) {
-                for (int64_t slab = begin; slab < end; ++slab) {
-                    NNUE_CALL_BEST_ISA(bias_gradient_slab, gradient, sizes.rows, sizes.num_outputs, out, slab * kSlab,
-                                       std::min(kSlab, sizes.num_outputs - slab * kSlab));
-                }
-            });
+            torch::stable::parallel_for(
+                0, divide_up(sizes.num_outputs, kBackwardSlab), 1, [&](int64_t begin, int64_t end) {
+                    for (int64_t slab = begin; slab < end; ++slab) {
+                        NNUE_CALL_BEST_ISA(bias_gradient_slab, gradient, sizes.rows, sizes.num_outputs, out,
+                                           slab * kBackwardSlab,
+                                           std::min(kBackwardSlab, sizes.num_outputs - slab * kBackwardSlab));
+                    }
+                });
         }
         if (needs_values_grad) {
             const Tensor weight = torch::stable::contiguous(*weight_in);

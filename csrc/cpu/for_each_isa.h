@@ -3,16 +3,18 @@
 // A .cpp sets NNUE_KERNELS to a header with no include guard and no includes of its own, and includes this file; the
 // header's functions then exist in nnue::baseline, nnue::avx2 and nnue::avx512 (on other processors, only the first).
 // Everything else is included before, so that no shared inline function is compiled for a level that the machine may
-// lack. The kernels are written with 64-byte vectors of the compiler, which cuts them to what the level has: sums keep
-// their order, so every level computes the same bits.
+// lack. NNUE_VECTOR_BYTES is the width of the level's registers. Kernels keep the order of each sum whatever the width,
+// so that every level computes the same bits.
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define NNUE_HAS_ISA_LEVELS 1
 #endif
 
+#define NNUE_VECTOR_BYTES 16
 namespace nnue::baseline {
 #include NNUE_KERNELS
 }  // namespace nnue::baseline
+#undef NNUE_VECTOR_BYTES
 
 #ifdef NNUE_HAS_ISA_LEVELS
 
@@ -22,9 +24,11 @@ namespace nnue::baseline {
 #pragma GCC push_options
 #pragma GCC target("avx2,bmi2")
 #endif
+#define NNUE_VECTOR_BYTES 32
 namespace nnue::avx2 {
 #include NNUE_KERNELS
 }  // namespace nnue::avx2
+#undef NNUE_VECTOR_BYTES
 #ifdef __clang__
 #pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), \
@@ -34,9 +38,11 @@ namespace nnue::avx2 {
 #pragma GCC push_options
 #pragma GCC target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
+#define NNUE_VECTOR_BYTES 64
 namespace nnue::avx512 {
 #include NNUE_KERNELS
 }  // namespace nnue::avx512
+#undef NNUE_VECTOR_BYTES
 #ifdef __clang__
 #pragma clang attribute pop
 #else
