@@ -42,6 +42,11 @@ def real_rows(path: str, batch: int) -> Tensor:
     return rows
 
 
+def base_name(argument: str) -> str:
+    """Results are kept with the project; folders of one machine have no place in them."""
+    return Path(argument).name if "/" in argument else argument
+
+
 def random_rows(batch: int) -> Tensor:
     """Counts and concentration of HalfKAv2_hm: 7 to 32 active, mean 19.5; the busiest king bucket holds a quarter."""
     g = torch.Generator().manual_seed(1)
@@ -52,26 +57,31 @@ def random_rows(batch: int) -> Tensor:
     return torch.where(torch.arange(32)[None] < count[:, None], rows, -1)
 
 
-def median_ms(step: Callable[[], object], device: torch.device, seconds: float) -> float:
-    times = []
-    for _ in range(2):
-        step()
+def time_once(step: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of one call."""
     if device.type == "cuda":
-        torch.cuda.synchronize()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 5:
-        if device.type == "cuda":
-            begin, finish = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            step()
-            finish.record()
-            finish.synchronize()
-            times.append(begin.elapsed_time(finish))
-        else:
-            begin_s = time.perf_counter()
-            step()
-            times.append((time.perf_counter() - begin_s) * 1e3)
-    return statistics.median(times)
+        begin, finish = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        step()
+        finish.record()
+        finish.synchronize()
+        return begin.elapsed_time(finish)
+    start = time.perf_counter()
+    step()
+    return (time.perf_counter() - start) * 1e3
+
+
+def median_ms(steps: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> dict[str, float]:
+    """Medians of each step, taken in turns: what else the machine does meets all of them alike."""
+    for step in steps.values():
+        step()
+        step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    end = time.perf_counter() + seconds * len(steps)
+    while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
+        for name, step in steps.items():
+            times[name].append(time_once(step, device))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def proc_status(key: str) -> int:
@@ -122,9 +132,8 @@ def measure(rows: Tensor, outputs: int, dtype: torch.dtype, device: torch.device
             atomic_out, (weight, bias), grad, retain_graph=True
         )
     result: dict[str, object] = {"outputs": outputs, "dtype": str(dtype).removeprefix("torch."), "batch": len(rows)}
-    times: dict[str, float] = {}
+    times = median_ms(steps, device, seconds)
     for name, step in steps.items():
-        times[name] = median_ms(step, device, seconds)
         base = times["embedding_bag " + ("forward" if "forward" in name else "backward")]
         peak = peak_bytes(step, device)
         result[name] = {"ms": round(times[name], 4), "ratio": round(base / times[name], 2), "peak_bytes": peak}
@@ -134,7 +143,8 @@ def measure(rows: Tensor, outputs: int, dtype: torch.dtype, device: torch.device
         before = ops.set_index_check("async")
         for mode in ("sync", "async", "off"):
             ops.set_index_check(mode)
-            result[f"nnue forward, index check {mode}"] = {"ms": round(median_ms(ours, device, seconds / 2), 4)}
+            name = f"nnue forward, index check {mode}"
+            result[name] = {"ms": round(median_ms({name: ours}, device, seconds / 2)[name], 4)}
         ops.set_index_check(before)
     return result
 
@@ -156,7 +166,7 @@ def main() -> None:
     active = (rows != -1).sum(1).float().mean().item()
     report: dict[str, object] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", "benchmarks/feature_transformer_op.py", *map(base_name, sys.argv[1:])]),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.threads} threads",
         "machine": platform.platform(),
         "torch": torch.__version__,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from samples import Sample, make_sample, reference_backward, reference_forward
+from sample_inputs import Sample, make_sample, reference_backward, reference_forward
 
 from nnue_trainer import FeatureTransformer, functional, ops
 

@@ -87,7 +87,7 @@ def test_instruction_set_levels_compute_the_same_bits(level: str, tmp_path: Path
     code = f"""
 import sys, torch
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from samples import make_sample
+from sample_inputs import make_sample
 from nnue_trainer import ops
 results = []
 for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):

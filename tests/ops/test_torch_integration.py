@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from sample_inputs import Sample, make_sample, reference_forward
 
 from nnue_trainer import functional, ops
-from samples import Sample, make_sample, reference_forward
 
 
 @pytest.fixture
