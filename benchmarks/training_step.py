@@ -64,22 +64,24 @@ def copies(loader: BatchSource, device: torch.device) -> list[Batch]:
 
 
 def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: int, warmup: int) -> dict[str, float]:
-    """Milliseconds a step and positions per second over `steps`, after `warmup` steps."""
+    """Milliseconds a step, wall clock and CPU, and positions per second over `steps`, after `warmup` steps."""
     set_up_torch(recipe, device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, architectures.build(recipe.model).to(device), source, None, Path(folder))
         for _ in range(warmup):
             trainer.advance()
         synchronize(device)
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         for _ in range(steps):
             trainer.advance()
         synchronize(device)
-        seconds = time.perf_counter() - started
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     if trainer.optimizer.failed():
         raise SystemExit("a step was not finite: nothing measured here would mean anything")
     return {
         "milliseconds_per_step": round(1e3 * seconds / steps, 3),
+        # Of all cores together; hardly moves where others use the machine, too.
+        "cpu_milliseconds_per_step": round(1e3 * cpu_seconds / steps, 3),
         "positions_per_second": round(steps * recipe.data.batch_size / seconds),
     }
 
@@ -87,6 +89,12 @@ def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: in
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
 
 
 def commit() -> str:
@@ -114,13 +122,14 @@ def main() -> None:
     loader.close()
     results["from file"] = measure(recipe, training_batches(recipe, model, device), device, steps, warmup)
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     report = {
         "benchmark": "training_step",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "device": name,
         "cpu_cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
@@ -136,7 +145,8 @@ def main() -> None:
     print(f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {name}")
     for case, figures in results.items():
         speed = figures["positions_per_second"]
-        print(f"{case:10}  {figures['milliseconds_per_step']:10.3f} ms  {speed:12,.0f} pos/s")
+        wall, cpu = figures["milliseconds_per_step"], figures["cpu_milliseconds_per_step"]
+        print(f"{case:10}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
     print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB; written to {path}")
 
 
