@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import setup
@@ -68,14 +69,14 @@ def architecture_flags(archs: list[str]) -> list[str]:
 
 def native_parts() -> dict[str, object]:
     """What setup() needs to compile the extensions; the one place that needs torch."""
-    try:
-        import pybind11
-        from torch.utils import cpp_extension
-    except ImportError as error:
+    missing = [name for name in ("torch", "pybind11") if find_spec(name) is None]
+    if missing:
         raise SystemExit(
-            f"nnue-trainer is compiled against the torch you train with, but {error.name!r} is not importable here: "
-            "run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then `pip install --no-build-isolation .`"
-        ) from None
+            f"nnue-trainer is compiled against the torch you train with, but {' and '.join(missing)} cannot be "
+            "imported: run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then `pip install --no-build-isolation .`"
+        )
+    import pybind11
+    from torch.utils import cpp_extension
 
     # A torch that wraps the compiler in ccache itself takes CXX for one word.
     if hasattr(cpp_extension, "_wrap_compiler") and os.environ.get("CXX", "").startswith("ccache "):

@@ -110,6 +110,14 @@ torch.save(results, sys.argv[1])
         assert torch.equal(a, b)
 
 
+def test_setup_without_torch_says_what_to_do(project_root: Path) -> None:
+    code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(project_root / 'setup.py')!r})"
+    result = run_python(code)
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "torch cannot be imported: run `pip install 'torch>=2.10'" in result.stderr
+
+
 def test_half_values_survive() -> None:
     """Subnormals, infinities and NaN of float16 go through the sum as they are."""
     special = torch.tensor([0.0, -0.0, 6e-8, -6e-5, 65504.0, float("inf"), float("-inf"), float("nan")])
