@@ -383,6 +383,11 @@ PYBIND11_MODULE(_data, m) {
                  validator.add({in, n});
              })
         .def_property_readonly("positions", &Validator::positions)
+        .def_property_readonly("result_changes",
+                               [](const Validator& validator) {
+                                   const Problem& p = validator.result_changes();
+                                   return py::make_tuple(p.name, p.count, p.first);
+                               })
         .def_property_readonly("problems", [](const Validator& validator) {
             py::list list;
             for (const Problem& p : validator.problems()) list.append(py::make_tuple(p.name, p.count, p.first));

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "chess/types.h"
@@ -22,13 +23,19 @@ class Validator {
 
     std::uint64_t positions() const { return positions_; }
     std::span<const Problem> problems() const { return problems_; }
+    // No fault of a position: data rescored with tablebases has it. `first` is the later of the two positions.
+    const Problem& result_changes() const { return result_changes_; }
 
   private:
     std::uint64_t positions_ = 0;
-    std::array<Problem, 4> problems_{{{"the side that has just moved is in check"},
+    std::array<Problem, 6> problems_{{{"the side that has just moved is in check"},
                                       {"the move is not legal"},
                                       {"more pieces of a kind than promotions allow"},
-                                      {"score beyond mate (32,002 means none)"}}};
+                                      {"score beyond mate (32,002 means none)"},
+                                      {"an en-passant square that the rule does not keep"},
+                                      {"the move mates, but the game is not won"}}};
+    Problem result_changes_{"another result than at the ply before, of the same game"};
+    std::optional<Entry> next_;  // what the last position's move leads to, with the result it then has
 };
 
 }  // namespace nnue::data

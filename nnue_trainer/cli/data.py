@@ -141,13 +141,17 @@ def validate(
                 progress(reader.done, reader.size)
         found = [(name, count, first) for name, count, first in validator.problems if count]
         failed |= bool(found)
+        note, changes, first_change = validator.result_changes
         if as_json:
             problems = [{"problem": name, "count": count, "first": first} for name, count, first in found]
-            print(json.dumps({"path": str(file), "positions": validator.positions, "problems": problems}))
+            values = {"path": str(file), "positions": validator.positions, "problems": problems}
+            print(json.dumps(values | {"result_changes": changes}))
         else:
             print(f"{file}: {validator.positions:,} positions, {'all sound' if not found else 'NOT sound'}")
             for name, count, first in found:
                 print(f"  {name}: {count:,}, the first at position {first:,}")
+            if changes:
+                print(f"  to note: {note}: {changes:,}, the first at position {first_change:,}")
     if failed:
         raise typer.Exit(1)
 

@@ -47,7 +47,7 @@ def test_file_does_not_depend_on_the_number_of_engines(engine: EngineMaker, tmp_
     validator = _data.Validator()
     validator.add(read_binpack(tmp_path / "1"))
     assert validator.positions == made[0][0]
-    assert [count for _, count, _ in validator.problems] == [0, 0, 0, 0]
+    assert not any(count for _, count, _ in validator.problems)
     assert file_info(tmp_path / "1").chains == made[0][1]
 
 

@@ -26,5 +26,5 @@ def test_samples_match_their_readme(project_root: Path) -> None:
         assert all(cell in row for cell in cells)
         validator = _data.Validator()
         validator.add(read_binpack(file))
-        assert [count for _, count, _ in validator.problems] == [0, 0, 0, 0]
+        assert not any(count for _, count, _ in validator.problems)
         assert info.statistics["score_none"] == info.statistics["null_moves"] == 0

@@ -364,3 +364,42 @@ def test_several_processes_do_not_share_temporary_names(tmp_path: Path, position
         one.write(positions[:10])
         assert [p.name for p in tmp_path.iterdir()] == [f"x.bin.{os.getpid()}.tmp"]
     assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]
+
+
+# --- validate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "changes"), [("small", 46), ("selfplay-d5-val", 0)])
+def test_real_data_is_legal(shared: Path, name: str, changes: int) -> None:
+    text = run("validate", shared / "data" / f"{name}.binpack")
+    assert "all sound" in text
+    assert (f"of the same game: {changes}, " in text) == bool(changes)
+
+
+def test_results_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "x.plain"
+    mating = "fen 6k1/5ppp/8/8/8/8/8/R3K3 w Q - 0 30\nmove a1a8\nscore 9\nply 58\nresult {}\ne\n"
+    path.write_text(mating.format(1))
+    assert "all sound" in run("validate", path)
+    path.write_text(mating.format(1) + mating.format(0))
+    result = CliRunner().invoke(app, ["data", "validate", str(path)])
+    assert result.exit_code == 1
+    assert "the move mates, but the game is not won: 1, the first at position 1" in result.output
+
+    first = f"fen {START}\nmove e2e4\nscore 9\nply 0\nresult 1\ne\n"
+    second = "fen rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1\nscore 9\nply 1\nresult {}\ne\n"
+    path.write_text(first + second.format(-1))
+    assert "to note" not in run("validate", path)
+    path.write_text(first + second.format(0))
+    text = run("validate", path)
+    assert "all sound" in text
+    assert "to note: another result than at the ply before, of the same game: 1, the first at position 1" in text
+
+
+def test_en_passant_squares_are_checked(tmp_path: Path) -> None:
+    # Readers of binpacks take the pushed pawn's nibble (12) at face value.
+    record = records_from_fens(["4k3/8/8/8/4P3/8/8/4K3 b - - 0 1"])
+    record[0, 8] = 0xC0 | (record[0, 8] & 0x0F)
+    write_binpack(tmp_path / "x.binpack", record)
+    result = CliRunner().invoke(app, ["data", "validate", str(tmp_path / "x.binpack")])
+    assert "an en-passant square that the rule does not keep: 1, the first at position 0" in result.output
