@@ -93,7 +93,7 @@ void BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, 
 BinpackWriter::BinpackWriter(std::string path) : file_(std::move(path)) {}
 
 bool BinpackWriter::extends_chain(const Entry& e) const {
-    return join_chains && last_ && !last_->move.is_null() && !e.move.is_null() && chain_plies_ < kMaxChainPlies &&
+    return last_ && !last_->move.is_null() && !e.move.is_null() && chain_plies_ < kMaxChainPlies &&
            e.result == -last_->result && e.position.ply == last_->position.ply + 1 &&
            same_position(expected_, e.position);
 }
@@ -116,6 +116,17 @@ void BinpackWriter::add(const Record& record) {
         throw FormatError(file_.path() + ": position " + std::to_string(positions_) + ": no such move in " +
                           format_fen(e.position) + ": " + format_uci(e.move));
     }
+    if (!e.move.is_null() && (pieces(e.position, e.position.side_to_move ^ 1, kKing) & bit(e.move.to()))) {
+        throw FormatError(file_.path() + ": position " + std::to_string(positions_) +
+                          ": a move that takes a king: " + format_uci(e.move) + " in " + format_fen(e.position));
+    }
+    if (!join_chains) {  // no need to know where the move leads
+        close_chain();
+        stem_ = record;
+        write_chain();
+        ++positions_;
+        return;
+    }
     if (extends_chain(e)) {
         append(e);
     } else {
@@ -125,14 +136,16 @@ void BinpackWriter::add(const Record& record) {
     ++positions_;
     last_ = e;
     expected_ = e.position;
-    if (!e.move.is_null() && !play(expected_, e.move)) {
-        throw FormatError(file_.path() + ": position " + std::to_string(positions_ - 1) +
-                          ": a move that takes a king: " + format_uci(e.move) + " in " + format_fen(e.position));
-    }
+    if (!e.move.is_null()) play(expected_, e.move);
 }
 
 void BinpackWriter::close_chain() {
     if (!last_) return;
+    write_chain();
+    last_.reset();
+}
+
+void BinpackWriter::write_chain() {
     payload_.insert(payload_.end(), stem_.bytes.begin(), stem_.bytes.end());
     std::uint8_t plies[2];
     store_be16(plies, chain_plies_);
@@ -141,7 +154,6 @@ void BinpackWriter::close_chain() {
                     movetext_.begin() + static_cast<std::ptrdiff_t>((movetext_bits_ + 7) / 8));
     movetext_bits_ = 0;
     chain_plies_ = 0;
-    last_.reset();
     ++chains_;
     if (payload_.size() >= kFlushPayload) flush();
 }

@@ -82,6 +82,7 @@ class BinpackWriter {
     bool extends_chain(const Entry& entry) const;
     void append(const Entry& entry);
     void close_chain();
+    void write_chain();
     void flush();
 
     OutputFile file_;

@@ -37,6 +37,10 @@ void store_le64(std::uint8_t* p, std::uint64_t value) {
     for (int i = 0; i < 8; ++i) p[i] = static_cast<std::uint8_t>(value >> 8 * i);
 }
 
+constexpr int flipped(int square) {
+    return square ^ 56;
+}
+
 [[noreturn]] void wrong(const char* what, long long found, const std::string& expected) {
     throw FormatError(std::string(what) + " " + std::to_string(found) + ", expected " + expected);
 }
@@ -115,24 +119,26 @@ void count_ply_parity(const Entry& e, Losses& losses) {
     losses.ply += (e.position.ply & 1) != e.position.side_to_move;
 }
 
-// Bits of a 32-byte block, the lowest first.
+// Bits of a 32-byte block, the lowest first; beyond it they are 0.
 class BitReader {
   public:
     explicit BitReader(const std::uint8_t* bytes) {
         for (int i = 0; i < 4; ++i) words_[i] = load_le64(bytes + 8 * i);
-        words_[4] = 0;
     }
-    unsigned take(int count) {
+    // The next 64.
+    std::uint64_t peek() const {
         const int word = at_ >> 6, shift = at_ & 63;
-        std::uint64_t bits = words_[word] >> shift;
-        if (shift) bits |= words_[word + 1] << (64 - shift);
-        at_ += count;
-        return static_cast<unsigned>(bits) & ((1u << count) - 1);
+        return words_[word] >> shift | words_[word + 1] << 1 << (63 - shift);
     }
-    bool exhausted() const { return at_ > 256; }
+    void skip(int count) { at_ += count; }
+    unsigned take(int count) {
+        const auto bits = static_cast<unsigned>(peek()) & ((1u << count) - 1);
+        at_ += count;
+        return bits;
+    }
 
   private:
-    std::uint64_t words_[5];
+    std::uint64_t words_[7] = {};  // a position of 62 pieces, were there one, would end in the sixth
     int at_ = 0;
 };
 
@@ -144,6 +150,7 @@ class BitWriter256 {
         if (shift + count > 64) words_[word + 1] |= std::uint64_t{value} >> (64 - shift);
         at_ += count;
     }
+    void skip(int count) { at_ += count; }
     void store(std::uint8_t* bytes) const {
         for (int i = 0; i < 4; ++i) store_le64(bytes + 8 * i, words_[i]);
     }
@@ -151,6 +158,23 @@ class BitWriter256 {
   private:
     std::uint64_t words_[5] = {};  // a position takes at most 229 bits
     int at_ = 0;
+};
+
+// The squares of `.bin`: a8 … h8, a7 … h1 without those of the kings, numbered from 0.
+class BinSquares {
+  public:
+    static constexpr int kCount = 62;
+    BinSquares(int white_king, int black_king)
+        : first_(std::min(flipped(white_king), flipped(black_king))),
+          second_(std::max(flipped(white_king), flipped(black_king))) {}
+    int square(int i) const {
+        i += i >= first_;
+        i += i >= second_;
+        return flipped(i);
+    }
+
+  private:
+    int first_, second_;
 };
 
 // Moves of `.bin`: flag 1 promotion, 2 en passant, 3 castling.
@@ -184,10 +208,6 @@ void decode_nibbles(Bitboard occupied, const std::uint8_t* nibbles, Put&& put_pi
                               " squares are occupied");
         }
     }
-}
-
-constexpr int flipped(int square) {
-    return square ^ 56;
 }
 
 std::string_view trimmed(std::string_view text) {
@@ -247,14 +267,20 @@ Entry decode_bin(std::span<const std::uint8_t, kBinSize> bytes) {
     if (white_king == black_king) throw FormatError("both kings on " + format_square(white_king));
     put(p, white_king, kKing << 1 | kWhite);
     put(p, black_king, kKing << 1 | kBlack);
+    const BinSquares squares(white_king, black_king);
     int count = 2;
-    for (int i = 0; i < 64; ++i) {
-        const int square = flipped(i);  // a8 … h8, a7 … h1
-        if (square == white_king || square == black_king || !in.take(1)) continue;
-        const unsigned type = in.take(3), color = in.take(1);
+    for (int i = 0; i < BinSquares::kCount;) {
+        const std::uint64_t bits = in.peek();
+        // The empty squares up to the next piece, as far as they go.
+        const int empty = std::min(bits ? lowest(bits) : 64, BinSquares::kCount - i);
+        i += empty;
+        in.skip(empty);
+        if (i == BinSquares::kCount) break;
+        const unsigned piece = in.take(5), type = piece >> 1 & 7;
+        const int square = squares.square(i++);
         if (type > kQueen) wrong(("piece type on " + format_square(square)).c_str(), type, "0 to 4");
         if (++count > kMaxPieces) throw FormatError("more than 32 pieces");
-        put(p, square, type << 1 | color);
+        put(p, square, type << 1 | piece >> 4);
     }
     check_board(p);
     // The bits are K, Q, k, q, the order of CastlingRight.
@@ -283,14 +309,17 @@ void encode_bin(const Entry& e, std::span<std::uint8_t, kBinSize> bytes, Losses&
     out.put(p.side_to_move, 1);
     out.put(static_cast<unsigned>(king_square(p, kWhite)), 6);
     out.put(static_cast<unsigned>(king_square(p, kBlack)), 6);
-    for (int i = 0; i < 64; ++i) {
+    // Flipping the ranks, a byte swap, puts the squares into the order of the bits.
+    const Bitboard kings = __builtin_bswap64(p.types[kKing]), others = __builtin_bswap64(occupied(p)) & ~kings;
+    int at = 0;
+    for (Bitboard rest = others; rest; rest &= rest - 1) {
+        const int i = lowest(rest);
         const unsigned code = code_at(p, flipped(i));
-        if (code == kNoPiece) {
-            out.put(0, 1);
-        } else if (code >> 1 != kKing) {
-            out.put(1 | code >> 1 << 1 | (code & 1) << 4, 5);
-        }
+        out.skip(i - at - popcount(kings & below(i) & ~below(at)));  // empty squares are zeros
+        out.put(1 | code >> 1 << 1 | (code & 1) << 4, 5);
+        at = i + 1;
     }
+    out.skip(64 - at - (at < 64 ? popcount(kings & ~below(at)) : 0));
     out.put(p.castling, 4);
     const bool has_ep = p.ep_square != kNoSquare;
     out.put(has_ep, 1);
