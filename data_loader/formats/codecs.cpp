@@ -244,6 +244,13 @@ const FormatInfo& format_info(std::string_view name) {
     throw FormatError("unknown format " + quoted(name) + ", expected one of " + names);
 }
 
+void Losses::operator+=(const Losses& other) {
+    for (const auto field : {&Losses::moves, &Losses::castling, &Losses::en_passant, &Losses::rule50, &Losses::ply,
+                             &Losses::black_to_move, &Losses::scores}) {
+        this->*field += other.*field;
+    }
+}
+
 int parse_integer(std::string_view text, const char* what, int low, int high) {
     int value = 0;
     const std::string_view digits = text.starts_with('+') && !text.starts_with("+-") ? text.substr(1) : text;

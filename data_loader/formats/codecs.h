@@ -37,6 +37,8 @@ struct Losses {
     std::uint64_t ply = 0;            // the ply: dropped, or moved by one where its parity is not the side to move's
     std::uint64_t black_to_move = 0;  // read back with the colours swapped, as white to move
     std::uint64_t scores = 0;         // −32768, cut to −32767 where the view changes
+
+    void operator+=(const Losses& other);
 };
 
 // Every decoder throws FormatError with the reason, what was found and what was expected; it accepts exactly what makes

@@ -6,6 +6,7 @@
 #include "chess/record.h"
 #include "formats/movetext.h"
 #include "pipeline/kernels.h"
+#include "pipeline/parallel.h"
 
 namespace nnue::data {
 
@@ -133,20 +134,39 @@ class FixedReader final : public StreamReader {
                 break;
             }
             const std::size_t count = std::min(bytes.size() / kSize, out.size() - n);
-            for (std::size_t i = 0; i < count; ++i) {
-                try {
-                    out[n] = pack(kDecode(std::span<const std::uint8_t, kSize>(&bytes[i * kSize], kSize)));
-                    ++n;
-                } catch (const FormatError& e) {
-                    bad(error(e.what()));
-                }
-                stream_.advance(kSize);
-            }
+            n += decode(bytes.first(count * kSize), out.subspan(n, count));
         }
         return n;
     }
 
   private:
+    static Record decode_one(std::span<const std::uint8_t> bytes, std::size_t i) {
+        return pack(kDecode(std::span<const std::uint8_t, kSize>(&bytes[i * kSize], kSize)));
+    }
+
+    // On several threads; if something is wrong, once more in order, to find the first thing that is.
+    std::size_t decode(std::span<const std::uint8_t> bytes, std::span<Record> out) {
+        try {
+            parallel_for(out.size(), 0, [&](std::size_t begin, std::size_t end) {
+                for (std::size_t i = begin; i < end; ++i) out[i] = decode_one(bytes, i);
+            });
+            stream_.advance(bytes.size());
+            return out.size();
+        } catch (const FormatError&) {
+        }
+        std::size_t n = 0;
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            try {
+                out[n] = decode_one(bytes, i);
+                ++n;
+            } catch (const FormatError& e) {
+                bad(error(e.what()));
+            }
+            stream_.advance(kSize);
+        }
+        return n;
+    }
+
     FormatError error(const std::string& what) const {
         return stream_.error(stream_.offset(), "position " + std::to_string(stream_.offset() / kSize) + ": " + what);
     }

@@ -1,12 +1,15 @@
 #include "formats/writer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <vector>
+#include <map>
+#include <mutex>
 
 #include "chess/record.h"
 #include "formats/binpack.h"
 #include "formats/file.h"
+#include "pipeline/parallel.h"
 
 namespace nnue::data {
 
@@ -30,21 +33,17 @@ class BinpackPositionWriter final : public PositionWriter {
     BinpackWriter writer_;
 };
 
-// Formats whose positions do not depend on each other. Derived::encode appends one to buffer_.
-template <class Derived>
-class BufferedWriter : public PositionWriter {
+// Formats whose positions do not depend on each other. Encode appends one to a string.
+template <Format kFormat, void (*kEncode)(const Entry&, std::string&, Losses&)>
+class IndependentWriter final : public PositionWriter {
   public:
-    explicit BufferedWriter(const std::string& path) : file_(path) {}
+    explicit IndependentWriter(const std::string& path) : file_(path) {}
+    Format format() const override { return kFormat; }
 
     void write(std::span<const Record> records) override {
-        for (const Record& record : records) {
-            Entry e;
-            if (const char* error = unpack(record, e)) {
-                throw FormatError(file_.path() + ": position " + std::to_string(positions_) + ": " + error);
-            }
-            static_cast<Derived*>(this)->encode(e);
-            ++positions_;
-            if (buffer_.size() >= kBlock) flush();
+        constexpr std::size_t kAtOnce = 1 << 16;
+        for (; !records.empty(); records = records.subspan(std::min(records.size(), kAtOnce))) {
+            encode(records.first(std::min(records.size(), kAtOnce)));
         }
     }
     void finish() override {
@@ -52,46 +51,58 @@ class BufferedWriter : public PositionWriter {
         file_.commit();
     }
 
-  protected:
-    std::string buffer_;
-
   private:
+    // Parts on several threads, put together in order.
+    void encode(std::span<const Record> records) {
+        std::map<std::size_t, std::string> parts;
+        std::mutex mutex;
+        parallel_for(records.size(), 0, [&](std::size_t begin, std::size_t end) {
+            std::string bytes;
+            Losses losses;
+            for (std::size_t i = begin; i < end; ++i) {
+                Entry e;
+                if (const char* error = unpack(records[i], e)) {
+                    throw FormatError(file_.path() + ": position " + std::to_string(positions_ + i) + ": " + error);
+                }
+                kEncode(e, bytes, losses);
+            }
+            const std::lock_guard lock(mutex);
+            parts[begin] = std::move(bytes);
+            losses_ += losses;
+        });
+        positions_ += records.size();
+        for (const auto& [begin, bytes] : parts) {
+            buffer_ += bytes;
+            if (buffer_.size() >= kBlock) flush();
+        }
+    }
     void flush() {
         file_.write({reinterpret_cast<const std::uint8_t*>(buffer_.data()), buffer_.size()});
         buffer_.clear();
     }
+
     OutputFile file_;
+    std::string buffer_;
 };
 
-template <Format kFormat, std::size_t kSize, void (*kEncode)(const Entry&, std::span<std::uint8_t, kSize>, Losses&)>
-class FixedWriter final : public BufferedWriter<FixedWriter<kFormat, kSize, kEncode>> {
-  public:
-    using BufferedWriter<FixedWriter>::BufferedWriter;
-    Format format() const override { return kFormat; }
-    void encode(const Entry& e) {
-        std::array<std::uint8_t, kSize> bytes;
-        kEncode(e, bytes, this->losses_);
-        this->buffer_.append(reinterpret_cast<const char*>(bytes.data()), kSize);
-    }
-};
+template <std::size_t kSize, void (*kEncode)(const Entry&, std::span<std::uint8_t, kSize>, Losses&)>
+void encode_fixed(const Entry& e, std::string& out, Losses& losses) {
+    std::array<std::uint8_t, kSize> bytes;
+    kEncode(e, bytes, losses);
+    out.append(reinterpret_cast<const char*>(bytes.data()), kSize);
+}
 
-class TextWriter final : public BufferedWriter<TextWriter> {
-  public:
-    using BufferedWriter::BufferedWriter;
-    Format format() const override { return Format::kText; }
-    void encode(const Entry& e) { encode_text(e, buffer_, losses_); }
-};
+void encode_plain_lossless(const Entry& e, std::string& out, Losses&) {
+    encode_plain(e, out);
+}
 
-class PlainWriter final : public BufferedWriter<PlainWriter> {
-  public:
-    using BufferedWriter::BufferedWriter;
-    Format format() const override { return Format::kPlain; }
-    void encode(const Entry& e) { encode_plain(e, buffer_); }
-};
-
-using BinWriter = FixedWriter<Format::kBin, kBinSize, encode_bin>;
-using BulletformatWriter = FixedWriter<Format::kBulletformat, kBulletformatSize, encode_bulletformat>;
-using MarlinformatWriter = FixedWriter<Format::kMarlinformat, kMarlinformatSize, encode_marlinformat>;
+using BinWriter = IndependentWriter<Format::kBin, encode_fixed<kBinSize, encode_bin>>;
+using BulletformatWriter =
+    IndependentWriter<Format::kBulletformat, encode_fixed<kBulletformatSize, encode_bulletformat>>;
+using MarlinformatWriter =
+    IndependentWriter<Format::kMarlinformat, encode_fixed<kMarlinformatSize, encode_marlinformat>>;
+using TextWriter = IndependentWriter<Format::kText, encode_text>;
+using PlainWriter = IndependentWriter<Format::kPlain, encode_plain_lossless>;
 
 }  // namespace
 
