@@ -73,7 +73,8 @@ def native_parts() -> dict[str, object]:
     if missing:
         raise SystemExit(
             f"nnue-trainer is compiled against the torch you train with, but {' and '.join(missing)} cannot be "
-            "imported: run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then `pip install --no-build-isolation .`"
+            "imported: run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then "
+            "`pip install --no-build-isolation .`"
         )
     import pybind11
     from torch.utils import cpp_extension
