@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -32,7 +32,7 @@ class OptimizerConfig:
 
     lr: float = Field(8.75e-4, gt=0)
     """learning rate before the schedule"""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """decay of the running mean of the gradient and of its square"""
     eps: float = Field(1e-8, gt=0)
     """added to the root of the mean square gradient"""

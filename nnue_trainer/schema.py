@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import pydantic
@@ -58,7 +58,7 @@ def describe(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str, str,
         key = f"{prefix}{name}"
         members = _sections(field.annotation)
         if not members:
-            yield key, _type_name(field), _default(field), _description(kind, name)
+            yield key, _type_name(field.annotation, field.metadata), _default(field), _description(kind, name)
         elif len(members) == 1:
             yield from describe(members[0], f"{key}.")
         else:
@@ -158,18 +158,24 @@ def _sections(annotation: Any) -> list[type[Any]]:
     return [member for argument in typing.get_args(annotation) for member in _sections(argument)]
 
 
-def _type_name(field: FieldInfo) -> str:
-    annotation = field.annotation
+def _type_name(annotation: Any, metadata: Iterable[Any]) -> str:
+    """A type and its limits in a reader's words: `float > 0`, `tuple[float ≥ 0, < 1; …]`."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        inner = (meta.metadata if isinstance(meta, FieldInfo) else [meta] for meta in arguments[1:])
+        return _type_name(arguments[0], [*(m for metas in inner for m in metas), *metadata])
     if typing.get_origin(annotation) is typing.Literal:
-        name = " | ".join(str(value) for value in typing.get_args(annotation))
-    elif isinstance(annotation, type) and not typing.get_args(annotation):
+        name = " | ".join(str(value) for value in arguments)
+    elif typing.get_origin(annotation) is tuple:
+        name = f"tuple[{'; '.join(_type_name(argument, []) for argument in arguments)}]"
+    elif isinstance(annotation, type) and not arguments:
         name = annotation.__name__
     else:
         name = str(annotation).replace("typing.", "").replace("NoneType", "null").replace("None", "null")
     limits = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
     bounds = [
         f"{sign} {getattr(meta, attribute)}"
-        for meta in field.metadata
+        for meta in metadata
         for attribute, sign in limits.items()
         if hasattr(meta, attribute)
     ]

@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
 
 def train(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Recipe fields to override: optimizer.lr=1e-3 data.train=[a.binpack]")
+        list[str] | None,
+        # The backslash keeps rich from reading the list as markup.
+        typer.Argument(help="Recipe fields to override: optimizer.lr=1e-3 'data.train=\\[a.binpack, b.binpack]'"),
     ] = None,
     recipe: Annotated[
         Path | None, typer.Option("--config", "-c", help="Recipe, a YAML file.", metavar="FILE", show_default=False)

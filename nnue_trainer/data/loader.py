@@ -110,6 +110,10 @@ class _Stream(ABC, Generic[T]):
         """The epoch that the next batch belongs to."""
         return self._place[0]
 
+    def open(self) -> None:
+        """Starts the threads, as iterating does. UserError for a file that is missing or not data."""
+        self._open()
+
     def _open(self) -> _data.Pipeline:
         if self._pipeline is None:
             if not self._slots:

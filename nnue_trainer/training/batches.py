@@ -15,6 +15,8 @@ class BatchSource(Protocol):
     """A stream of batches in host memory, such as `nnue_trainer.data.Loader`. A batch stays valid until the one after
     the next is asked for. `state_dict` is plain JSON data; a stream that loads it goes on with the very next batch."""
 
+    def open(self) -> None: ...
+
     def __iter__(self) -> Iterator[Batch]: ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -52,6 +54,10 @@ class DeviceBatches:
         self._state_before_ahead = self._source.state_dict()
         self._ahead = self._copy_next(self._iterator, self._stream)
         return batch
+
+    def open(self) -> None:
+        """Starts the source, which raises UserError for files that are not data."""
+        self._source.open()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the source such that the batch fetched ahead comes next."""

@@ -29,7 +29,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
     saved, path = find_resumed(resume, run_dir)
     if saved is not None:
         check_resumable(recipe, saved, path)
-    elif (run_dir / "recipe.yaml").exists() and not overwrite:
+    elif (run_dir / "recipe.yaml").exists() and not overwrite and resume != "auto":
         raise UserError(
             f"{run_dir}: already holds a run; --resume auto continues it, --run-dir DIR starts another, --overwrite "
             "replaces it"
@@ -44,7 +44,11 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
     trainer = Trainer(recipe, model, batches, validation_batches(recipe, model), run_dir)
     if saved is not None:
         trainer.resume(saved, path)
-    elif overwrite:
+    # A file that is missing or no data ends the run before it writes anything.
+    trainer.batches.open()
+    if trainer.validation is not None:
+        next(iter(trainer.validation()), None)
+    if overwrite:
         clear(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "recipe.yaml").write_text(config.to_yaml(recipe), encoding="utf-8")

@@ -54,6 +54,7 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("optimizer.lr=fast", 'optimizer.lr: found "fast", expected a valid number'),
         ("optimizer.lr='1'", 'optimizer.lr: found "1", expected a valid number'),
         ("optimizer=3", "optimizer: found 3, expected a section of keys"),
+        ("optimizer.betas=[1.5, 0.9]", "optimizer.betas.0: found 1.5, expected less than 1"),
         ("optimizer.betas=[0.9]", "optimizer.betas: found [0.9], expected more items"),
         ("training.epochs=1.5", "training.epochs: found 1.5, expected a valid integer"),
         ("training.deterministic=1", "training.deterministic: found 1, expected a valid boolean"),

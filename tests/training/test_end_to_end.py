@@ -144,6 +144,22 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path, data):
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("key", ["train", "validation"])
+def test_a_run_without_data_writes_nothing(tmp_path, data, key):
+    """A mistyped file must not leave a run directory that then stands in the way of the corrected command."""
+    path, run = recipe(tmp_path, data, *NETS["simple"]), tmp_path / "run"
+    with pytest.raises(UserError, match=r"nope\.binpack: No such file"):
+        nnue("train", "--config", path, "--run-dir", run, f"data.{key}=[nope.binpack]")
+    assert not run.exists()
+
+
+def test_resume_auto_starts_where_there_is_no_checkpoint_yet(tmp_path, data):
+    path, run = recipe(tmp_path, data, *NETS["simple"], epochs=1), tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text("", encoding="utf-8")
+    assert "finished step 8 of 8" in nnue("train", "--config", path, "--run-dir", run, "--resume", "auto")
+
+
 def test_weights_of_another_run_are_a_start(tmp_path, data):
     path = recipe(tmp_path, data, *NETS["simple"], epochs=1)
     nnue("train", "--config", path, "--run-dir", tmp_path / "a")
