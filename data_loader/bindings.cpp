@@ -144,6 +144,8 @@ class PipelineHandle {
         o.threads = options["threads"].cast<int>();
         o.rank = options["rank"].cast<std::size_t>();
         o.world_size = options["world_size"].cast<std::size_t>();
+        o.weights = options["weights"].cast<std::vector<double>>();
+        o.skip_bad_chunks = options["skip_bad_chunks"].cast<bool>();
         if (!options["filters"].is_none()) o.filters = filter_options(options["filters"].cast<py::dict>());
         if (const py::object filter = options["user_filter"]; !filter.is_none()) {
             // Held by this object, so that workers never touch the reference count without the interpreter's lock.
@@ -207,6 +209,11 @@ class PipelineHandle {
     }
 
     py::dict filter_counts() const { return to_dict(pipeline_ ? pipeline_->filter_counts() : FilterCounts{}); }
+
+    py::tuple bad_chunks() const {
+        const BadChunks bad = pipeline_ ? pipeline_->bad_chunks() : BadChunks{};
+        return py::make_tuple(bad.count, bad.first);
+    }
 
     std::size_t num_chunks() const { return pipeline_ ? pipeline_->num_chunks() : 0; }
 
@@ -281,7 +288,10 @@ PYBIND11_MODULE(_data, m) {
         try {
             if (error) std::rethrow_exception(error);
         } catch (const FormatError& e) {
-            py::set_error(py::module_::import("nnue_trainer.errors").attr("UserError"), e.what());
+            // A message may quote bytes of a file that are no UTF-8.
+            const auto text = py::reinterpret_steal<py::object>(
+                PyUnicode_DecodeUTF8(e.what(), static_cast<Py_ssize_t>(std::strlen(e.what())), "backslashreplace"));
+            PyErr_SetObject(py::module_::import("nnue_trainer.errors").attr("UserError").ptr(), text.ptr());
         }
     });
 
@@ -360,6 +370,7 @@ PYBIND11_MODULE(_data, m) {
         .def("release", &PipelineHandle::release)
         .def("close", &PipelineHandle::close)
         .def("filter_counts", &PipelineHandle::filter_counts)
+        .def("bad_chunks", &PipelineHandle::bad_chunks)
         .def_property_readonly("num_chunks", &PipelineHandle::num_chunks);
 
     py::class_<Statistics>(m, "Statistics")

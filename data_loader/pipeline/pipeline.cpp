@@ -1,6 +1,7 @@
 #include "pipeline/pipeline.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -12,7 +13,7 @@ namespace nnue::data {
 namespace {
 
 // What a key is for, so that equal numbers elsewhere do not give equal randomness.
-enum KeyUse : std::uint64_t { kChunkOrder = 1, kWindowOrder = 2, kFilters = 3 };
+enum KeyUse : std::uint64_t { kChunkOrder = 1, kWindowOrder = 2, kFilters = 3, kWeights = 4 };
 
 }  // namespace
 
@@ -36,12 +37,20 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, StreamPosit
         }
     }
     if (chunks_.empty()) throw FormatError(options_.files.front() + ": no positions");
-    if (start.chunk > chunks_.size()) throw FormatError("a place in the data beyond its last chunk");
+    if (!options_.weights.empty() && (options_.weights.size() != files_.size() || !options_.shuffle)) {
+        throw FormatError("weights: expected one for each file, and shuffling");
+    }
+    for (const double weight : options_.weights) {
+        if (!(weight >= 0 && weight <= 1000)) {
+            throw FormatError("weight " + std::to_string(weight) + ", expected 0 to 1000");
+        }
+    }
 
     decode_at_ = start;
     epoch_is_whole_ = start.chunk == 0 && start.skip == 0;
     first_batch_ = std::exchange(decode_at_.batch, 0);
     start_epoch(start.epoch);
+    if (start.chunk > order_.size()) throw FormatError("a place in the data beyond its last chunk");
     for (Window& window : windows_) idle_windows_.push_back(&window);
     for (std::size_t i = slots_.size(); i-- > 0;) free_slots_.push_back(i);
     for (int i = 0; i < options_.threads; ++i) workers_.emplace_back([this] { work(); });
@@ -56,12 +65,27 @@ Pipeline::~Pipeline() {
 }
 
 void Pipeline::start_epoch(std::uint64_t epoch) {
-    order_.resize(chunks_.size());
-    std::iota(order_.begin(), order_.end(), 0u);
+    order_.clear();
+    std::size_t at = 0;
+    for (std::size_t file = 0; file < files_.size(); ++file) {
+        const auto n = static_cast<std::uint32_t>(files_[file].chunks().size());
+        const double weight = options_.weights.empty() ? 1 : options_.weights[file];
+        const auto whole = static_cast<std::uint32_t>(weight);
+        const auto extra = static_cast<std::uint32_t>(std::lround((weight - whole) * n));
+        const Permutation drawn(std::max(n, 1u), make_key({options_.seed, kWeights, epoch, file}));
+        for (std::uint32_t i = 0; i < n; ++i, ++at) {
+            const std::uint32_t copies = whole + (extra > 0 && drawn(i) < extra);
+            for (std::uint32_t copy = 0; copy < copies; ++copy)
+                order_.push_back({static_cast<std::uint32_t>(at), copy});
+        }
+    }
+    if (order_.empty()) throw FormatError("weights leave no chunk of any file");
     if (!options_.shuffle) return;
     const Permutation permutation(static_cast<std::uint32_t>(order_.size()),
                                   make_key({options_.seed, kChunkOrder, epoch}));
-    for (std::uint32_t& chunk : order_) chunk = permutation(chunk);
+    std::vector<OrderEntry> shuffled(order_.size());
+    for (std::size_t i = 0; i < order_.size(); ++i) shuffled[i] = order_[permutation(static_cast<std::uint32_t>(i))];
+    order_ = std::move(shuffled);
 }
 
 std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
@@ -85,6 +109,11 @@ void Pipeline::release(std::size_t slot) {
 FilterCounts Pipeline::filter_counts() {
     const std::lock_guard lock(mutex_);
     return filter_counts_;
+}
+
+BadChunks Pipeline::bad_chunks() {
+    const std::lock_guard lock(mutex_);
+    return bad_chunks_;
 }
 
 void Pipeline::work() {
@@ -209,10 +238,12 @@ void Pipeline::close_window(bool last_of_epoch, StreamPosition end) {
     window.dispatched = window.finished = std::min(std::exchange(first_batch_, 0), window.batches);
     if (last_of_epoch) {
         if (epoch_is_whole_ && batches_of_epoch_ == 0) {
-            throw FormatError(options_.files.front() + ": only " + std::to_string(window.size) + " positions" +
-                              (filter_counts_.kept < filter_counts_.read ? " pass the filters" : "") +
-                              (options_.files.size() > 1 ? " in all files" : "") + ", less than a batch of " +
-                              std::to_string(options_.batch_size));
+            throw FormatError(
+                options_.files.front() + ": only " + std::to_string(window.size) + " positions" +
+                (filter_counts_.kept < filter_counts_.read ? " pass the filters" : "") +
+                (bad_chunks_.count ? " (the first of the chunks left out: " + bad_chunks_.first + ")" : "") +
+                (options_.files.size() > 1 ? " in all files" : "") + ", less than a batch of " +
+                std::to_string(options_.batch_size));
         }
         batches_of_epoch_ = 0;
         epoch_is_whole_ = true;
@@ -235,6 +266,24 @@ void Pipeline::close_window(bool last_of_epoch, StreamPosition end) {
     }
 }
 
+void Pipeline::decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Scratch& scratch, FilterCounts& counts) {
+    const bool flags = options_.filters.needs_flags();
+    files_[ref.file].decode(ref.chunk, scratch.payload, chunk.records, nullptr, flags ? &scratch.flags : nullptr);
+    if (options_.filters.any()) {
+        const std::uint64_t key = make_key({options_.seed, kFilters, chunk.at.epoch, ref.file, ref.chunk, copy});
+        chunk.records.resize(
+            filter_records(options_.filters, key, chunk.records.records(), scratch.flags.data(), counts));
+    } else {
+        counts.read = counts.kept = chunk.records.size();
+    }
+    if (options_.user_filter) {
+        const std::size_t before = chunk.records.size();
+        chunk.records.resize(std::min(before, options_.user_filter(chunk.records.records())));
+        counts.kept = chunk.records.size();
+        counts.dropped[kUserFilter] += before - counts.kept;
+    }
+}
+
 bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
     if (pending_.size() > static_cast<std::size_t>(options_.threads)) return false;
     std::unique_ptr<Pending> fresh;
@@ -249,9 +298,10 @@ bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) 
     chunk.done = false;
     chunk.used = decode_at_.skip;
     chunk.records.resize(0);
-    const bool past_end = decode_at_.chunk == chunks_.size();  // resumed behind an epoch's last batch
-    chunk.last_of_epoch = past_end || decode_at_.chunk + 1 == chunks_.size();
-    const ChunkRef ref = past_end ? ChunkRef{} : chunks_[order_[decode_at_.chunk]];
+    const bool past_end = decode_at_.chunk == order_.size();  // resumed behind an epoch's last batch
+    chunk.last_of_epoch = past_end || decode_at_.chunk + 1 == order_.size();
+    const OrderEntry entry = past_end ? OrderEntry{} : order_[decode_at_.chunk];
+    const ChunkRef ref = chunks_[entry.chunk];
     pending_.push_back(std::move(fresh));
     if (chunk.last_of_epoch) {
         decode_at_ = {decode_at_.epoch + 1, 0, 0, 0};
@@ -263,21 +313,15 @@ bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) 
 
     FilterCounts counts;
     lock.unlock();
+    std::string bad;
     if (!past_end) {
-        const bool flags = options_.filters.needs_flags();
-        files_[ref.file].decode(ref.chunk, scratch.payload, chunk.records, nullptr, flags ? &scratch.flags : nullptr);
-        counts.read = counts.kept = chunk.records.size();
-        if (options_.filters.any()) {
+        try {
+            decode_chunk(ref, entry.copy, chunk, scratch, counts);
+        } catch (const FormatError& error) {
+            if (!options_.skip_bad_chunks) throw;
+            bad = error.what();
             counts = {};
-            const std::uint64_t key = make_key({options_.seed, kFilters, chunk.at.epoch, ref.file, ref.chunk});
-            chunk.records.resize(
-                filter_records(options_.filters, key, chunk.records.records(), scratch.flags.data(), counts));
-        }
-        if (options_.user_filter) {
-            const std::size_t before = chunk.records.size();
-            chunk.records.resize(std::min(before, options_.user_filter(chunk.records.records())));
-            counts.kept = chunk.records.size();
-            counts.dropped[kUserFilter] += before - counts.kept;
+            chunk.records.resize(0);
         }
     }
     if (chunk.used > chunk.records.size()) {
@@ -287,6 +331,7 @@ bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) 
     }
     lock.lock();
     filter_counts_ += counts;
+    if (!bad.empty() && bad_chunks_.count++ == 0) bad_chunks_.first = bad;
     chunk.done = true;
     changed_.notify_all();
     return true;

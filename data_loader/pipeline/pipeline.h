@@ -35,6 +35,10 @@ struct PipelineOptions {
     std::size_t window = std::size_t{1} << 22;  // positions; rounded up to whole batches
     bool drop_last = true;                      // leave out an epoch's last batch if it is not full
     int threads = 0;                            // 0: one a CPU
+    // For each file how often its chunks come in an epoch; empty: once. 2.5: twice, and a random half of them once
+    // more.
+    std::vector<double> weights;
+    bool skip_bad_chunks = false;  // leave out and count a chunk with anything wrong in it, instead of an error
     FilterOptions filters;
     // A filter of the user's own, after the others: moves what is kept to the front and returns how many that is.
     // Called from workers, for one chunk at a time; it must be a function of the records alone.
@@ -54,6 +58,12 @@ struct StreamPosition {
 struct Slot {
     BatchRows rows{};
     Record* records = nullptr;
+};
+
+// Chunks left out because of skip_bad_chunks.
+struct BadChunks {
+    std::uint64_t count = 0;
+    std::string first;  // what was wrong with the first
 };
 
 struct Output {
@@ -78,12 +88,16 @@ class Pipeline {
 
     // Of all chunks decoded so far, those ahead of the last batch included.
     FilterCounts filter_counts();
+    BadChunks bad_chunks();
 
     std::size_t num_chunks() const { return chunks_.size(); }
 
   private:
     struct ChunkRef {
         std::uint32_t file, chunk;
+    };
+    struct OrderEntry {
+        std::uint32_t chunk, copy;
     };
     struct Pending {  // a chunk between decoder and window
         StreamPosition at;
@@ -106,6 +120,7 @@ class Pipeline {
     void work();
     bool try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     bool try_commit(std::unique_lock<std::mutex>& lock);
+    void decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Scratch& scratch, FilterCounts& counts);
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     void fill_batch(const Window& window, std::size_t batch, Slot& slot, std::size_t size, Scratch& scratch) const;
     void close_window(bool last_of_epoch, StreamPosition end);
@@ -121,10 +136,11 @@ class Pipeline {
     bool stop_ = false;
     std::exception_ptr error_;
     FilterCounts filter_counts_;
+    BadChunks bad_chunks_;
 
     // Where decoding goes on, and the order of that epoch's chunks.
     StreamPosition decode_at_;
-    std::vector<std::uint32_t> order_;
+    std::vector<OrderEntry> order_;
 
     std::deque<std::unique_ptr<Pending>> pending_;
     std::vector<std::unique_ptr<Pending>> idle_pending_;

@@ -191,6 +191,64 @@ TEST_F(PipelineTest, CorruptDataIsAnErrorNotAHang) {
     }
 }
 
+TEST_F(PipelineTest, BadChunksAreSkippedAndCounted) {
+    std::vector<char> bytes = bytes_of(path("b"));
+    std::fill_n(bytes.begin() + 8 + 34 * 20, 8, '\x7f');
+    write_bytes(path("b"), bytes);
+    options_.skip_bad_chunks = true;
+    const Run whole = run(options_, 60);
+    std::size_t at = 0;
+    EXPECT_EQ(epoch_of(whole, at).size(), total_ - 150);
+    for (const std::size_t from : {5u, 20u, 40u}) {
+        const Run rest = run(options_, 10, whole.places[from]);
+        for (std::size_t i = 0; i < 10; ++i) ASSERT_EQ(rest.batches[i], whole.batches[from + 1 + i]);
+    }
+    std::vector<Record> memory(options_.batch_size);
+    Slot slot;
+    slot.records = memory.data();
+    Pipeline pipeline(options_, {slot}, {});
+    for (bool ended = false; !ended;) {
+        const std::optional<Output> output = pipeline.next(10s);
+        ASSERT_TRUE(output);
+        ended = output->end_of_epoch;
+        if (!ended) pipeline.release(output->slot);
+    }
+    EXPECT_GE(pipeline.bad_chunks().count, 1u);  // more where the next epoch has been read ahead
+    EXPECT_NE(pipeline.bad_chunks().first.find("b: offset 688: chunk 0"), std::string::npos);
+}
+
+TEST_F(PipelineTest, WeightsRepeatChunks) {
+    options_.weights = {2.6, 0.2};
+    const Run whole = run(options_, 200);
+    std::size_t at = 0;
+    const std::vector<int> first = epoch_of(whole, at), second = epoch_of(whole, at);
+    for (const std::vector<int>& ids : {first, second}) {
+        std::map<int, int> chunks;  // how often each of the ten chunks came
+        for (const int id : ids) ++chunks[id / 150];
+        int of_a = 0, of_b = 0, thrice = 0;
+        for (const auto& [chunk, count] : chunks) {
+            EXPECT_EQ(count % 150, 0);
+            (chunk < 5 ? of_a : of_b) += count / 150;
+            thrice += count == 450;
+        }
+        EXPECT_EQ(of_a, 13);
+        EXPECT_EQ(of_b, 1);
+        EXPECT_EQ(thrice, 3);
+    }
+    EXPECT_NE(first, second);
+    options_.threads = 5;
+    EXPECT_EQ(run(options_, 200).batches, whole.batches);
+    const Run rest = run(options_, 10, whole.places[30]);
+    for (std::size_t i = 0; i < 10; ++i) ASSERT_EQ(rest.batches[i], whole.batches[31 + i]);
+}
+
+TEST_F(PipelineTest, BadWeights) {
+    for (const std::vector<double>& weights : {std::vector<double>{1.0}, {1.0, -1.0}, {0.0, 0.0}, {1.0, 1e9}}) {
+        options_.weights = weights;
+        EXPECT_THROW(Pipeline(options_, {Slot{}}, {}), FormatError);
+    }
+}
+
 TEST_F(PipelineTest, StopsWhileWorkIsUnderWay) {
     for (int i = 0; i < 20; ++i) {
         std::vector<Record> memory(options_.batch_size);

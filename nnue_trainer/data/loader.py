@@ -42,6 +42,8 @@ class _Stream(ABC, Generic[T]):
         shuffle_buffer: int = 1 << 22,
         threads: int = 0,
         drop_last: bool = True,
+        weights: Sequence[float] | None = None,
+        skip_bad_chunks: bool = False,
         filters: Filters | None = None,
         user_filter: UserFilter | None = None,
         pin_memory: bool = False,
@@ -63,6 +65,10 @@ class _Stream(ABC, Generic[T]):
         ):
             if value < least:
                 raise UserError(f"loader: {name} is {value}, expected at least {least}")
+        if weights is not None and (len(weights) != len(self._files) or not shuffle):
+            raise UserError(
+                f"loader: {len(weights)} weights for {len(self._files)} files, expected one for each, and shuffling"
+            )
         if world_size < 1 or not 0 <= rank < world_size or batch_size % world_size:
             raise UserError(
                 f"loader: rank {rank} of {world_size} processes and a batch of {batch_size}: expected rank < processes "
@@ -82,6 +88,8 @@ class _Stream(ABC, Generic[T]):
             "shuffle": shuffle,
             "window": shuffle_buffer if shuffle else _UNSHUFFLED_WINDOW * batch_size,
             "drop_last": drop_last,
+            "weights": list(weights or []),
+            "skip_bad_chunks": skip_bad_chunks,
             "filters": filters.as_dict() if filters else None,
             "user_filter": user_filter,
             "threads": self._threads,
@@ -142,6 +150,10 @@ class _Stream(ABC, Generic[T]):
         """{"read", "kept", "dropped": {filter: positions}} since the threads were started, read-ahead included."""
         return self._open().filter_counts()
 
+    def bad_chunks(self) -> tuple[int, str]:
+        """How many chunks `skip_bad_chunks` left out since the threads were started, and what was wrong first."""
+        return self._open().bad_chunks()
+
     def close(self) -> None:
         """Stops the threads. Iterating again starts them at the same place."""
         if self._pipeline is not None:
@@ -171,7 +183,7 @@ class _Stream(ABC, Generic[T]):
         self._place = (place["epoch"], place["chunk"], place["skip"], place["batch"])
 
 
-_ORDER_KEYS = ("batch_size", "seed", "shuffle", "window", "drop_last", "filters")
+_ORDER_KEYS = ("batch_size", "seed", "shuffle", "window", "drop_last", "weights", "skip_bad_chunks", "filters")
 
 
 class Loader(_Stream[Batch]):
@@ -180,6 +192,8 @@ class Loader(_Stream[Batch]):
     `files`: one or several .binpack files, mixed in proportion to their size. `batch_size` counts the positions of all
     `world_size` processes together; each gets an equal part of every batch. `shuffle_buffer`: positions that are mixed
     at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in random order before that.
+    `weights`: how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more).
+    `skip_bad_chunks`: leave out and count chunks with anything wrong in them, instead of an error.
     `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads` 0: one a CPU.
     `filters`: which positions are left out. `user_filter`: a function of records uint8 [n, 32] to bool [n], true where
     they are kept, called after the other filters for a chunk at a time (it must depend on the records alone).

@@ -161,6 +161,28 @@ def test_corrupt_data_is_one_error(files: list[Path], tmp_path: Path) -> None:
         list(RecordLoader([bad, files[1]], B))
 
 
+def test_skip_bad_chunks_and_weights(files: list[Path], tmp_path: Path) -> None:
+    data = bytearray(files[0].read_bytes())
+    data[-30:-20] = b"\xff" * 10
+    bad = tmp_path / "bad.binpack"
+    bad.write_bytes(data)
+    loader = RecordLoader([bad, files[1]], 500, skip_bad_chunks=True, shuffle_buffer=1000)
+    assert len(flat(epoch(loader))) == 4500
+    count, first = loader.bad_chunks()
+    assert count >= 1
+    assert "bad.binpack: offset" in first
+    weighted = flat(epoch(RecordLoader(files, 500, weights=[0.4, 2], shuffle_buffer=1000)))
+    assert sum(i < 2500 for i in weighted) == 1000
+    assert sorted(i for i in weighted if i >= 2500) == sorted([*range(2500, 5000)] * 2)
+    state = RecordLoader(files, 500, weights=[0.4, 2]).state_dict()
+    with pytest.raises(UserError, match="loader state: weights was"):
+        RecordLoader(files, 500).load_state_dict(state)
+    with pytest.raises(UserError, match="1 weights for 2 files"):
+        RecordLoader(files, 500, weights=[1.0])
+    with pytest.raises(UserError, match=r"weight -1\.0+, expected 0 to 1000"):
+        next(iter(RecordLoader(files, 500, weights=[1.0, -1.0])))
+
+
 def test_real_positions_once_each(shared: Path) -> None:
     path = shared / "data" / "selfplay-d5-val.binpack"
     loader = RecordLoader(path, 16_384, drop_last=False, shuffle=False)
