@@ -5,6 +5,7 @@ Every field is documented where it is declared; `reference()` prints them all.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -35,11 +36,11 @@ class DataConfig:
     validation_positions: int = Field(1_000_000, gt=0)
     """positions of the validation files to use, the first that pass; always the same ones"""
     filters: Filters = Field(default_factory=Filters)
-    batch_size: int = Field(16_384, gt=0)
+    batch_size: int = Field(16_384, gt=0, le=2**24)
     """positions in a step"""
     shuffle_buffer: int = Field(4_194_304, ge=0)
     """positions that are mixed at a time, 64 bytes of memory each; 0: file order"""
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=1024)
     """threads that read and expand positions; 0: one a CPU. Changes the speed only, never the order"""
 
 
@@ -176,12 +177,14 @@ _Loader.add_implicit_resolver(
 
 def _read_yaml(text: str, origin: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)
+        json.dumps(data, default=str)  # refuses data that holds itself
+        return data
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise UserError(f"{origin}{where}: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2024-99-99
         raise UserError(f"{origin}: {' '.join(str(error).split())}") from None
 
 

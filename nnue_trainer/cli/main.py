@@ -1,6 +1,7 @@
 """The `nnue` command: one typer app, one module a group of subcommands, errors as one line on stderr.
 
-Subcommands raise `nnue_trainer.errors.UserError` for anything the user can mend; `main` prints it and exits with 1.
+Subcommands raise `nnue_trainer.errors.UserError` for anything the user can mend; `main` prints it, or what the system
+says of a file, and exits with 1.
 Heavy imports (torch) stay inside the subcommands, so `nnue --help` answers at once.
 """
 
@@ -24,6 +25,12 @@ train.register(app)
 def main() -> None:
     try:
         app()
+        return
     except UserError as error:
-        print(f"nnue: error: {error}", file=sys.stderr)
-        sys.exit(1)
+        message = str(error)
+    except OSError as error:  # a folder that cannot be written, a full disk
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except MemoryError as error:
+        message = f"out of memory: {error}".rstrip(": ")
+    print(f"nnue: error: {message}", file=sys.stderr)
+    sys.exit(1)

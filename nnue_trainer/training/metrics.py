@@ -90,7 +90,7 @@ class ProgressLine:
         self._last_shown = now
         speed = (step - self._first_step) / max(now - self._started - self._paused, 1e-9)
         eta = timedelta(seconds=round((self._steps - step) / speed)) if speed > 0 else "?"
-        epoch = min(step // self._steps_per_epoch + 1, self._steps // self._steps_per_epoch)
+        epoch = max(step - 1, 0) // self._steps_per_epoch + 1
         parts = [f"epoch {epoch}/{self._steps // self._steps_per_epoch}", f"step {step:,}/{self._steps:,}"]
         parts += [f"{name} {text}" for name, text in self._figures.items()]
         parts += [f"{positions(speed * self._batch_size)} pos/s", f"ETA {eta}"]

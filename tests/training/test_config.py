@@ -70,6 +70,9 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("schedule={gamma: 1}", "schedule.kind: missing, expected one of constant, exponential"),
         ("model.hidden=7", "override 'model.hidden=7': model.hidden: found 7, expected"),
         ("model=null", "model: found null, expected a section of keys"),
+        ("training.seed=2024-99-99", "override 'training.seed=2024-99-99': month must be in 1..12"),
+        ("data.train=&a [*a]", "override 'data.train=&a [*a]': Circular reference detected"),
+        ("data.threads=100000", "data.threads: found 100000, expected less than or equal to 1024"),
         ("lr", "override 'lr': expected key=value, such as optimizer.lr=1e-3"),
         ("a..b=1", "override 'a..b=1': expected key=value"),
         ("optimizer.lr={", "override 'optimizer.lr={':1:2: expected the node content"),
@@ -127,4 +130,4 @@ def test_every_field_is_documented():
     assert undocumented == []
     reference = config.reference()
     assert "schedule.kind = cosine" in reference
-    assert "data.batch_size: int > 0 [16384]\n    positions in a step" in reference
+    assert "data.batch_size: int > 0, ≤ 16777216 [16384]\n    positions in a step" in reference
