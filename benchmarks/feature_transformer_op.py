@@ -13,11 +13,7 @@ classic kernel with atomics. Prints a table and writes JSON to benchmarks/result
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
+from report import RESULTS, environment, write
 
-RESULTS = Path(__file__).parent / "results"
 FEATURES = 24_576  # HalfKAv2_hm, 12 planes
 
 
@@ -40,11 +36,6 @@ def real_rows(path: str, batch: int) -> Tensor:
     rows = next(iter(loader)).white.clone()
     loader.close()
     return rows
-
-
-def base_name(argument: str) -> str:
-    """Results are kept with the project; folders of one machine have no place in them."""
-    return Path(argument).name if "/" in argument else argument
 
 
 def random_rows(batch: int) -> Tensor:
@@ -158,18 +149,15 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--seconds", type=float, default=1.0, help="of timing for each row of the table")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
-    parser.add_argument("--out", type=Path, help="JSON file; benchmarks/results/ by default")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     rows = random_rows(args.batch) if args.data is None else real_rows(args.data, args.batch)
     active = (rows != -1).sum(1).float().mean().item()
     report: dict[str, object] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", "benchmarks/feature_transformer_op.py", *map(base_name, sys.argv[1:])]),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.threads} threads",
-        "machine": platform.platform(),
-        "torch": torch.__version__,
+        "benchmark": "feature_transformer_op",
+        **environment(device),
         "positions": "random, statistics of HalfKAv2_hm" if args.data is None else Path(args.data).name,
         "mean_active": round(active, 2),
     }
@@ -179,10 +167,7 @@ def main() -> None:
         for outputs in args.outputs
         for dtype in args.dtype
     ]
-    out = args.out or RESULTS / f"feature_transformer_op-{device.type}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"written to {out}")
+    write(args.out / f"feature_transformer_op-{device.type}.json", report)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ build/cpp/data_bench). Prints a table and writes JSON into benchmarks/results/.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import re
 import subprocess
 import tempfile
@@ -29,8 +27,8 @@ import numpy as np
 from nnue_trainer import _data
 from nnue_trainer.data import Filters, Loader, RecordLoader
 from nnue_trainer.data.binpack import read_binpack, write_binpack
+from report import RESULTS, ROOT, environment, write
 
-ROOT = Path(__file__).resolve().parents[1]
 FEATURES = "HalfKAv2_hm"
 PRODUCTION = Filters(no_score=True, placeholder_zero=True, quiet=True, wdl=True, soft_ply=20, piece_counts=True)
 
@@ -83,9 +81,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16_384)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--callgrind", action="store_true")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "loader.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     arguments = parser.parse_args()
 
+    machine = environment()
     records = read_binpack(arguments.data)
     repeat = max(1, 20_000_000 // len(records))
     rows = []
@@ -110,13 +109,9 @@ def main() -> None:
                     note = f", {read / 1e6:.2f} M read"
                 rows.append(row)
                 print(f"{name:<40} {threads} threads {rate / 1e6:8.2f} M positions/s{note}   (load {load:.1f})")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     report = {
         "benchmark": "loader",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count(), "system": platform.platform()},
-        "python": platform.python_version(),
+        **machine,
         "isa": _data.isa(),
         "data": {"file": arguments.data.name, "positions": len(records), "times": repeat},
         "batch_size": arguments.batch_size,
@@ -125,18 +120,7 @@ def main() -> None:
     if arguments.callgrind:
         report["instructions_per_position"] = instructions(arguments.data)
         print(json.dumps(report["instructions_per_position"], indent=2))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"written to {arguments.out}")
-
-
-def cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    match = re.search(r"model name\s*:\s*(.+)", text)
-    return match.group(1) if match else platform.processor()
+    write(arguments.out / "loader.json", report)
 
 
 if __name__ == "__main__":

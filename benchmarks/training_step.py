@@ -9,11 +9,7 @@ Prints a table and writes JSON into benchmarks/results/.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,8 +25,8 @@ from nnue_trainer.training.batches import BatchSource
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
+from report import RESULTS, ROOT, environment, write
 
-ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = 8  # batches: more than the caches hold
 
 
@@ -91,28 +87,18 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
-
-
-def commit() -> str:
-    answer = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return answer.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches")
     parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 10 on a CPU")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()
 
     recipe = config.load(options.config, [f"data.train={json.dumps([options.data])}", *options.overrides])
     device = choose_device(recipe.training.device)
+    machine = environment(device)
     steps = options.steps or (200 if device.type == "cuda" else 10)
     warmup = 20 if device.type == "cuda" else 2
     model = architectures.build(recipe.model)
@@ -122,32 +108,22 @@ def main() -> None:
     loader.close()
     results["from file"] = measure(recipe, training_batches(recipe, model, device), device, steps, warmup)
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     report = {
         "benchmark": "training_step",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "device": name,
-        "cpu_cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "torch_threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        **machine,
         "data": Path(options.data).name,
         "steps": steps,
         "recipe": schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(options.data).name]}},
         "peak_memory_bytes": peak_memory(device),
         "results": results,
     }
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / f"training_step-{recipe.model.kind}-{device.type}-{recipe.data.batch_size}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {name}")
+    print(f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {machine['device']}")
     for case, figures in results.items():
         speed = figures["positions_per_second"]
         wall, cpu = figures["milliseconds_per_step"], figures["cpu_milliseconds_per_step"]
         print(f"{case:10}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
-    print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB; written to {path}")
+    print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB")
+    write(options.out / f"training_step-{recipe.model.kind}-{device.type}-{recipe.data.batch_size}.json", report)
 
 
 if __name__ == "__main__":

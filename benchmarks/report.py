@@ -1,0 +1,53 @@
+"""What every benchmark writes beside its figures: when, where and with what they were measured."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """Of the working tree; NNUE_COMMIT where the sources travelled without their history."""
+    answer = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return answer.stdout.strip() or os.environ.get("NNUE_COMMIT", "unknown")
+
+
+def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Date, commit, command, machine and versions. Call it before measuring: the load average is that of others."""
+    device = torch.device(device)
+    cuda = device.type == "cuda"
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "command": " ".join(["python", *(Path(word).name if "/" in word else word for word in sys.argv)]),
+        "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
+        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "torch_threads": torch.get_num_threads()},
+        "load_average": round(os.getloadavg()[0], 2),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+    }
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {path}")
