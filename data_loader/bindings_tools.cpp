@@ -121,7 +121,15 @@ void bind_tools(py::module_& m) {
         py::arg("records").noconvert(), py::arg("factor"));
 
     py::class_<ExternalShuffle>(m, "ExternalShuffle")
-        .def(py::init<std::uint64_t, std::size_t, std::string>(), py::arg("seed"), py::arg("memory"), py::arg("folder"))
+        .def(py::init([](std::uint64_t seed, std::size_t memory, const std::string& folder) {
+                 auto shuffle = std::make_unique<ExternalShuffle>(seed, memory, folder);
+                 shuffle->poll = [] {
+                     py::gil_scoped_acquire acquire;
+                     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+                 };
+                 return shuffle;
+             }),
+             py::arg("seed"), py::arg("memory"), py::arg("folder"))
         .def("add", &add_records<ExternalShuffle>)
         .def("read", &read_block<ExternalShuffle>)
         .def_property_readonly("positions", &ExternalShuffle::positions)

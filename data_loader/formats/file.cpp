@@ -66,7 +66,17 @@ void OutputFile::write(std::span<const std::uint8_t> bytes) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) fail("write");
         bytes = bytes.subspan(static_cast<std::size_t>(n));
+        unsynced_ += static_cast<std::uint64_t>(n);
     }
+#if defined(SYNC_FILE_RANGE_WRITE)
+    // Towards the disk as we go, or the fsync() at the end of a large file would be a long wait that nothing
+    // interrupts.
+    constexpr std::uint64_t kBetweenSyncs = 64 << 20;
+    if (unsynced_ >= kBetweenSyncs) {
+        ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
+        unsynced_ = 0;
+    }
+#endif
 }
 
 void OutputFile::commit() {

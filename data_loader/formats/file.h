@@ -49,6 +49,7 @@ class OutputFile {
 
     std::string path_, temporary_;
     int fd_ = -1;
+    std::uint64_t unsynced_ = 0;  // bytes written since the disk was last told
 };
 
 }  // namespace nnue::data

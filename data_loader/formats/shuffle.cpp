@@ -133,11 +133,22 @@ void ExternalShuffle::add(std::span<const Record> records) {
         } else {
             spill_ = std::make_unique<SpillFile>(folder_);
             spreader_ = std::make_unique<Spreader>(*spill_, memory_ / 8, 0);
-            for (std::size_t i = 0; i < size_; ++i) spreader_->add(keyed_[i]);
+            for_each(size_, [&](std::size_t i) { spreader_->add(keyed_[i]); });
             spreader_->add(keyed);
             keyed_.reset();
             size_ = 0;
         }
+    }
+}
+
+// body(0) … body(n − 1), polling.
+template <class Body>
+void ExternalShuffle::for_each(std::size_t n, Body&& body) const {
+    constexpr std::size_t kBetweenPolls = 1 << 20;
+    for (std::size_t begin = 0; begin < n; begin += kBetweenPolls) {
+        poll();
+        const std::size_t end = std::min(n, begin + kBetweenPolls);
+        for (std::size_t i = begin; i < end; ++i) body(i);
     }
 }
 
@@ -156,6 +167,7 @@ void ExternalShuffle::start_reading() {
 void ExternalShuffle::load(const Bucket& bucket) {
     size_ = 0;
     for (const Block& block : bucket.blocks) {
+        poll();
         spill_->read(block.offset, {reinterpret_cast<std::uint8_t*>(&keyed_[size_]), block.count * sizeof(Keyed)});
         size_ += block.count;
     }
@@ -175,6 +187,7 @@ bool ExternalShuffle::next_bucket() {
         Spreader spreader(*spill_, memory_ / 8, bucket.level);
         std::vector<Keyed> some;
         for (const Block& block : bucket.blocks) {
+            poll();
             some.resize(block.count);
             spill_->read(block.offset, {reinterpret_cast<std::uint8_t*>(some.data()), block.count * sizeof(Keyed)});
             for (const Keyed& keyed : some) spreader.add(keyed);
@@ -195,19 +208,18 @@ void ExternalShuffle::sort(int level) {
     const int bits = std::max(1, static_cast<int>(std::bit_width(size_)) - 1);
     const auto cell = [&](std::size_t i) { return keyed_[i].key << (8 * level) >> (64 - bits); };
     std::vector<std::uint32_t> begin(std::size_t{1} << bits);
-    for (std::size_t i = 0; i < size_; ++i) ++begin[cell(i)];
+    for_each(size_, [&](std::size_t i) { ++begin[cell(i)]; });
     std::uint32_t sum = 0;
     for (std::uint32_t& b : begin) sum += std::exchange(b, sum);
-    for (std::size_t i = 0; i < size_; ++i) order_[begin[cell(i)]++] = static_cast<std::uint32_t>(i);
+    for_each(size_, [&](std::size_t i) { order_[begin[cell(i)]++] = static_cast<std::uint32_t>(i); });
     // begin[c] is now where cell c ends.
-    std::size_t first = 0;
-    for (const std::uint32_t end : begin) {
+    for_each(begin.size(), [&](std::size_t c) {
+        const std::uint32_t first = c ? begin[c - 1] : 0, end = begin[c];
         if (end - first > 1) {
-            std::sort(order_.begin() + static_cast<std::ptrdiff_t>(first), order_.begin() + end,
+            std::sort(order_.begin() + first, order_.begin() + end,
                       [&](std::uint32_t a, std::uint32_t b) { return keyed_[a].key < keyed_[b].key; });
         }
-        first = end;
-    }
+    });
 }
 
 std::size_t ExternalShuffle::read(std::span<Record> out) {

@@ -7,6 +7,7 @@
 // byte.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -46,8 +47,12 @@ class ExternalShuffle {
     ~ExternalShuffle();
 
     void add(std::span<const Record> records);
-    // After the last add(): the next positions of the shuffled order; 0 at the end.
+    // After the last add(): the next positions of the shuffled order; 0 at the end. The first call, and one now and
+    // then, sorts what fits into the memory, which takes seconds.
     std::size_t read(std::span<Record> out);
+
+    // Called several times a second while that goes on; what it throws (an interruption) passes through.
+    std::function<void()> poll = [] {};
 
     std::uint64_t positions() const { return positions_; }
     std::uint64_t spilled_bytes() const { return spill_ ? spill_->size() : 0; }
@@ -72,6 +77,8 @@ class ExternalShuffle {
     bool next_bucket();
     void load(const Bucket& bucket);
     void sort(int level);
+    template <class Body>
+    void for_each(std::size_t n, Body&& body) const;
 
     std::uint64_t base_;
     std::size_t memory_, capacity_;  // of keyed_

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "formats/reader.h"
+#include "formats/shuffle.h"
 #include "formats/writer.h"
 #include "games.h"
 #include "temporary_directory.h"
@@ -459,7 +460,7 @@ TEST_F(Files, ReadersSurviveAnyBytes) {
             std::string bytes_;
             std::size_t at_ = 0;
         };
-        for (int round = 0; round < 3000; ++round) {
+        for (int round = 0; round < 1000; ++round) {
             std::string changed = bytes;
             for (unsigned i = 0; i < 1 + random() % 8; ++i)
                 changed[random() % changed.size()] = static_cast<char>(random());
@@ -523,6 +524,21 @@ TEST(Scores, AreScaledRoundedAndCut) {
     std::vector<int> scores;
     for (const Record& record : records) scores.push_back(record_score(record.bytes.data()));
     EXPECT_EQ(scores, (std::vector<int>{0, 5, -5, 150, -150, 32'767, -32'767, kScoreNone}));
+}
+
+TEST(Shuffle, CanBeInterruptedWhileItSorts) {
+    struct Interruption {};
+    for (const std::size_t memory : {std::size_t{1} << 30, std::size_t{1} << 22}) {
+        ExternalShuffle shuffle(1, memory, std::filesystem::temp_directory_path());
+        const std::vector<Record> records(100'000);
+        shuffle.add(records);
+        int calls = 0;
+        shuffle.poll = [&] {
+            if (++calls == 2) throw Interruption{};
+        };
+        std::vector<Record> out(10);
+        EXPECT_THROW(shuffle.read(out), Interruption);
+    }
 }
 
 // Real data, if it is there: the bytes that come back are those of the source.
