@@ -103,7 +103,10 @@ def native_parts() -> dict[str, object]:
 
     data_module = cpp_extension.CppExtension(
         "nnue_trainer._data",
-        sources("data_loader/bindings*.cpp", "data_loader/[cfp]*/*.cpp"),
+        sources(
+            "data_loader/bindings*.cpp",
+            *(f"data_loader/{room}/*.cpp" for room in ("chess", "features", "filters", "formats", "pipeline")),
+        ),
         include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
         extra_compile_args={"cxx": [*CXX_FLAGS, "-pthread"]},
         extra_link_args=["-pthread"],

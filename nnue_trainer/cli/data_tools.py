@@ -1,4 +1,4 @@
-"""`nnue data convert, shuffle, interleave, split`: data files into data files."""
+"""`nnue data convert, filter, shuffle, interleave, split`: data files into data files."""
 
 from __future__ import annotations
 
@@ -83,6 +83,53 @@ def convert(
     _print_report(report, output)
 
 
+def filter_command(
+    inputs: Inputs,
+    output: Output,
+    no_score: Annotated[bool, typer.Option("--no-score", help="Drop score 32002.")] = False,
+    max_score: Annotated[int, typer.Option(min=0, help="Drop |score| beyond it; 0: off.")] = 0,
+    placeholder_zero: Annotated[
+        bool, typer.Option("--placeholder-zero", help="Drop a zero in a decided game right after a large score.")
+    ] = False,
+    min_ply: Annotated[int, typer.Option(min=-1, help="Drop plies up to it; -1: off.")] = -1,
+    random_skip: Annotated[float, typer.Option(min=0, help="Keep one position of this + 1.")] = 0.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Drop positions in check and moves that capture.")] = False,
+    wdl: Annotated[bool, typer.Option("--wdl", help="Keep with the probability of the result, by a model.")] = False,
+    min_material: Annotated[int, typer.Option(min=0, help="Drop |material balance| below it; a pawn is 208.")] = 0,
+    soft_ply: Annotated[int, typer.Option(min=0, help="Keep few early plies, all from this one on; 0: off.")] = 0,
+    piece_counts: Annotated[bool, typer.Option("--piece-counts", help="Even out the piece counts.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the random decisions.")] = 0,
+    to: To = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Writes the positions of IN... that pass, and says how many each filter dropped (rules: docs/data.md)."""
+    from nnue_trainer.data.filters import Filters
+    from nnue_trainer.data.transform import filter_positions
+
+    options = {
+        "no_score": no_score,
+        "max_score": max_score,
+        "placeholder_zero": placeholder_zero,
+        "min_ply": min_ply,
+        "random_skip": random_skip,
+        "quiet": quiet,
+        "wdl": wdl,
+        "min_material": min_material,
+        "soft_ply": soft_ply,
+        "piece_counts": piece_counts,
+    }
+    filters = Filters(**options)
+    if filters == Filters():
+        raise UserError("no filter named: --quiet, --no-score, … (nnue data filter --help)")
+    with terminable(), progress_bar("filtering") as progress:
+        report, dropped = filter_positions(
+            inputs, output, filters, seed=seed, to=to, skip_bad=skip_bad, progress=progress
+        )
+    _print_report(report, output)
+    for name, count in dropped.items():
+        print(f"  {name}: {count:,} dropped")
+
+
 def shuffle(
     inputs: Inputs,
     output: Output,
@@ -146,3 +193,4 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to `nnue data`."""
     for command in (convert, shuffle, interleave, split):
         app.command()(command)
+    app.command("filter")(filter_command)

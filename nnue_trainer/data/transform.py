@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nnue_trainer import _data
 from nnue_trainer.data.files import PositionReader, PositionWriter, Progress, StrPath, format_for, read_files
+from nnue_trainer.data.filters import Filters
 from nnue_trainer.errors import UserError
 
 
@@ -78,6 +79,34 @@ def convert(
             report.add_reader(reader)
     report.add_writer(writer)
     return report
+
+
+def filter_positions(
+    inputs: Sequence[StrPath],
+    output: StrPath,
+    filters: Filters,
+    *,
+    seed: int = 0,
+    to: str | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Report, Counter[str]]:
+    """The positions of `inputs` that pass, and how many each filter dropped. The blocks that files are read in stand
+    for the chunks of docs/data.md: the seed of their decisions counts up, and the state of filters starts anew."""
+    to = format_for(output, to)
+    _check_outputs(inputs, [output])
+    report, dropped = Report(), Counter[str]()
+    with PositionWriter(output, to) as writer:
+        number = 0
+        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
+            for records in blocks:
+                kept, counts = filters.apply(records, (seed << 32) + number)
+                writer.write(kept)
+                dropped.update(counts["dropped"])
+                number += 1
+            report.add_reader(reader)
+    report.add_writer(writer)
+    return report, dropped
 
 
 def shuffle(

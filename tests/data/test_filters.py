@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from typer.testing import CliRunner
 
 from nnue_trainer import _data
+from nnue_trainer.cli.main import app
 from nnue_trainer.data import Filters, RecordLoader, records_from_fens
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.errors import UserError
@@ -193,6 +195,25 @@ def test_user_filter(shared: Path) -> None:
 def test_nothing_passes(shared: Path) -> None:
     with pytest.raises(UserError, match="only 0 positions pass the filters"):
         next(iter(RecordLoader(shared / "data" / "small.binpack", 16, filters=Filters(min_ply=500))))
+
+
+def test_filter_files(project_root: Path, tmp_path: Path) -> None:
+    sample = project_root / "samples" / "val.binpack"
+    out = tmp_path / "o.binpack"
+    result = CliRunner().invoke(app, ["data", "filter", str(sample), str(sample), str(out), "--quiet", "--no-score"])
+    assert result.exit_code == 0, result.output
+    assert "quiet: 15,518 dropped" in result.output
+    kept, _ = Filters(quiet=True).apply(read_binpack(sample))
+    assert read_binpack(out).tobytes() == 2 * kept.tobytes()
+    for seed in ("1", "1", "2"):
+        CliRunner().invoke(
+            app, ["data", "filter", str(sample), f"{out}{seed}.bin", "--random-skip", "1", "--seed", seed]
+        )
+    one, two = (Path(f"{out}{seed}.bin").read_bytes() for seed in "12")
+    assert one != two
+    assert 0.45 < len(one) / 40 / 30_109 < 0.55
+    result = CliRunner().invoke(app, ["data", "filter", str(sample), str(out)])
+    assert "no filter named" in str(result.exception)
 
 
 def test_bad_options() -> None:
