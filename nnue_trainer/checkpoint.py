@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError
 
 FORMAT_VERSION = 1
@@ -36,7 +37,6 @@ class Checkpoint:
 
 def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """Writes `path` atomically. Where that fails (a full disk), the old file stays as it was and UserError says why."""
-    path = Path(path)
     header = {
         "format_version": FORMAT_VERSION,
         "architecture": checkpoint.architecture,
@@ -48,19 +48,12 @@ def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         for group, tensors in checkpoint.tensors.items()
         for name, tensor in tensors.items()
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
         try:
             save_file(flat, temporary, metadata={"nnue": json.dumps(header)})
-            temporary.chmod(0o666 & ~_umask())  # safetensors leaves it readable by its owner alone
-            _sync(temporary)
-            temporary.replace(path)
-            _sync(path.parent)  # the new name, too, survives a power cut
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: checkpoint could not be written ({error})") from None
+        except SafetensorError as error:  # how it reports what the system says
+            raise OSError(str(error)) from None
+        temporary.chmod(0o666 & ~_umask())  # safetensors leaves it readable by its owner alone
 
 
 def _umask() -> int:
@@ -68,14 +61,6 @@ def _umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) -> Checkpoint:

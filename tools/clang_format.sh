@@ -4,7 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v clang-format >/dev/null; then
     echo "SKIPPED: clang-format is not here (apt-get install clang-format)"
-    exit 0
+    [ -z "${NNUE_REQUIRE_ALL:-}" ]
+    exit
 fi
 mode=(-i)
 if [ "${1:-}" = --check ]; then mode=(--dry-run --Werror); fi

@@ -6,9 +6,11 @@ bin=$(realpath "$1")
 shift
 if [ ! -e /usr/include/gtest/gtest.h ] && [ -z "${GTest_DIR:-}" ]; then
     echo "  SKIPPED: GoogleTest is not here (apt-get install libgtest-dev)"
-    exit 0
+    [ -z "${NNUE_REQUIRE_ALL:-}" ]
+    exit
 fi
 build=${NNUE_CPP_BUILD:-build/cpp}
+mkdir -p build
 launcher=()
 if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 "$bin/cmake" -S data_loader -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$bin/ninja" \

@@ -54,7 +54,7 @@ def collect() -> dict[str, Any]:
     }
 
 
-def _library_line(library: dict[str, Any]) -> str:
+def _library_line(library: dict[str, Any], reason: str = "") -> str:
     built, error = library["built"], library["error"]
     if built is None:
         return f"not built: {error}"
@@ -62,7 +62,9 @@ def _library_line(library: dict[str, Any]) -> str:
     if "architectures" in built:
         *_, last = architectures = built["architectures"].split("+")
         parts.append(f"CUDA {built['cuda']}, {', '.join(f'sm_{a}' for a in architectures)}, PTX {last}")
-    return f"{'loaded' if error is None else 'not loaded'}; {', '.join(parts)}" + (f"; {error}" if error else "")
+    if error is None:
+        return f"loaded; {', '.join(parts)}"
+    return f"not loaded{reason}; {', '.join(parts)}; {error}"
 
 
 def info_command(
@@ -84,7 +86,10 @@ def info_command(
         ("python", f"{info['python']}, {info['platform']}"),
         ("torch", f"{info['torch']} ({cuda}); the op libraries need {info['target_torch']} or newer"),
         ("CPU ops", _library_line(info["cpu_ops"])),
-        ("CUDA ops", _library_line(info["cuda_ops"])),
+        (
+            "CUDA ops",
+            _library_line(info["cuda_ops"], "" if info["torch_cuda"] else ": this torch is a CPU build"),
+        ),
         ("data module", info["data"]["error"] or "loaded"),
         ("devices", f"cpu     {info['cpu_threads']} threads"),
         *(("", device) for device in devices),

@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -161,9 +162,16 @@ class _Stream(ABC, Generic[T]):
             self._pipeline = None
             self._held.clear()
 
+    @cached_property
+    def _sizes(self) -> list[list[str | int]]:
+        """[name, bytes] of each file. Asked once: `state_dict` is called every step."""
+        try:
+            return [[Path(path).name, Path(path).stat().st_size] for path in self._files]
+        except OSError as error:
+            raise UserError(f"{error.filename}: {error.strerror}") from None
+
     def _fingerprint(self) -> dict[str, Any]:
-        files = [[Path(path).name, Path(path).stat().st_size] for path in self._files]
-        return {"files": files} | {key: self._options[key] for key in _ORDER_KEYS}
+        return {"files": self._sizes} | {key: self._options[key] for key in _ORDER_KEYS}
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the last batch taken, and what the order depends on; plain JSON data."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from nnue_trainer.architectures.config import SimpleConfig
+from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import leb128
 from nnue_trainer.export.spec import (
@@ -214,16 +215,5 @@ def to_bytes(net: QuantizedNet) -> bytes:
 
 def write_net(net: QuantizedNet, path: PathLike) -> None:
     """Writes `path` atomically."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as handle:
-            handle.write(to_bytes(net))
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write the net: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(to_bytes(net))

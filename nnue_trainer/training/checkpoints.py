@@ -75,8 +75,11 @@ class CheckpointStore:
         _link(path, self.last)
         if is_best:
             _link(path, self.best)
-        for old in sorted(self.folder.glob("epoch-*.safetensors"))[: -self.keep_last]:
-            old.unlink()
+        # Later epochs are of a future that a resumed run has left.
+        epochs = {int(file.stem.removeprefix("epoch-")): file for file in self.folder.glob("epoch-*.safetensors")}
+        keep = sorted(number for number in epochs if number <= epoch)[-self.keep_last :]
+        for number in epochs.keys() - keep:
+            epochs[number].unlink()
 
 
 def _link(path: Path, name: Path) -> None:

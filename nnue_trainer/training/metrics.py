@@ -16,6 +16,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
+from nnue_trainer.atomic import replacing
+from nnue_trainer.errors import UserError
+
 # Seconds between two updates, on a terminal and elsewhere.
 MOVING_LINE_EVERY = 0.2
 PLAIN_LINE_EVERY = 5.0
@@ -30,8 +33,9 @@ class MetricsWriter:
     def __init__(self, folder: Path, step: int, tensorboard: bool):
         self.path = folder / "metrics.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in _lines(self.path) if json.loads(line)["step"] <= step]
-        self.path.write_text("".join(kept), encoding="utf-8")
+        kept = [line for line, record in _records(self.path) if record["step"] <= step]
+        with replacing(self.path) as temporary:
+            temporary.write_text("".join(kept), encoding="utf-8")
         self._file = self.path.open("a", encoding="utf-8")
         self._events: Any = None
         if tensorboard:
@@ -42,8 +46,11 @@ class MetricsWriter:
     def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None:
         """One record; `event` is "train" or "validation"."""
         record = {"event": event, "step": step, "time": round(time.time(), 3), **values}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror}") from None
         if self._events is not None:
             for name, value in values.items():
                 if value is not None:
@@ -55,11 +62,20 @@ class MetricsWriter:
             self._events.close()
 
 
-def _lines(path: Path) -> list[str]:
-    """Whole records of a file that may be absent or end in half of one."""
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Lines and what they say, of a file that may be absent or end in half a line. UserError names a line that is not a
+    record."""
     if not path.exists():
-        return []
-    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+        return
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
+        if not line.endswith("\n"):
+            return
+        try:
+            record = json.loads(line)
+            int(record["step"])
+        except (ValueError, TypeError, KeyError):
+            raise UserError(f"{path}:{number}: found {line.strip()[:60]!r}, expected a record of this run") from None
+        yield line, record
 
 
 class ProgressLine:

@@ -13,6 +13,7 @@ import torch
 
 from nnue_trainer import architectures, checkpoint, config, schema
 from nnue_trainer.architectures.base import NnueModel
+from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch, Filters, Loader
@@ -29,7 +30,8 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
     saved, path = find_resumed(resume, run_dir)
     if saved is not None:
         check_resumable(recipe, saved, path)
-    elif (run_dir / "recipe.yaml").exists() and not overwrite and resume != "auto":
+    own = saved is not None and path.resolve().parent == (run_dir / "checkpoints").resolve()
+    if (run_dir / "recipe.yaml").exists() and not (own or overwrite or resume == "auto"):
         raise UserError(
             f"{run_dir}: already holds a run; --resume auto continues it, --run-dir DIR starts another, --overwrite "
             "replaces it"
@@ -50,8 +52,8 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         next(iter(trainer.validation()), None)
     if overwrite:
         clear(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "recipe.yaml").write_text(config.to_yaml(recipe), encoding="utf-8")
+    with replacing(run_dir / "recipe.yaml") as temporary:
+        temporary.write_text(config.to_yaml(recipe), encoding="utf-8")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{run_dir}: {recipe.model.kind} with {parameters:,} parameters on {device}, {trainer.steps:,} steps of "

@@ -61,7 +61,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full_disk)
-    with pytest.raises(UserError, match=r"a\.safetensors: checkpoint could not be written .*No space left"):
+    with pytest.raises(UserError, match=r"a\.safetensors: cannot be written: .*No space left"):
         checkpoint.save(path, example(2.0))
     assert checkpoint.load(path).tensors["model"]["a.weight"][0, 0] == 1.0
     assert names(tmp_path) == ["a.safetensors"]
@@ -122,7 +122,7 @@ def test_the_store_copies_what_it_is_given(tmp_path):
 def test_an_error_of_the_background_write_comes_out(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(UserError, match="checkpoint could not be written"),
+        pytest.raises(UserError, match="cannot be written"),
         CheckpointStore(tmp_path / "file" / "no-folder", keep_last=1) as store,
     ):
         store.save(example(), epoch=1)

@@ -204,8 +204,8 @@ def test_resume_refuses_another_model_or_other_data(tmp_path, data):
 
 
 def test_what_config_prints(tmp_path, data):
-    assert "data.batch_size: int > 0 [16384]" in nnue("config")
-    assert "data.batch_size: int > 0 [16384]" in nnue("train", "--help-recipe")
+    assert "data.batch_size: int > 0, ≤ 16777216 [16384]" in nnue("config")
+    assert "data.batch_size: int > 0, ≤ 16777216 [16384]" in nnue("train", "--help-recipe")
     path = recipe(tmp_path, data, *NETS["simple"])
     assert "lr: 0.25\n" in nnue("config", path, "optimizer.lr=0.25")
     with pytest.raises(UserError, match="expected --config FILE, or --resume PATH"):
