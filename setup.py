@@ -63,7 +63,9 @@ def architectures() -> list[str]:
 
 
 def architecture_flags(archs: list[str]) -> list[str]:
-    flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+    # Hopper's tensor-core instructions are in 90a alone, and every device of capability 9.0 runs it.
+    machine = ["90a" if a == "90" else a for a in archs]
+    flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in machine]
     return [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
 
 

@@ -18,6 +18,20 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "int num_features, bool needs_weight_grad=True, bool needs_bias_grad=True, bool needs_values_grad=False, "
         "bool? deterministic=None, bool check_indices=True) -> (Tensor, Tensor, Tensor)");
 
+    // Contracts: perspective_transformer.h. CUDA only; nnue_trainer/perspectives.py does without where it must.
+    m.def(
+        "perspective_rows(Tensor white, Tensor black, Tensor black_to_move, int num_features, int block_size) "
+        "-> Tensor");
+    m.def(
+        "perspective_transformer_forward(Tensor white, Tensor black, Tensor rows, Tensor weight, Tensor bias, "
+        "int block_size, int activation, float bound, float scale, int output_dtype, bool save) -> (Tensor, Tensor)");
+    m.def(
+        "perspective_transformer_backward(Tensor grad_output, Tensor white, Tensor black, Tensor rows, Tensor saved, "
+        "int num_features, int num_outputs, int block_size, int activation, float bound, float scale, int "
+        "weight_dtype) "
+        "-> (Tensor, Tensor)");
+    m.def("perspective_transformer_available(int device) -> bool");
+
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(int mode) -> int");
     m.def("raise_cuda_index_errors() -> ()");

@@ -1,0 +1,135 @@
+// Thin wrappers over the sm_90a instructions the block-product kernels use: wgmma with the left operand in registers,
+// mbarriers, asynchronous copies. Nothing here knows what is computed.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace nnue::hopper {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid) {
+    const int bytes = valid ? 16 : 0;  // 0: nothing is read, sixteen zero bytes are written
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() {
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+// What ordinary stores wrote to shared memory becomes visible to wgmma.
+__device__ __forceinline__ void fence_shared_for_wgmma() {
+    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra end;\n"
+        "bra again;\n"
+        "end:\n"
+        "}\n" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+// Volatile: the compiler would move such loads up to where registers are short.
+__device__ __forceinline__ uint2 load_shared_8(uint32_t shared) {
+    uint2 v;
+    asm volatile("ld.volatile.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared));
+    return v;
+}
+
+// One thread block tells another that what it wrote (and fenced) may be read.
+__device__ __forceinline__ void flag_set(unsigned* flag) {
+    asm volatile("st.release.gpu.global.u32 [%0], 1;\n" ::"l"(flag) : "memory");
+}
+__device__ __forceinline__ void flag_wait(const unsigned* flag) {
+    unsigned value;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(flag) : "memory");
+    while (value == 0);
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
+// Low word of the descriptor of a right operand of two column atoms. An atom is 64 contiguous 16-bit columns: groups of
+// 8 rows (k) × 128 bytes, 128-byte swizzle, 1024 bytes from group to group; `atom_stride` bytes from atom to atom. The
+// high word is a constant. Adding 128 moves on by 16 rows.
+__device__ __forceinline__ uint32_t operand_descriptor(uint32_t shared, uint32_t atom_stride) {
+    return ((shared >> 4) & 0x3fff) | (atom_stride >> 4) << 16;
+}
+// Byte offset of 16-byte chunk `chunk` (0…7) of row `k` in an atom.
+__device__ __forceinline__ uint32_t operand_offset(int k, int chunk) {
+    return k * 128 + ((chunk ^ (k & 7)) << 4);
+}
+
+// d[64, 128] += a[64, 16] · b[16, 128]; a in registers, b by descriptor. With a in registers, a product takes 64 cycles
+// for any number of columns up to 128: narrower ones are no faster.
+template <bool kBf16>
+__device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
+#define NNUE_WGMMA(TYPE)                                                                                              \
+    asm volatile(                                                                                                     \
+        "{\n"                                                                                                         \
+        ".reg .b64 descriptor;\n"                                                                                     \
+        "mov.b64 descriptor, {%68, 0x40000040};\n"                                                                    \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                                  \
+        " "                                                                                                           \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                           \
+        "{%64, %65, %66, %67}, descriptor, 1, 1, 1, 1;\n"                                                             \
+        "}\n"                                                                                                         \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
+          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
+          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),     \
+          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),     \
+          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),     \
+          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),     \
+          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                   \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
+    if constexpr (kBf16) {
+        NNUE_WGMMA("bf16");
+    } else {
+        NNUE_WGMMA("f16");
+    }
+#undef NNUE_WGMMA
+}
+
+}  // namespace nnue::hopper

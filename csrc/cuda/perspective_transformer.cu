@@ -1,0 +1,254 @@
+// The operators of perspective_transformer.h on CUDA: tensors are checked and taken apart here, and the kernels of
+// block_rows.cuh and block_product.cuh are launched on torch's current stream.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstring>
+#include <tuple>
+
+#include "../build_info.h"
+#include "../perspective_transformer.h"
+#include "block_product.cuh"
+#include "common.cuh"
+#include "index_check.cuh"
+
+namespace nnue::perspective_transformer {
+namespace {
+
+using namespace nnue::cuda;
+
+template <class T>
+const T* data(const Tensor& tensor) {
+    return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+// Contiguous, and where 16-byte loads are allowed.
+Tensor aligned(const Tensor& tensor) {
+    Tensor out = torch::stable::contiguous(tensor);
+    return reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0 ? out : torch::stable::clone(out);
+}
+
+IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t block_size) {
+    IndexRows in{};
+    in.white = data<int32_t>(white);
+    in.black = data<int32_t>(black);
+    in.positions = static_cast<int>(white.size(0));
+    in.max_active = static_cast<int>(white.size(1));
+    in.num_features = static_cast<int>(num_features);
+    in.block_size = static_cast<int>(block_size);
+    in.num_blocks = static_cast<int>(divide_up(num_features, block_size));
+    return in;
+}
+
+int64_t rows_bytes(const IndexRows& in) {
+    Carver carver{nullptr};
+    carve_rows(carver, in.positions, in.num_blocks);
+    return static_cast<int64_t>(carver.used);
+}
+
+BlockRows open_rows(const char* op, const Tensor& rows, const IndexRows& in) {
+    check_dtype(op, "rows", rows, {ScalarType::Byte});
+    if (rows.dim() != 1 || rows.size(0) != rows_bytes(in)) {
+        fail(op, "rows", "shape " + shape_text(rows.sizes()),
+             "[" + std::to_string(rows_bytes(in)) + "], what perspective_rows makes for these sizes");
+    }
+    Carver carver{static_cast<char*>(rows.mutable_data_ptr())};
+    return carve_rows(carver, in.positions, in.num_blocks);
+}
+
+Float float_type(const char* op, const char* argument, ScalarType dtype) {
+    switch (dtype) {
+        case ScalarType::Float:
+            return Float::kFloat32;
+        case ScalarType::Half:
+            return Float::kFloat16;
+        case ScalarType::BFloat16:
+            return Float::kBFloat16;
+        default:
+            fail(op, argument, dtype_name(dtype), "float32, float16 or bfloat16");
+    }
+}
+
+ScalarType scalar_type(const char* op, const char* argument, int64_t code) {
+    constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16};
+    if (code < 0 || code > 2) fail(op, argument, code, "0 float32, 1 float16 or 2 bfloat16");
+    return kTypes[code];
+}
+
+int64_t output_width(Activation activation, int64_t num_outputs) {
+    return activation == Activation::kPairwise ? num_outputs : 2 * num_outputs;
+}
+
+int64_t slots(const IndexRows& in) {
+    return int64_t(BlockRows::tiles(in.positions, in.num_blocks)) * kTileRows;
+}
+
+Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
+               int64_t block_size) {
+    check_rows_arguments(kRows, white_in, black_in, num_features, block_size);
+    check_device(kRows, "black_to_move", black_to_move_in, Device::cuda, white_in, "white");
+    check_shape(kRows, "black_to_move", black_to_move_in, {white_in.size(0)}, "[B]");
+    check_dtype(kRows, "black_to_move", black_to_move_in, {ScalarType::Byte, ScalarType::Bool});
+    const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
+    const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
+                 black_to_move = torch::stable::contiguous(black_to_move_in);
+    const cudaStream_t stream = current_stream(white);
+    IndexRows in = index_rows(white, black, num_features, block_size);
+    in.black_to_move = data<uint8_t>(black_to_move);
+    const int device = white.get_device_index();
+    IndexCheck white_check(kRows, in.white, in.positions, in.max_active, num_features, device, stream);
+    IndexCheck black_check(kRows, in.black, in.positions, in.max_active, num_features, device, stream);
+    Tensor rows = torch::stable::new_empty(white, {rows_bytes(in)}, ScalarType::Byte);
+    if (in.positions > 0) check_cuda(block_rows::build(in, open_rows(kRows, rows, in), stream), "perspective_rows");
+    white_check.finish();
+    black_check.finish();
+    return rows;
+}
+
+std::tuple<Tensor, Tensor> forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows,
+                                      const Tensor& weight_in, const Tensor& bias_in, int64_t block_size,
+                                      int64_t activation, double bound, double scale, int64_t output_dtype, bool save) {
+    check_shape(kForward, "weight", weight_in, {-1, -1}, "[F, N]");
+    const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
+    check_rows_arguments(kForward, white_in, black_in, num_features, block_size);
+    check_activation(kForward, activation, num_outputs);
+    for (const auto& [name, tensor] : {std::pair{"rows", &rows}, {"weight", &weight_in}, {"bias", &bias_in}}) {
+        check_device(kForward, name, *tensor, Device::cuda, white_in, "white");
+    }
+    check_shape(kForward, "bias", bias_in, {num_outputs}, "[N]");
+    check_dtype(kForward, "bias", bias_in, {ScalarType::Float});
+    const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
+    const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
+                 weight = aligned(weight_in), bias = torch::stable::contiguous(bias_in);
+    const cudaStream_t stream = current_stream(weight);
+    const Float weight_type = float_type(kForward, "weight", weight.scalar_type());
+    const ScalarType out_dtype = scalar_type(kForward, "output_dtype", output_dtype);
+
+    ForwardProblem p{};
+    p.in = index_rows(white, black, num_features, block_size);
+    p.rows = open_rows(kForward, rows, p.in);
+    p.num_outputs = static_cast<int>(num_outputs);
+    p.activation = Activation(activation);
+    p.bound = static_cast<float>(bound);
+    p.scale = static_cast<float>(scale);
+    p.out_type = Float(output_dtype);
+    Tensor out = torch::stable::new_empty(weight, {p.in.positions, output_width(p.activation, num_outputs)}, out_dtype);
+    // Identity's gradient needs no sums.
+    const bool saves = save && p.activation != Activation::kIdentity;
+    Tensor saved = torch::stable::new_empty(weight, {saves ? slots(p.in) : 0, num_outputs},
+                                            weight_type == Float::kFloat32 ? ScalarType::Float : ScalarType::Half);
+    if (p.in.positions == 0) return {out, saved};
+    p.weight = weight.const_data_ptr();
+    p.bias = data<float>(bias);
+    p.out = out.mutable_data_ptr();
+    p.saved = saves ? saved.mutable_data_ptr() : nullptr;
+    const cudaError_t error = weight_type == Float::kFloat32   ? block_product::forward<float>(p, stream)
+                              : weight_type == Float::kFloat16 ? block_product::forward<__half>(p, stream)
+                                                               : block_product::forward<__nv_bfloat16>(p, stream);
+    check_cuda(error, kForward);
+    return {out, saved};
+}
+
+template <class Weight, class Grad>
+cudaError_t run_backward(const BackwardProblem& p, cudaStream_t stream) {
+    switch (p.activation) {
+        case Activation::kIdentity:
+            return block_product::backward<Weight, Grad, Activation::kIdentity>(p, stream);
+        case Activation::kCReLU:
+            return block_product::backward<Weight, Grad, Activation::kCReLU>(p, stream);
+        case Activation::kSCReLU:
+            return block_product::backward<Weight, Grad, Activation::kSCReLU>(p, stream);
+        default:
+            return block_product::backward<Weight, Grad, Activation::kPairwise>(p, stream);
+    }
+}
+
+template <class Weight>
+cudaError_t run_backward_16(const BackwardProblem& p, cudaStream_t stream) {
+    return p.grad_type == Float::kFloat32 ? run_backward<Weight, float>(p, stream)
+                                          : run_backward<Weight, uint16_t>(p, stream);
+}
+
+std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& white_in, const Tensor& black_in,
+                                       const Tensor& rows, const Tensor& saved_in, int64_t num_features,
+                                       int64_t num_outputs, int64_t block_size, int64_t activation, double bound,
+                                       double scale, int64_t weight_dtype) {
+    check_rows_arguments(kBackward, white_in, black_in, num_features, block_size);
+    check_activation(kBackward, activation, num_outputs);
+    for (const auto& [name, tensor] :
+         {std::pair{"grad_output", &grad_output_in}, {"rows", &rows}, {"saved", &saved_in}}) {
+        check_device(kBackward, name, *tensor, Device::cuda, white_in, "white");
+    }
+    const ScalarType dtype = scalar_type(kBackward, "weight_dtype", weight_dtype);
+    const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
+    BackwardProblem p{};
+    p.activation = Activation(activation);
+    check_shape(kBackward, "grad_output", grad_output_in, {white_in.size(0), output_width(p.activation, num_outputs)},
+                "[B, 2 W]");
+    const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
+                 saved = torch::stable::contiguous(saved_in);
+    if (dtype == ScalarType::Float) check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
+    const Tensor grad_output = aligned(grad_output_in);
+    const cudaStream_t stream = current_stream(white);
+    p.in = index_rows(white, black, num_features, block_size);
+    p.rows = open_rows(kBackward, rows, p.in);
+    p.num_outputs = static_cast<int>(num_outputs);
+    p.bound = static_cast<float>(bound);
+    p.scale = static_cast<float>(scale);
+    p.grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
+    p.weight_type = Float(weight_dtype);
+    if (p.activation != Activation::kIdentity) {
+        check_shape(kBackward, "saved", saved, {slots(p.in), num_outputs}, "what the forward saved");
+        check_dtype(kBackward, "saved", saved, {dtype == ScalarType::Float ? ScalarType::Float : ScalarType::Half});
+    }
+    Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, dtype);
+    Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
+    p.grad_weight = grad_weight.mutable_data_ptr();
+    p.grad_bias = static_cast<float*>(grad_bias.mutable_data_ptr());
+    if (p.in.positions == 0) {
+        const size_t bytes = size_t(num_features) * num_outputs * (dtype == ScalarType::Float ? 4 : 2);
+        check_cuda(cudaMemsetAsync(p.grad_weight, 0, bytes, stream), "memset");
+        check_cuda(cudaMemsetAsync(p.grad_bias, 0, num_outputs * sizeof(float), stream), "memset");
+        return {grad_weight, grad_bias};
+    }
+    p.grad_out = grad_output.const_data_ptr();
+    p.saved = saved.const_data_ptr();
+    Carver counter{nullptr};
+    block_product::carve_scratch(counter, p);
+    const Tensor scratch =
+        torch::stable::new_empty(grad_output, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
+    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
+    block_product::carve_scratch(carver, p);
+    const cudaError_t error = p.weight_type == Float::kFloat32   ? run_backward<float, float>(p, stream)
+                              : p.weight_type == Float::kFloat16 ? run_backward_16<__half>(p, stream)
+                                                                 : run_backward_16<__nv_bfloat16>(p, stream);
+    check_cuda(error, kBackward);
+    return {grad_weight, grad_bias};
+}
+
+// Whether this library has the kernels for a device.
+bool available(int64_t device) {
+    if (std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") == nullptr) return false;
+    int major = 0, minor = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, static_cast<int>(device)) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    return major == 9 && minor == 0;
+}
+
+}  // namespace
+}  // namespace nnue::perspective_transformer
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
+    m.impl("perspective_rows", TORCH_BOX(&nnue::perspective_transformer::rows_op));
+    m.impl("perspective_transformer_forward", TORCH_BOX(&nnue::perspective_transformer::forward_op));
+    m.impl("perspective_transformer_backward", TORCH_BOX(&nnue::perspective_transformer::backward_op));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
+    m.impl("perspective_transformer_available", TORCH_BOX(&nnue::perspective_transformer::available));
+}
