@@ -1,5 +1,8 @@
 """Every operator test runs on the CPU, and on CUDA where there is a device and a library for it."""
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -25,3 +28,11 @@ def cuda() -> torch.device:
     if (reason := _cuda_reason()) is not None:
         pytest.skip(reason)
     return torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled() -> Iterator[None]:
+    """One compiled test body on two devices and in several shapes would run into dynamo's limit of recompilations."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

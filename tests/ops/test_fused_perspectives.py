@@ -1,0 +1,436 @@
+"""The feature transformer of both perspectives: the fused operator and the way around it, against float64."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nnue_trainer import ops, perspectives
+from nnue_trainer.perspectives import Activation, is_fused, perspective_rows, perspective_transformer
+
+ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
+
+
+def make_rows(positions: int, max_active: int, blocks: int, block_size: int, seed: int = 0) -> Tensor:
+    """Rows of every length from 0 to K, features distinct and of one block, rubbish behind the −1 that ends a row."""
+    g = torch.Generator().manual_seed(seed)
+    if positions == 0 or max_active == 0:
+        return torch.zeros(positions, max_active, dtype=torch.int32)
+    inside = torch.rand(positions, block_size, generator=g).argsort(1)[:, :max_active]
+    block = torch.randint(0, blocks, (positions, 1), generator=g) ** 2 // max(blocks, 1)  # uneven
+    rows = (block * block_size + inside).int()
+    width = rows.shape[1]
+    rows = torch.nn.functional.pad(rows, (0, max_active - width), value=-1)
+    lengths = torch.randint(0, width + 1, (positions,), generator=g)
+    lengths[0] = width
+    columns = torch.arange(max_active)[None]
+    rows = torch.where(columns < lengths[:, None], rows, 10**6)
+    rows[columns == lengths[:, None]] = -1
+    return rows
+
+
+class Case:
+    """Inputs on a device, and the float64 result and gradients."""
+
+    def __init__(
+        self,
+        positions: int = 100,
+        max_active: int = 12,
+        blocks: int = 5,
+        block_size: int = 96,
+        outputs: int = 64,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        rows: tuple[Tensor, Tensor] | None = None,
+        scale: float = 0.2,
+        missing: int = 0,
+        output_scale: float = 1.0,
+    ) -> None:
+        self.scale = output_scale
+        g = torch.Generator().manual_seed(seed)
+        self.white, self.black = rows or (
+            make_rows(positions, max_active, blocks, block_size, seed),
+            make_rows(positions, max_active, blocks, block_size, seed + 1),
+        )
+        self.block_size = block_size
+        positions = len(self.white)
+        self.black_to_move = torch.randint(0, 2, (positions,), generator=g, dtype=torch.uint8)
+        # `missing`: the last block is not full.
+        features = blocks * block_size - missing
+        for i in (self.white, self.black):
+            i[i == features] = 0
+            i[(i > features) & (i < 10**6)] = 1
+        self.weight = (torch.randn(features, outputs, generator=g) * scale).to(dtype)
+        self.bias = torch.rand(outputs, generator=g)
+        self.white, self.black, self.black_to_move, self.weight, self.bias = (
+            t.to(device) for t in (self.white, self.black, self.black_to_move, self.weight, self.bias)
+        )
+
+    def run(
+        self, activation: Activation, bound: float = 1.0, output_dtype: torch.dtype | None = None, seed: int = 5
+    ) -> tuple[Tensor, ...]:
+        """(output, weight gradient, bias gradient, the gradient of the output that gave them)"""
+        weight, bias = self.weight.clone().requires_grad_(), self.bias.clone().requires_grad_()
+        out = perspective_transformer(
+            self.white, self.black, self.black_to_move, weight, bias,
+            activation=activation, bound=bound, scale=self.scale, block_size=self.block_size, output_dtype=output_dtype,
+        )  # fmt: skip
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out.device, out.dtype) * 1e-3
+        out.backward(grad)
+        assert weight.grad is not None
+        assert bias.grad is not None
+        return out.detach(), weight.grad, bias.grad, grad
+
+    def reference(self, activation: Activation, bound: float, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight, bias = self.weight.double().requires_grad_(), self.bias.double().requires_grad_()
+        white, black = (
+            bias
+            + torch.where(((i == -1).cumsum(1) == 0)[:, :, None], weight[i.clamp(0, len(weight) - 1).long()], 0).sum(1)
+            for i in (self.white, self.black)
+        )
+        black_first = self.black_to_move.bool()[:, None]
+
+        def activate(a: Tensor) -> Tensor:
+            c = a.clamp(0, bound)
+            halves = c.chunk(2, 1)
+            return {"identity": a, "crelu": c, "screlu": c * c, "pairwise": halves[0] * halves[-1]}[activation]
+
+        out = (
+            torch.cat(
+                [activate(torch.where(black_first, black, white)), activate(torch.where(black_first, white, black))], 1
+            )
+            * self.scale
+        )
+        out.backward(grad.double())
+        assert weight.grad is not None
+        assert bias.grad is not None
+        return out.detach(), weight.grad, bias.grad
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    assert found.shape == expected.shape
+    assert torch.isfinite(found).all(), what
+    error = (found.double() - expected).norm() / expected.norm().clamp(min=1e-30)
+    assert error <= tolerance, f"{what}: relative error {error:.2e} > {tolerance:.0e}"
+
+
+def check(case: Case, activation: Activation, bound: float = 1.0, output_dtype: torch.dtype | None = None) -> None:
+    out, grad_weight, grad_bias, grad = case.run(activation, bound, output_dtype)
+    expected = case.reference(activation, bound, grad)
+    output_dtype = output_dtype or case.weight.dtype
+    exact = case.weight.dtype == torch.float32
+    assert out.dtype == output_dtype
+    assert grad_weight.dtype == case.weight.dtype
+    assert_close(
+        out, expected[0], {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[output_dtype], "output"
+    )
+    assert_close(grad_weight, expected[1], 2e-6 if exact else 8e-3, "weight gradient")
+    assert_close(grad_bias, expected[2], 2e-6 if exact else 2e-3, "bias gradient")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_forward_backward(device: torch.device, activation: Activation, dtype: torch.dtype) -> None:
+    check(Case(dtype=dtype, device=device), activation)
+
+
+@pytest.mark.parametrize("output_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_output_dtype(device: torch.device, dtype: torch.dtype, output_dtype: torch.dtype) -> None:
+    check(Case(dtype=dtype, device=device), "pairwise", 255 / 256, output_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_scale(device: torch.device, activation: Activation, dtype: torch.dtype) -> None:
+    check(Case(dtype=dtype, device=device, output_scale=127 / 128), activation)
+
+
+@pytest.mark.parametrize("outputs", [16, 48, 208, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_widths(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
+    check(Case(outputs=outputs, dtype=dtype, device=device), "pairwise")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "block_size", "missing"), [(1, 768, 0), (32, 768, 0), (32, 704, 0), (3, 641, 40), (60, 5, 2), (1, 1, 0)]
+)
+def test_blocks(device: torch.device, blocks: int, block_size: int, missing: int) -> None:
+    check(Case(400, 32, blocks, block_size, 32, device=device, missing=missing), "pairwise")
+
+
+@pytest.mark.parametrize(("positions", "max_active"), [(1, 1), (1, 32), (31, 3), (33, 70), (5000, 32), (64, 0)])
+def test_batches(device: torch.device, positions: int, max_active: int) -> None:
+    check(Case(positions, max_active, 4, 100, 64, device=device), "crelu")
+
+
+def test_empty_batch(device: torch.device) -> None:
+    case = Case(0, 5, device=device)
+    out, grad_weight, grad_bias, _ = case.run("pairwise")
+    assert out.shape == (0, 64)
+    assert not grad_weight.any()
+    assert not grad_bias.any()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(1, 300), st.integers(0, 40), st.integers(1, 40), st.integers(1, 768), st.integers(1, 12),
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), st.sampled_from(ACTIVATIONS), st.integers(0, 99),
+)  # fmt: skip
+def test_any_shape(
+    device: torch.device,
+    positions: int,
+    max_active: int,
+    blocks: int,
+    block_size: int,
+    sixteens: int,
+    dtype: torch.dtype,
+    activation: Activation,
+    seed: int,
+) -> None:
+    check(
+        Case(positions, max_active, blocks, block_size, 16 * sixteens, dtype=dtype, device=device, seed=seed),
+        activation,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_rows_outside_the_rule(device: torch.device, activation: Activation, dtype: torch.dtype) -> None:
+    """Duplicates and features of several blocks in a row are legal."""
+    g = torch.Generator().manual_seed(3)
+    rows = (make_rows(200, 12, 5, 96), make_rows(200, 12, 5, 96, 1))
+    rows[0][10] = 7  # one feature twelve times
+    rows[0][11:20] = -1
+    rows[0][11:20, :4] = torch.randint(0, 480, (9, 4), generator=g, dtype=torch.int32)
+    rows[1][199] = torch.arange(12, dtype=torch.int32) * 40
+    check(Case(rows=rows, dtype=dtype, device=device), activation)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_clip_passes_gradient_at_both_ends(device: torch.device, dtype: torch.dtype, fused: bool) -> None:
+    """Sums of exactly 0 and exactly the bound, which fake-quantised weights make, pass gradient, as in torch.clamp."""
+    bound = 255 / 256
+    bias = torch.tensor([0.0, bound, -(2.0**-20), 0.5, bound + 2.0**-20, 1.0, bound - 2.0**-20, 2.0**-30]).repeat(4)
+    rows = torch.tensor([[0, -1]], dtype=torch.int32, device=device)
+    weight = torch.zeros(8, 32, dtype=dtype, device=device).requires_grad_()
+    bias = bias.to(device).requires_grad_()
+    out = perspective_transformer(
+        rows, rows, torch.zeros(1, dtype=torch.uint8, device=device), weight, bias,
+        activation="crelu", bound=bound, block_size=8 if fused else None, output_dtype=torch.float32,
+    )  # fmt: skip
+    out.sum().backward()
+    expected = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 1]).repeat(4).to(device) * 2
+    torch.testing.assert_close(bias.grad, expected, rtol=0, atol=0)
+    torch.testing.assert_close(weight.grad[0].float(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_equal_bits(device: torch.device, dtype: torch.dtype) -> None:
+    case = Case(3000, 32, 32, 768, 256, dtype=dtype, device=device)
+    first = case.run("pairwise")
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, case.run("pairwise"), strict=True))
+
+
+def test_tiny_and_huge_gradients(device: torch.device) -> None:
+    """fp32 gradients keep their precision over many orders of magnitude."""
+    case = Case(500, 12, 5, 96, 64, device=device)
+    weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
+    out = perspective_transformer(
+        case.white, case.black, case.black_to_move, weight, bias, activation="identity", block_size=96
+    )
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    grad = grad * 10.0 ** torch.arange(0, -7, -1, device=device).repeat(100)[:500, None]
+    for scale in (1e-12, 1.0, 1e12):
+        out.backward(grad * scale, retain_graph=True)
+        assert weight.grad is not None
+        assert_close(weight.grad, case.reference("identity", 1.0, grad * scale)[1], 2e-6, f"scale {scale}")
+        weight.grad = None
+
+
+@pytest.mark.parametrize("what", ["weight", "gradient"])
+def test_non_finite_stays_visible(device: torch.device, what: str) -> None:
+    case = Case(device=device)
+    case.weight = case.weight.requires_grad_()
+    if what == "weight":
+        with torch.no_grad():
+            case.weight[case.white[0, 0], 3] = float("nan")
+    out = perspective_transformer(
+        case.white, case.black, case.black_to_move, case.weight, case.bias, activation="pairwise", block_size=96
+    )
+    grad = torch.ones_like(out)
+    if what == "gradient":
+        grad[0, 0] = float("inf")
+    out.backward(grad)
+    assert case.weight.grad is not None
+    assert not torch.isfinite(out if what == "weight" else case.weight.grad).all()
+
+
+def test_gradcheck(device: torch.device) -> None:
+    case = Case(6, 4, 3, 5, 6, device=device)
+    weight, bias = case.weight.double().requires_grad_(), case.bias.double().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda w, b: perspective_transformer(case.white, case.black, case.black_to_move, w, b, activation="pairwise"),
+        (weight, bias),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "relu"}, "activation: found 'relu', expected one of identity, crelu"),
+        ({"bound": 0.0}, "bound: found 0.0, expected a positive"),
+        ({"weight": torch.zeros(480, 15)}, "found N = 15, expected an even N"),
+    ],
+)
+def test_arguments(change: dict[str, object], message: str) -> None:
+    case = Case()
+    arguments: dict[str, object] = {"weight": case.weight, "bias": case.bias, **change}
+    with pytest.raises(ValueError, match=message):
+        perspective_transformer(case.white, case.black, case.black_to_move, **arguments)  # type: ignore[arg-type]
+
+
+def test_illegal_index(device: torch.device) -> None:
+    case = Case(device=device)
+    case.black[7, 0] = 480
+    with pytest.raises(RuntimeError, match="index 480 in row 7"):
+        case.run("pairwise")
+
+
+def test_cpu_is_not_fused() -> None:
+    assert not is_fused(Case().weight, 96)
+
+
+# ---- the operators themselves, on CUDA ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fused(cuda: torch.device) -> torch.device:
+    if not is_fused(torch.empty(768, 64, device=cuda), 768):
+        pytest.skip(f"no fused kernels for {torch.cuda.get_device_name()}")
+    return cuda
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["identity", "pairwise"])
+def test_opcheck(fused: torch.device, activation: Activation, dtype: torch.dtype) -> None:
+    case = Case(dtype=dtype, device=fused)
+    rows_arguments = (case.white, case.black, case.black_to_move, 480, 96)
+    code, dtype_code = ACTIVATIONS.index(activation), perspectives._DTYPES.index(dtype)
+    rows = perspective_rows(*rows_arguments)
+    assert rows.shape == (perspectives._rows_bytes(100, 480, 96),)
+    forward = (case.white, case.black, rows, case.weight.requires_grad_(), case.bias.requires_grad_())
+    torch.library.opcheck(
+        torch.ops.nnue.perspective_transformer_forward.default,
+        (*forward, 96, code, 1.0, 1.0, dtype_code, True),
+        # `saved` has padding that nothing reads or writes: its bits are not comparable.
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+    out, saved = torch.ops.nnue.perspective_transformer_forward(*forward, 96, code, 1.0, 1.0, dtype_code, True)
+    torch.library.opcheck(
+        torch.ops.nnue.perspective_transformer_backward.default,
+        (torch.randn_like(out), case.white, case.black, rows, saved.detach(), 480, 64, 96, code, 1.0, 1.0, dtype_code),
+    )
+
+
+@pytest.mark.cuda
+def test_shared_rows(fused: torch.device) -> None:
+    case = Case(device=fused)
+    rows = perspective_rows(case.white, case.black, case.black_to_move, 480, 96)
+    arguments = (case.white, case.black, case.black_to_move, case.weight, case.bias)
+    assert torch.equal(
+        perspective_transformer(*arguments, block_size=96),
+        perspective_transformer(*arguments, block_size=96, rows=rows),
+    )
+    with pytest.raises(RuntimeError, match=r"rows: found shape .* what perspective_rows makes"):
+        perspective_transformer(*arguments, block_size=96, rows=rows[:-1].clone())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compile(fused: torch.device, dynamic: bool) -> None:
+    case = Case(dtype=torch.bfloat16, device=fused)
+
+    @torch.compile(fullgraph=True, dynamic=dynamic)
+    def step(white: Tensor, black: Tensor, stm: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return perspective_transformer(white, black, stm, weight, bias, block_size=96) * 2
+
+    weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
+    out = step(case.white, case.black, case.black_to_move, weight, bias)
+    expected, grad_weight, _, grad = case.run("pairwise")
+    torch.testing.assert_close(out, expected * 2)
+    out.backward(grad / 2)
+    torch.testing.assert_close(weight.grad, grad_weight)
+
+
+@pytest.mark.cuda
+def test_cuda_graph(fused: torch.device) -> None:
+    """A captured step follows new index rows: nothing in it waits, or depends on the batch it was made with."""
+    before = ops.set_index_check("off")
+    case, other = Case(500, device=fused), Case(500, device=fused, seed=9)
+    weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
+    grad = torch.randn(500, 64, device=fused)
+    inputs = [case.white.clone(), case.black.clone(), case.black_to_move.clone()]
+
+    def step() -> tuple[Tensor, ...]:
+        out = perspective_transformer(*inputs, weight, bias, block_size=96)
+        return out, *torch.autograd.grad(out, (weight, bias), grad)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for now in (other, case):
+        for target, source in zip(inputs, (now.white, now.black, now.black_to_move), strict=True):
+            target.copy_(source)
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))
+    ops.set_index_check(before)
+
+
+@pytest.mark.cuda
+def test_streams(fused: torch.device) -> None:
+    case = Case(3000, 32, 32, 768, 256, device=fused)
+    expected = case.run("pairwise")
+    torch.cuda.synchronize()
+    results = []
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            results.append(case.run("pairwise"))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for found in results for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.cuda
+def test_sanitizer_forward_backward(fused: torch.device) -> None:
+    """Small enough for compute-sanitizer (tools/gpu_check.sh), large enough for shared units and irregular rows."""
+    rows = (make_rows(600, 12, 3, 96), make_rows(600, 12, 3, 96, 1))
+    rows[0][10] = 7
+    for dtype in (torch.float32, torch.bfloat16):
+        check(Case(blocks=3, rows=rows, outputs=80, dtype=dtype, device=fused), "pairwise")
+
+
+@pytest.mark.cuda
+def test_real_rows(fused: torch.device) -> None:
+    """Many workers to a unit: a batch whose rows lie mostly in one block."""
+    g = torch.Generator().manual_seed(0)
+    block = torch.where(torch.rand(16_384, 1, generator=g) < 0.8, 29, torch.randint(0, 32, (16_384, 1), generator=g))
+    rows = (block * 768 + torch.rand(16_384, 768, generator=g).topk(20).indices).int()
+    for dtype in (torch.float32, torch.bfloat16):
+        check(
+            Case(
+                rows=(rows, rows.flip(0)), blocks=32, block_size=768, outputs=256, dtype=dtype, device=fused, scale=0.05
+            ),
+            "pairwise",
+        )
