@@ -50,7 +50,12 @@ class SfnnV5(NnueModel):
         super().__init__()
         self.config = config
         self.feature_transformer = PerspectiveTransformer(
-            NUM_FEATURES, config.l1, "pairwise", psqt_buckets=BUCKETS, product_scale=PRODUCT_SCALE
+            NUM_FEATURES,
+            config.l1,
+            "pairwise",
+            psqt_buckets=BUCKETS,
+            product_scale=PRODUCT_SCALE,
+            block_size=ROWS_PER_KING_BUCKET,
         )
         self.fc0 = StackedLinear(BUCKETS, config.l1, L2 + 1)
         self.fc1 = StackedLinear(BUCKETS, 2 * L2, L3)

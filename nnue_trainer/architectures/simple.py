@@ -27,7 +27,10 @@ class SimpleNet(NnueModel):
         self.feature_set = config.feature_set
         self.score_scale = float(config.score_scale)
         self.feature_transformer = PerspectiveTransformer(
-            NUM_FEATURES[config.feature_set], config.hidden, config.activation
+            NUM_FEATURES[config.feature_set],
+            config.hidden,
+            config.activation,
+            block_size=NUM_FEATURES[config.feature_set],
         )
         self.output = nn.Linear(2 * config.hidden, 1)
         nn.init.zeros_(self.output.bias)

@@ -1,7 +1,7 @@
 """The first layer of every net: one feature transformer seen from both sides, activated and joined.
 
-This is the only place where a model meets the sparse operator, so that a fused operator for the pair of perspectives
-can take its place without touching an architecture.
+This is the only place where a model meets the sparse operators: `perspectives.perspective_transformer` is one fused
+operator where there is one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import functional
+from nnue_trainer import functional, perspectives
 from nnue_trainer.data.batch import Batch
 
 Activation = Literal["crelu", "screlu", "pairwise"]
@@ -28,6 +28,9 @@ class PerspectiveTransformer(nn.Module):
       crelu     a;   2 · num_outputs values
       screlu    a²;  2 · num_outputs values
       pairwise  a[j] · a[j + num_outputs / 2] · product_scale;  num_outputs values, num_outputs / 2 a perspective
+
+    `block_size` is the number of features of one king bucket (all of them where there are none), if an index row's
+    features lie in one bucket: it lets GPUs of compute capability 9.0 use the fused operator.
     """
 
     psqt: nn.Parameter | None
@@ -40,10 +43,12 @@ class PerspectiveTransformer(nn.Module):
         *,
         psqt_buckets: int = 0,
         product_scale: float = 1.0,
+        block_size: int | None = None,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.product_scale = product_scale
+        self.block_size = block_size
         bound = math.sqrt(1 / num_features)
         self.weight = nn.Parameter(torch.empty(num_features, num_outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
@@ -57,28 +62,26 @@ class PerspectiveTransformer(nn.Module):
         width = self.weight.shape[1]
         return width if self.activation == "pairwise" else 2 * width
 
-    def _activate(self, accumulator: Tensor) -> Tensor:
-        clipped = accumulator.clamp(0.0, 1.0)
-        if self.activation == "crelu":
-            return clipped
-        if self.activation == "screlu":
-            return clipped.square()
-        first, second = clipped.chunk(2, dim=1)
-        return first * second if self.product_scale == 1.0 else first * second * self.product_scale
-
     def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Activated vector fp32 [B, num_outputs]; with PSQT its half difference at `bucket` int64 [B], fp32 [B]."""
-        black_to_move = batch.black_to_move.bool().unsqueeze(1)
-        # Swapping index rows moves a few dozen integers a position; swapping accumulators, thousands of floats.
-        us = torch.where(black_to_move, batch.black, batch.white)
-        them = torch.where(black_to_move, batch.white, batch.black)
-        activated = torch.cat(
-            [self._activate(functional.feature_transformer(rows, self.weight, self.bias)) for rows in (us, them)], dim=1
+        activated = perspectives.perspective_transformer(
+            batch.white,
+            batch.black,
+            batch.black_to_move,
+            self.weight,
+            self.bias,
+            activation=self.activation,
+            scale=self.product_scale if self.activation == "pairwise" else 1.0,
+            block_size=self.block_size,
         )
         if self.psqt is None:
             return activated, None
         if bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
+        # Swapping index rows moves a few dozen integers a position.
+        black_to_move = batch.black_to_move.bool().unsqueeze(1)
+        us = torch.where(black_to_move, batch.black, batch.white)
+        them = torch.where(black_to_move, batch.white, batch.black)
         difference = functional.feature_transformer(us, self.psqt, self._no_bias) - functional.feature_transformer(
             them, self.psqt, self._no_bias
         )
