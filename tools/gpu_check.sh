@@ -30,6 +30,7 @@ for tool in memcheck racecheck; do
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 python3 -m pytest -q tests/ops -m cuda -k "sanitizer or forward_backward" -p no:cacheprovider
 done
 step bench_op python3 benchmarks/feature_transformer_op.py --device cuda --data "$positions" --out "$out"
+step bench_fused python3 benchmarks/feature_transformer/run.py --data "$positions" --out "$out"
 step bench_step python3 benchmarks/training_step.py --device cuda --data "$positions" --out "$out"
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }
 echo "all steps passed"
