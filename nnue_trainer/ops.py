@@ -131,7 +131,7 @@ torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context
 torch.library.register_autograd(BACKWARD, _double_backward)
 
 # Autocast runs the op in float32: a cast of the whole weight each step would cost more than 16-bit rows save. Who wants
-# 16-bit rows keeps 16-bit weights.
+# 16-bit rows keeps 16-bit weights and calls the op outside autocast, which casts those up as well.
 for _device in ("cpu", "cuda"):
     torch.library.register_autocast(FORWARD, _device, torch.float32)
 

@@ -158,6 +158,12 @@ void IndexCheck::finish() {
 
 IndexCheck::~IndexCheck() {
     if (own_ == nullptr) return;
+    // Where the operator failed before finish(), the kernel may still be writing: the next call must not find that.
+    if (cudaEventSynchronize(own_->done) == cudaSuccess && own_->finding->set != 0) {
+        own_->finding->set = 0;
+        cudaMemsetAsync(own_->claimed, 0, sizeof(unsigned), stream_);
+        cudaStreamSynchronize(stream_);
+    }
     const std::lock_guard lock(mutex);
     reports()[device_].idle.push_back(own_);
 }

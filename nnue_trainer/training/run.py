@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import architectures, checkpoint, config, schema
+from nnue_trainer import architectures, checkpoint, config, ops, schema
 from nnue_trainer.architectures.base import NnueModel
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
@@ -173,6 +173,8 @@ def set_up_torch(recipe: Recipe, device: torch.device) -> None:
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (the type lacks it)
     if device.type == "cpu":
         keep_freed_memory()
+    else:
+        ops.set_index_check("async")  # the loader's rows are sound; an error may come a step late, the host never waits
 
 
 def keep_freed_memory() -> None:
