@@ -1,12 +1,12 @@
 """Positions per second of the loader: what a training loop can take, with nothing else to do.
 
-    python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3] [--callgrind]
+    python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3] [--callgrind DATA_BENCH]
 
 Four streams for each number of threads: index rows without filters, with the filters of production runs, packed
 records, and packed records from a shuffled copy of the file (chains of one position). The file is listed so often that
 an epoch hardly ends during a measurement. Where filters drop positions, those read are given too. `--callgrind` adds
-instructions per position of the hot loops, the figure that a busy machine does not change (needs valgrind and
-build/cpp/data_bench). Prints a table and writes JSON into benchmarks/results/.
+instructions per position of the hot loops, the figure that a busy machine does not change (needs valgrind and a Release
+build of data_loader's data_bench). Prints a table and writes JSON into benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from nnue_trainer import _data
 from nnue_trainer.data import Filters, Loader, RecordLoader
 from nnue_trainer.data.binpack import read_binpack, write_binpack
-from report import RESULTS, ROOT, environment, write
+from report import RESULTS, environment, write
 
 FEATURES = "HalfKAv2_hm"
 PRODUCTION = Filters(no_score=True, placeholder_zero=True, quiet=True, wdl=True, soft_ply=20, piece_counts=True)
@@ -49,9 +49,8 @@ def measure(make: Callable[[], Loader | RecordLoader], seconds: float) -> tuple[
         loader.close()
 
 
-def instructions(data: Path) -> dict[str, dict[str, float]]:
+def instructions(bench: Path, data: Path) -> dict[str, dict[str, float]]:
     """Instructions per position by build and loop, counted by callgrind over one pass of the first chunk."""
-    bench = ROOT / "build" / "cpp" / "data_bench"
     counts: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "callgrind"
@@ -66,9 +65,11 @@ def instructions(data: Path) -> dict[str, dict[str, float]]:
     # The bench decodes once to begin with, in the best build, and then with and without flags in each.
     best = _data.isa()
     for line in listing.splitlines():
-        found = re.match(r"\s*([\d,]+) .*nnue::data::(\w+)::(decode_chains|expand_batch|permute|gather)", line)
+        found = re.match(
+            r"\s*([\d,]+) .*nnue::data::(?:(\w+)::)?(decode_chains|expand_batch|permute|gather|filter_records)", line
+        )
         if found:
-            isa, loop = found.group(2), found.group(3)
+            isa, loop = found.group(2) or "any", found.group(3)
             runs = 1 if loop != "decode_chains" else 3 if isa == best else 2
             counts.setdefault(isa, {})[loop] = round(int(found.group(1).replace(",", "")) / positions / runs, 1)
     return counts
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--batch-size", type=int, default=16_384)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--callgrind", action="store_true")
+    parser.add_argument("--callgrind", type=Path, metavar="DATA_BENCH")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     arguments = parser.parse_args()
 
@@ -118,7 +119,7 @@ def main() -> None:
         "results": rows,
     }
     if arguments.callgrind:
-        report["instructions_per_position"] = instructions(arguments.data)
+        report["instructions_per_position"] = instructions(arguments.callgrind, arguments.data)
         print(json.dumps(report["instructions_per_position"], indent=2))
     write(arguments.out / "loader.json", report)
 

@@ -4,6 +4,7 @@
 //   data_bench FILE [feature set] [seconds per loop]
 //
 // Under callgrind, `--once` runs each loop over the file a single time, for instruction counts per position.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "filters/filters.h"
 #include "formats/binpack.h"
 #include "formats/movetext.h"
 #include "pipeline/kernels.h"
@@ -62,6 +64,19 @@ int main(int argc, char** argv) {
         const BatchRows rows{white.data(), black.data(), score.data(), result.data(), side.data(), count.data()};
         std::vector<std::uint32_t> order(n);
         std::printf("%s, first chunk: %zu positions, %zu chains, %s\n", argv[1], n, all.chains, set.name);
+        {
+            FilterOptions production;
+            production.no_score = production.placeholder_zero = production.quiet = production.wdl = true;
+            production.soft_ply = 20;
+            production.piece_counts = true;
+            compute_flags(records, flags.data());
+            FilterCounts counts;
+            std::uint64_t key = 0;
+            measure("", "copy and filter", n, seconds, [&] {
+                std::copy(records.begin(), records.end(), copy.begin());
+                filter_records(production, ++key, copy, flags.data(), counts);
+            });
+        }
         for (const Kernels* k : all_kernels()) {
             measure(k->isa, "decode", n, seconds,
                     [&] { k->decode_chains(payload, size, 0, copy.data(), nullptr, copy.size()); });

@@ -5,8 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from nnue_trainer import _data
+from nnue_trainer.cli.main import app
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.generate import Engine, GenerateOptions, generate, internal_score, score_scale
 from nnue_trainer.data.info import file_info
@@ -157,3 +159,19 @@ def test_stockfish(tmp_path: Path) -> None:
     info = file_info(tmp_path / "a").statistics
     assert info["positions"] >= 300
     assert info["score_none"] == 0
+
+
+@pytest.mark.engine
+def test_the_bundled_sample_is_made_by_the_command_in_its_readme(project_root: Path, tmp_path: Path) -> None:
+    if not Path("/usr/games/stockfish").exists():
+        pytest.skip("no Debian stockfish")
+    readme = (project_root / "samples" / "README.md").read_text()
+    command = next(line for line in readme.splitlines() if line.startswith("nnue data generate samples/val"))
+    arguments = command.split()[1:]
+    arguments[2] = str(tmp_path / "val.binpack")
+    arguments[arguments.index("--positions") + 1] = "500"  # the first games of it
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    made = read_binpack(tmp_path / "val.binpack")
+    assert len(made) >= 500
+    assert made.tobytes() == read_binpack(project_root / "samples" / "val.binpack")[: len(made)].tobytes()

@@ -1,6 +1,10 @@
 """The loader: contents, order, resume, reuse of memory, errors."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -191,3 +195,26 @@ def test_real_positions_once_each(shared: Path) -> None:
     np.testing.assert_array_equal(
         np.sort(shuffled.view("V32"), axis=0), np.sort(read_binpack(path).view("V32"), axis=0)
     )
+
+
+def test_ctrl_c_ends_in_under_a_second(files: list[Path]) -> None:
+    # The batch is held for ever, so the next one never comes: the wait itself must notice.
+    code = (
+        "import sys; from nnue_trainer import _data; import numpy as np\n"
+        "from nnue_trainer.data import RecordLoader\n"
+        f"loader = RecordLoader({[str(f) for f in files]!r}, {B}, repeat=True, hold=1, threads=1)\n"
+        "pipeline = loader._open()\n"
+        "while True:\n"
+        "    pipeline.next(); print('taken', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "taken\n"
+    time.sleep(0.5)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - start < 3  # one second, on a machine that is not busy
+    assert "KeyboardInterrupt" in errors
