@@ -25,6 +25,9 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "nnue_trainer" / "__init__.
 # 2.10: the oldest torch whose stable ABI has all that csrc/ uses. Its headers leave parameters unused.
 OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", f"-DNNUE_VERSION={VERSION}", "-Wno-unused-parameter"]
 
+# Feature sets and records: one definition for the data pipeline, the CPU operator and the CUDA kernel.
+SHARED_HEADERS = ("data_loader/chess/*.h", "data_loader/features/*.h")
+
 
 def sources(*patterns: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
@@ -95,8 +98,8 @@ def native_parts() -> dict[str, object]:
     cpu_ops = cpp_extension.CppExtension(
         "nnue_trainer._ops_cpu",
         sources("csrc/*.cpp", "csrc/cpu/*.cpp"),
-        depends=sources("csrc/*.h", "csrc/cpu/*.h"),
-        include_dirs=[str(ROOT / "csrc")],
+        depends=sources("csrc/*.h", "csrc/cpu/*.h", *SHARED_HEADERS),
+        include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader")],
         # Contraction off: every instruction set level computes the same bits. psabi: vectors never cross a real call.
         extra_compile_args={"cxx": [*CXX_FLAGS, *OPS_FLAGS, "-ffp-contract=off", "-Wno-psabi"]},
     )
@@ -131,8 +134,8 @@ def native_parts() -> dict[str, object]:
         cuda_ops = cpp_extension.CppExtension(
             "nnue_trainer._ops_cuda",
             sources("csrc/cuda/*.cu"),
-            depends=sources("csrc/*.h", "csrc/cuda/*.cuh"),
-            include_dirs=[str(ROOT / "csrc"), str(cuda_home / "include")],
+            depends=sources("csrc/*.h", "csrc/cuda/*.cuh", *SHARED_HEADERS),
+            include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader"), str(cuda_home / "include")],
             library_dirs=[
                 str(path)
                 for path in (cuda_home / "lib64", cuda_home / "lib", *cuda_home.glob("targets/*/lib"))

@@ -70,6 +70,11 @@ inline std::uint64_t deposit_bits(std::uint64_t value, std::uint64_t mask) {
 #endif
 }
 
+// The low bit of every nibble of `x` that is 15.
+NNUE_HOST_DEVICE constexpr std::uint64_t fifteens(std::uint64_t x) {
+    return x & x >> 1 & x >> 2 & x >> 3 & 0x1111111111111111ULL;
+}
+
 // Square of the k-th set bit, k counted from 0; there must be more than k of them.
 inline int select_bit(Bitboard bits, int k) {
 #if defined(NNUE_BMI2)

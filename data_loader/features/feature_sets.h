@@ -59,10 +59,20 @@ NNUE_HOST_DEVICE inline void list_squares(Bitboard bits, std::uint8_t* squares) 
 
 // Index of the one nibble of `low`, `high` (16 each, low first) that is 15; 0 if there is none.
 NNUE_HOST_DEVICE inline int find_fifteen(std::uint64_t low, std::uint64_t high) {
-    const auto all_set = [](std::uint64_t x) { return x & x >> 1 & x >> 2 & x >> 3 & 0x1111111111111111ULL; };
-    const std::uint64_t in_low = all_set(low), in_high = all_set(high);
+    const std::uint64_t in_low = fifteens(low), in_high = fifteens(high);
     if (in_low) return lowest(in_low) / 4;
     return in_high ? 16 + lowest(in_high) / 4 : 0;
+}
+
+// The piece code that a record's nibble stands for on `square`.
+NNUE_HOST_DEVICE constexpr std::uint8_t plain_code(std::uint8_t nibble, std::uint8_t square) {
+    const std::uint8_t colour = square >> 5 & 1;
+    std::uint8_t plain = nibble;
+    plain = nibble == kPushedPawn ? colour : plain;  // on rank 4 white, on rank 5 black
+    plain = nibble == kWhiteCastlingRook ? std::uint8_t{kRook << 1 | kWhite} : plain;
+    plain = nibble == kBlackCastlingRook ? std::uint8_t{kRook << 1 | kBlack} : plain;
+    plain = nibble == kBlackKingToMove ? std::uint8_t{kKing << 1 | kBlack} : plain;
+    return plain;
 }
 
 // Reads the board of a record that is known to be sound: unpack() accepted it.
@@ -85,13 +95,7 @@ NNUE_HOST_DEVICE inline Pieces pieces_of_record(const std::uint8_t* record) {
     p.king[1] = p.square[black];
     p.black_to_move = p.code[black] == kBlackKingToMove;
     for (int i = 0; i < kMaxPieces; ++i) {
-        const std::uint8_t code = p.code[i], colour = p.square[i] >> 5 & 1;
-        std::uint8_t plain = code;
-        plain = code == kPushedPawn ? colour : plain;  // on rank 4 white, on rank 5 black
-        plain = code == kWhiteCastlingRook ? std::uint8_t{kRook << 1 | kWhite} : plain;
-        plain = code == kBlackCastlingRook ? std::uint8_t{kRook << 1 | kBlack} : plain;
-        plain = code == kBlackKingToMove ? std::uint8_t{kKing << 1 | kBlack} : plain;
-        p.code[i] = plain;
+        p.code[i] = plain_code(p.code[i], p.square[i]);
     }
     return p;
 }
@@ -174,6 +178,20 @@ struct HalfKAv2Hm11 : HalfKAv2HmBase<11> {
     static constexpr const char* kName = "HalfKAv2_hm_11";
 };
 
+// In the order of FeatureSetId.
+template <class... Sets>
+struct FeatureSetList {
+    static constexpr FeatureSetInfo kInfos[] = {
+        {Sets::kId, Sets::kName, Sets::kNumFeatures, Sets::kMaxActive, Sets::kNumVirtual}...};
+};
+using FeatureSets = FeatureSetList<Chess768, HalfKP, HalfKA, HalfKAv2, HalfKAv2Hm, HalfKAv2Hm11>;
+
+// The index of one piece in a perspective's row; orientation and offset are those of its king.
+template <class Set>
+NNUE_HOST_DEVICE constexpr int feature_index(int code, int square, int perspective, int orientation, int offset) {
+    return offset + 64 * Set::plane(code, perspective) + (square ^ orientation);
+}
+
 // Writes the Set::kMaxActive entries of one perspective's row: active indices by ascending square, then −1.
 template <class Set>
 NNUE_HOST_DEVICE inline void expand_row(const Pieces& p, int perspective, std::int32_t* __restrict row) {
@@ -181,14 +199,14 @@ NNUE_HOST_DEVICE inline void expand_row(const Pieces& p, int perspective, std::i
     const int offset = Set::offset(perspective, p.king[perspective]);
     if constexpr (Set::kHasKings) {
         for (int i = 0; i < Set::kMaxActive; ++i) {
-            const int index = offset + 64 * Set::plane(p.code[i], perspective) + (p.square[i] ^ orientation);
+            const int index = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
             row[i] = i < p.count ? index : -1;
         }
     } else {
         int n = 0;
         for (int i = 0; i < p.count; ++i) {
             if (p.code[i] < 2 * kKing) {
-                row[n++] = offset + 64 * Set::plane(p.code[i], perspective) + (p.square[i] ^ orientation);
+                row[n++] = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
             }
         }
         for (; n < Set::kMaxActive; ++n) row[n] = -1;
