@@ -32,6 +32,15 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "-> (Tensor, Tensor)");
     m.def("perspective_transformer_available(int device) -> bool");
 
+    // Contracts: expand_features.h.
+    m.def(
+        "expand_features(Tensor records, int feature_set, bool check_records=True) -> "
+        "(Tensor white, Tensor black, Tensor black_to_move, Tensor score, Tensor result, Tensor piece_count)");
+    m.def(
+        "expand_features_into(Tensor records, int feature_set, Tensor(a!) white, Tensor(b!) black, "
+        "Tensor(c!) black_to_move, Tensor(d!) score, Tensor(e!) result, Tensor(f!) piece_count, "
+        "bool check_records=True) -> ()");
+
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(int mode) -> int");
     m.def("raise_cuda_index_errors() -> ()");

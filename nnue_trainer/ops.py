@@ -1,9 +1,10 @@
 """The operators of `torch.ops.nnue` with types, autograd, fake kernels and autocast.
 
 Importing this module loads the op libraries (`_library`) and registers everything that is not a kernel. The contracts
-are in docs/ops.md and csrc/feature_transformer.h.
+are in docs/ops.md, csrc/feature_transformer.h and csrc/expand_features.h.
 
-CUDA and illegal indices: kernels never follow an index outside its range. `set_index_check` chooses when the error is
+CUDA and illegal input: kernels never follow an index outside its range, and leave the rows of a record that is no
+position empty. `set_index_check` chooses when the error is
 raised: by the call itself ("sync", the default: the host waits for a small check kernel), by a later call ("async": the
 host never waits), or never ("off": illegal entries are skipped). While a CUDA graph is captured the check is "async".
 """
@@ -11,7 +12,7 @@ host never waits), or never ("off": illegal entries are skipped). While a CUDA g
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ _libraries = _library.require()
 
 FORWARD = "nnue::feature_transformer_forward"
 BACKWARD = "nnue::feature_transformer_backward"
+EXPAND = "nnue::expand_features"
+EXPAND_INTO = "nnue::expand_features_into"
 
 IndexCheck = Literal["sync", "async", "off"]
 _MODES: tuple[IndexCheck, ...] = get_args(IndexCheck)
@@ -84,8 +87,32 @@ def _backward_fake(
     )
 
 
+def _expect_records(records: Tensor) -> None:
+    _expect(EXPAND, "records", records.dim() == 2, f"{records.dim()} dimensions", "shape [B, 32]")
+    _expect(EXPAND, "records", records.dtype == torch.uint8, records.dtype, "uint8")
+
+
+def _expand_fake(records: Tensor, feature_set: int, check_records: bool = True) -> tuple[Tensor, ...]:
+    from nnue_trainer.data.features import FEATURE_SETS
+
+    _expect_records(records)
+    known = list(FEATURE_SETS.values())
+    _expect(EXPAND, "feature_set", 0 <= feature_set < len(known), feature_set, f"0 <= number < {len(known)}")
+    rows = records.shape[0]
+    shapes = ((rows, known[feature_set].max_active),) * 2 + ((rows,),) * 4
+    return tuple(records.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _EXPANDED_DTYPES, strict=True))
+
+
+def _expand_into_fake(records: Tensor, feature_set: int, *outputs_and_check: Tensor | bool) -> None:
+    _expect_records(records)
+
+
+_EXPANDED_DTYPES = (torch.int32, torch.int32, torch.uint8, torch.int16, torch.int8, torch.uint8)
+
 torch.library.register_fake(FORWARD, _forward_fake)
 torch.library.register_fake(BACKWARD, _backward_fake)
+torch.library.register_fake(EXPAND, _expand_fake)
+torch.library.register_fake(EXPAND_INTO, _expand_into_fake)
 
 
 # ---- autograd -----------------------------------------------------------------------------------------------------
@@ -146,7 +173,7 @@ def _no_cuda(*args: Any, **kwargs: Any) -> Any:
 
 
 if _libraries.cuda_error is not None:
-    for _op in (FORWARD, BACKWARD):
+    for _op in (FORWARD, BACKWARD, EXPAND, EXPAND_INTO):
         torch.library.impl(_op, "CUDA", _no_cuda)
 
 
@@ -225,8 +252,58 @@ def feature_transformer_backward(
     )
 
 
+class Expanded(NamedTuple):
+    """B positions as index rows; the fields of `nnue_trainer.data.Batch`, of which `Batch(*expanded)` makes one.
+
+    `white` and `black` are int32 [B, K], the others [B]: `black_to_move` uint8, `score` int16 (engine units) and
+    `result` int8 (−1, 0, 1) from the side to move's view, `piece_count` uint8.
+    """
+
+    white: Tensor
+    black: Tensor
+    black_to_move: Tensor
+    score: Tensor
+    result: Tensor
+    piece_count: Tensor
+
+
+def feature_set_number(name: str) -> int:
+    """The number by which operators know a feature set. ValueError, with the names there are, for an unknown one."""
+    from nnue_trainer.data.features import FEATURE_SETS
+
+    names = list(FEATURE_SETS)
+    if name not in names:
+        raise ValueError(f"unknown feature set {name!r}, expected one of {', '.join(names)}")
+    return names.index(name)
+
+
+def expand_features(records: Tensor, feature_set: str, *, check_records: bool = True) -> Expanded:
+    """Expands packed positions into the index rows of both perspectives; bit-equal to `nnue_trainer.data.expand`.
+
+    Args:
+        records: uint8 [B, 32], positions as binpack files and `nnue_trainer.data.RecordLoader` hold them.
+        feature_set: such as "HalfKAv2_hm"; any of `nnue_trainer.data.FEATURE_SETS`.
+        check_records: on CUDA, report a record that is no position, as `set_index_check` says. False is for records
+            that are known to be sound, such as a loader's; one that is not gets empty rows. The CPU always checks.
+
+    Returns:
+        New tensors on the device of `records`.
+
+    Raises:
+        RuntimeError: `records` has the wrong shape or dtype, or holds something that is no position (row and reason).
+        ValueError: there is no such feature set.
+    """
+    number = feature_set_number(feature_set)
+    return Expanded(*torch.ops.nnue.expand_features(records, number, check_records))
+
+
+def expand_features_into(records: Tensor, feature_set: str, out: Expanded, *, check_records: bool = True) -> None:
+    """`expand_features` into tensors that are there already: contiguous, with its shapes and dtypes, on its device."""
+    torch.ops.nnue.expand_features_into(records, feature_set_number(feature_set), *out, check_records)
+
+
 def set_index_check(mode: IndexCheck) -> IndexCheck:
-    """Choose when CUDA operators report an illegal index; returns the mode before. On the CPU every call checks.
+    """Choose when CUDA operators report an illegal index or record; returns the mode before. The CPU always checks.
 
     "sync": the call raises (the host waits for a small kernel that runs before the work). "async": the host never
     waits; the next operator on the device, or `raise_index_errors`, raises. "off": illegal entries are skipped.

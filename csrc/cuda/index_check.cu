@@ -16,15 +16,7 @@
 
 namespace nnue::cuda {
 
-struct Finding {
-    const char* op;
-    int64_t row;
-    int64_t num_features;
-    int32_t index;
-    int32_t set;
-};
-
-struct IndexReport {
+struct Report {
     volatile Finding* finding = nullptr;  // pinned, mapped: host and device see it
     unsigned* claimed = nullptr;          // device
     cudaEvent_t done = nullptr;
@@ -36,8 +28,8 @@ enum Mode : int { sync_mode, async_mode, off_mode };
 std::atomic<int> mode{sync_mode};
 
 struct DeviceReports {
-    IndexReport* async = nullptr;
-    std::vector<IndexReport*> idle;  // for sync checks
+    Report* async = nullptr;
+    std::vector<Report*> idle;  // for sync checks
 };
 std::mutex mutex;
 // Reports live as long as the process: a graph may write to one at any time.
@@ -57,8 +49,8 @@ class RelaxedCapture {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-IndexReport* make_report() {
-    auto* report = new IndexReport;
+Report* make_report() {
+    auto* report = new Report;
     void* memory = nullptr;
     check_cuda(cudaHostAlloc(&memory, sizeof(Finding), cudaHostAllocMapped | cudaHostAllocPortable), "index check");
     report->finding = static_cast<volatile Finding*>(memory);
@@ -74,15 +66,15 @@ IndexReport* make_report() {
 }
 
 // Throws what `report` holds, if anything, and makes it ready for the next.
-void raise(IndexReport* report, cudaStream_t stream, bool earlier) {
+void raise(Report* report, cudaStream_t stream, bool earlier) {
     if (report->finding->set == 0) return;
-    const Finding found{report->finding->op, report->finding->row, report->finding->num_features,
-                        report->finding->index, 1};
+    const Finding found{report->finding->op,           report->finding->raise, report->finding->row,
+                        report->finding->num_features, report->finding->value, 1};
     report->finding->set = 0;
     check_cuda(cudaMemsetAsync(report->claimed, 0, sizeof(unsigned), stream), "index check");
     check_cuda(cudaStreamSynchronize(stream), "index check");
     try {
-        fail_index(found.op, found.row, found.index, found.num_features);
+        found.raise(found);
     } catch (const std::runtime_error& error) {
         if (!earlier) throw;
         throw std::runtime_error(std::string(error.what()) + " (in an earlier call, or a CUDA graph's replay)");
@@ -90,8 +82,7 @@ void raise(IndexReport* report, cudaStream_t stream, bool earlier) {
 }
 
 // One warp a row.
-__global__ void check_rows(const int32_t* indices, int64_t rows, int max_active, int64_t num_features, const char* op,
-                           volatile Finding* finding, unsigned* claimed) {
+__global__ void check_rows(const int32_t* indices, int64_t rows, int max_active, FindingSink sink) {
     const int lane = threadIdx.x;
     for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows;
          row += int64_t(gridDim.x) * blockDim.y) {
@@ -99,14 +90,7 @@ __global__ void check_rows(const int32_t* indices, int64_t rows, int max_active,
             const int32_t index = base + lane < max_active ? indices[row * max_active + base + lane] : -1;
             const unsigned ends = __ballot_sync(kAllLanes, index == -1);
             const int count = ends == 0 ? kWarp : __ffs(ends) - 1;
-            if (lane < count && (index < 0 || index >= num_features) && atomicExch(claimed, 1u) == 0) {
-                finding->op = op;
-                finding->row = row;
-                finding->num_features = num_features;
-                finding->index = index;
-                __threadfence_system();
-                finding->set = 1;
-            }
+            if (lane < count && (index < 0 || index >= sink.num_features)) report(sink, row, index);
             if (count < kWarp) break;
         }
     }
@@ -120,43 +104,42 @@ bool is_capturing(cudaStream_t stream) {
 
 }  // namespace
 
-IndexCheck::IndexCheck(const char* op, const int32_t* indices, int64_t rows, int64_t max_active, int64_t num_features,
-                       int device, cudaStream_t stream)
+Check::Check(const char* op, int device, cudaStream_t stream, void (*raise_found)(const Finding&), int64_t num_features)
     : device_(device), stream_(stream) {
     const int now = mode.load(std::memory_order_relaxed);
-    if (now == off_mode || rows == 0 || max_active == 0) return;
+    if (now == off_mode) return;
     const bool capturing = is_capturing(stream);
     const RelaxedCapture relaxed;
-    IndexReport* report = nullptr;
-    {
-        const std::lock_guard lock(mutex);
-        DeviceReports& mine = reports()[device];
-        if (mine.async == nullptr) mine.async = make_report();
-        if (!capturing) raise(mine.async, stream, true);
-        if (capturing || now == async_mode) {
-            report = mine.async;
-        } else if (mine.idle.empty()) {
-            report = own_ = make_report();
-        } else {
-            report = own_ = mine.idle.back();
-            mine.idle.pop_back();
-        }
+    Report* report = nullptr;
+    const std::lock_guard lock(mutex);
+    DeviceReports& mine = reports()[device];
+    if (mine.async == nullptr) mine.async = make_report();
+    if (!capturing) raise(mine.async, stream, true);
+    if (capturing || now == async_mode) {
+        report = mine.async;
+    } else if (mine.idle.empty()) {
+        report = own_ = make_report();
+    } else {
+        report = own_ = mine.idle.back();
+        mine.idle.pop_back();
     }
-    constexpr int kRowsPerBlock = 8;
-    const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(divide_up(rows, kRowsPerBlock), 4096));
-    launch("check_rows", check_rows, blocks, dim3(kWarp, kRowsPerBlock), 0, stream, indices, rows,
-           static_cast<int>(max_active), num_features, op, report->finding, report->claimed);
-    if (own_ != nullptr) check_cuda(cudaEventRecord(own_->done, stream), "index check");
+    sink_ = {report->finding, report->claimed, op, raise_found, num_features};
 }
 
-void IndexCheck::finish() {
+void Check::mark() {
+    if (own_ != nullptr) check_cuda(cudaEventRecord(own_->done, stream_), "index check");
+    marked_ = true;
+}
+
+void Check::finish() {
+    if (!marked_) mark();
     if (own_ == nullptr) return;
     const RelaxedCapture relaxed;
     check_cuda(cudaEventSynchronize(own_->done), "index check");
     raise(own_, stream_, false);
 }
 
-IndexCheck::~IndexCheck() {
+Check::~Check() {
     if (own_ == nullptr) return;
     // Where the operator failed before finish(), the kernel may still be writing: the next call must not find that.
     if (cudaEventSynchronize(own_->done) == cudaSuccess && own_->finding->set != 0) {
@@ -166,6 +149,20 @@ IndexCheck::~IndexCheck() {
     }
     const std::lock_guard lock(mutex);
     reports()[device_].idle.push_back(own_);
+}
+
+IndexCheck::IndexCheck(const char* op, const int32_t* indices, int64_t rows, int64_t max_active, int64_t num_features,
+                       int device, cudaStream_t stream)
+    : Check(
+          op, device, stream,
+          [](const Finding& found) { fail_index(found.op, found.row, found.value, found.num_features); },
+          num_features) {
+    if (sink().finding == nullptr || rows == 0 || max_active == 0) return;
+    constexpr int kRowsPerBlock = 8;
+    const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(divide_up(rows, kRowsPerBlock), 4096));
+    launch("check_rows", check_rows, blocks, dim3(kWarp, kRowsPerBlock), 0, stream, indices, rows,
+           static_cast<int>(max_active), sink());
+    mark();
 }
 
 namespace {

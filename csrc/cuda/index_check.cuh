@@ -1,6 +1,7 @@
-// The check of index rows on CUDA: a small kernel beside the work, and three ways to hear of it.
+// How CUDA operators report data that breaks their contract, such as an illegal index, and three ways to hear of it. A
+// kernel finds it: for index rows a small one beside the work, for records the one that expands them.
 //
-//   sync   (0) the operator itself throws. The host waits for the check kernel alone, after it has queued the work, so
+//   sync   (0) the operator itself throws. The host waits for that kernel alone, after it has queued the work, so
 //              the device does not run dry.
 //   async  (1) the host never waits; the next operator on the device, or raise_cuda_index_errors, throws.
 //   off    (2) no check.
@@ -15,25 +16,69 @@
 
 namespace nnue::cuda {
 
-struct IndexReport;  // where a kernel leaves the first illegal index it meets
+// What a kernel has found, and who can say it in words. Pointers are the host's; kernels hand them on.
+struct Finding {
+    const char* op;
+    void (*raise)(const Finding&);  // throws
+    int64_t row;
+    int64_t num_features;
+    int32_t value;
+    int32_t set;
+};
 
-// Use: construct (queues the check), queue the work, then finish().
-class IndexCheck {
+struct Report;  // where a kernel leaves the first thing it finds
+
+// A report as kernels see it; with null pointers nothing is reported.
+struct FindingSink {
+    volatile Finding* finding = nullptr;
+    unsigned* claimed = nullptr;
+    const char* op = nullptr;
+    void (*raise)(const Finding&) = nullptr;
+    int64_t num_features = 0;
+};
+
+__device__ inline void report(const FindingSink& sink, int64_t row, int32_t value) {
+    if (sink.finding == nullptr || atomicExch(sink.claimed, 1u) != 0) return;
+    sink.finding->op = sink.op;
+    sink.finding->raise = sink.raise;
+    sink.finding->row = row;
+    sink.finding->num_features = sink.num_features;
+    sink.finding->value = value;
+    __threadfence_system();
+    sink.finding->set = 1;
+}
+
+// Use: construct, launch the kernel that reports to sink(), queue other work after mark(), then finish().
+class Check {
   public:
-    // Rows [rows, max_active] on `device`, `op` a string literal. Throws what an earlier async check found.
-    IndexCheck(const char* op, const int32_t* indices, int64_t rows, int64_t max_active, int64_t num_features,
-               int device, cudaStream_t stream);
-    ~IndexCheck();
-    IndexCheck(const IndexCheck&) = delete;
-    IndexCheck& operator=(const IndexCheck&) = delete;
+    // `op` a string literal. Throws what an earlier async check found.
+    Check(const char* op, int device, cudaStream_t stream, void (*raise)(const Finding&), int64_t num_features = 0);
+    ~Check();
+    Check(const Check&) = delete;
+    Check& operator=(const Check&) = delete;
 
-    // In mode sync waits for the check and throws if it found something; otherwise does nothing.
+    const FindingSink& sink() const { return sink_; }
+
+    // The kernel is queued.
+    void mark();
+
+    // In mode sync waits for the kernel and throws if it found something; otherwise does nothing.
     void finish();
 
   private:
-    IndexReport* own_ = nullptr;  // in mode sync
+    FindingSink sink_;
+    Report* own_ = nullptr;  // in mode sync
+    bool marked_ = false;
     int device_;
     cudaStream_t stream_;
+};
+
+// The check of index rows. Use: construct (queues the check), queue the work, then finish().
+class IndexCheck : public Check {
+  public:
+    // Rows [rows, max_active] on `device`.
+    IndexCheck(const char* op, const int32_t* indices, int64_t rows, int64_t max_active, int64_t num_features,
+               int device, cudaStream_t stream);
 };
 
 }  // namespace nnue::cuda

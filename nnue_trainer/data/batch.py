@@ -50,10 +50,18 @@ class Batch:
     storage: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def allocate(cls, batch_size: int, max_active: int, *, pin_memory: bool = False) -> Batch:
-        """An uninitialised batch in one allocation, page-locked if asked for."""
+    def allocate(
+        cls,
+        batch_size: int,
+        max_active: int,
+        *,
+        pin_memory: bool = False,
+        device: torch.device | str | None = None,
+    ) -> Batch:
+        """An uninitialised batch in one allocation, page-locked if asked for, or on `device`."""
         _, size = _layout(batch_size, max_active)
-        return cls._view(torch.empty(size, dtype=torch.uint8, pin_memory=pin_memory), batch_size, max_active)
+        storage = torch.empty(size, dtype=torch.uint8, pin_memory=pin_memory, device=device)
+        return cls._view(storage, batch_size, max_active)
 
     @classmethod
     def _view(cls, storage: Tensor, batch_size: int, max_active: int) -> Batch:

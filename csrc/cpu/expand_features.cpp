@@ -1,0 +1,74 @@
+// The expansion of packed positions on CPU, for those who have no pipeline in front of them and as the reference of the
+// CUDA kernel. Training on a CPU does not come here: there the data pipeline expands, with its own threads.
+
+#include "../expand_features.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace nnue::expand_features {
+namespace {
+
+data::RecordFault fault_of(const uint8_t* record) {
+    uint64_t nibbles[2];
+    std::memcpy(nibbles, record + 8, sizeof nibbles);
+    return data::scan_record(data::record_occupancy(record), nibbles[0], nibbles[1], data::record_result(record)).fault;
+}
+
+template <class Set>
+void expand(const uint8_t* records, int64_t rows, const Outputs& out) {
+    std::atomic<int64_t> first_bad{rows};
+    torch::stable::parallel_for(0, rows, 1024, [&](int64_t begin, int64_t end) {
+        for (int64_t b = begin; b < end; ++b) {
+            const uint8_t* record = records + b * kRecordBytes;
+            if (fault_of(record) != data::RecordFault::kNone) {
+                int64_t seen = first_bad.load();
+                while (b < seen && !first_bad.compare_exchange_weak(seen, b)) {
+                }
+                return;  // rows after it in this part cannot be the first
+            }
+            const data::Pieces pieces = data::pieces_of_record(record);
+            data::expand_row<Set>(pieces, 0, out.white + b * Set::kMaxActive);
+            data::expand_row<Set>(pieces, 1, out.black + b * Set::kMaxActive);
+            out.black_to_move[b] = pieces.black_to_move;
+            out.score[b] = static_cast<int16_t>(data::record_score(record));
+            out.result[b] = static_cast<int8_t>(data::record_result(record));
+            out.piece_count[b] = static_cast<uint8_t>(pieces.count);
+        }
+    });
+    const int64_t bad = first_bad.load();
+    if (bad < rows) fail_record(bad, fault_of(records + bad * kRecordBytes));
+}
+
+void expand_into_op(const Tensor& records_in, int64_t feature_set, const Tensor& white, const Tensor& black,
+                    const Tensor& black_to_move, const Tensor& score, const Tensor& result, const Tensor& piece_count,
+                    bool /*check_records: always*/) {
+    check_records(records_in, Device::cpu);
+    const data::FeatureSetId set = check_feature_set(feature_set);
+    const Outputs out = check_outputs({white, black, black_to_move, score, result, piece_count}, records_in,
+                                      row_length(set), Device::cpu);
+    const Tensor records = torch::stable::contiguous(records_in);
+    data::visit_feature_set(set, [&]<class Set>() {
+        expand<Set>(static_cast<const uint8_t*>(records.const_data_ptr()), records.size(0), out);
+    });
+}
+
+OutputTensors expand_op(const Tensor& records, int64_t feature_set, bool check) {
+    check_records(records, Device::cpu);
+    const OutputTensors out = new_outputs(records, row_length(check_feature_set(feature_set)));
+    std::apply([&](const auto&... tensors) { expand_into_op(records, feature_set, tensors..., check); }, out);
+    return out;
+}
+
+}  // namespace
+}  // namespace nnue::expand_features
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
+    m.impl("expand_features", TORCH_BOX(&nnue::expand_features::expand_op));
+    m.impl("expand_features_into", TORCH_BOX(&nnue::expand_features::expand_into_op));
+}

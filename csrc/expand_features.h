@@ -1,0 +1,97 @@
+// The expansion of packed positions into index rows: the contract of its two operators, and the checks that hold on
+// every device. The feature sets themselves are data_loader/features/feature_sets.h, the same lines of code for the
+// data pipeline's CPU expander, the operator on CPU and the kernel on CUDA.
+//
+//   records        uint8 [B, 32]  positions as binpack holds them (docs/data.md); need not be contiguous
+//   feature_set    the number of a set, in the order of FeatureSetId
+//   white, black   int32 [B, K]   active features of each perspective by ascending square, then -1; K is the set's
+//   black_to_move  uint8 [B]      0 white to move, 1 black
+//   score          int16 [B]      engine units, side to move's view
+//   result         int8 [B]       -1 loss, 0 draw, 1 win, side to move's view
+//   piece_count    uint8 [B]      2 to 32
+//
+// expand_features returns new tensors; expand_features_into writes contiguous ones that it is given.
+//
+// A record that cannot be expanded (record_scan.h: too many pieces, not one king a side, ...) is an error that names
+// row and reason. Whether a position is legal chess is not looked at. On CUDA the error comes as that of an illegal
+// index does (cuda/index_check.cuh); check_records = false, or an index check that is off, leaves it out: the rows of
+// such a record are then empty and its piece_count is cut to 1 to 32. The CPU always checks.
+#pragma once
+
+#include <array>
+#include <string>
+#include <tuple>
+
+#include "checks.h"
+#include "features/feature_sets.h"
+#include "features/record_scan.h"
+
+namespace nnue::expand_features {
+
+constexpr const char* kName = "expand_features";
+constexpr int64_t kRecordBytes = sizeof(data::Record);
+
+struct Outputs {
+    int32_t* white;
+    int32_t* black;
+    uint8_t* black_to_move;
+    int16_t* score;
+    int8_t* result;
+    uint8_t* piece_count;
+};
+
+using OutputTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+inline data::FeatureSetId check_feature_set(int64_t number) {
+    constexpr int64_t kCount = std::size(data::FeatureSets::kInfos);
+    if (number < 0 || number >= kCount) fail(kName, "feature_set", number, "0 <= number < " + text(kCount));
+    return static_cast<data::FeatureSetId>(number);
+}
+
+inline int64_t row_length(data::FeatureSetId set) {
+    return data::FeatureSets::kInfos[static_cast<int>(set)].max_active;
+}
+
+inline void check_records(const Tensor& records, Device device) {
+    check_device(kName, "records", records, device, records, "records");
+    check_shape(kName, "records", records, {-1, kRecordBytes}, "[B, 32]");
+    check_dtype(kName, "records", records, {ScalarType::Byte});
+}
+
+inline OutputTensors new_outputs(const Tensor& records, int64_t length) {
+    const int64_t rows = records.size(0);
+    return {torch::stable::new_empty(records, {rows, length}, ScalarType::Int),
+            torch::stable::new_empty(records, {rows, length}, ScalarType::Int),
+            torch::stable::new_empty(records, {rows}),
+            torch::stable::new_empty(records, {rows}, ScalarType::Short),
+            torch::stable::new_empty(records, {rows}, ScalarType::Char),
+            torch::stable::new_empty(records, {rows})};
+}
+
+template <class T>
+T* check_output(const char* argument, const Tensor& tensor, ScalarType dtype, std::initializer_list<int64_t> shape,
+                const char* letters, const Tensor& records, Device device) {
+    check_device(kName, argument, tensor, device, records, "records");
+    check_shape(kName, argument, tensor, shape, letters);
+    check_dtype(kName, argument, tensor, {dtype});
+    if (!tensor.is_contiguous()) fail(kName, argument, std::string("strides with gaps"), "a contiguous tensor");
+    return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+inline Outputs check_outputs(const OutputTensors& tensors, const Tensor& records, int64_t length, Device device) {
+    const int64_t rows = records.size(0);
+    const auto& [white, black, black_to_move, score, result, piece_count] = tensors;
+    return {check_output<int32_t>("white", white, ScalarType::Int, {rows, length}, "[B, K]", records, device),
+            check_output<int32_t>("black", black, ScalarType::Int, {rows, length}, "[B, K]", records, device),
+            check_output<uint8_t>("black_to_move", black_to_move, ScalarType::Byte, {rows}, "[B]", records, device),
+            check_output<int16_t>("score", score, ScalarType::Short, {rows}, "[B]", records, device),
+            check_output<int8_t>("result", result, ScalarType::Char, {rows}, "[B]", records, device),
+            check_output<uint8_t>("piece_count", piece_count, ScalarType::Byte, {rows}, "[B]", records, device)};
+}
+
+// The error for a record that cannot be expanded, the same words on every device.
+[[noreturn]] inline void fail_record(int64_t row, data::RecordFault fault) {
+    fail(kName, "records", std::string(data::fault_name(fault)) + " in row " + text(row), "a position");
+}
+
+}  // namespace nnue::expand_features

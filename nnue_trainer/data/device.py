@@ -1,0 +1,62 @@
+"""Packed positions from host memory to index rows on a device: 32 bytes a position cross the bus, not 264.
+
+On CUDA the operator `expand_features` expands them there. It works on a CPU too, with the same bits, but there the
+loader's own threads do it better (`Loader`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nnue_trainer import ops
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.features import FeatureSet, feature_set
+
+
+class Expander:
+    """Turns records, uint8 [B, 32], into a `Batch` on `device`, in memory that is allocated at the first batch (and
+    again only for a larger one).
+
+    Batches take turns in `buffers` pieces of memory: one is valid until that many more have been made. All work is
+    queued on the current stream, which must come after whatever still reads the batch whose turn it is. From
+    page-locked memory the copy is asynchronous: the records must stay as they are until it is done. `check_records` is
+    that of `ops.expand_features`; what a `RecordLoader` gives is sound.
+    """
+
+    def __init__(
+        self,
+        features: str | FeatureSet,
+        device: torch.device | str,
+        *,
+        buffers: int = 2,
+        check_records: bool = False,
+    ) -> None:
+        self.feature_set = feature_set(features)
+        self.device = torch.device(device)
+        self.buffers = buffers
+        self.check_records = check_records
+        self._size = -1
+        self._batches: list[Batch] = []
+        self._turn = 0
+
+    def _allocate(self, size: int) -> None:
+        self._size = size
+        self._batches = [
+            Batch.allocate(size, self.feature_set.max_active, device=self.device) for _ in range(self.buffers)
+        ]
+        # One is enough: copy and expansion follow each other on one stream.
+        self._records = torch.empty(size, 32, dtype=torch.uint8, device=self.device)
+
+    def __call__(self, records: Tensor) -> Batch:
+        if len(records) > self._size:
+            self._allocate(len(records))
+        batch = self._batches[self._turn]
+        self._turn = (self._turn + 1) % self.buffers
+        if len(records) < self._size:
+            batch = batch.head(len(records))
+        if records.device != self._records.device:
+            records = self._records[: len(records)].copy_(records, non_blocking=True)
+        out = ops.Expanded(*(getattr(batch, field) for field in ops.Expanded._fields))
+        ops.expand_features_into(records, self.feature_set.name, out, check_records=self.check_records)
+        return batch
