@@ -21,7 +21,7 @@ import torch
 from nnue_trainer import architectures, config, schema
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
-from nnue_trainer.training.batches import BatchSource
+from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocations, like
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
@@ -47,16 +47,16 @@ class Preloaded:
         pass
 
 
-def copies(loader: BatchSource, device: torch.device) -> list[Batch]:
-    """The first batches of a loader, in memory of their own."""
+def copies(loader: BatchSource, device: torch.device, features: str) -> list[Batch]:
+    """The first batches of a loader on the device, in memory of their own."""
+    batches = DeviceBatches(loader, device, features)
     taken = []
-    for batch in loader:
-        own = Batch.allocate(len(batch), batch.white.shape[1])
-        own.storage.copy_(batch.storage)  # type: ignore[union-attr, arg-type]
-        taken.append(own.to(device))
-        if len(taken) == PRELOADED:
-            return taken
-    raise SystemExit(f"the data holds fewer than {PRELOADED} batches")
+    for _ in range(PRELOADED):
+        batch = next(batches)
+        taken.append(like(batch))
+        for own, theirs in zip(allocations(taken[-1]), allocations(batch), strict=True):
+            own.copy_(theirs)
+    return taken
 
 
 def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: int, warmup: int) -> dict[str, float]:
@@ -104,7 +104,7 @@ def main() -> None:
     model = architectures.build(recipe.model)
     results = {}
     loader = training_batches(recipe, model, device)
-    results["preloaded"] = measure(recipe, Preloaded(copies(loader, device)), device, steps, warmup)
+    results["preloaded"] = measure(recipe, Preloaded(copies(loader, device, model.feature_set)), device, steps, warmup)
     loader.close()
     results["from file"] = measure(recipe, training_batches(recipe, model, device), device, steps, warmup)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -9,15 +10,20 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.device import Expander
+from nnue_trainer.data.features import FeatureSet
+
+_BUFFERS = 4  # expanded batches: the host may be that many steps, less one, ahead of the device
 
 
 class BatchSource(Protocol):
-    """A stream of batches in host memory, such as `nnue_trainer.data.Loader`. A batch stays valid until the one after
-    the next is asked for. `state_dict` is plain JSON data; a stream that loads it goes on with the very next batch."""
+    """A stream of batches in host memory: index rows, such as `nnue_trainer.data.Loader` gives, or packed records, as
+    `RecordLoader` does. A batch stays valid until the one after the next is asked for. `state_dict` is plain JSON data;
+    a stream that loads it goes on with the very next batch."""
 
     def open(self) -> None: ...
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __iter__(self) -> Iterator[Batch | Tensor]: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -25,34 +31,41 @@ class BatchSource(Protocol):
 
 
 class DeviceBatches:
-    """The batches of `source`, which must be endless, on `device`. For CUDA the next one is copied on a stream of its
-    own, from pinned memory, while the step for this one runs."""
+    """The batches of `source`, which must be endless, on `device`; records are expanded there into rows of `features`.
+    For CUDA the next batch is copied, and expanded, on a stream of its own, from pinned memory, while the step for this
+    one runs. A batch stays valid for the work that is queued before the next one is asked for."""
 
-    def __init__(self, source: BatchSource, device: torch.device):
+    def __init__(self, source: BatchSource, device: torch.device, features: str | FeatureSet | None = None):
         self._source = source
         self._device = device
-        self._iterator: Iterator[Batch] | None = None
+        self._iterator: Iterator[Batch | Tensor] | None = None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._expander = Expander(features, device, buffers=_BUFFERS) if features is not None else None
+        # What was queued before each of the last batches was handed out: the steps with the batches before it.
+        self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
         self._ahead: Batch | None = None
+        self._fetched: torch.cuda.Event | None = None  # its copy, and expansion
         self._state_before_ahead: dict[str, Any] = {}
 
     def __next__(self) -> Batch:
         if self._iterator is None:
             self._iterator = iter(self._source)
         if self._stream is None:
-            return next(self._iterator)
-        batch = self._ahead or self._copy_next(self._iterator, self._stream)
+            return self._to_device(next(self._iterator))
+        batch = self._ahead or self._fetch(self._iterator, self._stream)
         compute = torch.cuda.current_stream(self._device)
+        self._done.append(compute.record_event())
         compute.wait_stream(self._stream)
         for tensor in allocations(batch):
             tensor.record_stream(compute)
         # The next batch may be written where this one lies in host memory. This waits for a copy launched a step ago,
-        # never for the step.
-        self._stream.synchronize()
+        # not for that step.
+        if self._fetched is not None:
+            self._fetched.synchronize()
         self._state_before_ahead = self._source.state_dict()
-        self._ahead = self._copy_next(self._iterator, self._stream)
+        self._ahead = self._fetch(self._iterator, self._stream)
         return batch
 
     def open(self) -> None:
@@ -66,10 +79,26 @@ class DeviceBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state)
         self._ahead = self._iterator = None
+        # The batch that was dropped had its turn in the expander's memory: start afresh, behind all steps so far.
+        self._done.clear()
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def _copy_next(self, iterator: Iterator[Batch], stream: torch.cuda.Stream) -> Batch:
+    def _fetch(self, iterator: Iterator[Batch | Tensor], stream: torch.cuda.Stream) -> Batch:
+        fresh = next(iterator)
         with torch.cuda.stream(stream):
-            return next(iterator).to(self._device, non_blocking=True)
+            if isinstance(fresh, Tensor) and len(self._done) == self._done.maxlen:
+                stream.wait_event(self._done[0])  # the step that used the expander's memory before
+            batch = self._to_device(fresh)
+            self._fetched = stream.record_event()
+            return batch
+
+    def _to_device(self, fresh: Batch | Tensor) -> Batch:
+        if isinstance(fresh, Batch):
+            return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
+        if self._expander is None:
+            raise TypeError("DeviceBatches: the source gives packed records, so `features` must name a feature set")
+        return self._expander(fresh)
 
 
 def allocations(batch: Batch) -> list[Tensor]:

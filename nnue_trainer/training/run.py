@@ -16,7 +16,7 @@ from nnue_trainer.architectures.base import NnueModel
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.config import Recipe
-from nnue_trainer.data import Batch, Filters, Loader
+from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.trainer import Summary, Trainer
 
@@ -105,21 +105,21 @@ def active_filters(recipe: Recipe) -> Filters | None:
     return recipe.data.filters if recipe.data.filters != Filters() else None
 
 
-def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> Loader:
-    """The endless stream that the recipe trains on."""
+def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> Loader | RecordLoader:
+    """The endless stream that the recipe trains on. For CUDA packed records, to be expanded there; order and state are
+    the same."""
     data = recipe.data
-    return Loader(
-        data.train,
-        model.feature_set,
-        data.batch_size,
-        seed=recipe.training.seed,
-        repeat=True,
-        filters=active_filters(recipe),
-        shuffle=data.shuffle_buffer > 0,
-        shuffle_buffer=max(data.shuffle_buffer, 1),
-        threads=data.threads,
-        pin_memory=device.type == "cuda",
-    )
+    options: dict[str, Any] = {
+        "seed": recipe.training.seed,
+        "repeat": True,
+        "filters": active_filters(recipe),
+        "shuffle": data.shuffle_buffer > 0,
+        "shuffle_buffer": max(data.shuffle_buffer, 1),
+        "threads": data.threads,
+    }
+    if device.type == "cuda":
+        return RecordLoader(data.train, data.batch_size, pin_memory=True, **options)
+    return Loader(data.train, model.feature_set, data.batch_size, **options)
 
 
 def validation_batches(recipe: Recipe, model: NnueModel) -> Callable[[], Iterator[Batch]] | None:

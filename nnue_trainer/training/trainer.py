@@ -62,7 +62,7 @@ class Trainer:
         self.model = model
         self.run_dir = run_dir
         self.device = next(model.parameters()).device
-        self.batches = DeviceBatches(batches, self.device)
+        self.batches = DeviceBatches(batches, self.device, model.feature_set)
         self.validation = validation
         self.optimizer = Optimizer(model, recipe.optimizer)
         self.forward: Callable[[Batch], Tensor] = torch.compile(model) if recipe.training.compile else model

@@ -1,0 +1,99 @@
+"""Two roads from a file to index rows: the loader expands, or it hands out records and the device does. Order, losses,
+weights and saved states are the same to the bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from made_up import recipe
+
+from nnue_trainer import architectures, checkpoint
+from nnue_trainer.data import Loader, RecordLoader
+from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.run import set_up_torch, training_batches
+from nnue_trainer.training.trainer import Trainer
+
+FIELDS = ("white", "black", "black_to_move", "score", "result", "piece_count")
+OPTIONS = {"seed": 3, "repeat": True, "shuffle_buffer": 4_000, "threads": 2}
+
+CUDA = pytest.param(
+    "cuda",
+    marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+)
+
+
+@pytest.fixture
+def file(project_root: Path) -> Path:
+    return project_root / "samples" / "val.binpack"
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP"])
+def test_the_same_batches(file: Path, device: str, name: str) -> None:
+    records = RecordLoader(file, 1_000, pin_memory=device == "cuda", **OPTIONS)
+    batches = DeviceBatches(records, torch.device(device), name)
+    rows = Loader(file, name, 1_000, **OPTIONS)
+    place, behind_it = batches.state_dict(), []
+    for expected, index in zip(rows, range(70), strict=False):  # two epochs and more
+        got = next(batches)
+        for field in FIELDS:
+            assert torch.equal(getattr(got, field).cpu(), getattr(expected, field)), field
+        assert batches.state_dict() == rows.state_dict()
+        if index < 10:
+            behind_it.append(expected.white.clone())
+    batches.load_state_dict(place)
+    for white in behind_it:
+        assert torch.equal(next(batches).white.cpu(), white)
+
+
+def test_records_need_a_feature_set(file: Path) -> None:
+    with pytest.raises(TypeError, match="`features` must name a feature set"):
+        next(DeviceBatches(RecordLoader(file, 1_000), torch.device("cpu")))
+
+
+def test_a_place_of_one_road_is_one_of_the_other(file: Path) -> None:
+    rows = DeviceBatches(Loader(file, "HalfKAv2_hm", 1_000, **OPTIONS), torch.device("cpu"))
+    for _ in range(7):
+        next(rows)
+    records = DeviceBatches(RecordLoader(file, 1_000, **OPTIONS), torch.device("cpu"), "HalfKAv2_hm")
+    records.load_state_dict(rows.state_dict())
+    for _ in range(3):
+        assert torch.equal(next(records).white, next(rows).white)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("model", ["{kind: simple, hidden: 16}", "{kind: sfnnv5, l1: 32}"], ids=["simple", "sfnnv5"])
+def test_the_same_training(tmp_path: Path, file: Path, device: str, graph: bool, model: str) -> None:
+    if graph and device == "cpu":
+        pytest.skip("CUDA graphs need a CUDA device")
+    chosen = recipe(
+        f"training.device={device}", f"training.cuda_graph={str(graph).lower()}", f"model={model}",
+        f"data.train=[{file}]", "data.batch_size=500", "training.positions_per_epoch=5_000", "data.shuffle_buffer=2000",
+        f"training.deterministic={str(device == 'cuda').lower()}",
+    )  # fmt: skip
+    set_up_torch(chosen, torch.device(device))
+    pinned = {"pin_memory": True} if device == "cuda" else {}
+    net = architectures.build(chosen.model)
+    files = []
+    for name, source in (
+        ("rows", Loader(file, net.feature_set, 500, **OPTIONS, **pinned)),
+        ("records", RecordLoader(file, 500, **OPTIONS, **pinned)),
+    ):
+        torch.manual_seed(chosen.training.seed)
+        net = architectures.build(chosen.model).to(device)
+        Trainer(chosen, net, source, None, tmp_path / name).train()
+        files.append(tmp_path / name / "checkpoints" / "last.safetensors")
+    one, two = (checkpoint.load(path) for path in files)
+    assert one.state == two.state
+    for group, tensors in one.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, two.tensors[group][name]), f"{group}/{name}"
+
+
+def test_a_cuda_run_takes_records_and_a_cpu_run_rows(file: Path) -> None:
+    chosen = recipe(f"data.train=[{file}]")
+    model = architectures.build(chosen.model)
+    assert isinstance(training_batches(chosen, model, torch.device("cpu")), Loader)
+    if torch.cuda.is_available():
+        assert isinstance(training_batches(chosen, model, torch.device("cuda")), RecordLoader)
