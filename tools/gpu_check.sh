@@ -32,5 +32,6 @@ done
 step bench_op python3 benchmarks/feature_transformer_op.py --device cuda --data "$positions" --out "$out"
 step bench_fused python3 benchmarks/feature_transformer/run.py --data "$positions" --out "$out"
 step bench_step python3 benchmarks/training_step.py --device cuda --data "$positions" --out "$out"
+step bench_expand python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --output "$out"
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }
 echo "all steps passed"
