@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
 #include <utility>
 
 #include "pipeline/parallel.h"
@@ -52,6 +53,7 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, StreamPosit
     start_epoch(start.epoch);
     if (start.chunk > order_.size()) throw FormatError("a place in the data beyond its last chunk");
     for (Window& window : windows_) idle_windows_.push_back(&window);
+    outputs_.resize(2 * slots_.size() + 2);
     for (std::size_t i = slots_.size(); i-- > 0;) free_slots_.push_back(i);
     for (int i = 0; i < options_.threads; ++i) workers_.emplace_back([this] { work(); });
 }
@@ -90,12 +92,26 @@ void Pipeline::start_epoch(std::uint64_t epoch) {
 
 std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    const auto arrived = [&] { return error_ || (!outputs_.empty() && outputs_.front()->ready); };
+    const auto arrived = [&] { return error_ || (num_outputs_ > 0 && outputs_[first_output_].ready); };
     if (!changed_.wait_for(lock, timeout, arrived)) return std::nullopt;
     if (error_) std::rethrow_exception(error_);
-    const Output output = *outputs_.front();
-    outputs_.pop_front();
+    const Output output = outputs_[first_output_];
+    first_output_ = (first_output_ + 1) % outputs_.size();
+    --num_outputs_;
     return output;
+}
+
+Output& Pipeline::push_output(StreamPosition after) {
+    if (num_outputs_ == outputs_.size()) throw std::logic_error("pipeline: more batches on their way than slots");
+    Output& output = outputs_[(first_output_ + num_outputs_++) % outputs_.size()];
+    output = {};
+    output.after = after;
+    return output;
+}
+
+void Pipeline::push_mark(std::uint64_t epoch) {
+    Output& mark = push_output({epoch + 1, 0, 0, 0});
+    mark.end_of_epoch = mark.ready = true;
 }
 
 void Pipeline::release(std::size_t slot) {
@@ -144,27 +160,22 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
     const std::size_t size =
         whole * (options_.rank + 1) / options_.world_size - whole * options_.rank / options_.world_size;
 
-    auto output = std::make_shared<Output>();
-    output->slot = slot;
-    output->size = size;
-    output->after = window.start;
-    output->after.batch = batch + 1;
-    if (window.dispatched == window.batches) {
-        output->after = window.end;
+    StreamPosition after = window.start;
+    after.batch = batch + 1;
+    const bool is_last = window.dispatched == window.batches;
+    if (is_last) {
+        after = window.end;
         ready_windows_.pop_front();
     }
-    outputs_.push_back(output);
-    if (window.dispatched == window.batches && window.last_of_epoch) {
-        auto mark = std::make_shared<Output>();
-        mark->end_of_epoch = mark->ready = true;
-        mark->after.epoch = window.start.epoch + 1;
-        outputs_.push_back(std::move(mark));
-    }
+    Output& output = push_output(after);  // stays where it is until it has been taken, which is after it is ready
+    output.slot = slot;
+    output.size = size;
+    if (is_last && window.last_of_epoch) push_mark(window.start.epoch);
 
     lock.unlock();
     fill_batch(window, batch, slots_[slot], size, scratch);
     lock.lock();
-    output->ready = true;
+    output.ready = true;
     if (++window.finished == window.batches) idle_windows_.push_back(&window);
     changed_.notify_all();
     return true;
@@ -256,10 +267,7 @@ void Pipeline::close_window(bool last_of_epoch, StreamPosition end) {
     idle_windows_.push_back(&window);
     if (last_of_epoch) {
         if (ready_windows_.empty()) {
-            auto mark = std::make_shared<Output>();
-            mark->end_of_epoch = mark->ready = true;
-            mark->after.epoch = window.start.epoch + 1;
-            outputs_.push_back(std::move(mark));
+            push_mark(window.start.epoch);
         } else {
             ready_windows_.back()->last_of_epoch = true;
         }

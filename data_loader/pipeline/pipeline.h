@@ -123,6 +123,8 @@ class Pipeline {
     void decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Scratch& scratch, FilterCounts& counts);
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     void fill_batch(const Window& window, std::size_t batch, Slot& slot, std::size_t size, Scratch& scratch) const;
+    Output& push_output(StreamPosition after);
+    void push_mark(std::uint64_t epoch);
     void close_window(bool last_of_epoch, StreamPosition end);
     void start_epoch(std::uint64_t epoch);
 
@@ -154,7 +156,9 @@ class Pipeline {
     Window* filling_ = nullptr;
 
     std::vector<std::size_t> free_slots_;
-    std::deque<std::shared_ptr<Output>> outputs_;
+    // A ring of what is on its way, in order: at most a batch a slot and the marks between them.
+    std::vector<Output> outputs_;
+    std::size_t first_output_ = 0, num_outputs_ = 0;
     std::vector<std::jthread> workers_;  // last: they use all of the above
 };
 
