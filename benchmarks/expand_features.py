@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=0, help="on the device; default 4 Mi on CUDA, 256 Ki on CPU")
     parser.add_argument("--copies", type=int, default=1, help="links to the road's file: as if it were so much larger")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement of the road")
-    parser.add_argument("--output", type=Path, default=report.RESULTS, help="folder for the JSON")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the JSON")
     options = parser.parse_args()
     device = torch.device(options.device)
     cuda = device.type == "cuda"
@@ -170,7 +170,7 @@ def main() -> None:
         "mean_pieces": round(ops.expand_features(on_device, name).piece_count.float().mean().item(), 2),
         "results": results,
     }
-    report.write(options.output / f"expand_features-{device.type}.json", result)
+    report.write(options.out / f"expand_features-{device.type}.json", result)
 
 
 if __name__ == "__main__":

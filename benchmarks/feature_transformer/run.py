@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
-import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -33,8 +30,10 @@ from torch.nn import functional as F
 from nnue_trainer import ops
 from nnue_trainer.perspectives import is_fused, perspective_rows, perspective_transformer
 
-HERE = Path(__file__).parent
-RESULTS = HERE.parent / "results"
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+import report  # noqa: E402 (a neighbour of this folder)
+
 FEATURES, BLOCK = 24_576, 768  # HalfKAv2_hm, 12 planes
 CASES = ((256, 16_384), (512, 16_384), (1024, 16_384), (3072, 16_384), (1024, 65_536))
 
@@ -248,13 +247,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The feature transformer on a GPU")
     parser.add_argument("--data", help="a binpack file; random rows without one")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON and the plot")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the JSON and the plot")
     parser.add_argument("--cases", nargs="+", help="N:B pairs, for example 1024:16384")
     args = parser.parse_args()
     ops.set_index_check("off")  # a training loop checks batches where they are made; here only kernels are timed
     cases = [tuple(map(int, c.split(":"))) for c in args.cases] if args.cases else CASES
+    record = {
+        "benchmark": "feature_transformer",
+        **report.environment("cuda"),
+        "data": Path(args.data).name if args.data else "random",
+    }
     timer = Timer(args.repeats)
     bandwidth = timer.copy_bandwidth()
+    record["copy_gb_per_s"] = round(bandwidth / 1e9)
+    print(f"copy {record['copy_gb_per_s']} GB/s")
     results = []
     with tempfile.TemporaryDirectory() as folder:
         ladder = build_ladder(folder)
@@ -268,25 +274,8 @@ def main() -> None:
                 results.append(result)
                 print(f"N {outputs}, B {batch}, {result['dtype']}: {result['fused']['step']:.3f} ms", flush=True)
     table(results)
-    args.out.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE)
-    now = datetime.datetime.now(datetime.UTC)
-    stem = args.out / f"feature_transformer_{now:%Y%m%d-%H%M%S}"
-    record = {
-        "benchmark": "feature_transformer",
-        "date": now.isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-        "data": Path(args.data).name if args.data else "random",
-        "copy_gb_per_s": round(bandwidth / 1e9),
-        "results": results,
-    }
-    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    plot(results, stem.with_suffix(".png"))
-    print(f"\ncopy {bandwidth / 1e9:.0f} GB/s; wrote {stem}.json")
+    report.write(args.out / "feature_transformer-cuda.json", record | {"results": results})
+    plot(results, args.out / "feature_transformer-cuda.png")
 
 
 if __name__ == "__main__":
