@@ -63,8 +63,8 @@ class TrainingConfig:
     """the same recipe on the same machine gives the same bits; off: allow faster kernels that do not"""
     compile: bool = False
     """compile the model with torch.compile"""
-    cuda_graph: bool = False
-    """replay the whole step as one CUDA graph"""
+    cuda_graph: bool | None = None
+    """replay the whole step as one CUDA graph; null: wherever the device is CUDA"""
     initial_weights: str | None = None
     """checkpoint whose weights to start from; everything else starts afresh"""
     validate_every: int = Field(1, gt=0)

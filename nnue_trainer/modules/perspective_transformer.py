@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nnue_trainer import functional, perspectives
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.modules.stacked_linear import choose
 
 Activation = Literal["crelu", "screlu", "pairwise"]
 
@@ -85,4 +86,4 @@ class PerspectiveTransformer(nn.Module):
         difference = functional.feature_transformer(us, self.psqt, self._no_bias) - functional.feature_transformer(
             them, self.psqt, self._no_bias
         )
-        return activated, difference.gather(1, bucket.unsqueeze(1)).squeeze(1) / 2
+        return activated, choose(difference.unsqueeze(2), bucket).squeeze(1) / 2

@@ -1,4 +1,4 @@
-"""A linear layer with one set of weights a bucket: position b uses set `bucket[b]`."""
+"""A linear layer with one set of weights a bucket, and the choice of a position's bucket."""
 
 from __future__ import annotations
 
@@ -25,5 +25,14 @@ class StackedLinear(nn.Module):
         # One product for all stacks, then a choice: no shape depends on the data, so nothing waits for the device and
         # the layer compiles and captures; the layers are thin, so the unused outputs are cheap.
         every = F.linear(x, self.weight.view(-1, in_features), self.bias.view(-1)).view(-1, num_stacks, out_features)
-        index = bucket.view(-1, 1, 1).expand(-1, 1, out_features)
-        return torch.gather(every, 1, index).squeeze(1)
+        return choose(every, bucket)
+
+
+def choose(every: Tensor, bucket: Tensor) -> Tensor:
+    """Row `bucket[b]` of `every[b]`: fp32 [B, num_stacks, n], int64 [B] → fp32 [B, n].
+
+    A masked sum with one term. The gradient of a gather is a scatter, which sorts its indices where it has to be
+    deterministic on CUDA: 0.36 ms of a 2.7 ms SFNNv5 step on an H200.
+    """
+    mask = bucket.unsqueeze(1) == torch.arange(every.shape[1], device=every.device)
+    return torch.where(mask.unsqueeze(2), every, 0.0).sum(1)

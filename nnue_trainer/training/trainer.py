@@ -67,7 +67,8 @@ class Trainer:
         self.optimizer = Optimizer(model, recipe.optimizer)
         self.forward: Callable[[Batch], Tensor] = torch.compile(model) if recipe.training.compile else model
         self.train_step: Callable[[Batch], None] = self._train_step
-        if recipe.training.cuda_graph:
+        wanted = recipe.training.cuda_graph
+        if wanted or (wanted is None and self.device.type == "cuda"):
             self.train_step = GraphedStep(self._train_step, self.device)
         self.steps_per_epoch = math.ceil(recipe.training.positions_per_epoch / recipe.data.batch_size)
         self.steps = recipe.training.epochs * self.steps_per_epoch

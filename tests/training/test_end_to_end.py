@@ -1,6 +1,7 @@
 """`nnue train` on real positions: both nets, resume through files and processes, and what it says when it cannot."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -103,10 +104,14 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path, data, projec
     """Two real processes, the first interrupted in the middle of an epoch."""
     path = recipe(tmp_path, data, *NETS["simple"], epochs=2, positions_per_epoch=60_000)
     command = [sys.executable, str(project_root / "train.py"), "--config", str(path)]
+    # The fixture holds this process to one thread, and torch's sums depend on the number.
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     nnue("train", "--config", path, "--run-dir", tmp_path / "whole")
 
     run = tmp_path / "run"
-    process = subprocess.Popen([*command, "--run-dir", str(run)], stderr=subprocess.PIPE, text=True, cwd=project_root)
+    process = subprocess.Popen(
+        [*command, "--run-dir", str(run)], stderr=subprocess.PIPE, text=True, cwd=project_root, env=env
+    )
     metrics = run / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
@@ -119,7 +124,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path, data, projec
     assert 0 < stopped < 240
 
     second = subprocess.run(
-        [*command, "--run-dir", str(run), "--resume", "auto"], capture_output=True, text=True, cwd=project_root
+        [*command, "--run-dir", str(run), "--resume", "auto"], capture_output=True, text=True, cwd=project_root, env=env
     )
     assert second.returncode == 0, second.stderr
     assert f"resumed at step {stopped}" in second.stderr
