@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import subprocess
 import tempfile
 import time
@@ -116,6 +117,8 @@ def main() -> None:
         "isa": _data.isa(),
         "data": {"file": arguments.data.name, "positions": len(records), "times": repeat},
         "batch_size": arguments.batch_size,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * 1024,  # of the process, torch included
         "results": rows,
     }
     if arguments.callgrind:

@@ -73,7 +73,8 @@ class GenerateOptions:
 
 
 class Engine:
-    """One UCI engine process. Every answer must come within `timeout` seconds."""
+    """One UCI engine process. Answers must come within `timeout` seconds, to `uci` within ten at most, so that a program
+    that is no engine is soon found out; a search may take ten times as long."""
 
     def __init__(self, path: str, options: dict[str, str], timeout: float = 60.0) -> None:
         self.path = path
@@ -91,7 +92,7 @@ class Engine:
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
         known = set()
         try:
-            for line in self._ask("uci", "uciok"):
+            for line in self._ask("uci", "uciok", min(10.0, self._timeout)):
                 if line.startswith("id name "):
                     self.name = line.removeprefix("id name ").strip()
                 if match := re.match(r"option name (.+) type ", line):
@@ -112,10 +113,11 @@ class Engine:
         except OSError:
             raise UserError(f"engine {self.path}: ended at {command!r}") from None
 
-    def _ask(self, command: str, last: str) -> list[str]:
+    def _ask(self, command: str, last: str, seconds: float | None = None) -> list[str]:
         self._send(command)
         assert self._process.stdout is not None
-        deadline = time.monotonic() + self._timeout
+        seconds = seconds or self._timeout
+        deadline = time.monotonic() + seconds
         lines: list[str] = []
         while True:
             while (end := self._buffer.find(b"\n")) >= 0:
@@ -125,7 +127,7 @@ class Engine:
                 if line.startswith(last):
                     return lines
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                raise UserError(f"engine {self.path}: no {last!r} within {self._timeout:.0f} s of {command!r}")
+                raise UserError(f"engine {self.path}: no {last!r} within {seconds:.0f} s of {command!r}")
             data = os.read(self._process.stdout.fileno(), 1 << 16)
             if not data:
                 raise UserError(f"engine {self.path}: ended at {command!r}")
@@ -138,7 +140,7 @@ class Engine:
     def search(self, fen: str, moves: list[str], limit: str) -> tuple[str, str, int]:
         """Best move and the last exact score, ("cp" or "mate", number), of `position fen FEN moves …`, `go LIMIT`."""
         self._send(f"position fen {fen}" + (f" moves {' '.join(moves)}" if moves else ""))
-        lines = self._ask(f"go {limit}", "bestmove")
+        lines = self._ask(f"go {limit}", "bestmove", 10 * self._timeout)
         best = lines[-1].split()
         for line in reversed(lines):
             words = line.split()
@@ -251,8 +253,11 @@ class _Journal:
         self._file = path.open("ab")
 
     def append(self, records: Records) -> None:
-        self._file.write(struct.pack("<I", len(records)) + records.tobytes())
-        self._file.flush()
+        try:
+            self._file.write(struct.pack("<I", len(records)) + records.tobytes())
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror}") from None
         self.games += 1
         self.positions += len(records)
 
