@@ -73,10 +73,10 @@ class GenerateOptions:
 
 
 class Engine:
-    """One UCI engine process. Answers must come within `timeout` seconds, to `uci` within ten at most, so that a program
-    that is no engine is soon found out; a search may take ten times as long."""
+    """One UCI engine process. Every answer must come within `timeout` seconds, and that to `uci` within ten, so that a
+    program that is no engine is soon found out."""
 
-    def __init__(self, path: str, options: dict[str, str], timeout: float = 60.0) -> None:
+    def __init__(self, path: str, options: dict[str, str], timeout: float = 600.0) -> None:
         self.path = path
         self.name = ""
         self._timeout = timeout
@@ -140,7 +140,7 @@ class Engine:
     def search(self, fen: str, moves: list[str], limit: str) -> tuple[str, str, int]:
         """Best move and the last exact score, ("cp" or "mate", number), of `position fen FEN moves …`, `go LIMIT`."""
         self._send(f"position fen {fen}" + (f" moves {' '.join(moves)}" if moves else ""))
-        lines = self._ask(f"go {limit}", "bestmove", 10 * self._timeout)
+        lines = self._ask(f"go {limit}", "bestmove")
         best = lines[-1].split()
         for line in reversed(lines):
             words = line.split()

@@ -121,6 +121,11 @@ def test_an_engine_that_hangs(engine: EngineMaker) -> None:
     hanging.close()
 
 
+def test_a_program_that_is_no_engine() -> None:
+    with pytest.raises(UserError, match="no 'uciok' within 1 s of 'uci'"):
+        Engine("/bin/cat", {}, timeout=1)
+
+
 def test_bad_options(engine: EngineMaker, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="either nodes or depth"):
         GenerateOptions(engine="x", positions=1)
