@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from nnue_trainer import checkpoint
+from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
 
 
@@ -84,11 +85,9 @@ class CheckpointStore:
 
 def _link(path: Path, name: Path) -> None:
     """Makes `name` another name of the file, atomically; a copy where the file system has no hard links."""
-    temporary = name.with_name(f".{name.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(path, temporary)
-    except OSError:
-        shutil.copyfile(path, temporary)
-    temporary.replace(name)
-    temporary.unlink(missing_ok=True)  # replacing a file by another name of itself leaves both
+    with replacing(name) as temporary:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copyfile(path, temporary)
