@@ -85,6 +85,8 @@ class Trainer:
         first_step, started = self.step, time.monotonic()
         training, logging = self.recipe.training, self.recipe.logging
         store = CheckpointStore(self.run_dir / "checkpoints", training.keep_last)
+        if not store.best.exists():  # resumed from a run in another folder: "best" is the best of this one
+            self.best_validation_loss = None
         metrics = MetricsWriter(self.run_dir, self.step, logging.tensorboard)
         progress = ProgressLine(self.steps, self.steps_per_epoch, self.recipe.data.batch_size, self.step)
         window = _Window(self.step)

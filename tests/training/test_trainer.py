@@ -115,6 +115,20 @@ def test_resuming_from_an_older_checkpoint_rewrites_the_metrics(tmp_path):
     assert [(r["step"], r["loss"]) for r in after] == [(r["step"], r["loss"]) for r in before]
 
 
+def test_best_is_the_best_of_the_folder_it_stands_in(tmp_path):
+    trainer(tmp_path / "first").train()
+    path = tmp_path / "first" / "checkpoints" / "epoch-0003.safetensors"
+    saved = checkpoint.load(path)
+    saved.state["best_validation_loss"] = 0.0  # better than anything to come
+    other = trainer(tmp_path / "other")
+    other.resume(saved, path)
+    summary = other.train()
+    losses = [r["loss"] for r in records(tmp_path / "other", "validation")]
+    assert summary.best_validation_loss == min(losses) > 0
+    best = checkpoint.load(tmp_path / "other" / "checkpoints" / "best.safetensors")
+    assert best.state["validation_loss"] == min(losses)
+
+
 def test_a_finished_run_has_nothing_to_resume(tmp_path):
     trainer(tmp_path).train()
     path = tmp_path / "checkpoints" / "last.safetensors"
