@@ -20,16 +20,16 @@ STABLE_TORCH_LIBRARY(nnue, m) {
 
     // Contracts: perspective_transformer.h. CUDA only; nnue_trainer/perspectives.py does without where it must.
     m.def(
-        "perspective_rows(Tensor white, Tensor black, Tensor black_to_move, int num_features, int block_size) "
-        "-> Tensor");
+        "perspective_rows(Tensor white, Tensor black, Tensor black_to_move, int num_features, int block_size, "
+        "int num_blocked) -> Tensor");
     m.def(
         "perspective_transformer_forward(Tensor white, Tensor black, Tensor rows, Tensor weight, Tensor bias, "
-        "int block_size, int activation, float bound, float scale, int output_dtype, bool save) -> (Tensor, Tensor)");
+        "int block_size, int num_blocked, int activation, float bound, float scale, int output_dtype, bool save) "
+        "-> (Tensor, Tensor)");
     m.def(
         "perspective_transformer_backward(Tensor grad_output, Tensor white, Tensor black, Tensor rows, Tensor saved, "
-        "int num_features, int num_outputs, int block_size, int activation, float bound, float scale, int "
-        "weight_dtype) "
-        "-> (Tensor, Tensor)");
+        "int num_features, int num_outputs, int block_size, int num_blocked, int activation, float bound, float scale, "
+        "int weight_dtype) -> (Tensor, Tensor)");
     m.def("perspective_transformer_available(int device) -> bool");
 
     // Contracts: expand_features.h.

@@ -27,15 +27,19 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # ---- fake kernels, autograd -----------------------------------------------------------------------------------------
 
 
-def _slots(positions: int, num_features: int, block_size: int) -> int:
+def _num_blocks(num_blocked: int, block_size: int) -> int:
+    return max(1, (num_blocked + block_size - 1) // block_size)
+
+
+def _slots(positions: int, block_size: int, num_blocked: int) -> int:
     # BlockRows::tiles in csrc/cuda/block_rows.cuh, 64 slots each.
-    return ((2 * positions + 63) // 64 + (num_features + block_size - 1) // block_size) * 64
+    return ((2 * positions + 63) // 64 + _num_blocks(num_blocked, block_size)) * 64
 
 
-def _rows_bytes(positions: int, num_features: int, block_size: int) -> int:
+def _rows_bytes(positions: int, block_size: int, num_blocked: int) -> int:
     # carve_rows in csrc/cuda/block_rows.cuh.
-    blocks = (num_features + block_size - 1) // block_size
-    slots = _slots(positions, num_features, block_size)
+    blocks = _num_blocks(num_blocked, block_size)
+    slots = _slots(positions, block_size, num_blocked)
     pieces = (
         4 * slots,  # slot_target
         4 * (blocks + 1),  # tile_begin
@@ -51,8 +55,10 @@ def _rows_bytes(positions: int, num_features: int, block_size: int) -> int:
     return used
 
 
-def _rows_fake(white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, block_size: int) -> Tensor:
-    return white.new_empty((_rows_bytes(white.shape[0], num_features, block_size),), dtype=torch.uint8)
+def _rows_fake(
+    white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, block_size: int, num_blocked: int
+) -> Tensor:
+    return white.new_empty((_rows_bytes(white.shape[0], block_size, num_blocked),), dtype=torch.uint8)
 
 
 def _forward_fake(
@@ -62,19 +68,20 @@ def _forward_fake(
     weight: Tensor,
     bias: Tensor,
     block_size: int,
+    num_blocked: int,
     activation: int,
     bound: float,
     scale: float,
     output_dtype: int,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    positions, (num_features, num_outputs) = white.shape[0], weight.shape
+    positions, num_outputs = white.shape[0], weight.shape[1]
     width = num_outputs if _ACTIVATIONS[activation] == "pairwise" else 2 * num_outputs
     saves = save and _ACTIVATIONS[activation] != "identity"
     return (
         weight.new_empty((positions, width), dtype=_DTYPES[output_dtype]),
         weight.new_empty(
-            (_slots(positions, num_features, block_size) if saves else 0, num_outputs),
+            (_slots(positions, block_size, num_blocked) if saves else 0, num_outputs),
             dtype=torch.float32 if weight.dtype == torch.float32 else torch.float16,
         ),
     )
@@ -89,6 +96,7 @@ def _backward_fake(
     num_features: int,
     num_outputs: int,
     block_size: int,
+    num_blocked: int,
     activation: int,
     bound: float,
     scale: float,
@@ -106,17 +114,17 @@ torch.library.register_fake(BACKWARD, _backward_fake)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    white, black, rows, weight, _, block_size, activation, bound, scale, _, save = inputs
+    white, black, rows, weight, _, *constants, _, save = inputs
     ctx.save_for_backward(white, black, rows, output[1])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # else `saved` gets a gradient of zeros, as large as itself
     ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
-    ctx.constants, ctx.save = (block_size, activation, bound, scale), save
+    ctx.constants, ctx.save = constants, save  # block_size, num_blocked, activation, bound, scale
 
 
 def _backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad_output is None:
-        return (None,) * 11
+        return (None,) * 12
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
     white, black, rows, saved = ctx.saved_tensors
@@ -132,7 +140,7 @@ def _backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[T
         *ctx.constants,
         _DTYPES.index(ctx.weight_dtype),
     )
-    return None, None, None, grad_weight, grad_bias, None, None, None, None, None, None
+    return None, None, None, grad_weight, grad_bias, *(None,) * 7
 
 
 def _double_backward(ctx: Any, *grads: Tensor) -> None:
@@ -146,12 +154,14 @@ torch.library.register_autograd(BACKWARD, _double_backward)
 # ---- public functions -----------------------------------------------------------------------------------------------
 
 
-def is_fused(weight: Tensor, block_size: int | None) -> bool:
+def is_fused(weight: Tensor, block_size: int | None, num_blocked: int | None = None) -> bool:
     """Whether `perspective_transformer` runs as one fused operator for this weight [F, N] on its device."""
     if block_size is None or not weight.is_cuda or weight.dtype not in _DTYPES or ops._libraries.cuda_error is not None:
         return False
     num_features, num_outputs = weight.shape
-    fits = num_outputs > 0 and num_outputs % 16 == 0 and 0 < block_size <= 768 and 0 < num_features <= 255 * block_size
+    num_blocked = num_features if num_blocked is None else num_blocked
+    fits = num_features > 0 and num_outputs > 0 and num_outputs % 16 == 0 and 0 < block_size <= 768
+    fits = fits and num_blocked == num_features <= 255 * block_size
     return fits and _device_has_kernels(weight.device.index or 0)
 
 
@@ -160,7 +170,14 @@ def _device_has_kernels(device: int) -> bool:
     return bool(torch.ops.nnue.perspective_transformer_available(device))
 
 
-def perspective_rows(white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, block_size: int) -> Tensor:
+def perspective_rows(
+    white: Tensor,
+    black: Tensor,
+    black_to_move: Tensor,
+    num_features: int,
+    block_size: int,
+    num_blocked: int | None = None,
+) -> Tensor:
     """The rows of a batch grouped by feature block, for every fused call on this batch; CUDA only.
 
     Args:
@@ -169,11 +186,16 @@ def perspective_rows(white: Tensor, black: Tensor, black_to_move: Tensor, num_fe
         num_features: F.
         block_size: features of a block, at most 768 (HalfKAv2_hm: 768). The kernels are made for rows whose features
             are distinct and lie in one block each; other rows are legal and slow.
+        num_blocked: features [0, num_blocked) come in blocks, those from there on are loose: a row may hold any of
+            them, anywhere among the others. By default F: all come in blocks.
 
     Returns:
-        uint8 [bytes] on the device: an opaque value that depends on the arguments alone.
+        uint8 [bytes] on the device: an opaque value. What is computed with it depends on the arguments alone.
     """
-    return cast(Tensor, torch.ops.nnue.perspective_rows(white, black, black_to_move, num_features, block_size))
+    num_blocked = num_features if num_blocked is None else num_blocked
+    return cast(
+        Tensor, torch.ops.nnue.perspective_rows(white, black, black_to_move, num_features, block_size, num_blocked)
+    )
 
 
 def perspective_transformer(
@@ -187,6 +209,7 @@ def perspective_transformer(
     bound: float = 1.0,
     scale: float = 1.0,
     block_size: int | None = None,
+    num_blocked: int | None = None,
     output_dtype: torch.dtype | None = None,
     rows: Tensor | None = None,
     deterministic: bool | None = None,
@@ -206,6 +229,8 @@ def perspective_transformer(
         bias: [N], any of these dtypes.
         block_size: the feature set's block size, for the fused operator (see `perspective_rows`); None for sets
             without blocks.
+        num_blocked: how many of the features come in blocks, by default all; those behind them are loose (see
+            `perspective_rows`), as threats and pawn pairs behind king buckets are.
         output_dtype: float32, float16 or bfloat16; by default the weight's.
         rows: what `perspective_rows` gave for this batch, if it is there already.
         deterministic: for the plain operator, see `ops.feature_transformer_forward`. The fused one always is.
@@ -227,9 +252,15 @@ def perspective_transformer(
     if not bound > 0:
         raise ValueError(f"perspective_transformer: bound: found {bound}, expected a positive number")
     output_dtype = weight.dtype if output_dtype is None else output_dtype
-    if block_size is not None and output_dtype in _DTYPES and is_fused(weight, block_size):
+    if num_blocked is None:
+        num_blocked = weight.shape[0]
+    if not 0 <= num_blocked <= weight.shape[0]:
+        raise ValueError(
+            f"perspective_transformer: num_blocked: found {num_blocked}, expected 0 to F = {weight.shape[0]}"
+        )
+    if block_size is not None and output_dtype in _DTYPES and is_fused(weight, block_size, num_blocked):
         if rows is None:
-            rows = perspective_rows(white, black, black_to_move, weight.shape[0], block_size)
+            rows = perspective_rows(white, black, black_to_move, weight.shape[0], block_size, num_blocked)
         save = torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad)
         out, _ = torch.ops.nnue.perspective_transformer_forward(
             white,
@@ -238,6 +269,7 @@ def perspective_transformer(
             weight,
             bias.float(),
             block_size,
+            num_blocked,
             _ACTIVATIONS.index(activation),
             bound,
             scale,

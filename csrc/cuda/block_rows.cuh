@@ -27,7 +27,8 @@ struct IndexRows {
     const uint8_t* black_to_move;  // [positions]
     int positions;
     int max_active;
-    int num_features;
+    int num_features;  // those that come in blocks: [0, num_features)
+    int num_loose;     // those behind them, of which a row may have any
     int block_size;
     int num_blocks;
 };

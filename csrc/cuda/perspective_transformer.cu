@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstring>
 #include <tuple>
 
@@ -30,15 +31,17 @@ Tensor aligned(const Tensor& tensor) {
     return reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0 ? out : torch::stable::clone(out);
 }
 
-IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t block_size) {
+IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t block_size,
+                     int64_t num_blocked) {
     IndexRows in{};
     in.white = data<int32_t>(white);
     in.black = data<int32_t>(black);
     in.positions = static_cast<int>(white.size(0));
     in.max_active = static_cast<int>(white.size(1));
-    in.num_features = static_cast<int>(num_features);
+    in.num_features = static_cast<int>(num_blocked);
+    in.num_loose = static_cast<int>(num_features - num_blocked);
     in.block_size = static_cast<int>(block_size);
-    in.num_blocks = static_cast<int>(divide_up(num_features, block_size));
+    in.num_blocks = static_cast<int>(std::max<int64_t>(1, divide_up(num_blocked, block_size)));
     return in;
 }
 
@@ -86,8 +89,8 @@ int64_t slots(const IndexRows& in) {
 }
 
 Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
-               int64_t block_size) {
-    check_rows_arguments(kRows, white_in, black_in, num_features, block_size);
+               int64_t block_size, int64_t num_blocked) {
+    check_rows_arguments(kRows, white_in, black_in, num_features, block_size, num_blocked);
     check_device(kRows, "black_to_move", black_to_move_in, Device::cuda, white_in, "white");
     check_shape(kRows, "black_to_move", black_to_move_in, {white_in.size(0)}, "[B]");
     check_dtype(kRows, "black_to_move", black_to_move_in, {ScalarType::Byte, ScalarType::Bool});
@@ -95,7 +98,7 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
                  black_to_move = torch::stable::contiguous(black_to_move_in);
     const cudaStream_t stream = current_stream(white);
-    IndexRows in = index_rows(white, black, num_features, block_size);
+    IndexRows in = index_rows(white, black, num_features, block_size, num_blocked);
     in.black_to_move = data<uint8_t>(black_to_move);
     const int device = white.get_device_index();
     IndexCheck white_check(kRows, in.white, in.positions, in.max_active, num_features, device, stream);
@@ -109,10 +112,11 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
 
 std::tuple<Tensor, Tensor> forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows,
                                       const Tensor& weight_in, const Tensor& bias_in, int64_t block_size,
-                                      int64_t activation, double bound, double scale, int64_t output_dtype, bool save) {
+                                      int64_t num_blocked, int64_t activation, double bound, double scale,
+                                      int64_t output_dtype, bool save) {
     check_shape(kForward, "weight", weight_in, {-1, -1}, "[F, N]");
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
-    check_rows_arguments(kForward, white_in, black_in, num_features, block_size);
+    check_rows_arguments(kForward, white_in, black_in, num_features, block_size, num_blocked);
     check_activation(kForward, activation, num_outputs);
     for (const auto& [name, tensor] : {std::pair{"rows", &rows}, {"weight", &weight_in}, {"bias", &bias_in}}) {
         check_device(kForward, name, *tensor, Device::cuda, white_in, "white");
@@ -127,7 +131,7 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor& white_in, const Tensor& blac
     const ScalarType out_dtype = scalar_type(kForward, "output_dtype", output_dtype);
 
     ForwardProblem p{};
-    p.in = index_rows(white, black, num_features, block_size);
+    p.in = index_rows(white, black, num_features, block_size, num_blocked);
     p.rows = open_rows(kForward, rows, p.in);
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = Activation(activation);
@@ -173,9 +177,9 @@ cudaError_t run_backward_16(const BackwardProblem& p, cudaStream_t stream) {
 
 std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& white_in, const Tensor& black_in,
                                        const Tensor& rows, const Tensor& saved_in, int64_t num_features,
-                                       int64_t num_outputs, int64_t block_size, int64_t activation, double bound,
-                                       double scale, int64_t weight_dtype) {
-    check_rows_arguments(kBackward, white_in, black_in, num_features, block_size);
+                                       int64_t num_outputs, int64_t block_size, int64_t num_blocked, int64_t activation,
+                                       double bound, double scale, int64_t weight_dtype) {
+    check_rows_arguments(kBackward, white_in, black_in, num_features, block_size, num_blocked);
     check_activation(kBackward, activation, num_outputs);
     for (const auto& [name, tensor] :
          {std::pair{"grad_output", &grad_output_in}, {"rows", &rows}, {"saved", &saved_in}}) {
@@ -192,7 +196,7 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
     if (dtype == ScalarType::Float) check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
     const Tensor grad_output = aligned(grad_output_in);
     const cudaStream_t stream = current_stream(white);
-    p.in = index_rows(white, black, num_features, block_size);
+    p.in = index_rows(white, black, num_features, block_size, num_blocked);
     p.rows = open_rows(kBackward, rows, p.in);
     p.num_outputs = static_cast<int>(num_outputs);
     p.bound = static_cast<float>(bound);

@@ -286,6 +286,7 @@ def test_gradcheck(device: torch.device) -> None:
         ({"activation": "relu"}, "activation: found 'relu', expected one of identity, crelu"),
         ({"bound": 0.0}, "bound: found 0.0, expected a positive"),
         ({"weight": torch.zeros(480, 15)}, "found N = 15, expected an even N"),
+        ({"num_blocked": 481}, "num_blocked: found 481, expected 0 to F = 480"),
     ],
 )
 def test_arguments(change: dict[str, object], message: str) -> None:
@@ -321,21 +322,35 @@ def fused(cuda: torch.device) -> torch.device:
 @pytest.mark.parametrize("activation", ["identity", "pairwise"])
 def test_opcheck(fused: torch.device, activation: Activation, dtype: torch.dtype) -> None:
     case = Case(dtype=dtype, device=fused)
-    rows_arguments = (case.white, case.black, case.black_to_move, 480, 96)
+    rows_arguments = (case.white, case.black, case.black_to_move, 480, 96, 480)
     code, dtype_code = ACTIVATIONS.index(activation), perspectives._DTYPES.index(dtype)
     rows = perspective_rows(*rows_arguments)
-    assert rows.shape == (perspectives._rows_bytes(100, 480, 96),)
+    assert rows.shape == (perspectives._rows_bytes(100, 96, 480),)
     forward = (case.white, case.black, rows, case.weight.requires_grad_(), case.bias.requires_grad_())
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_forward.default,
-        (*forward, 96, code, 1.0, 1.0, dtype_code, True),
+        (*forward, 96, 480, code, 1.0, 1.0, dtype_code, True),
         # `saved` has padding that nothing reads or writes: its bits are not comparable.
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
-    out, saved = torch.ops.nnue.perspective_transformer_forward(*forward, 96, code, 1.0, 1.0, dtype_code, True)
+    out, saved = torch.ops.nnue.perspective_transformer_forward(*forward, 96, 480, code, 1.0, 1.0, dtype_code, True)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
-        (torch.randn_like(out), case.white, case.black, rows, saved.detach(), 480, 64, 96, code, 1.0, 1.0, dtype_code),
+        (
+            torch.randn_like(out),
+            case.white,
+            case.black,
+            rows,
+            saved.detach(),
+            480,
+            64,
+            96,
+            480,
+            code,
+            1.0,
+            1.0,
+            dtype_code,
+        ),
     )
 
 
