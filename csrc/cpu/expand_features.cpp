@@ -33,8 +33,7 @@ void expand(const uint8_t* records, int64_t rows, const Outputs& out) {
                 return;  // rows after it in this part cannot be the first
             }
             const data::Pieces pieces = data::pieces_of_record(record);
-            data::expand_row<Set>(pieces, 0, out.white + b * Set::kMaxActive);
-            data::expand_row<Set>(pieces, 1, out.black + b * Set::kMaxActive);
+            data::expand_rows<Set>(record, pieces, out.white + b * Set::kMaxActive, out.black + b * Set::kMaxActive);
             out.black_to_move[b] = pieces.black_to_move;
             out.score[b] = static_cast<int16_t>(data::record_score(record));
             out.result[b] = static_cast<int8_t>(data::record_result(record));
@@ -53,7 +52,7 @@ void expand_into_op(const Tensor& records_in, int64_t feature_set, const Tensor&
     const Outputs out = check_outputs({white, black, black_to_move, score, result, piece_count}, records_in,
                                       row_length(set), Device::cpu);
     const Tensor records = torch::stable::contiguous(records_in);
-    data::visit_feature_set(set, [&]<class Set>() {
+    data::FeatureSets::visit(set, [&]<class Set>() {
         expand<Set>(static_cast<const uint8_t*>(records.const_data_ptr()), records.size(0), out);
     });
 }

@@ -1,15 +1,19 @@
 // The expansion of packed positions on CUDA: bound by the 256 bytes and more that it writes for each position.
 //
-// A warp takes 32 positions. What concerns a whole position (kings, their offsets, counts, score) is done by one lane
-// each, for all 32 at once; then the warp goes through the positions with a lane for each piece, and writes each row
-// with one coalesced store. The square of the k-th piece comes the other way round: each lane owns two squares, and
-// puts them where the number of pieces before them says.
+// A warp takes several positions. What concerns a whole position (kings, their offsets, counts, score) is done by one
+// lane each, for all at once; then the warp goes through the positions with a lane for each piece, and writes each row
+// with coalesced stores. The square of the k-th piece comes the other way round: each lane owns two squares, and puts
+// them where the number of pieces before them says.
+//
+// Sets of pairs: the lanes find the pairs of their pieces and list them in shared memory, each behind those of the
+// pieces before it; then the warp goes through that list with a lane for each pair, whatever piece it came from.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <type_traits>
 
 #include "../expand_features.h"
 #include "common.cuh"
@@ -20,20 +24,60 @@ namespace {
 
 using namespace nnue::cuda;
 
-constexpr int kWarps = 4;  // few: a batch of 16,384 positions then occupies every multiprocessor
+template <class Set>
+constexpr bool kHasPairs = Set::kKind != data::SetKind::kPieceSquare;
+
+// Both few enough that a batch of 16,384 positions occupies every multiprocessor.
+template <class Set>
+constexpr int kWarps = kHasPairs<Set> ? 8 : 4;  // of a block; with pairs they share tables
+template <class Set>
+constexpr int kGroup = kHasPairs<Set> ? 8 : kWarp;  // positions of a warp
 
 // What the pieces of a position need to know of it.
 struct alignas(16) Head {
     int32_t offset[2];  // by perspective
     uint8_t orientation[2];
+    uint8_t king[2];
     uint8_t count;  // 0: no rows
 };
 
+// What pairs of pieces are made from: the position that a warp is at.
+struct PairStage {
+    data::Bitboard victims[6];
+    uint8_t codes[64];                                 // by square
+    uint16_t pairs[data::FullThreatsV16::kMaxActive];  // squares: first, second << 8
+};
+static_assert(data::FullThreatsV16::kMaxActive >= data::PP3Wide::kMaxActive);
+
 // Shared memory of one warp.
+template <class Set>
 struct Stage {
-    uint4 records[kWarp][2];
-    uint8_t squares[kWarp][kWarp];
-    Head heads[kWarp];
+    uint4 records[kGroup<Set>][2];
+    uint8_t squares[kGroup<Set>][kWarp];
+    Head heads[kGroup<Set>];
+    std::conditional_t<kHasPairs<Set>, PairStage, char> pairs;
+};
+
+template <class Version>
+__device__ const data::ThreatTables<Version> kThreatTables{};
+
+// A block's copy of the tables of its version: lanes look up different entries at once.
+template <class Version>
+struct TableStage {
+    uint4 words[sizeof(data::ThreatTables<Version>) / sizeof(uint4)];
+
+    __device__ void fill(int thread, int threads) {
+        const auto* from = reinterpret_cast<const uint4*>(&kThreatTables<Version>);
+        for (int i = thread; i < static_cast<int>(std::size(words)); i += threads) words[i] = from[i];
+        __syncthreads();
+    }
+    __device__ const data::ThreatTables<Version>& tables() const {
+        return *reinterpret_cast<const data::ThreatTables<Version>*>(words);
+    }
+};
+template <>
+struct TableStage<void> {
+    __device__ void fill(int, int) {}
 };
 
 __device__ inline data::Bitboard occupied(const uint4 (&record)[2]) {
@@ -57,8 +101,11 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
 #pragma unroll
         for (int perspective = 0; perspective < 2; ++perspective) {
             const int king = squares[scan.king_rank[perspective]];
-            head.orientation[perspective] = static_cast<uint8_t>(Set::orientation(perspective, king));
-            head.offset[perspective] = Set::offset(perspective, king);
+            head.king[perspective] = static_cast<uint8_t>(king);
+            if constexpr (!kHasPairs<Set>) {
+                head.orientation[perspective] = static_cast<uint8_t>(Set::orientation(perspective, king));
+                head.offset[perspective] = Set::offset(perspective, king);
+            }
         }
     } else {
         report(sink, row, static_cast<int32_t>(scan.fault));
@@ -69,13 +116,17 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
     out.piece_count[row] = static_cast<uint8_t>(min(max(scan.count, 1), data::kMaxPieces));
 }
 
+__device__ inline int piece_code(const uint8_t* record, int piece, uint8_t square) {
+    const uint8_t nibble = record[8 + piece / 2] >> (piece % 2 * 4) & 15;
+    return data::plain_code(nibble, square);
+}
+
 // By a whole warp, a lane a piece.
 template <class Set>
 __device__ void expand_rows(const uint8_t* record, const uint8_t (&squares)[kWarp], Head head, int lane, int32_t* white,
                             int32_t* black) {
     const uint8_t square = squares[lane];  // of lanes without a piece: anything
-    const uint8_t nibble = record[8 + lane / 2] >> (lane % 2 * 4) & 15;
-    const int code = data::plain_code(nibble, square);
+    const int code = piece_code(record, lane, square);
     int32_t* const rows[2] = {white, black};
     if constexpr (Set::kHasKings) {
         static_assert(Set::kMaxActive == kWarp);
@@ -100,19 +151,133 @@ __device__ void expand_rows(const uint8_t* record, const uint8_t (&squares)[kWar
     }
 }
 
+// ---- sets of pairs --------------------------------------------------------------------------------------------------
+
+// A position as the lanes of its warp see it: what it is, and what piece is the lane's own.
+struct Position {
+    data::CodePlanes board;
+    int king[2];
+    int lane, count;
+    int code, square;  // of the piece; lanes from `count` on have none
+};
+
+// The squares of one board in the order of the lanes' bitboards, from those of the first piece on: each lane's pieces
+// go behind those of the lanes before it. Returns how many there are, at most `limit`.
+__device__ int list_pairs(const Position& p, data::Bitboard partners, int limit, uint16_t* pairs) {
+    const int mine = data::popcount(partners);
+    int end = mine;
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+        const int before = __shfl_up_sync(kAllLanes, end, distance);
+        if (p.lane >= distance) end += before;
+    }
+    for (int slot = end - mine; partners && slot < limit; partners &= partners - 1, ++slot) {
+        pairs[slot] = static_cast<uint16_t>(p.square | data::lowest(partners) << 8);
+    }
+    __syncwarp();
+    return min(__shfl_sync(kAllLanes, end, kWarp - 1), limit);
+}
+
+// Writes what `part` adds to the rows, from entry `count` on, by a whole warp. Returns the entries there are then.
+template <class Part, class Tables>
+__device__ int write_part(Part /*part*/, int first_feature, const Position& p, PairStage& stage, const Tables& tables,
+                          int count, int32_t* white, int32_t* black) {
+    if constexpr (Part::kKind == data::SetKind::kPieceSquare) {
+        static_assert(Part::kHasKings);
+        int32_t* const rows[2] = {white, black};
+#pragma unroll
+        for (int perspective = 0; perspective < 2; ++perspective) {
+            const int orientation = Part::orientation(perspective, p.king[perspective]);
+            const int offset = first_feature + Part::offset(perspective, p.king[perspective]);
+            const int index = data::feature_index<Part>(p.code, p.square, perspective, orientation, offset);
+            if (p.lane < p.count) rows[perspective][count + p.lane] = index;
+        }
+        return count + p.count;
+    } else {
+        const int orientation[2] = {data::threat_orientation(0, p.king[0]), data::threat_orientation(1, p.king[1])};
+        data::Bitboard partners = 0;
+        if constexpr (Part::kKind == data::SetKind::kThreats) {
+            using Version = typename Part::Version;
+            if (p.lane < 6) stage.victims[p.lane] = data::victims_of<Version>(p.board, p.lane);
+            __syncwarp();
+            if (p.lane < p.count) {
+                partners = data::threats_of(tables.tables(), p.board, stage.victims[p.code >> 1], p.code, p.square);
+            }
+        } else {
+            const data::Bitboard pawns = p.board.pawns();
+            if (p.lane < p.count && pawns >> p.square & 1) partners = data::pawn_partners(pawns, p.square);
+        }
+        const int pairs = list_pairs(p, partners, Part::kMaxActive, stage.pairs);
+        for (int i = p.lane; i < pairs; i += kWarp) {
+            const int one = stage.pairs[i] & 255, other = stage.pairs[i] >> 8;
+            int32_t* const rows[2] = {white, black};
+#pragma unroll
+            for (int perspective = 0; perspective < 2; ++perspective) {
+                const int o = orientation[perspective];
+                int index;
+                if constexpr (Part::kKind == data::SetKind::kThreats) {
+                    index = data::threat_index(tables.tables(), o, perspective, stage.codes[one], one,
+                                               stage.codes[other], other);
+                } else {
+                    index = data::pawn_pair_index(data::pawn_number(o, stage.codes[one] != perspective, one),
+                                                  data::pawn_number(o, stage.codes[other] != perspective, other));
+                }
+                rows[perspective][count + i] = first_feature + index;
+            }
+        }
+        __syncwarp();  // the next part lists its own pairs
+        return count + pairs;
+    }
+}
+
+// By a whole warp: both rows of a position.
+template <class Set, class Tables>
+__device__ void expand_pairs(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
+                             PairStage& stage, const Tables& tables, int32_t* white, int32_t* black) {
+    int count = 0;
+    if (head.count > 0) {
+        const auto* bytes = reinterpret_cast<const uint8_t*>(&record[0]);
+        const uint8_t square = squares[lane];
+        const int code = piece_code(bytes, lane, square);
+        if (lane < head.count) stage.codes[square] = static_cast<uint8_t>(code);
+        __syncwarp();
+        const data::Bitboard all = occupied(record);
+        Position p{{all, {}}, {head.king[0], head.king[1]}, lane, head.count, code, square};
+        const int low = all >> lane & 1 ? stage.codes[lane] : 0;
+        const int high = all >> (32 + lane) & 1 ? stage.codes[32 + lane] : 0;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            p.board.bits[k] =
+                data::Bitboard{__ballot_sync(kAllLanes, high >> k & 1)} << 32 | __ballot_sync(kAllLanes, low >> k & 1);
+        }
+        if constexpr (Set::kKind == data::SetKind::kCombined) {
+            Set::for_each_part([&](auto part, int first_feature) {
+                count = write_part(part, first_feature, p, stage, tables, count, white, black);
+            });
+        } else {
+            count = write_part(Set{}, 0, p, stage, tables, count, white, black);
+        }
+    }
+    for (int i = count + lane; i < Set::kMaxActive; i += kWarp) white[i] = black[i] = -1;
+}
+
+// ---- the kernel -----------------------------------------------------------------------------------------------------
+
 template <class Set>
-__global__ void __launch_bounds__(kWarps* kWarp)
+__global__ void __launch_bounds__(kWarps<Set>* kWarp)
     expand(const uint4* __restrict__ records, int64_t rows, Outputs out, FindingSink sink) {
-    __shared__ Stage stages[kWarps];
-    Stage& stage = stages[threadIdx.y];
+    __shared__ Stage<Set> stages[kWarps<Set>];
+    __shared__ TableStage<typename Set::Version> tables;
+    tables.fill(static_cast<int>(threadIdx.y * kWarp + threadIdx.x), kWarps<Set> * kWarp);
+    Stage<Set>& stage = stages[threadIdx.y];
     const int lane = threadIdx.x;
-    const int64_t stride = int64_t(gridDim.x) * kWarps * kWarp;
-    for (int64_t first = (int64_t(blockIdx.x) * kWarps + threadIdx.y) * kWarp; first < rows; first += stride) {
-        const int group = static_cast<int>(min(rows - first, int64_t{kWarp}));
+    const int64_t stride = int64_t(gridDim.x) * kWarps<Set> * kGroup<Set>;
+    for (int64_t first = (int64_t(blockIdx.x) * kWarps<Set> + threadIdx.y) * kGroup<Set>; first < rows;
+         first += stride) {
+        const int group = static_cast<int>(min(rows - first, int64_t{kGroup<Set>}));
         uint4* staged = &stage.records[0][0];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int i = half * kWarp + lane;
+        for (int i = lane; i < 2 * kGroup<Set>; i += kWarp) {
             if (i < 2 * group) staged[i] = records[2 * first + i];
         }
         __syncwarp();
@@ -133,10 +298,18 @@ __global__ void __launch_bounds__(kWarps* kWarp)
         __syncwarp();
         int32_t* white = out.white + first * Set::kMaxActive;
         int32_t* black = out.black + first * Set::kMaxActive;
+        if constexpr (kHasPairs<Set>) {
+#pragma unroll 1
+            for (int p = 0; p < group; ++p) {
+                expand_pairs<Set>(stage.records[p], stage.squares[p], stage.heads[p], lane, stage.pairs, tables,
+                                  white + p * Set::kMaxActive, black + p * Set::kMaxActive);
+            }
+        } else {
 #pragma unroll 4
-        for (int p = 0; p < group; ++p) {
-            expand_rows<Set>(reinterpret_cast<const uint8_t*>(&stage.records[p][0]), stage.squares[p], stage.heads[p],
-                             lane, white + p * Set::kMaxActive, black + p * Set::kMaxActive);
+            for (int p = 0; p < group; ++p) {
+                expand_rows<Set>(reinterpret_cast<const uint8_t*>(&stage.records[p][0]), stage.squares[p],
+                                 stage.heads[p], lane, white + p * Set::kMaxActive, black + p * Set::kMaxActive);
+            }
         }
         __syncwarp();
     }
@@ -161,9 +334,9 @@ void expand_into_op(const Tensor& records_in, int64_t feature_set, const Tensor&
             fail_record(found.row, static_cast<data::RecordFault>(found.value));
         });
     }
-    data::visit_feature_set(set, [&]<class Set>() {
-        launch("expand_features", expand<Set>, blocks_for(rows, kWarps * kWarp), dim3(kWarp, kWarps), 0, stream,
-               static_cast<const uint4*>(records.const_data_ptr()), rows, out,
+    data::FeatureSets::visit(set, [&]<class Set>() {
+        launch("expand_features", expand<Set>, blocks_for(rows, kWarps<Set> * kGroup<Set>), dim3(kWarp, kWarps<Set>), 0,
+               stream, static_cast<const uint4*>(records.const_data_ptr()), rows, out,
                checked ? checked->sink() : FindingSink{});
     });
     if (checked) checked->finish();

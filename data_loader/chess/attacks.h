@@ -53,7 +53,7 @@ struct AttackTables {
 
 inline constexpr AttackTables kAttacks{};
 
-inline Bitboard line_attacks(const Line& line, Bitboard occupied) {
+NNUE_HOST_DEVICE inline Bitboard line_attacks(const Line& line, Bitboard occupied) {
     const Bitboard lower = line.lower & occupied, upper = line.upper & occupied;
     const Bitboard from_lower = ~Bitboard{0} << highest(lower | 1);
     return (line.lower | line.upper) & (2 * (upper & (0 - upper)) + from_lower);

@@ -2,10 +2,13 @@
 //
 // A king-bucketed or plain piece-square set is four small functions of (perspective, own king): an index is
 //     offset + 64 · plane(piece) + (square ^ orientation).
-// Index layouts: docs/data.md, "Feature sets". Perspective 0 is white, 1 is black.
+// Sets of pairs of pieces are made in pairs.h, and a combined set is several sets side by side: their indices follow
+// one another, and so do their entries in a row. Index layouts: docs/data.md, "Feature sets". Perspective 0 is white, 1
+// is black.
 #pragma once
 
 #include "chess/record.h"
+#include "features/pairs.h"
 #include "features/registry.h"
 
 namespace nnue::data {
@@ -100,8 +103,14 @@ NNUE_HOST_DEVICE inline Pieces pieces_of_record(const std::uint8_t* record) {
     return p;
 }
 
-struct Chess768 {
-    static constexpr FeatureSetId kId = FeatureSetId::kChess768;
+enum class SetKind { kPieceSquare, kThreats, kPawnPairs, kCombined };
+
+struct PieceSquareSet {
+    static constexpr SetKind kKind = SetKind::kPieceSquare;
+    using Version = void;  // of Full_Threats
+};
+
+struct Chess768 : PieceSquareSet {
     static constexpr const char* kName = "Chess768";
     static constexpr int kNumFeatures = 768, kMaxActive = 32, kNumVirtual = 0;
     static constexpr bool kHasKings = true;
@@ -112,8 +121,7 @@ struct Chess768 {
     }
 };
 
-struct HalfKP {
-    static constexpr FeatureSetId kId = FeatureSetId::kHalfKP;
+struct HalfKP : PieceSquareSet {
     static constexpr const char* kName = "HalfKP";
     static constexpr int kNumFeatures = 41024, kMaxActive = 30, kNumVirtual = 641;
     static constexpr bool kHasKings = false;
@@ -124,8 +132,7 @@ struct HalfKP {
     NNUE_HOST_DEVICE static constexpr int plane(int code, int perspective) { return code ^ perspective; }
 };
 
-struct HalfKA {
-    static constexpr FeatureSetId kId = FeatureSetId::kHalfKA;
+struct HalfKA : PieceSquareSet {
     static constexpr const char* kName = "HalfKA";
     static constexpr int kNumFeatures = 49216, kMaxActive = 32, kNumVirtual = 769;
     static constexpr bool kHasKings = true;
@@ -136,8 +143,7 @@ struct HalfKA {
     NNUE_HOST_DEVICE static constexpr int plane(int code, int perspective) { return code ^ perspective; }
 };
 
-struct HalfKAv2 {
-    static constexpr FeatureSetId kId = FeatureSetId::kHalfKAv2;
+struct HalfKAv2 : PieceSquareSet {
     static constexpr const char* kName = "HalfKAv2";
     static constexpr int kNumFeatures = 45056, kMaxActive = 32, kNumVirtual = 704;
     static constexpr bool kHasKings = true;
@@ -153,7 +159,7 @@ struct HalfKAv2 {
 // Mirrored so that the own king is on files e–h. Planes = 12 is what is trained (kings of both sides apart), 11 what an
 // engine reads (both kings share a plane).
 template <int Planes>
-struct HalfKAv2HmBase {
+struct HalfKAv2HmBase : PieceSquareSet {
     static constexpr int kNumFeatures = 32 * 64 * Planes, kMaxActive = 32, kNumVirtual = 64 * Planes;
     static constexpr bool kHasKings = true;
     NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int king) {
@@ -169,22 +175,110 @@ struct HalfKAv2HmBase {
 };
 
 struct HalfKAv2Hm : HalfKAv2HmBase<12> {
-    static constexpr FeatureSetId kId = FeatureSetId::kHalfKAv2Hm;
     static constexpr const char* kName = "HalfKAv2_hm";
 };
 
 struct HalfKAv2Hm11 : HalfKAv2HmBase<11> {
-    static constexpr FeatureSetId kId = FeatureSetId::kHalfKAv2Hm11;
     static constexpr const char* kName = "HalfKAv2_hm_11";
 };
 
-// In the order of FeatureSetId.
+// Entries of a row for the threats: no position with legal piece counts has been seen to need more than 150. What would
+// not fit is left out, the last pairs first.
+template <class V>
+struct FullThreats {
+    using Version = V;
+    static constexpr SetKind kKind = SetKind::kThreats;
+    static constexpr int kNumFeatures = Version::kNumFeatures, kMaxActive = 160, kNumVirtual = 0;
+};
+
+struct FullThreatsV10 : FullThreats<ThreatsV10> {
+    static constexpr const char* kName = "Full_Threats_v10";
+};
+struct FullThreatsV11 : FullThreats<ThreatsV11> {
+    static constexpr const char* kName = "Full_Threats_v11";
+};
+struct FullThreatsV12 : FullThreats<ThreatsV12> {
+    static constexpr const char* kName = "Full_Threats_v12";
+};
+struct FullThreatsV14 : FullThreats<ThreatsV14> {
+    static constexpr const char* kName = "Full_Threats_v14";
+};
+struct FullThreatsV16 : FullThreats<ThreatsV16> {
+    static constexpr const char* kName = "Full_Threats_v16";
+};
+
+struct PP3Wide {
+    static constexpr SetKind kKind = SetKind::kPawnPairs;
+    using Version = void;
+    static constexpr const char* kName = "PP_3Wide";
+    static constexpr int kNumFeatures = 4560, kMaxActive = 96, kNumVirtual = 0;
+};
+
+namespace detail {
+
+template <class... Versions>
+struct FirstVersion {
+    using type = void;
+};
+template <class Version, class... Versions>
+struct FirstVersion<Version, Versions...> {
+    using type = Version;
+};
+template <class... Versions>
+struct FirstVersion<void, Versions...> : FirstVersion<Versions...> {};
+
+}  // namespace detail
+
+template <class... Sets>
+struct Combined {
+    static constexpr SetKind kKind = SetKind::kCombined;
+    using Version = typename detail::FirstVersion<typename Sets::Version...>::type;
+    static constexpr int kNumFeatures = (Sets::kNumFeatures + ...), kMaxActive = (Sets::kMaxActive + ...);
+    static constexpr int kNumVirtual = 0;  // its parts may have some
+
+    // visit(part, its first feature) for each part in order.
+    template <class Visit>
+    NNUE_HOST_DEVICE static constexpr void for_each_part(Visit&& visit) {
+        int first_feature = 0;
+        ((visit(Sets{}, first_feature), first_feature += Sets::kNumFeatures), ...);
+    }
+};
+
+struct InputV10 : Combined<HalfKAv2Hm, FullThreatsV10> {
+    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v10";
+};
+struct InputV11 : Combined<HalfKAv2Hm, FullThreatsV11> {
+    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v11";
+};
+struct InputV12 : Combined<HalfKAv2Hm, FullThreatsV12> {
+    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v12";
+};
+struct InputV14 : Combined<HalfKAv2Hm, FullThreatsV14> {
+    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v14";
+};
+struct InputV16 : Combined<HalfKAv2Hm, FullThreatsV16, PP3Wide> {
+    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v16+PP_3Wide";
+};
+
+// A set's number, FeatureSetId, is its place in this list.
 template <class... Sets>
 struct FeatureSetList {
-    static constexpr FeatureSetInfo kInfos[] = {
-        {Sets::kId, Sets::kName, Sets::kNumFeatures, Sets::kMaxActive, Sets::kNumVirtual}...};
+    static constexpr auto kInfos = [] {
+        int number = 0;
+        return std::array{FeatureSetInfo{static_cast<FeatureSetId>(number++), Sets::kName, Sets::kNumFeatures,
+                                         Sets::kMaxActive, Sets::kNumVirtual}...};
+    }();
+
+    // visitor.template operator()<Set>() for the set of that number.
+    template <class Visitor>
+    static void visit(FeatureSetId id, Visitor&& visitor) {
+        int number = 0;
+        (void)((number++ == static_cast<int>(id) && (visitor.template operator()<Sets>(), true)) || ...);
+    }
 };
-using FeatureSets = FeatureSetList<Chess768, HalfKP, HalfKA, HalfKAv2, HalfKAv2Hm, HalfKAv2Hm11>;
+using FeatureSets = FeatureSetList<Chess768, HalfKP, HalfKA, HalfKAv2, HalfKAv2Hm, HalfKAv2Hm11, FullThreatsV10,
+                                   FullThreatsV11, FullThreatsV12, FullThreatsV14, FullThreatsV16, PP3Wide, InputV10,
+                                   InputV11, InputV12, InputV14, InputV16>;
 
 // The index of one piece in a perspective's row; orientation and offset are those of its king.
 template <class Set>
@@ -213,24 +307,109 @@ NNUE_HOST_DEVICE inline void expand_row(const Pieces& p, int perspective, std::i
     }
 }
 
-// Calls `visitor.template operator()<Set>()` for the set of that id.
-template <class Visitor>
-decltype(auto) visit_feature_set(FeatureSetId id, Visitor&& visitor) {
-    switch (id) {
-        case FeatureSetId::kChess768:
-            return visitor.template operator()<Chess768>();
-        case FeatureSetId::kHalfKP:
-            return visitor.template operator()<HalfKP>();
-        case FeatureSetId::kHalfKA:
-            return visitor.template operator()<HalfKA>();
-        case FeatureSetId::kHalfKAv2:
-            return visitor.template operator()<HalfKAv2>();
-        case FeatureSetId::kHalfKAv2Hm11:
-            return visitor.template operator()<HalfKAv2Hm11>();
-        case FeatureSetId::kHalfKAv2Hm:
-            break;
+// The rows of one position while its features are written, on the CPU.
+struct RowWriter {
+    std::int32_t* rows[2];
+    int count = 0;          // entries so far, in either row
+    int first_feature = 0;  // of the part that is being written
+
+    void add(int white, int black) {
+        rows[0][count] = first_feature + white;
+        rows[1][count] = first_feature + black;
+        ++count;
     }
-    return visitor.template operator()<HalfKAv2Hm>();
+};
+
+template <class Version>
+inline constexpr ThreatTables<Version> kThreatTables{};
+
+template <class Version>
+inline void write_threats(const CodePlanes& board, const Pieces& p, int max_active, RowWriter& writer) {
+    constexpr const ThreatTables<Version>& tables = kThreatTables<Version>;
+    Bitboard victims[6];
+    for (int type = kPawn; type <= kKing; ++type) victims[type] = victims_of<Version>(board, type);
+    std::uint8_t code_at[64];
+    for (int i = 0; i < p.count; ++i) code_at[p.square[i]] = p.code[i];
+    struct {
+        std::uint8_t from, to;
+    } threats[kMaxPieces * 8];
+    int count = 0;
+    for (int i = 0; i < p.count; ++i) {
+        const std::uint8_t code = p.code[i], from = p.square[i];
+        Bitboard targets = threats_of(tables, board, victims[code >> 1], code, from);
+        for (; targets; targets &= targets - 1) threats[count++] = {from, static_cast<std::uint8_t>(lowest(targets))};
+    }
+    if (count > max_active) count = max_active;
+    const int orientation[2] = {threat_orientation(0, p.king[0]), threat_orientation(1, p.king[1])};
+    for (int i = 0; i < count; ++i) {
+        const auto [from, to] = threats[i];
+        const int attacker = code_at[from], victim = code_at[to];
+        writer.add(threat_index(tables, orientation[0], 0, attacker, from, victim, to),
+                   threat_index(tables, orientation[1], 1, attacker, from, victim, to));
+    }
+}
+
+inline void write_pawn_pairs(const CodePlanes& board, const Pieces& p, int max_active, RowWriter& writer) {
+    const int orientation[2] = {threat_orientation(0, p.king[0]), threat_orientation(1, p.king[1])};
+    const Bitboard pawns = board.pawns(), black = board.black();
+    const int end = writer.count + max_active;
+    const auto number = [&](int perspective, int square) {
+        return pawn_number(orientation[perspective], (black >> square & 1) != static_cast<Bitboard>(perspective),
+                           square);
+    };
+    for (Bitboard left = pawns; left; left &= left - 1) {
+        const int square = lowest(left), white_number = number(0, square), black_number = number(1, square);
+        Bitboard partners = pawn_partners(pawns, square);
+        for (; partners && writer.count < end; partners &= partners - 1) {
+            const int partner = lowest(partners);
+            writer.add(pawn_pair_index(white_number, number(0, partner)),
+                       pawn_pair_index(black_number, number(1, partner)));
+        }
+    }
+}
+
+// Writes what `part`, a feature set that is none of several, adds to the rows of a sound record.
+template <class Part>
+inline void write_part(Part /*part*/, const CodePlanes& board, const Pieces& p, RowWriter& writer) {
+    if constexpr (Part::kKind == SetKind::kThreats) {
+        write_threats<typename Part::Version>(board, p, Part::kMaxActive, writer);
+    } else if constexpr (Part::kKind == SetKind::kPawnPairs) {
+        write_pawn_pairs(board, p, Part::kMaxActive, writer);
+    } else {
+        static_assert(Part::kHasKings);
+        for (const int perspective : {0, 1}) {
+            const int orientation = Part::orientation(perspective, p.king[perspective]);
+            const int offset = writer.first_feature + Part::offset(perspective, p.king[perspective]);
+            std::int32_t* row = writer.rows[perspective] + writer.count;
+            for (int i = 0; i < kMaxPieces; ++i) {  // those beyond the last piece are written over
+                row[i] = feature_index<Part>(p.code[i], p.square[i], perspective, orientation, offset);
+            }
+        }
+        writer.count += p.count;
+    }
+}
+
+// Writes both rows of a sound record, Set::kMaxActive entries each, and returns how many of them are features.
+template <class Set>
+inline int expand_rows(const std::uint8_t* record, const Pieces& p, std::int32_t* white, std::int32_t* black) {
+    if constexpr (Set::kKind == SetKind::kPieceSquare) {
+        expand_row<Set>(p, 0, white);
+        expand_row<Set>(p, 1, black);
+        return Set::kHasKings ? p.count : p.count - 2;
+    } else {
+        const CodePlanes board = code_planes(record);
+        RowWriter writer{{white, black}};
+        if constexpr (Set::kKind == SetKind::kCombined) {
+            Set::for_each_part([&](auto part, int first_feature) {
+                writer.first_feature = first_feature;
+                write_part(part, board, p, writer);
+            });
+        } else {
+            write_part(Set{}, board, p, writer);
+        }
+        for (int i = writer.count; i < Set::kMaxActive; ++i) white[i] = black[i] = -1;
+        return writer.count;
+    }
 }
 
 }  // namespace NNUE_ISA

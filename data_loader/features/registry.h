@@ -6,7 +6,8 @@
 
 namespace nnue::data {
 
-enum class FeatureSetId { kChess768, kHalfKP, kHalfKA, kHalfKAv2, kHalfKAv2Hm, kHalfKAv2Hm11 };
+// A set's place in FeatureSets (feature_sets.h).
+enum class FeatureSetId : int {};
 
 struct FeatureSetInfo {
     FeatureSetId id;

@@ -59,8 +59,7 @@ void expand_batch(const Record* records, const std::uint32_t* order, std::size_t
         if (order && i + kAhead < n) __builtin_prefetch(&records[order[i + kAhead]]);
         const std::uint8_t* record = records[order ? order[i] : i].bytes.data();
         const Pieces p = pieces_of_record(record);
-        expand_row<Set>(p, 0, rows.white + i * Set::kMaxActive);
-        expand_row<Set>(p, 1, rows.black + i * Set::kMaxActive);
+        expand_rows<Set>(record, p, rows.white + i * Set::kMaxActive, rows.black + i * Set::kMaxActive);
         rows.score[i] = static_cast<std::int16_t>(record_score(record));
         rows.result[i] = static_cast<std::int8_t>(record_result(record));
         rows.black_to_move[i] = p.black_to_move;
@@ -70,7 +69,7 @@ void expand_batch(const Record* records, const std::uint32_t* order, std::size_t
 
 inline void expand(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,
                    const BatchRows& rows) {
-    visit_feature_set(set, [&]<class Set>() { expand_batch<Set>(records, order, n, rows); });
+    FeatureSets::visit(set, [&]<class Set>() { expand_batch<Set>(records, order, n, rows); });
 }
 
 #define NNUE_STRING_(text) #text

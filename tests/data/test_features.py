@@ -21,6 +21,16 @@ def test_sizes() -> None:
     assert sizes["HalfKAv2"] == (45_056, 32, 704)
     assert sizes["HalfKAv2_hm"] == (24_576, 32, 768)
     assert sizes["HalfKAv2_hm_11"] == (22_528, 32, 704)
+    assert sizes["Full_Threats_v10"] == (79_856, 160, 0)
+    assert sizes["Full_Threats_v11"] == (66_864, 160, 0)
+    assert sizes["Full_Threats_v12"] == (60_144, 160, 0)
+    assert sizes["Full_Threats_v14"] == (60_720, 160, 0)
+    assert sizes["Full_Threats_v16"] == (59_808, 160, 0)
+    assert sizes["PP_3Wide"] == (4_560, 96, 0)
+    assert sizes["HalfKAv2_hm+Full_Threats_v16+PP_3Wide"] == (88_944, 288, 0)
+    for version in (10, 11, 12, 14):
+        parts = sizes["HalfKAv2_hm"], sizes[f"Full_Threats_v{version}"]
+        assert sizes[f"HalfKAv2_hm+Full_Threats_v{version}"] == (parts[0][0] + parts[1][0], 192, 0)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +39,12 @@ def test_sizes() -> None:
         ("HalfKAv2_hm_11", "engine", "HalfKAv2_hm"),
         ("HalfKP", "reference", "HalfKP"),
         ("HalfKAv2", "reference", "HalfKAv2"),
+        ("Full_Threats_v10", "reference", "Full_Threats_v10"),
+        ("Full_Threats_v11", "reference", "Full_Threats_v11"),
+        ("Full_Threats_v12", "reference", "Full_Threats_v12_v13"),
+        ("Full_Threats_v14", "reference", "Full_Threats_v14_v15"),
+        ("Full_Threats_v16", "engine", "Full_Threats"),
+        ("PP_3Wide", "engine", "PP_3Wide"),
     ],
 )
 def test_vectors(shared: Path, name: str, source: str, key: str) -> None:
@@ -62,11 +78,18 @@ def test_twelve_planes_merge_to_eleven() -> None:
 @pytest.mark.parametrize("name", list(FEATURE_SETS))
 def test_rows_are_left_packed_and_in_range(name: str) -> None:
     fens = [START, "4k3/8/8/8/8/8/8/4K3 w - - 0 1", "r3k2r/8/8/8/8/8/8/R3K2R b KQkq - 3 9"]
+    of_part = {
+        "HalfKP": [30, 0, 4],
+        "PP_3Wide": [36, 0, 0],
+        "Full_Threats_v10": [38, 0, 6],
+        "Full_Threats_v11": [36, 0, 2],
+    }
+    of_part |= {f"Full_Threats_v{version}": [28, 0, 2] for version in (12, 14, 16)}
+    counts = np.sum([of_part.get(part, [32, 2, 6]) for part in name.split("+")], axis=0).tolist()
     batch = expand(records_from_fens(fens), name)
     for rows in (batch.white, batch.black):
         active = rows >= 0
-        kings = 2 if name == "HalfKP" else 0
-        assert active.sum(1).tolist() == [32 - kings, 2 - kings, 6 - kings]
+        assert active.sum(1).tolist() == counts
         assert not (active[:, 1:] & ~active[:, :-1]).any()
         assert rows.max() < FEATURE_SETS[name].num_features
         assert rows.min() >= -1

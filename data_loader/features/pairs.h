@@ -1,0 +1,229 @@
+// The feature sets whose features are pairs of pieces: Full_Threats (what attacks what) and PP_3Wide (pawns side by
+// side). One definition for CPU and GPU, like feature_sets.h. Index layouts: docs/data.md, "Feature sets".
+//
+// A set first lists the pairs of a position, which is the same work for both perspectives, and then gives each pair its
+// index for each perspective. So both rows of a position have the same number of features, in the same order.
+#pragma once
+
+#include "chess/attacks.h"
+#include "chess/bits.h"
+#include "chess/record.h"
+
+namespace nnue::data {
+
+// One version of Full_Threats: kVictims[attacker][victim] numbers the victims of each attacking piece type, −1 for a
+// pair that is no feature. kSlots[attacker] counts own and enemy victims together; with kPushes a pawn also "attacks" a
+// pawn on the square ahead.
+struct ThreatsV10 {
+    static constexpr int kNumFeatures = 79856;
+    static constexpr bool kPushes = false;
+    static constexpr int kSlots[6] = {6, 12, 10, 10, 12, 8};
+    static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, -1, 4},
+                                           {0, 1, 2, 3, -1, 4},   {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, -1, -1}};
+};
+
+struct ThreatsV11 {
+    static constexpr int kNumFeatures = 66864;
+    static constexpr bool kPushes = false;
+    static constexpr int kSlots[6] = {6, 10, 8, 8, 10, 8};
+    static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
+                                           {0, 1, 2, 3, -1, -1},  {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1}};
+};
+
+struct ThreatsV12 {
+    static constexpr int kNumFeatures = 60144;
+    static constexpr bool kPushes = false;
+    static constexpr int kSlots[6] = {6, 10, 8, 8, 10, 0};
+    static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
+                                           {0, 1, 2, 3, -1, -1},  {0, 1, 2, 3, 4, -1}, {-1, -1, -1, -1, -1, -1}};
+};
+
+struct ThreatsV14 : ThreatsV12 {
+    static constexpr int kNumFeatures = 60720;
+    static constexpr bool kPushes = true;
+};
+
+struct ThreatsV16 {
+    static constexpr int kNumFeatures = 59808;
+    static constexpr bool kPushes = false;
+    static constexpr int kSlots[6] = {4, 10, 8, 8, 10, 0};
+    static constexpr int kVictims[6][6] = {{-1, 0, -1, 1, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
+                                           {0, 1, 2, 3, -1, -1},   {0, 1, 2, 3, 4, -1}, {-1, -1, -1, -1, -1, -1}};
+};
+
+inline namespace NNUE_ISA {
+
+// The board as bitboards: bit k of the piece code on each square, 0 where it is empty.
+struct CodePlanes {
+    Bitboard occupied;
+    Bitboard bits[4];  // colour, then the three bits of the piece type
+
+    NNUE_HOST_DEVICE Bitboard black() const { return bits[0]; }
+    NNUE_HOST_DEVICE Bitboard of_type(int type) const {
+        const auto differs = [this](int k, int bit) { return bits[k + 1] ^ (Bitboard{0} - (bit & 1)); };
+        return occupied & ~(differs(0, type) | differs(1, type >> 1) | differs(2, type >> 2));
+    }
+    // Pawns on ranks 2 to 7, where features are; on others there are none but in broken records.
+    NNUE_HOST_DEVICE Bitboard pawns() const { return of_type(kPawn) & 0x00ffffffffffff00ULL; }
+};
+
+// Of a record that is known to be sound. In agreement with plain_code().
+inline CodePlanes code_planes(const std::uint8_t* record) {
+    std::uint64_t nibbles[2];
+    std::memcpy(nibbles, record + 8, sizeof nibbles);
+    const Bitboard all = record_occupancy(record);
+    const auto [b0, b1, b2, b3] = detail::planes_of_nibbles(nibbles, all).bits;
+    const Bitboard special = b3 & b2, plain = ~special;  // codes 12 to 15
+    const Bitboard pushed = special & ~b1 & ~b0, king = special & b1 & b0, rooks = special ^ pushed ^ king;
+    constexpr Bitboard kBlackHalf = 0xffffffff00000000ULL;
+    return {all,
+            {(plain & b0) | (pushed & kBlackHalf) | (rooks & b1) | king, (plain & b1) | rooks | king,
+             (plain & b2) | rooks, (plain & b3) | king}};
+}
+
+// How pieces move on an empty board: own pawns (up), enemy pawns (down), knights, bishops, rooks, queens, kings.
+inline constexpr int kNumPatterns = 7;
+NNUE_HOST_DEVICE constexpr int pattern_of(int code) {
+    return code < 2 ? code : (code >> 1) + 1;
+}
+
+// Everything that the threats of one version look up, 9 KiB; `reach` and `lines` serve both real squares (white moves
+// up) and those that a perspective sees (own pieces move up).
+template <class Version>
+struct alignas(16) ThreatTables {
+    detail::Line lines[64][4]{};               // AttackTables::lines
+    Bitboard reach[kNumPatterns][64]{};        // attacks on an empty board
+    std::int32_t block[12][12]{};              // by codes of attacker and victim, own even, enemy odd: where they start
+    std::uint16_t offset[kNumPatterns][64]{};  // how many squares can be attacked from all the squares below
+
+    constexpr ThreatTables() {
+        int total[kNumPatterns]{};
+        for (int s = 0; s < 64; ++s) {
+            for (int line = 0; line < 4; ++line) lines[s][line] = detail::kAttacks.lines[s][line];
+            if (s >= 8 && s < 56) {
+                reach[0][s] = detail::kAttacks.pawns[kWhite][s] | (Version::kPushes ? bit(s + 8) : 0);
+                reach[1][s] = detail::kAttacks.pawns[kBlack][s] | (Version::kPushes ? bit(s - 8) : 0);
+            }
+            reach[2][s] = detail::kAttacks.knights[s];
+            for (int line = 0; line < 4; ++line) {
+                reach[line < 2 ? 4 : 3][s] |= lines[s][line].lower | lines[s][line].upper;
+            }
+            reach[5][s] = reach[3][s] | reach[4][s];
+            reach[6][s] = detail::kAttacks.kings[s];
+            for (int pattern = 0; pattern < kNumPatterns; ++pattern) {
+                offset[pattern][s] = static_cast<std::uint16_t>(total[pattern]);
+                for (Bitboard left = reach[pattern][s]; left; left &= left - 1) ++total[pattern];
+            }
+        }
+        int next = 0;
+        for (const int enemy : {0, 1}) {
+            for (int type = kPawn; type <= kKing; ++type) {
+                const int attacker = 2 * type + enemy, size = total[pattern_of(attacker)];
+                for (int victim = 0; victim < 12; ++victim) {
+                    const int slot = Version::kVictims[type][victim / 2];
+                    block[attacker][victim] =
+                        slot < 0 ? -1 : next + (victim % 2 * (Version::kSlots[type] / 2) + slot) * size;
+                }
+                next += Version::kSlots[type] * size;
+            }
+        }
+        // A wrong table does not compile.
+        if (next != Version::kNumFeatures) throw next;
+    }
+};
+
+namespace detail {
+
+// Bit 6·victim + attacker, by piece type: there are such features.
+template <class Version>
+constexpr std::uint64_t victim_bits() {
+    std::uint64_t bits = 0;
+    for (int attacker = 0; attacker < 6; ++attacker) {
+        for (int victim = 0; victim < 6; ++victim) {
+            if (Version::kVictims[attacker][victim] >= 0) bits |= std::uint64_t{1} << (6 * victim + attacker);
+        }
+    }
+    return bits;
+}
+
+}  // namespace detail
+
+// The pieces that can be victims of pieces of a type.
+template <class Version>
+NNUE_HOST_DEVICE inline Bitboard victims_of(const CodePlanes& board, int type) {
+    constexpr std::uint64_t kBits = detail::victim_bits<Version>();
+    Bitboard victims = 0;
+    for (int victim = kPawn; victim <= kKing; ++victim) {
+        const Bitboard pieces = victim == kPawn ? board.pawns() : board.of_type(victim);
+        victims |= pieces & (Bitboard{0} - (kBits >> (6 * victim + type) & 1));
+    }
+    return victims;
+}
+
+// Where the piece `code` on `square` threatens pieces, each threat once: of two pieces of one type that attack each
+// other the one on the lower square is listed. `victims` are victims_of() its type.
+template <class Version>
+NNUE_HOST_DEVICE inline Bitboard threats_of(const ThreatTables<Version>& tables, const CodePlanes& board,
+                                            Bitboard victims, int code, int square) {
+    const int type = code >> 1;
+    Bitboard attacks, like = board.of_type(type);
+    if (type >= kBishop && type <= kQueen) {
+        const detail::Line(&lines)[4] = tables.lines[square];
+        attacks = 0;
+        if (type != kBishop) {
+            attacks |= detail::line_attacks(lines[0], board.occupied) | detail::line_attacks(lines[1], board.occupied);
+        }
+        if (type != kRook) {
+            attacks |= detail::line_attacks(lines[2], board.occupied) | detail::line_attacks(lines[3], board.occupied);
+        }
+    } else {
+        attacks = tables.reach[pattern_of(code)][square];
+        if (type == kPawn) {
+            if constexpr (Version::kPushes) {
+                const Bitboard ahead = code & 1 ? bit(square) >> 8 : bit(square) << 8;
+                victims = (victims & ~ahead) | (board.pawns() & ahead);
+            }
+            like &= board.black() ^ (Bitboard{0} - (code & 1));  // a pawn does not attack back at one of its own side
+        }
+    }
+    return attacks & victims & ~(like & below(square));
+}
+
+NNUE_HOST_DEVICE constexpr int threat_orientation(int perspective, int king) {
+    return (perspective ? 56 : 0) ^ ((king & 7) < 4 ? 0 : 7);
+}
+
+// The index of a threat that threats_of() has listed; codes and squares are real ones.
+template <class Version>
+NNUE_HOST_DEVICE inline int threat_index(const ThreatTables<Version>& tables, int orientation, int perspective,
+                                         int attacker, int from, int victim, int to) {
+    int a = attacker ^ perspective, v = victim ^ perspective, f = from ^ orientation, t = to ^ orientation;
+    // Of two that attack each other, the one on the higher square of the perspective counts as the attacker.
+    const bool mutual = (a ^ v) < 2 && (a >= 2 || a != v);
+    if (mutual && f < t) {
+        const int a0 = a, f0 = f;
+        a = v, v = a0, f = t, t = f0;
+    }
+    const int pattern = pattern_of(a);
+    return tables.block[a][v] + tables.offset[pattern][f] + popcount(tables.reach[pattern][f] & below(t));
+}
+
+// The pawns with which the pawn on `square` forms pairs, of those on higher squares: no more than a file away.
+NNUE_HOST_DEVICE inline Bitboard pawn_partners(Bitboard pawns, int square) {
+    const Bitboard own = 0x0101010101010101ULL << (square & 7);
+    const Bitboard files = own | (own & ~0x8080808080808080ULL) << 1 | (own & ~0x0101010101010101ULL) >> 1;
+    return pawns & files & ~below(square) & ~bit(square);
+}
+
+// A pawn as a perspective sees it, 0 to 95.
+NNUE_HOST_DEVICE constexpr int pawn_number(int orientation, bool enemy, int square) {
+    return 48 * enemy + (square ^ orientation) - 8;
+}
+
+NNUE_HOST_DEVICE constexpr int pawn_pair_index(int one, int other) {
+    const int high = one > other ? one : other, low = one > other ? other : one;
+    return high * (high - 1) / 2 + low;
+}
+
+}  // namespace NNUE_ISA
+}  // namespace nnue::data
