@@ -20,11 +20,10 @@
 // Any B, K, N from 0 on and any F from 0 on are legal; inputs need not be contiguous.
 #pragma once
 
-#include <algorithm>
 #include <optional>
-#include <utility>
 
 #include "checks.h"
+#include "dtypes.h"
 
 namespace nnue::feature_transformer {
 
@@ -97,11 +96,6 @@ inline Sizes check_backward(const Tensor& grad_output, const Tensor& indices, co
         check_dtype(kBackward, "weight", *weight, {grad_output.scalar_type()});
     }
     return {indices.size(0), indices.size(1), num_features, grad_output.size(1)};
-}
-
-inline std::optional<Tensor> contiguous(const std::optional<Tensor>& tensor) {
-    if (!tensor) return std::nullopt;
-    return torch::stable::contiguous(*tensor);
 }
 
 }  // namespace nnue::feature_transformer

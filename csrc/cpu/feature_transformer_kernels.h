@@ -1,121 +1,9 @@
-// Kernels of the feature transformer, compiled once for every instruction set level (for_each_isa.h): no include guard,
-// no includes, only templates in whatever namespace includes it.
+// Kernels of the feature transformer, compiled once for every instruction set level (for_each_isa.h).
 //
 // Columns are cut into slabs, so that the part of the weights (forward) or of the gradient rows (backward) that one
-// slab reads over and over stays near. Within a slab every sum runs over the row's entries, or the feature's rows, in
-// order: bits depend neither on threads nor on the level.
+// slab reads over and over stays near.
 
-constexpr int kBytes = NNUE_VECTOR_BYTES;
-template <class S>
-using Vector = typename VectorOf<S, kBytes>::type;
-template <class S>
-constexpr int64_t kLanes = kBytes / static_cast<int64_t>(sizeof(S));
-using Half16 = typename VectorOf<uint16_t, kBytes / 2>::InMemory;
-using Bits = typename VectorOf<uint32_t, kBytes>::type;
-using SignedBits = typename VectorOf<int32_t, kBytes>::type;
-// Vectors of sums that the level's registers hold beside what is loaded.
-constexpr int kTile = kBytes == 64 ? 16 : 8;
-
-[[gnu::always_inline]] inline void load(const float* from, Vector<float>& to) {
-    to = *reinterpret_cast<const VectorOf<float, kBytes>::InMemory*>(from);
-}
-
-[[gnu::always_inline]] inline void load(const double* from, Vector<double>& to) {
-    to = *reinterpret_cast<const VectorOf<double, kBytes>::InMemory*>(from);
-}
-
-[[gnu::always_inline]] inline void load(const BFloat16* from, Vector<float>& to) {
-    const Bits wide = __builtin_convertvector(*reinterpret_cast<const Half16*>(from), Bits) << 16;
-    to = reinterpret_cast<const Vector<float>&>(wide);
-}
-
-[[gnu::always_inline]] inline void load(const Half* from, Vector<float>& to) {
-    const Bits half = __builtin_convertvector(*reinterpret_cast<const Half16*>(from), Bits);
-    const Bits magnitude = (half & 0x7fffu) << 13;
-    // Shifting moves exponent and mantissa into place; the factor mends the exponent's bias, subnormals included.
-    const Vector<float> scaled = reinterpret_cast<const Vector<float>&>(magnitude) * 0x1p112f;
-    Bits bits = reinterpret_cast<const Bits&>(scaled);
-    const SignedBits special = reinterpret_cast<const SignedBits&>(magnitude) >= (0x7c00 << 13);  // infinities and NaN
-    bits |= reinterpret_cast<const Bits&>(special) & 0x7f800000u;
-    bits |= (half & 0x8000u) << 16;
-    to = reinterpret_cast<const Vector<float>&>(bits);
-}
-
-[[gnu::always_inline]] inline void store(float* to, const Vector<float>& from) {
-    *reinterpret_cast<VectorOf<float, kBytes>::InMemory*>(to) = from;
-}
-
-[[gnu::always_inline]] inline void store(double* to, const Vector<double>& from) {
-    *reinterpret_cast<VectorOf<double, kBytes>::InMemory*>(to) = from;
-}
-
-template <class T>
-requires(sizeof(T) == 2) [[gnu::always_inline]] inline void store(T* to, const Vector<float>& from) {
-    for (int64_t lane = 0; lane < kLanes<float>; ++lane) to[lane] = static_cast<T>(from[lane]);
-}
-
-constexpr int64_t kNoPrefetch = INT32_MAX;
-
-// Sums of V vectors' width of columns: start + the entries' rows, times their values where there are any.
-// `row_of(entry)` is the offset of an entry's row in `source`, `value_of(entry)` its factor. Rows are fetched `ahead`
-// entries early, kNoPrefetch for none.
-template <int V, int64_t ahead, class T, class RowOf, class ValueOf>
-[[gnu::always_inline]] inline void sum_rows(const T* source, int64_t entries, const T* start, T* out,
-                                            const RowOf& row_of, const ValueOf& value_of, bool has_values) {
-    using S = sum_t<T>;
-    Vector<S> sum[V] = {};
-    if (start != nullptr) {
-        for (int v = 0; v < V; ++v) load(start + v * kLanes<S>, sum[v]);
-    }
-    for (int64_t e = 0; e < entries; ++e) {
-        const T* row = source + row_of(e);
-        if (e + ahead < entries) {
-            const T* next = source + row_of(e + ahead);
-            for (int v = 0; v < V; ++v) __builtin_prefetch(next + v * kLanes<S>);
-        }
-        if (has_values) {
-            const S value = value_of(e);
-            for (int v = 0; v < V; ++v) {
-                Vector<S> part;
-                load(row + v * kLanes<S>, part);
-                sum[v] += part * value;
-            }
-        } else {
-            for (int v = 0; v < V; ++v) {
-                Vector<S> part;
-                load(row + v * kLanes<S>, part);
-                sum[v] += part;
-            }
-        }
-    }
-    for (int v = 0; v < V; ++v) store(out + v * kLanes<S>, sum[v]);
-}
-
-// The same for `columns` columns, any number.
-template <int64_t ahead, class T, class RowOf, class ValueOf>
-[[gnu::always_inline]] inline void sum_columns(const T* source, int64_t entries, int64_t columns, const T* start,
-                                               T* out, const RowOf& row_of, const ValueOf& value_of, bool has_values) {
-    using S = sum_t<T>;
-    int64_t c = 0;
-    const auto start_at = [&](int64_t column) { return start == nullptr ? nullptr : start + column; };
-    for (; c + kTile * kLanes<S> <= columns; c += kTile * kLanes<S>) {
-        sum_rows<kTile, ahead>(source + c, entries, start_at(c), out + c, row_of, value_of, has_values);
-    }
-    for (; c + 4 * kLanes<S> <= columns; c += 4 * kLanes<S>) {
-        sum_rows<4, ahead>(source + c, entries, start_at(c), out + c, row_of, value_of, has_values);
-    }
-    for (; c + kLanes<S> <= columns; c += kLanes<S>) {
-        sum_rows<1, ahead>(source + c, entries, start_at(c), out + c, row_of, value_of, has_values);
-    }
-    for (; c < columns; ++c) {
-        S sum = start == nullptr ? S(0) : static_cast<S>(start[c]);
-        for (int64_t e = 0; e < entries; ++e) {
-            const S part = static_cast<S>(source[row_of(e) + c]);
-            sum += has_values ? part * value_of(e) : part;
-        }
-        out[c] = static_cast<T>(sum);
-    }
-}
+#include "row_sum_kernels.h"
 
 // Places [begin, end) of the visiting order, one slab of columns.
 template <class T>
@@ -128,22 +16,6 @@ void forward_slab(const ForwardArguments<T>& a, int64_t column, int64_t columns,
         sum_columns<kNoPrefetch>(
             a.weight + column, a.lengths[b], columns, a.bias + column, a.output + b * n + column,
             [=](int64_t e) { return row[e] * n; }, [=](int64_t e) { return values[e]; }, values != nullptr);
-    }
-}
-
-// Gradient rows of the features [begin, end), one slab of columns.
-template <class T>
-void weight_gradient_slab(const WeightGradientArguments<T>& a, int64_t column, int64_t columns, int64_t begin,
-                          int64_t end) {
-    const int64_t n = a.num_outputs;
-    for (int64_t f = begin; f < end; ++f) {
-        const int64_t first = a.starts[f];
-        const int64_t* rows = a.rows + first;
-        const sum_t<T>* values = a.values == nullptr ? nullptr : a.values + first;
-        sum_columns<3>(
-            a.grad_output + column, a.starts[f + 1] - first, columns, static_cast<const T*>(nullptr),
-            a.grad_weight + f * n + column, [=](int64_t e) { return rows[e] * n; },
-            [=](int64_t e) { return values[e]; }, values != nullptr);
     }
 }
 

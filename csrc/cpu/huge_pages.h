@@ -1,6 +1,9 @@
 // Large outputs in huge pages: taking 64 MB from the system in 4 KB pages costs as long as the work that fills them.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -19,6 +22,14 @@ inline void want_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] size
     const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kHugePage * kHugePage;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
+}
+
+// An uninitialised tensor on the device of `like`, in huge pages where that is possible.
+inline torch::stable::Tensor new_output(const torch::stable::Tensor& like, int64_t rows, int64_t columns,
+                                        torch::headeronly::ScalarType dtype) {
+    torch::stable::Tensor output = torch::stable::new_empty(like, {rows, columns}, dtype);
+    want_huge_pages(output.mutable_data_ptr(), output.numel() * output.element_size());
+    return output;
 }
 
 }  // namespace nnue

@@ -1,4 +1,4 @@
-// Types of the CPU kernels: vectors of the compiler, and what a weight dtype is summed in.
+// Types of the CPU kernels: 16-bit floats and vectors of the compiler.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -10,18 +10,6 @@ namespace nnue {
 
 using Half = torch::headeronly::Half;
 using BFloat16 = torch::headeronly::BFloat16;
-
-template <class T>
-struct Sum {
-    using type = float;
-};
-template <>
-struct Sum<double> {
-    using type = double;
-};
-// What a weight of type T is summed in.
-template <class T>
-using sum_t = typename Sum<T>::type;
 
 // `bytes` of elements T as one value of the compiler; `InMemory` is the same at any address.
 template <class T, int bytes>

@@ -1,5 +1,5 @@
-// What every CUDA kernel of the library shares: launching with checked limits, the current stream, the types that
-// weights are summed in, 16-byte vectors, and the walk of a warp over an index row.
+// What every CUDA kernel of the library shares: launching with checked limits, the current stream, conversions to and
+// from the type that weights are summed in, 16-byte vectors, and the walk of a warp over an index row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../checks.h"
+#include "../dtypes.h"
 
 namespace nnue::cuda {
 
@@ -47,26 +47,10 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-__host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 // Blocks for `items` at `per_block` each; kernels stride over what the limit of the grid's x leaves out.
 inline unsigned blocks_for(int64_t items, int64_t per_block) {
     return static_cast<unsigned>(std::min<int64_t>(divide_up(items, per_block), INT32_MAX));
 }
-
-// What a weight of type T is summed in.
-template <class T>
-struct Sum {
-    using type = float;
-};
-template <>
-struct Sum<double> {
-    using type = double;
-};
-template <class T>
-using sum_t = typename Sum<T>::type;
 
 __device__ inline float to_sum(float x) {
     return x;

@@ -16,52 +16,34 @@ namespace {
 
 using namespace nnue::cuda;
 
-// Calls `body` with a null pointer of the CUDA type of a weight dtype, which the caller has checked.
-template <class Body>
-void dispatch_weight_dtype(ScalarType dtype, const Body& body) {
-    switch (dtype) {
-        case ScalarType::Float:
-            return body(static_cast<float*>(nullptr));
-        case ScalarType::Double:
-            return body(static_cast<double*>(nullptr));
-        case ScalarType::Half:
-            return body(static_cast<__half*>(nullptr));
-        default:
-            return body(static_cast<__nv_bfloat16*>(nullptr));
-    }
-}
-
-template <class T>
-const T* data(const std::optional<Tensor>& tensor) {
-    return tensor ? static_cast<const T*>(tensor->const_data_ptr()) : nullptr;
-}
-
-template <class T>
-T* mutable_data(const Tensor& tensor) {
-    return static_cast<T*>(tensor.mutable_data_ptr());
+// The kernels' grids have columns in their second dimension, which ends at 65535.
+void check_num_outputs(const char* op, const char* argument, int64_t num_outputs) {
+    constexpr int64_t kMost = int64_t(65535) * kWarp;
+    if (num_outputs > kMost) fail(op, argument, "N = " + text(num_outputs), "N <= " + text(kMost) + " on CUDA");
 }
 
 template <class T>
 Rows<T> rows_of(const Tensor& indices, const std::optional<Tensor>& values, const Sizes& sizes) {
-    return {data<int32_t>(indices), data<sum_t<T>>(values), sizes.rows, static_cast<int>(sizes.max_active),
+    return {const_data<int32_t>(indices), const_data<sum_t<T>>(values), sizes.rows, static_cast<int>(sizes.max_active),
             static_cast<int>(sizes.num_features)};
 }
 
 Tensor forward_op(const Tensor& indices_in, const std::optional<Tensor>& values_in, const Tensor& weight_in,
                   const Tensor& bias_in, std::optional<bool>) {
     const Sizes sizes = check_forward(indices_in, values_in, weight_in, bias_in, Device::cuda);
+    check_num_outputs(kForward, "weight", sizes.num_outputs);
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
     const Tensor indices = torch::stable::contiguous(indices_in), weight = torch::stable::contiguous(weight_in),
                  bias = torch::stable::contiguous(bias_in);
     const std::optional<Tensor> values = contiguous(values_in);
     const cudaStream_t stream = current_stream(weight);
-    IndexCheck check(kForward, data<int32_t>(indices), sizes.rows, sizes.max_active, sizes.num_features,
+    IndexCheck check(kForward, const_data<int32_t>(indices), sizes.rows, sizes.max_active, sizes.num_features,
                      weight.get_device_index(), stream);
     Tensor output = torch::stable::new_empty(weight, {sizes.rows, sizes.num_outputs});
-    dispatch_weight_dtype(weight.scalar_type(), [&](auto* type) {
+    dispatch_weight_dtype<__half, __nv_bfloat16>(weight.scalar_type(), [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        launch_forward<T>(rows_of<T>(indices, values, sizes), data<T>(weight), data<T>(bias), mutable_data<T>(output),
-                          sizes.num_outputs, stream);
+        launch_forward<T>(rows_of<T>(indices, values, sizes), const_data<T>(weight), const_data<T>(bias),
+                          mutable_data<T>(output), sizes.num_outputs, stream);
     });
     check.finish();
     return output;
@@ -75,18 +57,18 @@ Tensor weight_gradient(const Rows<T>& batch, const Tensor& grad_output, int64_t 
         Tensor grad_weight = torch::stable::new_empty(grad_output, {features, num_outputs});
         const size_t bytes = deterministic_scratch_bytes(batch, num_outputs);
         const Tensor scratch = torch::stable::new_empty(grad_output, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
-        launch_weight_gradient_deterministic(batch, data<T>(grad_output), mutable_data<T>(grad_weight), num_outputs,
-                                             scratch.mutable_data_ptr(), bytes, stream);
+        launch_weight_gradient_deterministic(batch, const_data<T>(grad_output), mutable_data<T>(grad_weight),
+                                             num_outputs, scratch.mutable_data_ptr(), bytes, stream);
         return grad_weight;
     }
     Tensor sums = torch::stable::new_empty(grad_output, {features, num_outputs}, sum_dtype(grad_output.scalar_type()));
     check_cuda(cudaMemsetAsync(sums.mutable_data_ptr(), 0, sums.numel() * sizeof(sum_t<T>), stream), "memset");
-    launch_weight_gradient_atomic(batch, data<T>(grad_output), mutable_data<sum_t<T>>(sums), num_outputs, stream);
+    launch_weight_gradient_atomic(batch, const_data<T>(grad_output), mutable_data<sum_t<T>>(sums), num_outputs, stream);
     if constexpr (std::is_same_v<T, sum_t<T>>) {
         return sums;
     } else {
         Tensor grad_weight = torch::stable::new_empty(grad_output, {features, num_outputs});
-        launch_round(data<sum_t<T>>(sums), mutable_data<T>(grad_weight), sums.numel(), stream);
+        launch_round(const_data<sum_t<T>>(sums), mutable_data<T>(grad_weight), sums.numel(), stream);
         return grad_weight;
     }
 }
@@ -98,6 +80,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
                                                std::optional<bool> deterministic, bool check_indices) {
     const Sizes sizes =
         check_backward(grad_output_in, indices_in, values_in, weight_in, num_features, needs_values_grad, Device::cuda);
+    check_num_outputs(kBackward, "grad_output", sizes.num_outputs);
     const torch::stable::accelerator::DeviceGuard guard(grad_output_in.get_device_index());
     const Tensor grad_output = torch::stable::contiguous(grad_output_in),
                  indices = torch::stable::contiguous(indices_in);
@@ -105,17 +88,17 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
     const cudaStream_t stream = current_stream(grad_output);
     std::optional<IndexCheck> check;
     if (check_indices) {
-        check.emplace(kBackward, data<int32_t>(indices), sizes.rows, sizes.max_active, sizes.num_features,
+        check.emplace(kBackward, const_data<int32_t>(indices), sizes.rows, sizes.max_active, sizes.num_features,
                       grad_output.get_device_index(), stream);
     }
     const ScalarType sums = sum_dtype(grad_output.scalar_type());
     Tensor grad_weight = torch::stable::new_empty(grad_output, {0}),
            grad_bias = torch::stable::new_empty(grad_output, {0}),
            grad_values = torch::stable::new_empty(grad_output, {0}, sums);
-    dispatch_weight_dtype(grad_output.scalar_type(), [&](auto* type) {
+    dispatch_weight_dtype<__half, __nv_bfloat16>(grad_output.scalar_type(), [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         const Rows<T> batch = rows_of<T>(indices, values, sizes);
-        const T* gradient = data<T>(grad_output);
+        const T* gradient = const_data<T>(grad_output);
         if (needs_weight_grad) {
             // Lists beat atomics by 2x and more on the H200: benchmarks/results/.
             grad_weight = weight_gradient(batch, grad_output, sizes.num_outputs, deterministic.value_or(true), stream);
@@ -130,7 +113,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         if (needs_values_grad) {
             const Tensor weight = torch::stable::contiguous(*weight_in);
             grad_values = torch::stable::new_empty(*values, {sizes.rows, sizes.max_active});
-            launch_values_gradient(batch, gradient, data<T>(weight), mutable_data<sum_t<T>>(grad_values),
+            launch_values_gradient(batch, gradient, const_data<T>(weight), mutable_data<sum_t<T>>(grad_values),
                                    sizes.num_outputs, stream);
         }
     });

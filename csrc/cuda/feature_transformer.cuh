@@ -11,8 +11,6 @@
 
 namespace nnue::feature_transformer {
 
-using cuda::sum_t;
-
 // Indices and values of a batch, as every kernel takes them.
 template <class T>
 struct Rows {
@@ -49,7 +47,7 @@ void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_ou
 
 // Rows of partial sums that launch_bias_gradient wants in `partial` [bias_gradient_parts(rows), num_outputs].
 inline int64_t bias_gradient_parts(int64_t rows) {
-    return std::min<int64_t>(128, cuda::divide_up(rows, 64));
+    return std::min<int64_t>(128, divide_up(rows, 64));
 }
 
 // Column sums, in an order that depends on the shape alone.

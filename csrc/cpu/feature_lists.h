@@ -1,0 +1,98 @@
+// What the CPU operators over index rows do to a batch before they sum: an order in which to visit the rows, and the
+// (feature -> rows) lists of the backward.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "../dtypes.h"
+
+namespace nnue {
+
+// Rows in the order of their first index. Features of one king bucket are neighbours in every king-bucketed set, so
+// that rows of one bucket come together and find its weights in the cache. `entries_of(row)` is the span of its
+// indices.
+template <class EntriesOf>
+std::vector<int64_t> visiting_order(int64_t rows, int64_t num_features, const EntriesOf& entries_of) {
+    std::vector<int64_t> starts(num_features + 2), order(rows);
+    const auto key = [&](int64_t row) -> int64_t {
+        const std::span<const int32_t> entries = entries_of(row);
+        return entries.empty() ? 0 : entries[0];
+    };
+    for (int64_t row = 0; row < rows; ++row) ++starts[key(row) + 1];
+    for (int64_t f = 0; f < num_features; ++f) starts[f + 1] += starts[f];
+    for (int64_t row = 0; row < rows; ++row) order[starts[key(row)]++] = row;
+    return order;
+}
+
+template <class T, class Out>
+struct WeightGradientArguments {
+    const int64_t* starts;   // [F + 1]
+    const int64_t* rows;     // of each feature, ascending
+    const sum_t<T>* values;  // in the order of `rows`, or null
+    const T* source;         // the first column of row 0
+    int64_t stride;          // from row to row of `source`
+    Out* grad_weight;        // [F, num_outputs]
+    int64_t num_outputs;
+};
+
+// (feature -> rows) lists. Each thread scans all indices and files those of its own features, so that the order within
+// a list is that of the rows.
+template <class S>
+struct FeatureLists {
+    std::vector<int64_t> starts;  // [F + 1]
+    std::vector<int64_t> rows;
+    std::vector<S> values;
+
+    // `entries_of(row)` is the span of a row's indices, `values_of(row)` a pointer to their values or null.
+    template <class EntriesOf, class ValuesOf>
+    FeatureLists(int64_t num_rows, int64_t num_features, bool has_values, const EntriesOf& entries_of,
+                 const ValuesOf& values_of)
+        : starts(num_features + 1) {
+        std::vector<int64_t> next(num_features);
+        const auto own_features = [&](const auto& visit) {
+            // Every thread reads every index: few, large parts.
+            const int64_t grain = std::max<int64_t>(1024, num_features / torch::stable::get_num_threads());
+            torch::stable::parallel_for(0, num_features, grain, [&](int64_t begin, int64_t end) {
+                for (int64_t row = 0; row < num_rows; ++row) {
+                    const std::span<const int32_t> entries = entries_of(row);
+                    for (size_t k = 0; k < entries.size(); ++k) {
+                        if (entries[k] >= begin && entries[k] < end) visit(entries[k], row, k);
+                    }
+                }
+            });
+        };
+        own_features([&](int32_t feature, int64_t, size_t) { ++next[feature]; });
+        for (int64_t f = 0; f < num_features; ++f) {
+            starts[f + 1] = starts[f] + next[f];
+            next[f] = starts[f];
+        }
+        rows.resize(starts.back());
+        if (has_values) values.resize(starts.back());
+        own_features([&](int32_t feature, int64_t row, size_t k) {
+            const int64_t slot = next[feature]++;
+            rows[slot] = row;
+            if (has_values) values[slot] = values_of(row)[k];
+        });
+    }
+
+    // Bounds of `count` ranges of features of about equal work: an entry is a row read, a feature a row written.
+    std::vector<int64_t> even_ranges(int64_t count) const {
+        const int64_t num_features = static_cast<int64_t>(starts.size()) - 1;
+        const auto work_before = [&](int64_t f) { return starts[f] + f; };
+        std::vector<int64_t> bounds(count + 1, num_features);
+        bounds[0] = 0;
+        for (int64_t r = 1, f = 0; r < count; ++r) {
+            const int64_t target = work_before(num_features) / count * r;
+            while (f < num_features && work_before(f) < target) ++f;
+            bounds[r] = f;
+        }
+        return bounds;
+    }
+};
+
+}  // namespace nnue

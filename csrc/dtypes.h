@@ -1,0 +1,57 @@
+// Small things about tensors and their dtypes that the files at the edge of every operator share, on every device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include "checks.h"
+
+namespace nnue {
+
+// What a weight of type T is summed in.
+template <class T>
+using sum_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+constexpr int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+template <class T>
+const T* const_data(const Tensor& tensor) {
+    return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+// Null for an absent tensor.
+template <class T>
+const T* const_data(const std::optional<Tensor>& tensor) {
+    return tensor ? const_data<T>(*tensor) : nullptr;
+}
+
+template <class T>
+T* mutable_data(const Tensor& tensor) {
+    return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+inline std::optional<Tensor> contiguous(const std::optional<Tensor>& tensor) {
+    if (!tensor) return std::nullopt;
+    return torch::stable::contiguous(*tensor);
+}
+
+// Calls `body` with a null pointer of the type of a weight dtype, which the caller has checked. Half and BFloat16 are
+// the device's own types.
+template <class Half, class BFloat16, class Body>
+void dispatch_weight_dtype(ScalarType dtype, const Body& body) {
+    switch (dtype) {
+        case ScalarType::Float:
+            return body(static_cast<float*>(nullptr));
+        case ScalarType::Double:
+            return body(static_cast<double*>(nullptr));
+        case ScalarType::Half:
+            return body(static_cast<Half*>(nullptr));
+        default:
+            return body(static_cast<BFloat16*>(nullptr));
+    }
+}
+
+}  // namespace nnue
