@@ -18,18 +18,19 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "int num_features, bool needs_weight_grad=True, bool needs_bias_grad=True, bool needs_values_grad=False, "
         "bool? deterministic=None, bool check_indices=True) -> (Tensor, Tensor, Tensor)");
 
-    // Contracts: perspective_transformer.h. CUDA only; nnue_trainer/perspectives.py does without where it must.
+    // Contracts: perspective_transformer.h.
     m.def(
         "perspective_rows(Tensor white, Tensor black, Tensor black_to_move, int num_features, int block_size, "
         "int num_blocked) -> Tensor");
     m.def(
         "perspective_transformer_forward(Tensor white, Tensor black, Tensor rows, Tensor weight, Tensor bias, "
-        "int block_size, int num_blocked, int activation, float bound, float scale, int output_dtype, bool save) "
-        "-> (Tensor, Tensor)");
+        "Tensor? psqt, Tensor? bucket, int block_size, int num_blocked, int activation, float bound, float scale, "
+        "int output_dtype, bool save) -> (Tensor output, Tensor psqt_output, Tensor saved)");
     m.def(
-        "perspective_transformer_backward(Tensor grad_output, Tensor white, Tensor black, Tensor rows, Tensor saved, "
-        "int num_features, int num_outputs, int block_size, int num_blocked, int activation, float bound, float scale, "
-        "int weight_dtype) -> (Tensor, Tensor)");
+        "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor white, Tensor black, "
+        "Tensor rows, Tensor saved, Tensor? bucket, int num_features, int num_outputs, int psqt_buckets, "
+        "int block_size, int num_blocked, int activation, float bound, float scale, int weight_dtype) "
+        "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def("perspective_transformer_available(int device) -> bool");
 
     // Contracts: expand_features.h.

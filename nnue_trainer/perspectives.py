@@ -1,14 +1,14 @@
 """The feature transformer of both perspectives, activated and joined: one operator where there is one, else several.
 
-On a GPU of compute capability 9.0, with a `block_size`, `perspective_transformer` is one fused forward and one fused
-backward (csrc/perspective_transformer.h, docs/kernels.md). Anywhere else it is made of the plain operator of `ops` and
-torch's own functions, with the same result up to rounding. Equal inputs give equal bits on either way where
+On a CPU, and with a `block_size` on a GPU of compute capability 9.0, `perspective_transformer` is one fused forward and
+one fused backward (csrc/perspective_transformer.h, docs/kernels.md). Anywhere else it is made of the plain operator of
+`ops` and torch's own functions, with the same result up to rounding. Equal inputs give equal bits on either way where
 `deterministic` is left alone or true.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args, overload
 
 import torch
 from torch import Tensor
@@ -58,7 +58,9 @@ def _rows_bytes(positions: int, block_size: int, num_blocked: int) -> int:
 def _rows_fake(
     white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, block_size: int, num_blocked: int
 ) -> Tensor:
-    return white.new_empty((_rows_bytes(white.shape[0], block_size, num_blocked),), dtype=torch.uint8)
+    positions = white.shape[0]
+    size = positions if white.device.type == "cpu" else _rows_bytes(positions, block_size, num_blocked)
+    return white.new_empty((size,), dtype=torch.uint8)
 
 
 def _forward_fake(
@@ -67,6 +69,8 @@ def _forward_fake(
     rows: Tensor,
     weight: Tensor,
     bias: Tensor,
+    psqt: Tensor | None,
+    bucket: Tensor | None,
     block_size: int,
     num_blocked: int,
     activation: int,
@@ -74,37 +78,45 @@ def _forward_fake(
     scale: float,
     output_dtype: int,
     save: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     positions, num_outputs = white.shape[0], weight.shape[1]
     width = num_outputs if _ACTIVATIONS[activation] == "pairwise" else 2 * num_outputs
-    saves = save and _ACTIVATIONS[activation] != "identity"
+    on_cpu = weight.device.type == "cpu"
+    saved_rows = 2 * positions if on_cpu else _slots(positions, block_size, num_blocked)
+    if not save or _ACTIVATIONS[activation] == "identity":
+        saved_rows = 0
     return (
         weight.new_empty((positions, width), dtype=_DTYPES[output_dtype]),
+        weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
         weight.new_empty(
-            (_slots(positions, block_size, num_blocked) if saves else 0, num_outputs),
-            dtype=torch.float32 if weight.dtype == torch.float32 else torch.float16,
+            (saved_rows, num_outputs),
+            dtype=torch.float32 if on_cpu or weight.dtype == torch.float32 else torch.float16,
         ),
     )
 
 
 def _backward_fake(
     grad_output: Tensor,
+    grad_psqt: Tensor | None,
     white: Tensor,
     black: Tensor,
     rows: Tensor,
     saved: Tensor,
+    bucket: Tensor | None,
     num_features: int,
     num_outputs: int,
+    psqt_buckets: int,
     block_size: int,
     num_blocked: int,
     activation: int,
     bound: float,
     scale: float,
     weight_dtype: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     return (
         grad_output.new_empty((num_features, num_outputs), dtype=_DTYPES[weight_dtype]),
         grad_output.new_empty((num_outputs,), dtype=torch.float32),
+        grad_output.new_empty((num_features, psqt_buckets) if psqt_buckets else (0,), dtype=torch.float32),
     )
 
 
@@ -113,34 +125,42 @@ torch.library.register_fake(FORWARD, _forward_fake)
 torch.library.register_fake(BACKWARD, _backward_fake)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    white, black, rows, weight, _, *constants, _, save = inputs
-    ctx.save_for_backward(white, black, rows, output[1])
-    ctx.mark_non_differentiable(output[1])
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    white, black, rows, weight, _, psqt, bucket, *constants, output_dtype, save = inputs
+    ctx.save_for_backward(white, black, rows, bucket, output[2])
+    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # else `saved` gets a gradient of zeros, as large as itself
     ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
+    ctx.psqt_buckets = 0 if psqt is None else psqt.shape[1]
+    ctx.output_shape, ctx.output_dtype = output[0].shape, _DTYPES[output_dtype]
     ctx.constants, ctx.save = constants, save  # block_size, num_blocked, activation, bound, scale
 
 
-def _backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad_output is None:
-        return (None,) * 12
+def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+    if grad_output is None and grad_psqt is None:
+        return (None,) * 14
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
-    white, black, rows, saved = ctx.saved_tensors
-    # The fp32 kernels read fp32 gradients.
+    white, black, rows, bucket, saved = ctx.saved_tensors
+    if grad_output is None:
+        grad_output = white.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
+    # CUDA's fp32 kernels read fp32 gradients.
     grad = grad_output.float() if ctx.weight_dtype == torch.float32 else grad_output
-    grad_weight, grad_bias = torch.ops.nnue.perspective_transformer_backward(
+    psqt_buckets = ctx.psqt_buckets if grad_psqt is not None and ctx.needs_input_grad[5] else 0
+    grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward(
         grad,
+        grad_psqt,
         white,
         black,
         rows,
         saved,
+        bucket,
         *ctx.weight_shape,
+        psqt_buckets,
         *ctx.constants,
         _DTYPES.index(ctx.weight_dtype),
     )
-    return None, None, None, grad_weight, grad_bias, *(None,) * 7
+    return None, None, None, grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None, *(None,) * 8
 
 
 def _double_backward(ctx: Any, *grads: Tensor) -> None:
@@ -150,18 +170,29 @@ def _double_backward(ctx: Any, *grads: Tensor) -> None:
 torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
 torch.library.register_autograd(BACKWARD, _double_backward)
 
+if ops._libraries.cuda_error is not None:
+    for _op in (ROWS, FORWARD, BACKWARD):
+        torch.library.impl(_op, "CUDA", ops._no_cuda)
+
 
 # ---- public functions -----------------------------------------------------------------------------------------------
 
 
-def is_fused(weight: Tensor, block_size: int | None, num_blocked: int | None = None) -> bool:
-    """Whether `perspective_transformer` runs as one fused operator for this weight [F, N] on its device."""
-    if block_size is None or not weight.is_cuda or weight.dtype not in _DTYPES or ops._libraries.cuda_error is not None:
-        return False
+def is_fused(weight: Tensor, block_size: int | None = None, num_blocked: int | None = None) -> bool:
+    """Whether `perspective_transformer` runs as one fused operator for this weight [F, N] on its device.
+
+    On a CPU: an even N, whatever the block size. On CUDA: a GPU of compute capability 9.0, N a multiple of 16, a
+    `block_size` up to 768, at most 255 blocks, and no loose features. float64 weights, and calls with `values`, are never fused.
+    """
     num_features, num_outputs = weight.shape
+    if weight.dtype not in _DTYPES or num_features == 0 or num_outputs == 0:
+        return False
+    if weight.device.type == "cpu":
+        return num_outputs % 2 == 0
+    if block_size is None or not weight.is_cuda or ops._libraries.cuda_error is not None:
+        return False
     num_blocked = num_features if num_blocked is None else num_blocked
-    fits = num_features > 0 and num_outputs > 0 and num_outputs % 16 == 0 and 0 < block_size <= 768
-    fits = fits and num_blocked == num_features <= 255 * block_size
+    fits = num_outputs % 16 == 0 and 0 < block_size <= 768 and num_blocked == num_features <= 255 * block_size
     return fits and _device_has_kernels(weight.device.index or 0)
 
 
@@ -175,17 +206,18 @@ def perspective_rows(
     black: Tensor,
     black_to_move: Tensor,
     num_features: int,
-    block_size: int,
+    block_size: int | None = None,
     num_blocked: int | None = None,
 ) -> Tensor:
-    """The rows of a batch grouped by feature block, for every fused call on this batch; CUDA only.
+    """The rows of a batch prepared, once, for every fused call on this batch.
 
     Args:
         white, black: int32 [B, K] index rows of the perspectives; rows left-packed, the first −1 ends a row.
         black_to_move: uint8 or bool [B].
         num_features: F.
-        block_size: features of a block, at most 768 (HalfKAv2_hm: 768). The kernels are made for rows whose features
-            are distinct and lie in one block each; other rows are legal and slow.
+        block_size: features of a block, at most 768 (HalfKAv2_hm: 768). CUDA needs it: its kernels are made for rows
+            whose features are distinct and lie in one block each; other rows are legal and slow. The CPU does not
+            look at blocks.
         num_blocked: features [0, num_blocked) come in blocks, those from there on are loose: a row may hold any of
             them, anywhere among the others. By default F: all come in blocks.
 
@@ -194,8 +226,53 @@ def perspective_rows(
     """
     num_blocked = num_features if num_blocked is None else num_blocked
     return cast(
-        Tensor, torch.ops.nnue.perspective_rows(white, black, black_to_move, num_features, block_size, num_blocked)
+        Tensor,
+        torch.ops.nnue.perspective_rows(white, black, black_to_move, num_features, block_size or 0, num_blocked),
     )
+
+
+@overload
+def perspective_transformer(
+    white: Tensor,
+    black: Tensor,
+    black_to_move: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    activation: Activation = ...,
+    bound: float = ...,
+    scale: float = ...,
+    block_size: int | None = ...,
+    num_blocked: int | None = ...,
+    output_dtype: torch.dtype | None = ...,
+    rows: Tensor | None = ...,
+    psqt: None = ...,
+    bucket: Tensor | None = ...,
+    values: tuple[Tensor, Tensor] | None = ...,
+    deterministic: bool | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def perspective_transformer(
+    white: Tensor,
+    black: Tensor,
+    black_to_move: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    activation: Activation = ...,
+    bound: float = ...,
+    scale: float = ...,
+    block_size: int | None = ...,
+    num_blocked: int | None = ...,
+    output_dtype: torch.dtype | None = ...,
+    rows: Tensor | None = ...,
+    psqt: Tensor,
+    bucket: Tensor | None = ...,
+    values: tuple[Tensor, Tensor] | None = ...,
+    deterministic: bool | None = ...,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def perspective_transformer(
@@ -212,11 +289,14 @@ def perspective_transformer(
     num_blocked: int | None = None,
     output_dtype: torch.dtype | None = None,
     rows: Tensor | None = None,
+    psqt: Tensor | None = None,
+    bucket: Tensor | None = None,
+    values: tuple[Tensor, Tensor] | None = None,
     deterministic: bool | None = None,
-) -> Tensor:
-    """Both perspectives' accumulators, activated and joined, side to move first; differentiable in weight and bias.
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Both perspectives' accumulators, activated and joined, side to move first; differentiable in all floats.
 
-    An accumulator is a = bias + Σ weight[i] over the indices i of a row. With c = a clipped to [0, bound], a
+    An accumulator is a = bias + Σ value · weight[i] over the indices i of a row. With c = a clipped to [0, bound], a
     perspective contributes `scale` times: "identity" a, "crelu" c, "screlu" c², "pairwise" c[j] · c[j + N / 2]. The
     clip passes gradient where 0 ≤ a ≤ bound, both ends included, as `torch.clamp` does.
 
@@ -224,19 +304,25 @@ def perspective_transformer(
         white, black: int32 [B, K]; rows left-packed, the first −1 ends a row; duplicates add up.
         black_to_move: uint8 or bool [B]: which perspective comes first.
         weight: [F, N], float32, float16 or bfloat16 (float64 too where it is not fused). N even for "pairwise".
-            Sums are float32. Fused float32 weights are read as two float16 parts: 22 bits of each weight, an absolute
-            error of at most 2⁻³⁶, magnitudes up to 65504.
+            Sums are float32. CUDA's fused operator reads float32 weights as two float16 parts: 22 bits of each weight,
+            an absolute error of at most 2⁻³⁶, magnitudes up to 65504.
         bias: [N], any of these dtypes.
-        block_size: the feature set's block size, for the fused operator (see `perspective_rows`); None for sets
+        block_size: the feature set's block size, for the fused operator on CUDA (see `perspective_rows`); None for sets
             without blocks.
         num_blocked: how many of the features come in blocks, by default all; those behind them are loose (see
             `perspective_rows`), as threats and pawn pairs behind king buckets are.
         output_dtype: float32, float16 or bfloat16; by default the weight's.
         rows: what `perspective_rows` gave for this batch, if it is there already.
+        psqt: [F, P], float32 (float64 beside a float64 weight): piece-square values, one column a bucket.
+        bucket: int64 [B], 0 ≤ bucket < P: the column of each position; with `psqt` only. Another bucket is an error
+            that fused operators report as they do an illegal index.
+        values: float32 [B, K] each for white and black (float64 with a float64 weight): factors of the entries, also
+            of those of `psqt`; 1 where absent. With values nothing is fused.
         deterministic: for the plain operator, see `ops.feature_transformer_forward`. The fused one always is.
 
     Returns:
-        [B, N] for "pairwise", else [B, 2 N].
+        [B, N] for "pairwise", else [B, 2 N]. With `psqt` also a tensor [B] of its dtype: (its sum over the side to
+        move's features − its sum over the other side's) / 2, at the position's bucket.
 
     Raises:
         RuntimeError, ValueError: an argument has the wrong shape, dtype or device, or an index is out of range.
@@ -251,6 +337,9 @@ def perspective_transformer(
         )
     if not bound > 0:
         raise ValueError(f"perspective_transformer: bound: found {bound}, expected a positive number")
+    if (psqt is None) != (bucket is None):
+        found, missing = ("psqt", "bucket") if bucket is None else ("bucket", "psqt")
+        raise ValueError(f"perspective_transformer: {missing}: found none, expected a tensor, since there is {found}")
     output_dtype = weight.dtype if output_dtype is None else output_dtype
     if num_blocked is None:
         num_blocked = weight.shape[0]
@@ -258,37 +347,52 @@ def perspective_transformer(
         raise ValueError(
             f"perspective_transformer: num_blocked: found {num_blocked}, expected 0 to F = {weight.shape[0]}"
         )
-    if block_size is not None and output_dtype in _DTYPES and is_fused(weight, block_size, num_blocked):
+    if values is None and output_dtype in _DTYPES and is_fused(weight, block_size, num_blocked):
         if rows is None:
             rows = perspective_rows(white, black, black_to_move, weight.shape[0], block_size, num_blocked)
-        save = torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad)
-        out, _ = torch.ops.nnue.perspective_transformer_forward(
+        parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
+        out, psqt_out, _ = torch.ops.nnue.perspective_transformer_forward(
             white,
             black,
             rows,
             weight,
             bias.float(),
-            block_size,
+            psqt,
+            bucket,
+            block_size or 0,
             num_blocked,
             _ACTIVATIONS.index(activation),
             bound,
             scale,
             _DTYPES.index(output_dtype),
-            save,
+            torch.is_grad_enabled() and any(p.requires_grad for p in parameters),
         )
-        return cast(Tensor, out)
+        return out if psqt is None else (out, psqt_out)
 
     # Swapping index rows moves a few dozen integers a position; swapping accumulators, thousands of floats.
     black_first = black_to_move.bool().unsqueeze(1)
-    first, second = torch.where(black_first, black, white), torch.where(black_first, white, black)
+    sides = [torch.where(black_first, black, white), torch.where(black_first, white, black)]
+    factors: list[Tensor | None] = [None, None]
+    if values is not None:
+        ours, theirs = values
+        factors = [torch.where(black_first, theirs, ours), torch.where(black_first, ours, theirs)]
     # The plain operator rounds its sums to the weight's dtype: too early for 16-bit weights.
     sums = weight if weight.dtype == torch.float64 else weight.float()
-    halves = (
-        _activate(ops.feature_transformer_forward(i, sums, bias.to(sums.dtype), None, deterministic), activation, bound)
-        for i in (first, second)
+    halves = [
+        _activate(ops.feature_transformer_forward(i, sums, bias.to(sums.dtype), v, deterministic), activation, bound)
+        for i, v in zip(sides, factors, strict=True)
+    ]
+    out = torch.cat(halves, dim=1)
+    out = (out if scale == 1.0 else out * scale).to(output_dtype)
+    if psqt is None or bucket is None:
+        return out
+    no_bias = psqt.new_zeros(psqt.shape[1])
+    us, them = (
+        ops.feature_transformer_forward(i, psqt, no_bias, v, deterministic) for i, v in zip(sides, factors, strict=True)
     )
-    out = torch.cat(list(halves), dim=1)
-    return (out if scale == 1.0 else out * scale).to(output_dtype)
+    # A masked sum with one term: the gradient of a gather is a scatter, which sorts where it must be deterministic.
+    chosen = bucket.unsqueeze(1) == torch.arange(psqt.shape[1], device=psqt.device)
+    return out, torch.where(chosen, us - them, 0.0).sum(1) / 2
 
 
 def _activate(accumulator: Tensor, activation: Activation, bound: float) -> Tensor:

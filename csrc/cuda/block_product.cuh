@@ -15,12 +15,12 @@
 
 #include <type_traits>
 
+#include "../activation.h"
 #include "block_rows.cuh"
 #include "hopper.cuh"
 
 namespace nnue {
 
-enum class Activation : int { kIdentity = 0, kCReLU = 1, kSCReLU = 2, kPairwise = 3 };
 enum class Float : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 struct ForwardProblem {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <tuple>
 
 #include "../build_info.h"
@@ -14,15 +15,26 @@
 #include "block_product.cuh"
 #include "common.cuh"
 #include "index_check.cuh"
+#include "psqt.cuh"
 
 namespace nnue::perspective_transformer {
 namespace {
 
 using namespace nnue::cuda;
 
-template <class T>
-const T* data(const Tensor& tensor) {
-    return static_cast<const T*>(tensor.const_data_ptr());
+constexpr int64_t kMultiple = 16;  // of N
+
+// What the kernels take, beyond what every device does.
+void check_rows_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
+                          int64_t block_size, int64_t num_blocked) {
+    check_index_rows(op, white, black, num_features, Device::cuda);
+    if (block_size < 1 || block_size > 768) fail(op, "block_size", block_size, "1 <= block_size <= 768");
+    if (num_blocked < 0 || num_blocked > num_features) {
+        fail(op, "num_blocked", num_blocked, "0 <= num_blocked <= F = " + text(num_features));
+    }
+    if (num_blocked != num_features) fail(op, "num_blocked", num_blocked, "F: the loose kernels are on their way");
+    const int64_t blocks = divide_up(num_blocked, block_size);
+    if (blocks > 255) fail(op, "block_size", text(blocks) + " blocks", "at most 255");
 }
 
 // Contiguous, and where 16-byte loads are allowed.
@@ -34,8 +46,8 @@ Tensor aligned(const Tensor& tensor) {
 IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t block_size,
                      int64_t num_blocked) {
     IndexRows in{};
-    in.white = data<int32_t>(white);
-    in.black = data<int32_t>(black);
+    in.white = const_data<int32_t>(white);
+    in.black = const_data<int32_t>(black);
     in.positions = static_cast<int>(white.size(0));
     in.max_active = static_cast<int>(white.size(1));
     in.num_features = static_cast<int>(num_blocked);
@@ -74,16 +86,6 @@ Float float_type(const char* op, const char* argument, ScalarType dtype) {
     }
 }
 
-ScalarType scalar_type(const char* op, const char* argument, int64_t code) {
-    constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16};
-    if (code < 0 || code > 2) fail(op, argument, code, "0 float32, 1 float16 or 2 bfloat16");
-    return kTypes[code];
-}
-
-int64_t output_width(Activation activation, int64_t num_outputs) {
-    return activation == Activation::kPairwise ? num_outputs : 2 * num_outputs;
-}
-
 int64_t slots(const IndexRows& in) {
     return int64_t(BlockRows::tiles(in.positions, in.num_blocks)) * kTileRows;
 }
@@ -91,15 +93,13 @@ int64_t slots(const IndexRows& in) {
 Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
                int64_t block_size, int64_t num_blocked) {
     check_rows_arguments(kRows, white_in, black_in, num_features, block_size, num_blocked);
-    check_device(kRows, "black_to_move", black_to_move_in, Device::cuda, white_in, "white");
-    check_shape(kRows, "black_to_move", black_to_move_in, {white_in.size(0)}, "[B]");
-    check_dtype(kRows, "black_to_move", black_to_move_in, {ScalarType::Byte, ScalarType::Bool});
+    check_black_to_move(black_to_move_in, white_in, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
                  black_to_move = torch::stable::contiguous(black_to_move_in);
     const cudaStream_t stream = current_stream(white);
     IndexRows in = index_rows(white, black, num_features, block_size, num_blocked);
-    in.black_to_move = data<uint8_t>(black_to_move);
+    in.black_to_move = const_data<uint8_t>(black_to_move);
     const int device = white.get_device_index();
     IndexCheck white_check(kRows, in.white, in.positions, in.max_active, num_features, device, stream);
     IndexCheck black_check(kRows, in.black, in.positions, in.max_active, num_features, device, stream);
@@ -110,25 +110,61 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     return rows;
 }
 
-std::tuple<Tensor, Tensor> forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows,
-                                      const Tensor& weight_in, const Tensor& bias_in, int64_t block_size,
-                                      int64_t num_blocked, int64_t activation, double bound, double scale,
-                                      int64_t output_dtype, bool save) {
-    check_shape(kForward, "weight", weight_in, {-1, -1}, "[F, N]");
+psqt::Problem psqt_problem(const IndexRows& in, const BlockRows& rows, const Tensor& bucket, int64_t buckets) {
+    return {in.white,
+            in.black,
+            rows.row_slot,
+            rows.slot_target,
+            const_data<int64_t>(bucket),
+            in.positions,
+            in.max_active,
+            in.num_features + in.num_loose,
+            static_cast<int>(buckets)};
+}
+
+Tensor psqt_forward(const IndexRows& in, const BlockRows& rows, const Tensor& psqt_in, const Tensor& bucket_in,
+                    cudaStream_t stream) {
+    const Tensor psqt = torch::stable::contiguous(psqt_in), bucket = torch::stable::contiguous(bucket_in);
+    if (psqt.size(1) > INT32_MAX) fail(kForward, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
+    Tensor out = torch::stable::new_empty(psqt, {in.positions});
+    Check check(
+        kForward, psqt.get_device_index(), stream,
+        [](const Finding& found) { fail_bucket(found.op, found.row, found.value, found.num_features); }, psqt.size(1));
+    psqt::launch_forward(psqt_problem(in, rows, bucket, psqt.size(1)), const_data<float>(psqt),
+                         mutable_data<float>(out), check.sink(), stream);
+    check.finish();
+    return out;
+}
+
+Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& grad_in, const Tensor& bucket_in,
+                     int64_t buckets, cudaStream_t stream) {
+    const Tensor grad = torch::stable::contiguous(grad_in), bucket = torch::stable::contiguous(bucket_in);
+    Tensor grad_psqt = torch::stable::new_empty(grad, {in.num_features + in.num_loose, buckets});
+    const size_t bytes = psqt::carve_scratch(nullptr, grad_psqt.numel(), nullptr);
+    const Tensor memory = torch::stable::new_empty(grad, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+    psqt::Scratch scratch;
+    psqt::carve_scratch(mutable_data<char>(memory), grad_psqt.numel(), &scratch);
+    psqt::launch_backward(psqt_problem(in, rows, bucket, buckets), const_data<float>(grad),
+                          mutable_data<float>(grad_psqt), scratch, stream);
+    return grad_psqt;
+}
+
+Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows, const Tensor& weight_in,
+                 const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
+                 int64_t block_size, int64_t num_blocked, int64_t activation, double bound, double scale,
+                 int64_t output_dtype, bool save) {
+    check_parameters(weight_in, bias_in, white_in, Device::cuda);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_rows_arguments(kForward, white_in, black_in, num_features, block_size, num_blocked);
-    check_activation(kForward, activation, num_outputs);
-    for (const auto& [name, tensor] : {std::pair{"rows", &rows}, {"weight", &weight_in}, {"bias", &bias_in}}) {
-        check_device(kForward, name, *tensor, Device::cuda, white_in, "white");
-    }
-    check_shape(kForward, "bias", bias_in, {num_outputs}, "[N]");
-    check_dtype(kForward, "bias", bias_in, {ScalarType::Float});
+    check_activation(kForward, activation, num_outputs, kMultiple);
+    check_device(kForward, "rows", rows, Device::cuda, white_in, "white");
+    if (psqt) check_psqt(*psqt, bucket, white_in, num_features, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
                  weight = aligned(weight_in), bias = torch::stable::contiguous(bias_in);
     const cudaStream_t stream = current_stream(weight);
     const Float weight_type = float_type(kForward, "weight", weight.scalar_type());
-    const ScalarType out_dtype = scalar_type(kForward, "output_dtype", output_dtype);
+    const ScalarType out_dtype = float_dtype(kForward, "output_dtype", output_dtype);
 
     ForwardProblem p{};
     p.in = index_rows(white, black, num_features, block_size, num_blocked);
@@ -143,16 +179,18 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor& white_in, const Tensor& blac
     const bool saves = save && p.activation != Activation::kIdentity;
     Tensor saved = torch::stable::new_empty(weight, {saves ? slots(p.in) : 0, num_outputs},
                                             weight_type == Float::kFloat32 ? ScalarType::Float : ScalarType::Half);
-    if (p.in.positions == 0) return {out, saved};
+    Tensor psqt_out = psqt ? psqt_forward(p.in, p.rows, *psqt, *bucket, stream)
+                           : torch::stable::new_empty(weight, {0}, ScalarType::Float);
+    if (p.in.positions == 0) return {out, psqt_out, saved};
     p.weight = weight.const_data_ptr();
-    p.bias = data<float>(bias);
+    p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
     const cudaError_t error = weight_type == Float::kFloat32   ? block_product::forward<float>(p, stream)
                               : weight_type == Float::kFloat16 ? block_product::forward<__half>(p, stream)
                                                                : block_product::forward<__nv_bfloat16>(p, stream);
     check_cuda(error, kForward);
-    return {out, saved};
+    return {out, psqt_out, saved};
 }
 
 template <class Weight, class Grad>
@@ -175,17 +213,19 @@ cudaError_t run_backward_16(const BackwardProblem& p, cudaStream_t stream) {
                                           : run_backward<Weight, uint16_t>(p, stream);
 }
 
-std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& white_in, const Tensor& black_in,
-                                       const Tensor& rows, const Tensor& saved_in, int64_t num_features,
-                                       int64_t num_outputs, int64_t block_size, int64_t num_blocked, int64_t activation,
-                                       double bound, double scale, int64_t weight_dtype) {
+Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, const Tensor& white_in,
+                  const Tensor& black_in, const Tensor& rows, const Tensor& saved_in,
+                  const std::optional<Tensor>& bucket, int64_t num_features, int64_t num_outputs, int64_t psqt_buckets,
+                  int64_t block_size, int64_t num_blocked, int64_t activation, double bound, double scale,
+                  int64_t weight_dtype) {
     check_rows_arguments(kBackward, white_in, black_in, num_features, block_size, num_blocked);
-    check_activation(kBackward, activation, num_outputs);
+    check_activation(kBackward, activation, num_outputs, kMultiple);
     for (const auto& [name, tensor] :
          {std::pair{"grad_output", &grad_output_in}, {"rows", &rows}, {"saved", &saved_in}}) {
         check_device(kBackward, name, *tensor, Device::cuda, white_in, "white");
     }
-    const ScalarType dtype = scalar_type(kBackward, "weight_dtype", weight_dtype);
+    const ScalarType dtype = float_dtype(kBackward, "weight_dtype", weight_dtype);
+    if (psqt_buckets != 0) check_grad_psqt(grad_psqt_in, bucket, white_in, psqt_buckets, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     BackwardProblem p{};
     p.activation = Activation(activation);
@@ -209,13 +249,15 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
     }
     Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, dtype);
     Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
+    Tensor grad_psqt = psqt_buckets == 0 ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
+                                         : psqt_backward(p.in, p.rows, *grad_psqt_in, *bucket, psqt_buckets, stream);
     p.grad_weight = grad_weight.mutable_data_ptr();
     p.grad_bias = static_cast<float*>(grad_bias.mutable_data_ptr());
     if (p.in.positions == 0) {
         const size_t bytes = size_t(num_features) * num_outputs * (dtype == ScalarType::Float ? 4 : 2);
         check_cuda(cudaMemsetAsync(p.grad_weight, 0, bytes, stream), "memset");
         check_cuda(cudaMemsetAsync(p.grad_bias, 0, num_outputs * sizeof(float), stream), "memset");
-        return {grad_weight, grad_bias};
+        return {grad_weight, grad_bias, grad_psqt};
     }
     p.grad_out = grad_output.const_data_ptr();
     p.saved = saved.const_data_ptr();
@@ -229,7 +271,7 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
                               : p.weight_type == Float::kFloat16 ? run_backward_16<__half>(p, stream)
                                                                  : run_backward_16<__nv_bfloat16>(p, stream);
     check_cuda(error, kBackward);
-    return {grad_weight, grad_bias};
+    return {grad_weight, grad_bias, grad_psqt};
 }
 
 // Whether this library has the kernels for a device.

@@ -12,9 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nnue_trainer import functional, perspectives
+from nnue_trainer import perspectives
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.modules.stacked_linear import choose
 
 Activation = Literal["crelu", "screlu", "pairwise"]
 
@@ -54,8 +53,6 @@ class PerspectiveTransformer(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_features, num_outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
         self.psqt = nn.Parameter(torch.zeros(num_features, psqt_buckets)) if psqt_buckets else None
-        self.register_buffer("_no_bias", torch.zeros(psqt_buckets), persistent=False)
-        self._no_bias: Tensor
 
     @property
     def num_outputs(self) -> int:
@@ -65,7 +62,9 @@ class PerspectiveTransformer(nn.Module):
 
     def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Activated vector fp32 [B, num_outputs]; with PSQT its half difference at `bucket` int64 [B], fp32 [B]."""
-        activated = perspectives.perspective_transformer(
+        if self.psqt is not None and bucket is None:
+            raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
+        result = perspectives.perspective_transformer(
             batch.white,
             batch.black,
             batch.black_to_move,
@@ -74,16 +73,7 @@ class PerspectiveTransformer(nn.Module):
             activation=self.activation,
             scale=self.product_scale if self.activation == "pairwise" else 1.0,
             block_size=self.block_size,
+            psqt=self.psqt,
+            bucket=None if self.psqt is None else bucket,
         )
-        if self.psqt is None:
-            return activated, None
-        if bucket is None:
-            raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
-        # Swapping index rows moves a few dozen integers a position.
-        black_to_move = batch.black_to_move.bool().unsqueeze(1)
-        us = torch.where(black_to_move, batch.black, batch.white)
-        them = torch.where(black_to_move, batch.white, batch.black)
-        difference = functional.feature_transformer(us, self.psqt, self._no_bias) - functional.feature_transformer(
-            them, self.psqt, self._no_bias
-        )
-        return activated, choose(difference.unsqueeze(2), bucket).squeeze(1) / 2
+        return result if isinstance(result, tuple) else (result, None)

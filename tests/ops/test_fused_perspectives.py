@@ -303,8 +303,30 @@ def test_illegal_index(device: torch.device) -> None:
         case.run("pairwise")
 
 
-def test_cpu_is_not_fused() -> None:
-    assert not is_fused(Case().weight, 96)
+@pytest.mark.parametrize("outputs", [15, 24, 64], ids=lambda n: f"N {n}")
+@pytest.mark.parametrize("block_size", [None, 96])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_is_fused_says_the_truth(
+    device: torch.device, dtype: torch.dtype, block_size: int | None, outputs: int
+) -> None:
+    called: list[object] = []
+
+    class Spy(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            called.append(func)
+            return func(*args, **(kwargs or {}))
+
+    case = Case(outputs=outputs, dtype=dtype, device=device)
+    with Spy():
+        perspective_transformer(
+            case.white, case.black, case.black_to_move, case.weight, case.bias, activation="crelu",
+            block_size=block_size,
+        )  # fmt: skip
+    fused = torch.ops.nnue.perspective_transformer_forward.default in called
+    assert fused == is_fused(case.weight, block_size)
+    assert fused != (torch.ops.nnue.feature_transformer_forward.default in called)
+    if device.type == "cpu":
+        assert fused == (outputs != 15 and dtype != torch.float64)
 
 
 # ---- the operators themselves, on CUDA ------------------------------------------------------------------------------
@@ -317,41 +339,38 @@ def fused(cuda: torch.device) -> torch.device:
     return cuda
 
 
-@pytest.mark.cuda
+@pytest.mark.parametrize("buckets", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", ["identity", "pairwise"])
-def test_opcheck(fused: torch.device, activation: Activation, dtype: torch.dtype) -> None:
-    case = Case(dtype=dtype, device=fused)
-    rows_arguments = (case.white, case.black, case.black_to_move, 480, 96, 480)
+def test_opcheck(device: torch.device, activation: Activation, dtype: torch.dtype, buckets: int) -> None:
+    case = Case(dtype=dtype, device=device)
+    if not is_fused(case.weight, 96):
+        pytest.skip("no fused kernels for this device")
     code, dtype_code = ACTIVATIONS.index(activation), perspectives._DTYPES.index(dtype)
-    rows = perspective_rows(*rows_arguments)
-    assert rows.shape == (perspectives._rows_bytes(100, 96, 480),)
-    forward = (case.white, case.black, rows, case.weight.requires_grad_(), case.bias.requires_grad_())
+    rows = perspective_rows(case.white, case.black, case.black_to_move, 480, 96)
+    psqt = torch.randn(480, buckets, device=device, requires_grad=True) if buckets else None
+    bucket = torch.arange(100, device=device) % buckets if buckets else None
+    forward = (case.white, case.black, rows, case.weight.requires_grad_(), case.bias.requires_grad_(), psqt, bucket)
+    constants = (96, 480, code, 1.0, 1.0, dtype_code)
+    # On CUDA `rows` and `saved` have padding that nothing reads or writes: its bits are not comparable.
+    comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
-        torch.ops.nnue.perspective_transformer_forward.default,
-        (*forward, 96, 480, code, 1.0, 1.0, dtype_code, True),
-        # `saved` has padding that nothing reads or writes: its bits are not comparable.
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        torch.ops.nnue.perspective_rows.default,
+        (case.white, case.black, case.black_to_move, 480, 96, 480),
+        test_utils=comparable,
     )
-    out, saved = torch.ops.nnue.perspective_transformer_forward(*forward, 96, 480, code, 1.0, 1.0, dtype_code, True)
+    torch.library.opcheck(
+        torch.ops.nnue.perspective_transformer_forward.default, (*forward, *constants, True), test_utils=comparable
+    )
+    out, psqt_out, saved = torch.ops.nnue.perspective_transformer_forward(*forward, *constants, True)
+    assert psqt_out.shape == (100 if buckets else 0,)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
         (
-            torch.randn_like(out),
-            case.white,
-            case.black,
-            rows,
-            saved.detach(),
-            480,
-            64,
-            96,
-            480,
-            code,
-            1.0,
-            1.0,
-            dtype_code,
+            torch.randn_like(out), torch.randn(100, device=device) if buckets else None, case.white, case.black, rows,
+            saved.detach(), bucket, 480, 64, buckets, *constants,
         ),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.cuda

@@ -1,0 +1,337 @@
+// The feature transformer of both perspectives on CPU, threads from torch's own pool (torch.set_num_threads holds).
+//
+// Forward: the 2 B rows are visited king bucket by king bucket; the sums of a row live in registers until they are
+// activated and written to their place, side to move first. Backward: for a slab of columns at a time, the gradients of
+// all rows are computed once into a scratch that fits the last cache, and each gradient row of the weight is one sum
+// over its feature's list of rows and one plain store. No atomics, no zero fill; the same bits for any thread count.
+
+#include "../perspective_transformer.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "feature_lists.h"
+#include "huge_pages.h"
+#include "index_rows.h"
+#include "vector.h"
+
+namespace nnue {
+
+// Columns of either half that are worked on together.
+constexpr int64_t kPerspectiveSlab = 128;
+
+// A row at its place in the visiting order.
+struct PlacedRow {
+    const int32_t* entries;
+    int64_t length;
+    int64_t target;  // 2 · position + (0 side to move, 1 other side)
+};
+
+struct ActivationArguments {
+    Activation activation;
+    float bound;
+    float scale;
+};
+
+// T: of the weights, O: of the outputs.
+template <class T, class O>
+struct PerspectiveForward {
+    const PlacedRow* rows;
+    const T* weight;
+    const float* bias;
+    O* output;         // [B, 2 width]
+    float* saved;      // slab after slab: [rows, 2, columns of the slab]; or null
+    int64_t num_rows;  // 2 B
+    int64_t num_outputs;
+    int64_t width;
+    ActivationArguments activation;
+};
+
+// One slab: columns [column, column + columns) of either half.
+template <class O>
+struct RowGradients {
+    const PlacedRow* rows;
+    const O* grad_output;
+    const float* saved;  // null where the activation is the identity
+    float* gradients;    // [2, rows, columns]
+    int64_t num_rows;
+    int64_t half;
+    int64_t width;
+    int64_t column;
+    int64_t columns;
+    ActivationArguments activation;
+};
+
+}  // namespace nnue
+
+#define NNUE_KERNELS "perspective_transformer_kernels.h"
+#include "for_each_isa.h"
+
+namespace nnue::perspective_transformer {
+namespace {
+
+constexpr int64_t kRowBlock = 256;
+constexpr int64_t kPositionBlock = 512;
+
+// Calls `body` with a null pointer of the C++ type of an output dtype.
+template <class Body>
+void dispatch_float(ScalarType dtype, const Body& body) {
+    switch (dtype) {
+        case ScalarType::Float:
+            return body(static_cast<float*>(nullptr));
+        case ScalarType::Half:
+            return body(static_cast<Half*>(nullptr));
+        default:
+            return body(static_cast<BFloat16*>(nullptr));
+    }
+}
+
+// The rows of both perspectives in visiting order. Throws on an illegal index.
+struct Rows {
+    Tensor white, black;
+    std::vector<PlacedRow> placed;  // [2 B]
+
+    Rows(const char* op, const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in,
+         int64_t num_features)
+        : white(torch::stable::contiguous(white_in)), black(torch::stable::contiguous(black_in)) {
+        check_device(op, "rows", black_to_move_in, Device::cpu, white, "white");
+        check_dtype(op, "rows", black_to_move_in, {ScalarType::Byte});
+        check_shape(op, "rows", black_to_move_in, {white.size(0)}, "[B], what perspective_rows makes,");
+        const Tensor black_to_move = torch::stable::contiguous(black_to_move_in);
+        const int64_t positions = white.size(0), max_active = white.size(1);
+        const Tensor* const perspectives[] = {&white, &black};
+        std::vector<PlacedRow> rows(2 * positions);
+        for (int64_t p = 0; p < 2; ++p) {
+            const int32_t* indices = const_data<int32_t>(*perspectives[p]);
+            const auto lengths = checked_row_lengths(op, indices, positions, max_active, num_features);
+            for (int64_t b = 0; b < positions; ++b) {
+                const bool second = (const_data<uint8_t>(black_to_move)[b] != 0) != (p == 1);
+                rows[p * positions + b] = {indices + b * max_active, lengths[b], 2 * b + second};
+            }
+        }
+        const auto order = visiting_order(2 * positions, num_features, [&](int64_t row) {
+            return std::span(rows[row].entries, static_cast<size_t>(rows[row].length));
+        });
+        placed.reserve(rows.size());
+        for (const int64_t row : order) placed.push_back(rows[row]);
+    }
+
+    int64_t count() const { return static_cast<int64_t>(placed.size()); }
+};
+
+// Throws on a bucket outside [0, psqt_buckets), the first in row order.
+void check_buckets(const char* op, const int64_t* bucket, int64_t positions, int64_t psqt_buckets) {
+    for (int64_t b = 0; b < positions; ++b) {
+        if (bucket[b] < 0 || bucket[b] >= psqt_buckets) fail_bucket(op, b, bucket[b], psqt_buckets);
+    }
+}
+
+// Half the difference of both sides' sums at each position's bucket.
+Tensor psqt_forward(const Rows& rows, const Tensor& psqt_in, const Tensor& bucket_in) {
+    const Tensor psqt = torch::stable::contiguous(psqt_in), buckets = torch::stable::contiguous(bucket_in);
+    const int64_t positions = rows.count() / 2, width = psqt.size(1);
+    const int64_t* bucket = const_data<int64_t>(buckets);
+    check_buckets(kForward, bucket, positions, width);
+    Tensor output = torch::stable::new_empty(psqt, {positions});
+    std::vector<float> sums(rows.count());  // by target
+    torch::stable::parallel_for(0, rows.count(), kPositionBlock, [&](int64_t begin, int64_t end) {
+        for (int64_t place = begin; place < end; ++place) {
+            const PlacedRow& row = rows.placed[place];
+            const float* column = const_data<float>(psqt) + bucket[row.target / 2];
+            float sum = 0;
+            for (int64_t e = 0; e < row.length; ++e) sum += column[row.entries[e] * width];
+            sums[row.target] = sum;
+        }
+    });
+    float* out = mutable_data<float>(output);
+    for (int64_t b = 0; b < positions; ++b) out[b] = (sums[2 * b] - sums[2 * b + 1]) / 2;
+    return output;
+}
+
+Tensor rows_op(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
+               int64_t /*block_size*/, int64_t /*num_blocked*/) {
+    check_index_rows(kRows, white, black, num_features, Device::cpu);
+    check_black_to_move(black_to_move, white, Device::cpu);
+    for (const Tensor* indices : {&white, &black}) {
+        const Tensor rows = torch::stable::contiguous(*indices);
+        checked_row_lengths(kRows, const_data<int32_t>(rows), rows.size(0), rows.size(1), num_features);
+    }
+    // Order and lists are made where they are used: indices may not be trusted twice, and it is quickly done.
+    const Tensor from = torch::stable::contiguous(black_to_move);
+    Tensor rows = torch::stable::new_empty(white, {white.size(0)}, ScalarType::Byte);
+    std::copy_n(static_cast<const uint8_t*>(from.const_data_ptr()), white.size(0), mutable_data<uint8_t>(rows));
+    return rows;
+}
+
+Three forward_op(const Tensor& white, const Tensor& black, const Tensor& rows_in, const Tensor& weight_in,
+                 const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
+                 int64_t /*block_size*/, int64_t /*num_blocked*/, int64_t activation_in, double bound, double scale,
+                 int64_t output_dtype, bool save) {
+    check_parameters(weight_in, bias_in, white, Device::cpu);
+    const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
+    check_index_rows(kForward, white, black, num_features, Device::cpu);
+    const Activation activation = check_activation(kForward, activation_in, num_outputs, 2);
+    if (psqt) check_psqt(*psqt, bucket, white, num_features, Device::cpu);
+    const Tensor weight = torch::stable::contiguous(weight_in), bias = torch::stable::contiguous(bias_in);
+    const Rows rows(kForward, white, black, rows_in, num_features);
+    const int64_t width = output_width(activation, num_outputs) / 2;
+    Tensor output = new_output(weight, white.size(0), 2 * width, float_dtype(kForward, "output_dtype", output_dtype));
+    // Identity's gradient needs no sums.
+    const bool saves = save && activation != Activation::kIdentity;
+    Tensor saved = new_output(weight, saves ? rows.count() : 0, num_outputs, ScalarType::Float);
+    dispatch_float(weight.scalar_type(), [&](auto* weight_type) {
+        using T = std::remove_pointer_t<decltype(weight_type)>;
+        dispatch_float(output.scalar_type(), [&](auto* output_type) {
+            using O = std::remove_pointer_t<decltype(output_type)>;
+            const PerspectiveForward<T, O> a{rows.placed.data(),
+                                             const_data<T>(weight),
+                                             const_data<float>(bias),
+                                             mutable_data<O>(output),
+                                             saves ? mutable_data<float>(saved) : nullptr,
+                                             rows.count(),
+                                             num_outputs,
+                                             width,
+                                             {activation, static_cast<float>(bound), static_cast<float>(scale)}};
+            torch::stable::parallel_for(0, divide_up(rows.count(), kRowBlock), 1, [&](int64_t begin, int64_t end) {
+                for (int64_t block = begin; block < end; ++block) {
+                    NNUE_CALL_BEST_ISA(forward_rows, a, block * kRowBlock,
+                                       std::min((block + 1) * kRowBlock, rows.count()));
+                }
+            });
+        });
+    });
+    Tensor psqt_output =
+        psqt ? psqt_forward(rows, *psqt, *bucket) : torch::stable::new_empty(weight, {0}, ScalarType::Float);
+    return {output, psqt_output, saved};
+}
+
+// grad_psqt [F, P] from the lists: each element is one sum in the order of the rows.
+Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const std::vector<int64_t>& ranges,
+                     const Tensor& grad_in, const Tensor& bucket_in, int64_t num_features, int64_t psqt_buckets) {
+    const Tensor grad = torch::stable::contiguous(grad_in), buckets = torch::stable::contiguous(bucket_in);
+    const int64_t* bucket = const_data<int64_t>(buckets);
+    check_buckets(kBackward, bucket, grad.size(0), psqt_buckets);
+    Tensor grad_psqt = torch::stable::new_empty(grad, {num_features, psqt_buckets});
+    float* out = mutable_data<float>(grad_psqt);
+    torch::stable::parallel_for(0, static_cast<int64_t>(ranges.size()) - 1, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t f = ranges[begin]; f < ranges[end]; ++f) {
+            float* sums = out + f * psqt_buckets;
+            std::fill_n(sums, psqt_buckets, 0.0f);
+            for (int64_t i = lists.starts[f]; i < lists.starts[f + 1]; ++i) {
+                const int64_t target = rows.placed[lists.rows[i]].target;
+                const float half = const_data<float>(grad)[target / 2] / 2;
+                sums[bucket[target / 2]] += target % 2 == 0 ? half : -half;
+            }
+        }
+    });
+    return grad_psqt;
+}
+
+Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, const Tensor& white,
+                  const Tensor& black, const Tensor& rows_in, const Tensor& saved_in,
+                  const std::optional<Tensor>& bucket, int64_t num_features, int64_t num_outputs, int64_t psqt_buckets,
+                  int64_t /*block_size*/, int64_t /*num_blocked*/, int64_t activation_in, double bound, double scale,
+                  int64_t weight_dtype) {
+    check_index_rows(kBackward, white, black, num_features, Device::cpu);
+    const Activation activation = check_activation(kBackward, activation_in, num_outputs, 2);
+    const int64_t width = output_width(activation, num_outputs) / 2;
+    check_device(kBackward, "grad_output", grad_output_in, Device::cpu, white, "white");
+    check_shape(kBackward, "grad_output", grad_output_in, {white.size(0), 2 * width}, "[B, 2 W]");
+    check_float(kBackward, "grad_output", grad_output_in);
+    const bool has_saved = activation != Activation::kIdentity;
+    if (has_saved) {
+        check_device(kBackward, "saved", saved_in, Device::cpu, white, "white");
+        check_shape(kBackward, "saved", saved_in, {2 * white.size(0), num_outputs}, "what the forward saved,");
+        check_dtype(kBackward, "saved", saved_in, {ScalarType::Float});
+    }
+    if (psqt_buckets != 0) check_grad_psqt(grad_psqt_in, bucket, white, psqt_buckets, Device::cpu);
+    const Rows rows(kBackward, white, black, rows_in, num_features);
+    const Tensor grad_output = torch::stable::contiguous(grad_output_in), saved = torch::stable::contiguous(saved_in);
+
+    const FeatureLists<float> lists(
+        rows.count(), num_features, false,
+        [&](int64_t place) {
+            return std::span(rows.placed[place].entries, static_cast<size_t>(rows.placed[place].length));
+        },
+        [](int64_t) -> const float* { return nullptr; });
+    constexpr int64_t kRanges = 64;
+    const std::vector<int64_t> ranges = lists.even_ranges(kRanges);
+
+    Tensor grad_weight =
+        new_output(grad_output, num_features, num_outputs, float_dtype(kBackward, "weight_dtype", weight_dtype));
+    Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
+    const int64_t half = num_outputs / 2, widest = std::min(half, kPerspectiveSlab);
+    const int64_t blocks = divide_up(rows.count(), kRowBlock);
+    Tensor scratch = new_output(grad_output, 2 * rows.count(), widest, ScalarType::Float);
+    float* gradients = mutable_data<float>(scratch);
+    std::vector<float> bias_parts(blocks * 2 * widest);
+    dispatch_float(grad_output.scalar_type(), [&](auto* output_type) {
+        using O = std::remove_pointer_t<decltype(output_type)>;
+        dispatch_float(grad_weight.scalar_type(), [&](auto* weight_type) {
+            using T = std::remove_pointer_t<decltype(weight_type)>;
+            for (int64_t column = 0; column < half; column += kPerspectiveSlab) {
+                const int64_t columns = std::min(kPerspectiveSlab, half - column);
+                const RowGradients<O> g{rows.placed.data(),
+                                        const_data<O>(grad_output),
+                                        has_saved ? const_data<float>(saved) : nullptr,
+                                        gradients,
+                                        rows.count(),
+                                        half,
+                                        width,
+                                        column,
+                                        columns,
+                                        {activation, static_cast<float>(bound), static_cast<float>(scale)}};
+                torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+                    for (int64_t block = begin; block < end; ++block) {
+                        NNUE_CALL_BEST_ISA(row_gradients, g, block * kRowBlock,
+                                           std::min((block + 1) * kRowBlock, rows.count()),
+                                           bias_parts.data() + block * 2 * columns);
+                    }
+                });
+                for (int64_t c = 0; c < 2 * columns; ++c) {
+                    float sum = 0;
+                    for (int64_t block = 0; block < blocks; ++block) sum += bias_parts[block * 2 * columns + c];
+                    mutable_data<float>(grad_bias)[c < columns ? column + c : half + column + c - columns] = sum;
+                }
+                torch::stable::parallel_for(0, 2 * kRanges, 1, [&](int64_t begin, int64_t end) {
+                    for (int64_t task = begin; task < end; ++task) {
+                        const int64_t side = task / kRanges, range = task % kRanges;
+                        const WeightGradientArguments<float, T> a{lists.starts.data(),
+                                                                  lists.rows.data(),
+                                                                  nullptr,
+                                                                  gradients + side * rows.count() * columns,
+                                                                  columns,
+                                                                  mutable_data<T>(grad_weight),
+                                                                  num_outputs};
+                        NNUE_CALL_BEST_ISA(weight_gradient_slab, a, side * half + column, columns, ranges[range],
+                                           ranges[range + 1]);
+                    }
+                });
+            }
+        });
+    });
+    Tensor grad_psqt = psqt_buckets == 0
+                           ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
+                           : psqt_backward(rows, lists, ranges, *grad_psqt_in, *bucket, num_features, psqt_buckets);
+    return {grad_weight, grad_bias, grad_psqt};
+}
+
+}  // namespace
+}  // namespace nnue::perspective_transformer
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
+    m.impl("perspective_rows", TORCH_BOX(&nnue::perspective_transformer::rows_op));
+    m.impl("perspective_transformer_forward", TORCH_BOX(&nnue::perspective_transformer::forward_op));
+    m.impl("perspective_transformer_backward", TORCH_BOX(&nnue::perspective_transformer::backward_op));
+}
