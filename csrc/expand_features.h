@@ -4,7 +4,8 @@
 //
 //   records        uint8 [B, 32]  positions as binpack holds them (docs/data.md); need not be contiguous
 //   feature_set    the number of a set, in the order of FeatureSetId
-//   white, black   int32 [B, K]   active features of each perspective by ascending square, then -1; K is the set's
+//   white, black   int32 [B, K]   active features of each perspective, then -1; K and the order are the set's
+//   counts         int16 [B]      entries of either row: both always have the same number
 //   black_to_move  uint8 [B]      0 white to move, 1 black
 //   score          int16 [B]      engine units, side to move's view
 //   result         int8 [B]       -1 loss, 0 draw, 1 win, side to move's view
@@ -15,7 +16,7 @@
 // A record that cannot be expanded (record_scan.h: too many pieces, not one king a side, ...) is an error that names
 // row and reason. Whether a position is legal chess is not looked at. On CUDA the error comes as that of an illegal
 // index does (cuda/index_check.cuh); check_records = false, or an index check that is off, leaves it out: the rows of
-// such a record are then empty and its piece_count is cut to 1 to 32. The CPU always checks.
+// such a record are then empty, its count is 0, and its piece_count is cut to 1 to 32. The CPU always checks.
 #pragma once
 
 #include <array>
@@ -34,13 +35,14 @@ constexpr int64_t kRecordBytes = sizeof(data::Record);
 struct Outputs {
     int32_t* white;
     int32_t* black;
+    int16_t* counts;
     uint8_t* black_to_move;
     int16_t* score;
     int8_t* result;
     uint8_t* piece_count;
 };
 
-using OutputTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using OutputTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 inline data::FeatureSetId check_feature_set(int64_t number) {
     constexpr int64_t kCount = std::size(data::FeatureSets::kInfos);
@@ -62,6 +64,7 @@ inline OutputTensors new_outputs(const Tensor& records, int64_t length) {
     const int64_t rows = records.size(0);
     return {torch::stable::new_empty(records, {rows, length}, ScalarType::Int),
             torch::stable::new_empty(records, {rows, length}, ScalarType::Int),
+            torch::stable::new_empty(records, {rows}, ScalarType::Short),
             torch::stable::new_empty(records, {rows}),
             torch::stable::new_empty(records, {rows}, ScalarType::Short),
             torch::stable::new_empty(records, {rows}, ScalarType::Char),
@@ -80,9 +83,10 @@ T* check_output(const char* argument, const Tensor& tensor, ScalarType dtype, st
 
 inline Outputs check_outputs(const OutputTensors& tensors, const Tensor& records, int64_t length, Device device) {
     const int64_t rows = records.size(0);
-    const auto& [white, black, black_to_move, score, result, piece_count] = tensors;
+    const auto& [white, black, counts, black_to_move, score, result, piece_count] = tensors;
     return {check_output<int32_t>("white", white, ScalarType::Int, {rows, length}, "[B, K]", records, device),
             check_output<int32_t>("black", black, ScalarType::Int, {rows, length}, "[B, K]", records, device),
+            check_output<int16_t>("counts", counts, ScalarType::Short, {rows}, "[B]", records, device),
             check_output<uint8_t>("black_to_move", black_to_move, ScalarType::Byte, {rows}, "[B]", records, device),
             check_output<int16_t>("score", score, ScalarType::Short, {rows}, "[B]", records, device),
             check_output<int8_t>("result", result, ScalarType::Char, {rows}, "[B]", records, device),

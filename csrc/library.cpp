@@ -36,10 +36,11 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     // Contracts: expand_features.h.
     m.def(
         "expand_features(Tensor records, int feature_set, bool check_records=True) -> "
-        "(Tensor white, Tensor black, Tensor black_to_move, Tensor score, Tensor result, Tensor piece_count)");
+        "(Tensor white, Tensor black, Tensor counts, Tensor black_to_move, Tensor score, Tensor result, Tensor "
+        "piece_count)");
     m.def(
         "expand_features_into(Tensor records, int feature_set, Tensor(a!) white, Tensor(b!) black, "
-        "Tensor(c!) black_to_move, Tensor(d!) score, Tensor(e!) result, Tensor(f!) piece_count, "
+        "Tensor(c!) counts, Tensor(d!) black_to_move, Tensor(e!) score, Tensor(f!) result, Tensor(g!) piece_count, "
         "bool check_records=True) -> ()");
 
     // Contracts: cuda/index_check.cuh.

@@ -69,6 +69,7 @@ BatchRows output_rows(const py::dict& arrays, std::size_t n, const FeatureSetInf
     const std::size_t indices = n * static_cast<std::size_t>(set.max_active);
     return {output<std::int32_t>(arrays["white"], indices, "white"),
             output<std::int32_t>(arrays["black"], indices, "black"),
+            output<std::int16_t>(arrays["counts"], n, "counts"),
             output<std::int16_t>(arrays["score"], n, "score"),
             output<std::int8_t>(arrays["result"], n, "result"),
             output<std::uint8_t>(arrays["black_to_move"], n, "black_to_move"),

@@ -99,7 +99,7 @@ def _expand_fake(records: Tensor, feature_set: int, check_records: bool = True) 
     known = list(FEATURE_SETS.values())
     _expect(EXPAND, "feature_set", 0 <= feature_set < len(known), feature_set, f"0 <= number < {len(known)}")
     rows = records.shape[0]
-    shapes = ((rows, known[feature_set].max_active),) * 2 + ((rows,),) * 4
+    shapes = ((rows, known[feature_set].max_active),) * 2 + ((rows,),) * 5
     return tuple(records.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _EXPANDED_DTYPES, strict=True))
 
 
@@ -107,7 +107,7 @@ def _expand_into_fake(records: Tensor, feature_set: int, *outputs_and_check: Ten
     _expect_records(records)
 
 
-_EXPANDED_DTYPES = (torch.int32, torch.int32, torch.uint8, torch.int16, torch.int8, torch.uint8)
+_EXPANDED_DTYPES = (torch.int32, torch.int32, torch.int16, torch.uint8, torch.int16, torch.int8, torch.uint8)
 
 torch.library.register_fake(FORWARD, _forward_fake)
 torch.library.register_fake(BACKWARD, _backward_fake)
@@ -255,12 +255,13 @@ def feature_transformer_backward(
 class Expanded(NamedTuple):
     """B positions as index rows; the fields of `nnue_trainer.data.Batch`, of which `Batch(*expanded)` makes one.
 
-    `white` and `black` are int32 [B, K], the others [B]: `black_to_move` uint8, `score` int16 (engine units) and
-    `result` int8 (−1, 0, 1) from the side to move's view, `piece_count` uint8.
+    `white` and `black` are int32 [B, K], the others [B]: `counts` int16 (entries of either row), `black_to_move` uint8,
+    `score` int16 (engine units) and `result` int8 (−1, 0, 1) from the side to move's view, `piece_count` uint8.
     """
 
     white: Tensor
     black: Tensor
+    counts: Tensor
     black_to_move: Tensor
     score: Tensor
     result: Tensor

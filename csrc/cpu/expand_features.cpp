@@ -33,7 +33,9 @@ void expand(const uint8_t* records, int64_t rows, const Outputs& out) {
                 return;  // rows after it in this part cannot be the first
             }
             const data::Pieces pieces = data::pieces_of_record(record);
-            data::expand_rows<Set>(record, pieces, out.white + b * Set::kMaxActive, out.black + b * Set::kMaxActive);
+            const int count = data::expand_rows<Set>(record, pieces, out.white + b * Set::kMaxActive,
+                                                     out.black + b * Set::kMaxActive);
+            out.counts[b] = static_cast<int16_t>(count);
             out.black_to_move[b] = pieces.black_to_move;
             out.score[b] = static_cast<int16_t>(data::record_score(record));
             out.result[b] = static_cast<int8_t>(data::record_result(record));
@@ -45,11 +47,11 @@ void expand(const uint8_t* records, int64_t rows, const Outputs& out) {
 }
 
 void expand_into_op(const Tensor& records_in, int64_t feature_set, const Tensor& white, const Tensor& black,
-                    const Tensor& black_to_move, const Tensor& score, const Tensor& result, const Tensor& piece_count,
-                    bool /*check_records: always*/) {
+                    const Tensor& counts, const Tensor& black_to_move, const Tensor& score, const Tensor& result,
+                    const Tensor& piece_count, bool /*check_records: always*/) {
     check_records(records_in, Device::cpu);
     const data::FeatureSetId set = check_feature_set(feature_set);
-    const Outputs out = check_outputs({white, black, black_to_move, score, result, piece_count}, records_in,
+    const Outputs out = check_outputs({white, black, counts, black_to_move, score, result, piece_count}, records_in,
                                       row_length(set), Device::cpu);
     const Tensor records = torch::stable::contiguous(records_in);
     data::FeatureSets::visit(set, [&]<class Set>() {

@@ -110,6 +110,9 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
     } else {
         report(sink, row, static_cast<int32_t>(scan.fault));
     }
+    if constexpr (!kHasPairs<Set>) {
+        out.counts[row] = static_cast<int16_t>(Set::kHasKings ? head.count : max(head.count - 2, 0));
+    }
     out.black_to_move[row] = scan.black_to_move;
     out.score[row] = static_cast<int16_t>(data::record_score(bytes));
     out.result[row] = static_cast<int8_t>(result);
@@ -230,10 +233,10 @@ __device__ int write_part(Part /*part*/, int first_feature, const Position& p, P
     }
 }
 
-// By a whole warp: both rows of a position.
+// By a whole warp: both rows of a position. Returns how many entries they have.
 template <class Set, class Tables>
-__device__ void expand_pairs(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
-                             PairStage& stage, const Tables& tables, int32_t* white, int32_t* black) {
+__device__ int expand_pairs(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
+                            PairStage& stage, const Tables& tables, int32_t* white, int32_t* black) {
     int count = 0;
     if (head.count > 0) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(&record[0]);
@@ -259,6 +262,7 @@ __device__ void expand_pairs(const uint4 (&record)[2], const uint8_t (&squares)[
         }
     }
     for (int i = count + lane; i < Set::kMaxActive; i += kWarp) white[i] = black[i] = -1;
+    return count;
 }
 
 // ---- the kernel -----------------------------------------------------------------------------------------------------
@@ -299,11 +303,15 @@ __global__ void __launch_bounds__(kWarps<Set>* kWarp)
         int32_t* white = out.white + first * Set::kMaxActive;
         int32_t* black = out.black + first * Set::kMaxActive;
         if constexpr (kHasPairs<Set>) {
+            int own_count = 0;  // of the position that is this lane's
 #pragma unroll 1
             for (int p = 0; p < group; ++p) {
-                expand_pairs<Set>(stage.records[p], stage.squares[p], stage.heads[p], lane, stage.pairs, tables,
-                                  white + p * Set::kMaxActive, black + p * Set::kMaxActive);
+                const int count =
+                    expand_pairs<Set>(stage.records[p], stage.squares[p], stage.heads[p], lane, stage.pairs, tables,
+                                      white + p * Set::kMaxActive, black + p * Set::kMaxActive);
+                if (lane == p) own_count = count;
             }
+            if (lane < group) out.counts[first + lane] = static_cast<int16_t>(own_count);
         } else {
 #pragma unroll 4
             for (int p = 0; p < group; ++p) {
@@ -316,11 +324,11 @@ __global__ void __launch_bounds__(kWarps<Set>* kWarp)
 }
 
 void expand_into_op(const Tensor& records_in, int64_t feature_set, const Tensor& white, const Tensor& black,
-                    const Tensor& black_to_move, const Tensor& score, const Tensor& result, const Tensor& piece_count,
-                    bool check) {
+                    const Tensor& counts, const Tensor& black_to_move, const Tensor& score, const Tensor& result,
+                    const Tensor& piece_count, bool check) {
     check_records(records_in, Device::cuda);
     const data::FeatureSetId set = check_feature_set(feature_set);
-    const Outputs out = check_outputs({white, black, black_to_move, score, result, piece_count}, records_in,
+    const Outputs out = check_outputs({white, black, counts, black_to_move, score, result, piece_count}, records_in,
                                       row_length(set), Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(records_in.get_device_index());
     Tensor records = torch::stable::contiguous(records_in);

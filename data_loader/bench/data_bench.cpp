@@ -58,10 +58,11 @@ int main(int argc, char** argv) {
         std::vector<Record> copy(n);
         std::vector<std::uint8_t> flags(size);
         std::vector<std::int32_t> white(n * static_cast<std::size_t>(set.max_active)), black(white.size());
-        std::vector<std::int16_t> score(n);
+        std::vector<std::int16_t> counts(n), score(n);
         std::vector<std::int8_t> result(n);
         std::vector<std::uint8_t> side(n), count(n);
-        const BatchRows rows{white.data(), black.data(), score.data(), result.data(), side.data(), count.data()};
+        const BatchRows rows{white.data(),  black.data(), counts.data(), score.data(),
+                             result.data(), side.data(),  count.data()};
         std::vector<std::uint32_t> order(n);
         std::printf("%s, first chunk: %zu positions, %zu chains, %s\n", argv[1], n, all.chains, set.name);
         {

@@ -15,6 +15,7 @@ namespace nnue::data {
 struct BatchRows {
     std::int32_t* white;
     std::int32_t* black;
+    std::int16_t* counts;
     std::int16_t* score;
     std::int8_t* result;
     std::uint8_t* black_to_move;
@@ -23,7 +24,8 @@ struct BatchRows {
     // The rows from `row` on.
     BatchRows from(std::size_t row, int max_active) const {
         const std::size_t indices = row * static_cast<std::size_t>(max_active);
-        return {white + indices, black + indices, score + row, result + row, black_to_move + row, piece_count + row};
+        return {white + indices, black + indices,     counts + row,     score + row,
+                result + row,    black_to_move + row, piece_count + row};
     }
 };
 

@@ -59,7 +59,9 @@ void expand_batch(const Record* records, const std::uint32_t* order, std::size_t
         if (order && i + kAhead < n) __builtin_prefetch(&records[order[i + kAhead]]);
         const std::uint8_t* record = records[order ? order[i] : i].bytes.data();
         const Pieces p = pieces_of_record(record);
-        expand_rows<Set>(record, p, rows.white + i * Set::kMaxActive, rows.black + i * Set::kMaxActive);
+        const int count =
+            expand_rows<Set>(record, p, rows.white + i * Set::kMaxActive, rows.black + i * Set::kMaxActive);
+        rows.counts[i] = static_cast<std::int16_t>(count);
         rows.score[i] = static_cast<std::int16_t>(record_score(record));
         rows.result[i] = static_cast<std::int8_t>(record_result(record));
         rows.black_to_move[i] = p.black_to_move;

@@ -20,19 +20,21 @@ using namespace testing;
 // Memory for the rows of n positions.
 struct Rows {
     std::vector<std::int32_t> white, black;
-    std::vector<std::int16_t> score;
+    std::vector<std::int16_t> counts, score;
     std::vector<std::int8_t> result;
     std::vector<std::uint8_t> black_to_move, piece_count;
 
     Rows(std::size_t n, const FeatureSetInfo& set)
         : white(n * static_cast<std::size_t>(set.max_active), 12345),
           black(white),
+          counts(n),
           score(n),
           result(n),
           black_to_move(n),
           piece_count(n) {}
     BatchRows batch() {
-        return {white.data(), black.data(), score.data(), result.data(), black_to_move.data(), piece_count.data()};
+        return {white.data(),  black.data(),         counts.data(),     score.data(),
+                result.data(), black_to_move.data(), piece_count.data()};
     }
     bool operator==(const Rows&) const = default;
 };
@@ -240,6 +242,8 @@ TEST(Threats, MatchTheDefinition) {
             const Board board = board_of(records[i]);
             const auto white = features_of(rows.white, i, set.max_active);
             const auto black = features_of(rows.black, i, set.max_active);
+            ASSERT_EQ(rows.counts[i], static_cast<int>(white.size()));
+            ASSERT_EQ(rows.counts[i], static_cast<int>(black.size()));
             expect_features(white, reference.features(board, 0), set.max_active);
             expect_features(black, reference.features(board, 1), set.max_active);
         }
@@ -309,6 +313,7 @@ TEST(FeatureSets, ACombinedRowIsItsPartsOneAfterTheOther) {
         for (std::size_t i = 0; i < records.size(); ++i) {
             ASSERT_EQ(features_of(rows.white, i, set.max_active), white[i]) << name;
             ASSERT_EQ(features_of(rows.black, i, set.max_active), black[i]) << name;
+            ASSERT_EQ(rows.counts[i], static_cast<int>(white[i].size())) << name;
         }
     }
 }

@@ -70,7 +70,7 @@ class SfnnV5(NnueModel):
         return to_data(self.config)
 
     def forward(self, batch: Batch) -> Tensor:
-        bucket = (batch.piece_count.long() - 1) >> 2
+        bucket = batch.bucket
         x, psqt = self.feature_transformer(batch, bucket)
         y0 = self.fc0(x, bucket)
         hidden, skip = y0[:, :L2], y0[:, L2]

@@ -19,6 +19,7 @@ def _layout(batch_size: int, max_active: int) -> tuple[dict[str, tuple[int, torc
     for name, dtype, shape in (
         ("white", torch.int32, (batch_size, max_active)),
         ("black", torch.int32, (batch_size, max_active)),
+        ("counts", torch.int16, (batch_size,)),
         ("score", torch.int16, (batch_size,)),
         ("result", torch.int8, (batch_size,)),
         ("black_to_move", torch.uint8, (batch_size,)),
@@ -35,14 +36,16 @@ class Batch:
     """B positions with the index rows of both perspectives.
 
     `white` and `black` are int32 [B, max_active]: the active features of each perspective, left-packed, the first −1
-    ends a row. The other fields are [B]: `black_to_move` uint8 (0 white to move, 1 black), `score` int16 (engine units,
-    side to move's view), `result` int8 (−1 loss, 0 draw, 1 win, side to move's view), `piece_count` uint8 (2…32).
+    ends a row. The other fields are [B]: `counts` int16 (entries of either row: both have as many), `black_to_move`
+    uint8 (0 white to move, 1 black), `score` int16 (engine units, side to move's view), `result` int8 (−1 loss, 0 draw,
+    1 win, side to move's view), `piece_count` uint8 (2…32).
 
     `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` then takes one copy.
     """
 
     white: Tensor
     black: Tensor
+    counts: Tensor
     black_to_move: Tensor
     score: Tensor
     result: Tensor
@@ -74,6 +77,12 @@ class Batch:
 
     def __len__(self) -> int:
         return self.white.shape[0]
+
+    @property
+    def bucket(self) -> Tensor:
+        """int64 [B]: which of eight output buckets (layer stacks, PSQT columns) a position takes by its pieces, as in
+        Stockfish: (piece_count − 1) // 4."""
+        return (self.piece_count.long() - 1) >> 2
 
     def _fields(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if name != "storage"}

@@ -48,7 +48,7 @@ def evaluate(net: QuantizedNet, batch: Batch) -> Evaluation:
     parts = [_evaluate(net, _slice(batch, begin)) for begin in range(0, max(len(batch), 1), _CHUNK)]
     psqt, positional = (np.concatenate(values) for values in zip(*parts, strict=True))
     stacks = net.spec.stacks
-    bucket = (batch.piece_count.numpy().astype(np.int64) - 1) // 4 if stacks > 1 else np.zeros(len(batch), np.int64)
+    bucket = batch.bucket.numpy() if stacks > 1 else np.zeros(len(batch), np.int64)
     used = (np.arange(len(batch)), bucket)
     return Evaluation(bucket, psqt, positional, net.spec.score(psqt[used], positional[used]))
 
@@ -58,6 +58,7 @@ def _slice(batch: Batch, begin: int) -> Batch:
     return Batch(
         batch.white[part],
         batch.black[part],
+        batch.counts[part],
         batch.black_to_move[part],
         batch.score[part],
         batch.result[part],

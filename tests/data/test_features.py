@@ -89,6 +89,7 @@ def test_rows_are_left_packed_and_in_range(name: str) -> None:
     batch = expand(records_from_fens(fens), name)
     for rows in (batch.white, batch.black):
         active = rows >= 0
+        assert torch.equal(active.sum(1), batch.counts.long())
         assert active.sum(1).tolist() == counts
         assert not (active[:, 1:] & ~active[:, :-1]).any()
         assert rows.max() < FEATURE_SETS[name].num_features
@@ -127,7 +128,7 @@ def test_batch_is_one_allocation_and_moves_in_one_copy() -> None:
     moved = batch.to("meta")
     assert moved.white.shape == batch.white.shape
     assert moved.score.dtype == torch.int16
-    loose = Batch(batch.white, batch.black, batch.black_to_move, batch.score, batch.result, batch.piece_count)
+    loose = Batch(**{name: torch.from_numpy(array) for name, array in batch.arrays().items()})
     assert loose.to("meta").black.device.type == "meta"
 
 

@@ -26,6 +26,7 @@ def made_up_batch(index: int, size: int = BATCH) -> Batch:
     return Batch(
         white=white,
         black=black,
+        counts=counts.squeeze(1).short(),
         black_to_move=black_to_move,
         score=score.to(torch.int16),
         result=score.sign().to(torch.int8),
