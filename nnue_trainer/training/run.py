@@ -17,6 +17,7 @@ from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
+from nnue_trainer.data.device import Expander
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.trainer import Summary, Trainer
 
@@ -43,7 +44,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         weights = checkpoint.load(recipe.training.initial_weights, groups=("model",))
         checkpoint.load_into(weights.tensors.get("model", {}), model, recipe.training.initial_weights)
     batches = training_batches(recipe, model, device)
-    trainer = Trainer(recipe, model, batches, validation_batches(recipe, model), run_dir)
+    trainer = Trainer(recipe, model, batches, validation_batches(recipe, model, device), run_dir)
     if saved is not None:
         trainer.resume(saved, path)
     # A file that is missing or no data ends the run before it writes anything.
@@ -122,23 +123,35 @@ def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> 
     return Loader(data.train, model.feature_set, data.batch_size, **options)
 
 
-def validation_batches(recipe: Recipe, model: NnueModel) -> Callable[[], Iterator[Batch]] | None:
-    """What opens the held-out positions of the recipe, in file order; None where it has none."""
+def validation_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> Callable[[], Iterator[Batch]] | None:
+    """What opens the held-out positions of the recipe, in file order; None where it has none. For CUDA they are
+    expanded there, bit for bit as on the CPU."""
     data = recipe.data
+    options: dict[str, Any] = {
+        "filters": active_filters(recipe),
+        "shuffle": False,
+        "drop_last": False,
+        "threads": data.threads,
+    }
+
+    def expanded(loader: RecordLoader) -> Iterator[Batch]:
+        # Not from page-locked memory: the copy has left the loader's memory when the call returns.
+        expander = Expander(model.feature_set, device)
+        for records in loader:
+            yield expander(records)
 
     def read() -> Iterator[Batch]:
-        loader = Loader(
-            data.validation,
-            model.feature_set,
-            data.batch_size,
-            filters=active_filters(recipe),
-            shuffle=False,
-            drop_last=False,
-            threads=data.threads,
-        )
+        loader: Loader | RecordLoader
+        batches: Iterator[Batch]
+        if device.type == "cuda":
+            loader = RecordLoader(data.validation, data.batch_size, **options)
+            batches = expanded(loader)
+        else:
+            loader = Loader(data.validation, model.feature_set, data.batch_size, **options)
+            batches = iter(loader)
         left = data.validation_positions
         try:
-            for batch in loader:
+            for batch in batches:
                 yield batch if len(batch) <= left else batch.head(left)
                 left -= len(batch)
                 if left <= 0:

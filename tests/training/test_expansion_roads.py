@@ -10,10 +10,10 @@ from made_up import recipe
 from nnue_trainer import architectures, checkpoint
 from nnue_trainer.data import Loader, RecordLoader
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.run import set_up_torch, training_batches
+from nnue_trainer.training.run import set_up_torch, training_batches, validation_batches
 from nnue_trainer.training.trainer import Trainer
 
-FIELDS = ("white", "black", "black_to_move", "score", "result", "piece_count")
+FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count")
 OPTIONS = {"seed": 3, "repeat": True, "shuffle_buffer": 4_000, "threads": 2}
 
 CUDA = pytest.param(
@@ -97,3 +97,29 @@ def test_a_cuda_run_takes_records_and_a_cpu_run_rows(file: Path) -> None:
     assert isinstance(training_batches(chosen, model, torch.device("cpu")), Loader)
     if torch.cuda.is_available():
         assert isinstance(training_batches(chosen, model, torch.device("cuda")), RecordLoader)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("positions", [2_300, 1_000_000])
+def test_validation_sees_the_same_positions_on_every_device(file: Path, device: str, positions: int) -> None:
+    chosen = recipe(
+        f"data.validation=[{file}]", "data.batch_size=1000", f"data.validation_positions={positions}",
+        "data.filters.quiet=true", "model={kind: sfnnv5, l1: 32}",
+    )  # fmt: skip
+    model = architectures.build(chosen.model)
+    opened = validation_batches(chosen, model, torch.device(device))
+    assert opened is not None
+    every = {"filters": chosen.data.filters, "shuffle": False, "drop_last": False}
+    expected = {
+        field: torch.cat([getattr(batch, field).clone() for batch in Loader(file, model.feature_set, 1_000, **every)])
+        for field in FIELDS
+    }
+    for _ in range(2):  # every time it is opened
+        batches = []
+        for batch in opened():
+            assert batch.white.device.type == device
+            batches.append({field: getattr(batch, field).clone() for field in FIELDS})
+        assert len(batches) > 2
+        for field in FIELDS:
+            got = torch.cat([batch[field] for batch in batches]).cpu()
+            assert torch.equal(got, expected[field][:positions]), field
