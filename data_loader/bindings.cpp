@@ -134,9 +134,12 @@ using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::
 // The pipeline with the Python arrays that its slots point into.
 class PipelineHandle {
   public:
-    PipelineHandle(const py::dict& options, const py::list& arrays, const PlaceTuple& start) : arrays_(arrays) {
+    PipelineHandle(const py::dict& options, const py::list& arrays, const std::vector<PlaceTuple>& start)
+        : arrays_(arrays) {
         PipelineOptions o;
-        o.files = options["files"].cast<std::vector<std::string>>();
+        for (const auto& [path, fd] : options["files"].cast<std::vector<std::pair<std::string, int>>>()) {
+            o.files.emplace_back(path, fd);
+        }
         o.batch_size = options["batch_size"].cast<std::size_t>();
         o.seed = options["seed"].cast<std::uint64_t>();
         o.shuffle = options["shuffle"].cast<bool>();
@@ -145,6 +148,7 @@ class PipelineHandle {
         o.threads = options["threads"].cast<int>();
         o.rank = options["rank"].cast<std::size_t>();
         o.world_size = options["world_size"].cast<std::size_t>();
+        o.shards = options["shards"].cast<std::size_t>();
         o.weights = options["weights"].cast<std::vector<double>>();
         o.skip_bad_chunks = options["skip_bad_chunks"].cast<bool>();
         if (!options["filters"].is_none()) o.filters = filter_options(options["filters"].cast<py::dict>());
@@ -175,15 +179,15 @@ class PipelineHandle {
             }
             slots.push_back(slot);
         }
-        const auto [epoch, chunk, skip, batch] = start;
+        std::vector<StreamPosition> places;
+        for (const auto& [epoch, chunk, skip, batch] : start) places.push_back({epoch, chunk, skip, batch});
         py::gil_scoped_release release;
-        pipeline_ =
-            std::make_unique<Pipeline>(std::move(o), std::move(slots), StreamPosition{epoch, chunk, skip, batch});
+        pipeline_ = std::make_unique<Pipeline>(std::move(o), std::move(slots), places);
     }
 
     ~PipelineHandle() { close(); }
 
-    // (slot, size, place behind it); slot −1 marks the end of an epoch.
+    // (slot, size, places behind it); slot −1 marks the end of an epoch.
     py::tuple next() {
         if (!pipeline_) throw FormatError("the loader is closed");
         std::optional<Output> output;
@@ -195,9 +199,10 @@ class PipelineHandle {
             if (output) break;
             if (PyErr_CheckSignals() != 0) throw py::error_already_set();
         }
-        const StreamPosition& p = output->after;
+        std::vector<PlaceTuple> places;
+        for (const StreamPosition& p : output->after) places.emplace_back(p.epoch, p.chunk, p.skip, p.batch);
         const int slot = output->end_of_epoch ? -1 : static_cast<int>(output->slot);
-        return py::make_tuple(slot, output->size, PlaceTuple{p.epoch, p.chunk, p.skip, p.batch});
+        return py::make_tuple(slot, output->size, places);
     }
 
     void release(std::size_t slot) {
@@ -365,8 +370,8 @@ PYBIND11_MODULE(_data, m) {
         .def("finish", &BinpackWriter::finish, py::call_guard<py::gil_scoped_release>());
 
     py::class_<PipelineHandle>(m, "Pipeline")
-        .def(py::init<const py::dict&, const py::list&, const PlaceTuple&>(), py::arg("options"), py::arg("arrays"),
-             py::arg("start"))
+        .def(py::init<const py::dict&, const py::list&, const std::vector<PlaceTuple>&>(), py::arg("options"),
+             py::arg("arrays"), py::arg("start"))
         .def("next", &PipelineHandle::next)
         .def("release", &PipelineHandle::release)
         .def("close", &PipelineHandle::close)

@@ -39,7 +39,7 @@ std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header) {
     return size;
 }
 
-BinpackFile::BinpackFile(std::string path) : file_(std::move(path)) {
+BinpackFile::BinpackFile(InputFile file) : file_(std::move(file)) {
     for (std::uint64_t at = 0; at < file_.size();) {
         const std::string name = "chunk " + std::to_string(chunks_.size());
         const std::uint64_t left = file_.size() - at;

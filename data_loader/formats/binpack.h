@@ -45,7 +45,8 @@ class RecordBuffer {
 class BinpackFile {
   public:
     // Throws FormatError naming file and offset for anything but a run of whole chunks.
-    explicit BinpackFile(std::string path);
+    explicit BinpackFile(InputFile file);
+    explicit BinpackFile(std::string path) : BinpackFile(InputFile(std::move(path))) {}
 
     const std::string& path() const { return file_.path(); }
     std::uint64_t size() const { return file_.size(); }

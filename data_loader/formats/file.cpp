@@ -12,6 +12,15 @@ namespace nnue::data {
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
     fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    look_at();
+}
+
+InputFile::InputFile(std::string path, int fd) : path_(std::move(path)) {
+    fd_ = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    look_at();
+}
+
+void InputFile::look_at() {
     if (fd_ < 0) throw FormatError(path_ + ": " + std::strerror(errno));
     struct stat status {};
     if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {

@@ -13,6 +13,8 @@ class InputFile {
   public:
     // Throws FormatError naming the file if it cannot be opened or is no regular file.
     explicit InputFile(std::string path);
+    // A file that is open already, under a name for messages; `fd` stays the caller's.
+    InputFile(std::string path, int fd);
     ~InputFile();
     InputFile(InputFile&& other) noexcept;
     InputFile& operator=(InputFile&&) = delete;
@@ -27,6 +29,8 @@ class InputFile {
     FormatError error(std::uint64_t offset, const std::string& what) const;
 
   private:
+    void look_at();
+
     std::string path_;
     int fd_ = -1;
     std::uint64_t size_ = 0;

@@ -175,7 +175,11 @@ class FixedReader final : public StreamReader {
 // Lines without their ends, counted from 1.
 class LineReader : public StreamReader {
   public:
-    using StreamReader::StreamReader;
+    // The stream of a range that does not start the file begins one byte before it: is that the end of a line?
+    LineReader(ByteStream stream, OnBad on_bad, LineRange range = {})
+        : StreamReader(std::move(stream), on_bad), range_(std::move(range)) {
+        if (range_.begin > 0) skip_line();
+    }
 
   protected:
     static constexpr std::size_t kMaxLine = 4096;
@@ -202,11 +206,30 @@ class LineReader : public StreamReader {
         return true;
     }
 
+    // Does the line handed out begin behind the range?
+    bool is_past_range() const { return stream_.offset() >= range_.end; }
+    bool is_whole_file() const { return range_.name.empty(); }
+    bool starts_file() const { return range_.begin == 0; }
+
     FormatError error(const std::string& what) const {
+        if (!is_whole_file()) return stream_.error(stream_.offset(), range_.name + ": " + what);
         return FormatError(stream_.path() + ": line " + std::to_string(line_) + ": " + what);
     }
 
   private:
+    // The rest of a line that the range before has.
+    void skip_line() {
+        while (!is_past_range()) {
+            const auto bytes = stream_.peek(1);
+            if (bytes.empty()) return;
+            const void* end = std::memchr(bytes.data(), '\n', bytes.size());
+            stream_.advance(end ? static_cast<std::size_t>(static_cast<const std::uint8_t*>(end) - bytes.data()) + 1
+                                : bytes.size());
+            if (end) return;
+        }
+    }
+
+    LineRange range_;
     std::uint64_t line_ = 0;
     std::size_t pending_ = 0;  // bytes of the line handed out
 };
@@ -219,7 +242,8 @@ class TextReader final : public LineReader {
     std::size_t read(std::span<Record> out) override {
         std::size_t n = 0;
         std::string_view line;
-        while (n < out.size() && next_line(line)) {
+        while (n < out.size() && !ended_ && next_line(line)) {
+            if ((ended_ = is_past_range())) break;
             if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
             try {
                 out[n] = pack(decode_text(line));
@@ -230,17 +254,21 @@ class TextReader final : public LineReader {
         }
         return n;
     }
+
+  private:
+    bool ended_ = false;
 };
 
 class PlainReader final : public LineReader {
   public:
-    using LineReader::LineReader;
+    PlainReader(ByteStream stream, OnBad on_bad, LineRange range = {})
+        : LineReader(std::move(stream), on_bad, std::move(range)), resynchronise_(!starts_file()) {}
     Format format() const override { return Format::kPlain; }
 
     std::size_t read(std::span<Record> out) override {
         std::size_t n = 0;
         std::string_view line;
-        while (n < out.size()) {
+        while (n < out.size() && !ended_) {
             if (!next_line(line)) {
                 if (parser_.inside()) {
                     parser_.reset();
@@ -248,8 +276,14 @@ class PlainReader final : public LineReader {
                 }
                 break;
             }
-            // After a line that is wrong the next position begins with the next "fen".
-            if (resynchronise_ && !line.starts_with("fen ")) continue;
+            const bool begins = begins_position(line);
+            // What is left of the last position is still this range's.
+            if ((ended_ = begins && is_past_range())) {
+                if (parser_.inside()) bad(error("a second 'fen' in one position"));
+                break;
+            }
+            // After a line that is wrong, or inside a position of the range before, the next one begins with "fen".
+            if (resynchronise_ && !begins) continue;
             resynchronise_ = false;
             try {
                 if (parser_.add(line)) out[n++] = pack(parser_.entry());
@@ -263,8 +297,13 @@ class PlainReader final : public LineReader {
     }
 
   private:
+    static bool begins_position(std::string_view line) {
+        line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+        return line.starts_with("fen ") || line.starts_with("fen\t");
+    }
+
     PlainParser parser_;
-    bool resynchronise_ = false;
+    bool resynchronise_, ended_ = false;
 };
 
 using BinReader = FixedReader<Format::kBin, kBinSize, decode_bin>;
@@ -273,7 +312,7 @@ using MarlinformatReader = FixedReader<Format::kMarlinformat, kMarlinformatSize,
 
 // --- which format? ---------------------------------------------------------------------------------------------------
 
-constexpr std::size_t kHead = 64 << 10;  // looked at
+constexpr std::size_t kLineBlock = 1 << 16;  // bytes read at a time where only a part of a file is wanted
 
 class SpanSource final : public ByteSource {
   public:
@@ -319,7 +358,9 @@ Format detect_format(std::span<const std::uint8_t> head, bool whole, const std::
         std::string failure;
         if (bytes == 0) failure = std::to_string(head.size()) + " bytes are less than one record";
         try {
-            const auto reader = open_reader(info.id, ByteStream("", std::make_unique<SpanSource>(head.first(bytes))));
+            auto source = std::make_unique<SpanSource>(head.first(bytes));
+            const auto reader =
+                open_reader(info.id, ByteStream("", std::move(source), std::max<std::size_t>(bytes, 1)));
             Record records[64];
             while (reader->read(records) != 0) {
             }
@@ -360,10 +401,18 @@ std::unique_ptr<PositionReader> open_reader(Format format, ByteStream stream, On
 }
 
 std::unique_ptr<PositionReader> open_reader(ByteStream stream, OnBad on_bad) {
-    const auto head = stream.peek(kHead);
-    const bool whole = head.size() < kHead;
-    const Format format = detect_format(head.first(std::min(head.size(), kHead)), whole, stream.path());
+    const auto head = stream.peek(kFormatHead);
+    const bool whole = head.size() < kFormatHead;
+    const Format format = detect_format(head.first(std::min(head.size(), kFormatHead)), whole, stream.path());
     return open_reader(format, std::move(stream), on_bad);
+}
+
+std::unique_ptr<PositionReader> open_lines(Format format, const InputFile& file, LineRange range) {
+    const std::uint64_t from = range.begin > 0 ? range.begin - 1 : 0;
+    ByteStream stream(file.path(), open_file_source(file, from), kLineBlock, from);
+    if (format == Format::kText)
+        return std::make_unique<TextReader>(std::move(stream), OnBad::kError, std::move(range));
+    return std::make_unique<PlainReader>(std::move(stream), OnBad::kError, std::move(range));
 }
 
 }  // namespace nnue::data

@@ -41,6 +41,9 @@ class PositionReader {
     std::string first_skipped_;
 };
 
+// How much of a file detect_format() is meant to see.
+inline constexpr std::size_t kFormatHead = 64 << 10;
+
 // The format that these bytes, the first of a file (all of it if `whole`), are in. Throws FormatError naming `path` if
 // they are in none, or could be in more than one. An empty file holds no positions in any: it counts as binpack.
 Format detect_format(std::span<const std::uint8_t> head, bool whole, const std::string& path);
@@ -50,5 +53,14 @@ std::unique_ptr<PositionReader> open_reader(Format format, ByteStream stream, On
 
 // Reads a stream and finds out.
 std::unique_ptr<PositionReader> open_reader(ByteStream stream, OnBad on_bad = OnBad::kError);
+
+// A part of a file of lines: the positions that begin in it. `name` stands in messages, with the offset for the line.
+struct LineRange {
+    std::uint64_t begin = 0, end = UINT64_MAX;
+    std::string name;
+};
+
+// Reads a part of a file in format kText or kPlain, which must live longer.
+std::unique_ptr<PositionReader> open_lines(Format format, const InputFile& file, LineRange range);
 
 }  // namespace nnue::data

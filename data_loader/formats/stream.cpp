@@ -7,11 +7,9 @@ namespace nnue::data {
 
 namespace {
 
-constexpr std::size_t kBlock = 1 << 20;
-
-class FileSource final : public ByteSource {
+class RangeSource : public ByteSource {
   public:
-    explicit FileSource(const std::string& path) : file_(path) {}
+    RangeSource(const InputFile& file, std::uint64_t offset) : file_(file), at_(offset) {}
 
     std::size_t read(std::span<std::uint8_t> out) override {
         const std::size_t n = std::min<std::uint64_t>(out.size(), file_.size() - at_);
@@ -21,8 +19,18 @@ class FileSource final : public ByteSource {
     }
 
   private:
+    const InputFile& file_;
+    std::uint64_t at_;
+};
+
+class FileSource final : public ByteSource {
+  public:
+    explicit FileSource(const std::string& path) : file_(path), range_(file_, 0) {}
+    std::size_t read(std::span<std::uint8_t> out) override { return range_.read(out); }
+
+  private:
     InputFile file_;
-    std::uint64_t at_ = 0;
+    RangeSource range_;
 };
 
 }  // namespace
@@ -31,10 +39,14 @@ std::unique_ptr<ByteSource> open_file_source(const std::string& path) {
     return std::make_unique<FileSource>(path);
 }
 
+std::unique_ptr<ByteSource> open_file_source(const InputFile& file, std::uint64_t offset) {
+    return std::make_unique<RangeSource>(file, offset);
+}
+
 std::span<const std::uint8_t> ByteStream::peek(std::size_t want) {
     while (end_ - begin_ < want && !ended_) {
         if (want > capacity_ - begin_ || begin_ == end_ || capacity_ == 0) {
-            const std::size_t left = end_ - begin_, capacity = std::max({want, kBlock, capacity_});
+            const std::size_t left = end_ - begin_, capacity = std::max({want, block_, capacity_});
             if (capacity > capacity_) {
                 auto buffer = std::make_unique_for_overwrite<std::uint8_t[]>(capacity + kPadding);
                 if (left) std::memcpy(buffer.get(), &buffer_[begin_], left);

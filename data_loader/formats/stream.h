@@ -18,14 +18,19 @@ class ByteSource {
 // The bytes of a regular file as it was when it was opened: one that shrinks is an error.
 std::unique_ptr<ByteSource> open_file_source(const std::string& path);
 
-// A buffer over a source. Memory: 1 MiB, or the longest look ahead that was asked for.
+// The bytes of an open file from `offset` on; the file must live longer.
+std::unique_ptr<ByteSource> open_file_source(const InputFile& file, std::uint64_t offset);
+
+// A buffer over a source. Memory: `block` bytes, or the longest look ahead that was asked for.
 class ByteStream {
   public:
     // Bytes that may be read past the end of what peek() returns, for decoders that load words; their value is unknown.
     static constexpr std::size_t kPadding = 16;
 
-    ByteStream(std::string path, std::unique_ptr<ByteSource> source)
-        : path_(std::move(path)), source_(std::move(source)) {}
+    // `offset`: what stands before the source's first byte, for messages.
+    ByteStream(std::string path, std::unique_ptr<ByteSource> source, std::size_t block = std::size_t{1} << 20,
+               std::uint64_t offset = 0)
+        : path_(std::move(path)), source_(std::move(source)), block_(block), offset_(offset) {}
 
     const std::string& path() const { return path_; }
 
@@ -42,9 +47,10 @@ class ByteStream {
   private:
     std::string path_;
     std::unique_ptr<ByteSource> source_;
+    std::size_t block_;  // bytes asked of the source at a time
     std::unique_ptr<std::uint8_t[]> buffer_;
     std::size_t capacity_ = 0, begin_ = 0, end_ = 0;
-    std::uint64_t offset_ = 0;
+    std::uint64_t offset_;
     bool ended_ = false;
 };
 

@@ -18,7 +18,7 @@ enum KeyUse : std::uint64_t { kChunkOrder = 1, kWindowOrder = 2, kFilters = 3, k
 
 }  // namespace
 
-Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, StreamPosition start)
+Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::vector<StreamPosition>& start)
     : options_(std::move(options)), slots_(std::move(slots)) {
     if (options_.files.empty()) throw FormatError("no data files");
     if (options_.batch_size == 0) throw FormatError("batch size 0, expected at least 1");
@@ -26,18 +26,25 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, StreamPosit
         throw FormatError("batch size " + std::to_string(options_.batch_size) + " cannot be split for process " +
                           std::to_string(options_.rank) + " of " + std::to_string(options_.world_size));
     }
+    if (options_.shards == 0 || options_.batch_size % options_.shards ||
+        (!has_marks() && (options_.shards % options_.world_size || !options_.shuffle || !options_.drop_last))) {
+        throw FormatError(std::to_string(options_.shards) + " shards: expected a divisor of the batch size " +
+                          std::to_string(options_.batch_size) + " and a multiple of the " +
+                          std::to_string(options_.world_size) + " processes, shuffling and whole batches");
+    }
     if (slots_.empty()) throw FormatError("no memory for batches");
     if (options_.threads <= 0) options_.threads = default_threads();
-    const std::size_t batch = options_.batch_size;
-    options_.window = std::max(batch, (options_.window + batch - 1) / batch * batch);
-    if (options_.window >= std::uint64_t{1} << 32) throw FormatError("a shuffle buffer of 2^32 positions or more");
-    for (const std::string& path : options_.files) {
-        files_.emplace_back(path);
-        for (std::size_t i = 0; i < files_.back().chunks().size(); ++i) {
+    shard_batch_ = options_.batch_size / options_.shards;
+    window_ =
+        std::max(shard_batch_, (options_.window / options_.shards + shard_batch_ - 1) / shard_batch_ * shard_batch_);
+    if (window_ >= std::uint64_t{1} << 32) throw FormatError("a shuffle buffer of 2^32 positions or more");
+    for (const auto& [path, fd] : options_.files) {
+        files_.push_back(open_position_file(fd < 0 ? InputFile(path) : InputFile(path, fd)));
+        for (std::size_t i = 0; i < files_.back()->num_chunks(); ++i) {
             chunks_.push_back({static_cast<std::uint32_t>(files_.size() - 1), static_cast<std::uint32_t>(i)});
         }
     }
-    if (chunks_.empty()) throw FormatError(options_.files.front() + ": no positions");
+    if (chunks_.empty()) throw FormatError(options_.files.front().path + ": no positions");
     if (!options_.weights.empty() && (options_.weights.size() != files_.size() || !options_.shuffle)) {
         throw FormatError("weights: expected one for each file, and shuffling");
     }
@@ -47,12 +54,19 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, StreamPosit
         }
     }
 
-    decode_at_ = start;
-    epoch_is_whole_ = start.chunk == 0 && start.skip == 0;
-    first_batch_ = std::exchange(decode_at_.batch, 0);
-    start_epoch(start.epoch);
-    if (start.chunk > order_.size()) throw FormatError("a place in the data beyond its last chunk");
-    for (Window& window : windows_) idle_windows_.push_back(&window);
+    const std::size_t local = has_marks() ? 1 : options_.shards / options_.world_size;
+    if (start.size() != local) throw FormatError("a place for each shard of the process is needed");
+    max_pending_ = static_cast<std::size_t>(options_.threads) / local + 1;
+    for (std::size_t i = 0; i < local; ++i) {
+        Shard& shard = *shards_.emplace_back(std::make_unique<Shard>());
+        shard.number = has_marks() ? 0 : options_.rank * local + i;
+        shard.decode_at = start[i];
+        shard.epoch_is_whole = start[i].chunk == 0 && start[i].skip == 0;
+        shard.first_batch = std::exchange(shard.decode_at.batch, 0);
+        start_epoch(shard);
+        if (start[i].chunk > shard.order.size()) throw FormatError("a place in the data beyond its last chunk");
+        for (Window& window : shard.windows) shard.idle_windows.push_back(&window);
+    }
     outputs_.resize(2 * slots_.size() + 2);
     for (std::size_t i = slots_.size(); i-- > 0;) free_slots_.push_back(i);
     for (int i = 0; i < options_.threads; ++i) workers_.emplace_back([this] { work(); });
@@ -66,28 +80,37 @@ Pipeline::~Pipeline() {
     changed_.notify_all();
 }
 
-void Pipeline::start_epoch(std::uint64_t epoch) {
-    order_.clear();
+void Pipeline::start_epoch(Shard& shard) const {
+    const std::uint64_t epoch = shard.decode_at.epoch;
+    std::vector<OrderEntry> all;
     std::size_t at = 0;
     for (std::size_t file = 0; file < files_.size(); ++file) {
-        const auto n = static_cast<std::uint32_t>(files_[file].chunks().size());
+        const auto n = static_cast<std::uint32_t>(files_[file]->num_chunks());
         const double weight = options_.weights.empty() ? 1 : options_.weights[file];
         const auto whole = static_cast<std::uint32_t>(weight);
         const auto extra = static_cast<std::uint32_t>(std::lround((weight - whole) * n));
         const Permutation drawn(std::max(n, 1u), make_key({options_.seed, kWeights, epoch, file}));
         for (std::uint32_t i = 0; i < n; ++i, ++at) {
             const std::uint32_t copies = whole + (extra > 0 && drawn(i) < extra);
-            for (std::uint32_t copy = 0; copy < copies; ++copy)
-                order_.push_back({static_cast<std::uint32_t>(at), copy});
+            for (std::uint32_t copy = 0; copy < copies; ++copy) all.push_back({static_cast<std::uint32_t>(at), copy});
         }
     }
-    if (order_.empty()) throw FormatError("weights leave no chunk of any file");
-    if (!options_.shuffle) return;
-    const Permutation permutation(static_cast<std::uint32_t>(order_.size()),
+    if (all.empty()) throw FormatError("weights leave no chunk of any file");
+    if (all.size() < options_.shards) {
+        throw FormatError(options_.files.front().path + ": " + std::to_string(all.size()) + " chunks" +
+                          (options_.files.size() > 1 ? " in all files" : "") + ", fewer than the " +
+                          std::to_string(options_.shards) + " shards");
+    }
+    if (!options_.shuffle) {
+        shard.order = std::move(all);
+        return;
+    }
+    const Permutation permutation(static_cast<std::uint32_t>(all.size()),
                                   make_key({options_.seed, kChunkOrder, epoch}));
-    std::vector<OrderEntry> shuffled(order_.size());
-    for (std::size_t i = 0; i < order_.size(); ++i) shuffled[i] = order_[permutation(static_cast<std::uint32_t>(i))];
-    order_ = std::move(shuffled);
+    shard.order.clear();
+    for (std::size_t i = shard.number; i < all.size(); i += options_.shards) {
+        shard.order.push_back(all[permutation(static_cast<std::uint32_t>(i))]);
+    }
 }
 
 std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
@@ -95,22 +118,24 @@ std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
     const auto arrived = [&] { return error_ || (num_outputs_ > 0 && outputs_[first_output_].ready); };
     if (!changed_.wait_for(lock, timeout, arrived)) return std::nullopt;
     if (error_) std::rethrow_exception(error_);
-    const Output output = outputs_[first_output_];
+    Output output = outputs_[first_output_];
     first_output_ = (first_output_ + 1) % outputs_.size();
     --num_outputs_;
     return output;
 }
 
-Output& Pipeline::push_output(StreamPosition after) {
+Output& Pipeline::push_output() {
     if (num_outputs_ == outputs_.size()) throw std::logic_error("pipeline: more batches on their way than slots");
     Output& output = outputs_[(first_output_ + num_outputs_++) % outputs_.size()];
-    output = {};
-    output.after = after;
+    output.end_of_epoch = output.ready = false;
+    output.slot = output.size = 0;
+    output.after.clear();
     return output;
 }
 
 void Pipeline::push_mark(std::uint64_t epoch) {
-    Output& mark = push_output({epoch + 1, 0, 0, 0});
+    Output& mark = push_output();
+    mark.after.push_back({epoch + 1, 0, 0, 0});
     mark.end_of_epoch = mark.ready = true;
 }
 
@@ -150,78 +175,95 @@ void Pipeline::work() {
 }
 
 bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
-    if (ready_windows_.empty() || free_slots_.empty()) return false;
-    Window& window = *ready_windows_.front();
-    const std::size_t batch = window.dispatched++;
+    if (free_slots_.empty()) return false;
+    for (const auto& shard : shards_) {
+        if (shard->ready_windows.empty()) return false;
+    }
     const std::size_t slot = free_slots_.back();
     free_slots_.pop_back();
-    const std::size_t begin = batch * options_.batch_size;
-    const std::size_t whole = std::min(options_.batch_size, window.size - begin);
-    const std::size_t size =
-        whole * (options_.rank + 1) / options_.world_size - whole * options_.rank / options_.world_size;
-
-    StreamPosition after = window.start;
-    after.batch = batch + 1;
-    const bool is_last = window.dispatched == window.batches;
-    if (is_last) {
-        after = window.end;
-        ready_windows_.pop_front();
-    }
-    Output& output = push_output(after);  // stays where it is until it has been taken, which is after it is ready
+    Output& output = push_output();  // stays where it is until it has been taken, which is after it is ready
     output.slot = slot;
-    output.size = size;
-    if (is_last && window.last_of_epoch) push_mark(window.start.epoch);
+    std::optional<std::uint64_t> ended;
+    scratch.parts.clear();
+    for (const auto& shard : shards_) {
+        Window& window = *shard->ready_windows.front();
+        const std::size_t batch = window.dispatched++;
+        const std::size_t begin = batch * shard_batch_, whole = std::min(shard_batch_, window.size - begin);
+        // Without shards the processes share out the batch itself.
+        const std::size_t ranks = has_marks() ? options_.world_size : 1, rank = has_marks() ? options_.rank : 0;
+        const std::size_t first = whole * rank / ranks, size = whole * (rank + 1) / ranks - first;
+        scratch.parts.push_back({&window, begin + first, size});
+        output.size += size;
+        StreamPosition after = window.start;
+        after.batch = batch + 1;
+        if (window.dispatched == window.batches) {
+            after = window.end;
+            shard->ready_windows.pop_front();
+            if (window.last_of_epoch) ended = window.start.epoch;
+        }
+        output.after.push_back(after);
+    }
+    if (ended && has_marks()) push_mark(*ended);
 
     lock.unlock();
-    fill_batch(window, batch, slots_[slot], size, scratch);
+    std::size_t row = 0;
+    for (std::size_t i = 0; i < shards_.size(); row += scratch.parts[i++].size) {
+        fill_part(scratch.parts[i], shards_[i]->number, row, slots_[slot], scratch);
+    }
     lock.lock();
     output.ready = true;
-    if (++window.finished == window.batches) idle_windows_.push_back(&window);
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+        Window& window = *scratch.parts[i].window;
+        if (++window.finished == window.batches) shards_[i]->idle_windows.push_back(&window);
+    }
     changed_.notify_all();
     return true;
 }
 
-void Pipeline::fill_batch(const Window& window, std::size_t batch, Slot& slot, std::size_t size,
-                          Scratch& scratch) const {
-    const std::size_t begin = batch * options_.batch_size;
-    const std::size_t whole = std::min(options_.batch_size, window.size - begin);
-    const std::size_t first = begin + whole * options_.rank / options_.world_size;
-    scratch.order.resize(size);
+void Pipeline::fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const {
+    const Window& window = *part.window;
+    scratch.order.resize(part.size);
     if (options_.shuffle) {
-        const std::uint64_t key =
-            make_key({options_.seed, kWindowOrder, window.start.epoch, window.start.chunk, window.start.skip});
-        kernels().permute(static_cast<std::uint32_t>(window.size), key, first, size, scratch.order.data());
+        const StreamPosition& start = window.start;
+        std::uint64_t key = make_key({options_.seed, kWindowOrder, start.epoch, start.chunk, start.skip});
+        if (shard > 0) key = mix(key ^ shard);
+        kernels().permute(static_cast<std::uint32_t>(window.size), key, part.first, part.size, scratch.order.data());
     } else {
-        std::iota(scratch.order.begin(), scratch.order.end(), static_cast<std::uint32_t>(first));
+        std::iota(scratch.order.begin(), scratch.order.end(), static_cast<std::uint32_t>(part.first));
     }
     if (options_.features) {
-        kernels().expand(window.records.get(), scratch.order.data(), size, *options_.features, slot.rows);
+        const BatchRows rows = slot.rows.from(row, feature_set(*options_.features).max_active);
+        kernels().expand(window.records.get(), scratch.order.data(), part.size, *options_.features, rows);
     } else {
-        kernels().gather(window.records.get(), scratch.order.data(), size, slot.records);
+        kernels().gather(window.records.get(), scratch.order.data(), part.size, slot.records + row);
     }
 }
 
-// Appends the oldest decoded chunk to the window that is filling.
 bool Pipeline::try_commit(std::unique_lock<std::mutex>& lock) {
-    if (committing_ || pending_.empty() || !pending_.front()->done) return false;
-    Pending& chunk = *pending_.front();
-    if (!filling_) {
-        if (idle_windows_.empty()) return false;
-        filling_ = idle_windows_.front();
-        idle_windows_.pop_front();
-        filling_->size = filling_->dispatched = filling_->finished = 0;
-        filling_->start = chunk.at;
-        filling_->start.skip = chunk.used;
-        filling_->start.batch = 0;
+    return std::ranges::any_of(shards_, [&](const auto& shard) { return commit(lock, *shard); });
+}
+
+// Appends the oldest decoded chunk of a shard to the window that is filling.
+bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
+    if (shard.committing || shard.pending.empty() || !shard.pending.front()->done) return false;
+    Pending& chunk = *shard.pending.front();
+    if (!shard.filling) {
+        if (shard.idle_windows.empty()) return false;
+        shard.filling = shard.idle_windows.front();
+        shard.idle_windows.pop_front();
+        shard.filling->size = shard.filling->dispatched = shard.filling->finished = 0;
+        shard.filling->start = chunk.at;
+        shard.filling->start.skip = chunk.used;
+        shard.filling->start.batch = 0;
     }
-    Window& window = *filling_;
-    const std::size_t n = std::min(options_.window - window.size, chunk.records.size() - chunk.used);
-    committing_ = true;
+    Window& window = *shard.filling;
+    const std::size_t n = std::min(window_ - window.size, chunk.records.size() - chunk.used);
+    shard.committing = true;
     lock.unlock();
-    if (!window.records) window.records = std::make_unique_for_overwrite<Record[]>(options_.window);
+    if (!window.records) window.records = std::make_unique_for_overwrite<Record[]>(window_);
     std::copy_n(chunk.records.data() + chunk.used, n, window.records.get() + window.size);
     lock.lock();
-    committing_ = false;
+    shard.committing = false;
     window.size += n;
     chunk.used += n;
     StreamPosition end = chunk.at;
@@ -230,53 +272,52 @@ bool Pipeline::try_commit(std::unique_lock<std::mutex>& lock) {
     if (exhausted) {
         ++end.chunk;
         end.skip = 0;
-        idle_pending_.push_back(std::move(pending_.front()));
-        pending_.pop_front();
+        idle_pending_.push_back(std::move(shard.pending.front()));
+        shard.pending.pop_front();
     }
-    if ((exhausted && last_of_epoch) || window.size == options_.window) close_window(exhausted && last_of_epoch, end);
+    if ((exhausted && last_of_epoch) || window.size == window_) close_window(shard, exhausted && last_of_epoch, end);
     changed_.notify_all();
     return true;
 }
 
-void Pipeline::close_window(bool last_of_epoch, StreamPosition end) {
-    Window& window = *filling_;
-    filling_ = nullptr;
+void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end) {
+    Window& window = *shard.filling;
+    shard.filling = nullptr;
     window.end = end;
     window.last_of_epoch = last_of_epoch;
-    window.batches = options_.drop_last ? window.size / options_.batch_size
-                                        : (window.size + options_.batch_size - 1) / options_.batch_size;
-    batches_of_epoch_ += window.batches;
-    window.dispatched = window.finished = std::min(std::exchange(first_batch_, 0), window.batches);
+    window.batches = options_.drop_last ? window.size / shard_batch_ : (window.size + shard_batch_ - 1) / shard_batch_;
+    shard.batches_of_epoch += window.batches;
+    window.dispatched = window.finished = std::min(std::exchange(shard.first_batch, 0), window.batches);
     if (last_of_epoch) {
-        if (epoch_is_whole_ && batches_of_epoch_ == 0) {
+        if (shard.epoch_is_whole && shard.batches_of_epoch == 0) {
             throw FormatError(
-                options_.files.front() + ": only " + std::to_string(window.size) + " positions" +
+                options_.files.front().path + ": only " + std::to_string(window.size) + " positions" +
                 (filter_counts_.kept < filter_counts_.read ? " pass the filters" : "") +
                 (bad_chunks_.count ? " (the first of the chunks left out: " + bad_chunks_.first + ")" : "") +
-                (options_.files.size() > 1 ? " in all files" : "") + ", less than a batch of " +
-                std::to_string(options_.batch_size));
+                (options_.files.size() > 1 ? " in all files" : "") + (has_marks() ? "" : " in a shard") +
+                ", less than a batch of " + std::to_string(shard_batch_));
         }
-        batches_of_epoch_ = 0;
-        epoch_is_whole_ = true;
+        shard.batches_of_epoch = 0;
+        shard.epoch_is_whole = true;
     }
     if (window.dispatched < window.batches) {
-        ready_windows_.push_back(&window);
+        shard.ready_windows.push_back(&window);
         return;
     }
     // Nothing left to hand out: only its end counts, in its turn behind the windows before it.
-    idle_windows_.push_back(&window);
+    shard.idle_windows.push_back(&window);
     if (last_of_epoch) {
-        if (ready_windows_.empty()) {
+        if (!shard.ready_windows.empty()) {
+            shard.ready_windows.back()->last_of_epoch = true;
+        } else if (has_marks()) {
             push_mark(window.start.epoch);
-        } else {
-            ready_windows_.back()->last_of_epoch = true;
         }
     }
 }
 
 void Pipeline::decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Scratch& scratch, FilterCounts& counts) {
     const bool flags = options_.filters.needs_flags();
-    files_[ref.file].decode(ref.chunk, scratch.payload, chunk.records, nullptr, flags ? &scratch.flags : nullptr);
+    files_[ref.file]->decode(ref.chunk, scratch.payload, chunk.records, flags ? &scratch.flags : nullptr);
     if (options_.filters.any()) {
         const std::uint64_t key = make_key({options_.seed, kFilters, chunk.at.epoch, ref.file, ref.chunk, copy});
         chunk.records.resize(
@@ -292,8 +333,15 @@ void Pipeline::decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Sc
     }
 }
 
+// For the shard that has the fewest chunks on their way.
 bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
-    if (pending_.size() > static_cast<std::size_t>(options_.threads)) return false;
+    Shard& shard = **std::ranges::min_element(shards_, {}, [](const auto& s) { return s->pending.size(); });
+    if (shard.pending.size() >= max_pending_) return false;
+    decode(lock, shard, scratch);
+    return true;
+}
+
+void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch& scratch) {
     std::unique_ptr<Pending> fresh;
     if (idle_pending_.empty()) {
         fresh = std::make_unique<Pending>();
@@ -302,21 +350,21 @@ bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) 
         idle_pending_.pop_back();
     }
     Pending& chunk = *fresh;
-    chunk.at = decode_at_;
+    chunk.at = shard.decode_at;
     chunk.done = false;
-    chunk.used = decode_at_.skip;
+    chunk.used = chunk.at.skip;
     chunk.records.resize(0);
-    const bool past_end = decode_at_.chunk == order_.size();  // resumed behind an epoch's last batch
-    chunk.last_of_epoch = past_end || decode_at_.chunk + 1 == order_.size();
-    const OrderEntry entry = past_end ? OrderEntry{} : order_[decode_at_.chunk];
+    const bool past_end = chunk.at.chunk == shard.order.size();  // resumed behind an epoch's last batch
+    chunk.last_of_epoch = past_end || chunk.at.chunk + 1 == shard.order.size();
+    const OrderEntry entry = past_end ? OrderEntry{} : shard.order[chunk.at.chunk];
     const ChunkRef ref = chunks_[entry.chunk];
-    pending_.push_back(std::move(fresh));
+    shard.pending.push_back(std::move(fresh));
     if (chunk.last_of_epoch) {
-        decode_at_ = {decode_at_.epoch + 1, 0, 0, 0};
-        start_epoch(decode_at_.epoch);
+        shard.decode_at = {chunk.at.epoch + 1, 0, 0, 0};
+        start_epoch(shard);
     } else {
-        ++decode_at_.chunk;
-        decode_at_.skip = 0;
+        ++shard.decode_at.chunk;
+        shard.decode_at.skip = 0;
     }
 
     FilterCounts counts;
@@ -333,7 +381,7 @@ bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) 
         }
     }
     if (chunk.used > chunk.records.size()) {
-        throw FormatError(files_[ref.file].path() + ": chunk " + std::to_string(ref.chunk) + " has " +
+        throw FormatError(files_[ref.file]->path() + ": chunk " + std::to_string(ref.chunk) + " has " +
                           std::to_string(chunk.records.size()) + " positions, but the saved place is behind position " +
                           std::to_string(chunk.used));
     }
@@ -342,7 +390,6 @@ bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) 
     if (!bad.empty() && bad_chunks_.count++ == 0) bad_chunks_.first = bad;
     chunk.done = true;
     changed_.notify_all();
-    return true;
 }
 
 }  // namespace nnue::data

@@ -5,6 +5,10 @@
 // which workers write into memory of the caller, while the next window fills. So the order is a function of (seed,
 // epoch, files, filters, window, batch size), and a place in it is four numbers: resuming decodes one window again, no
 // more.
+//
+// With canonical shards every batch has an equal part from each of them: a stream of its own, over every shards-th
+// chunk of the epoch's order, with its own part of the window. A process then decodes its shards only, and the order is
+// the same for every number of processes that divides theirs.
 #pragma once
 
 #include <chrono>
@@ -21,13 +25,20 @@
 #include <vector>
 
 #include "filters/filters.h"
-#include "formats/binpack.h"
+#include "formats/position_file.h"
 #include "pipeline/kernels.h"
 
 namespace nnue::data {
 
+// A data file by name, or one that is open already: `fd` stays the caller's, who must not close it.
+struct PipelineFile {
+    PipelineFile(std::string file_path, int descriptor = -1) : path(std::move(file_path)), fd(descriptor) {}
+    std::string path;
+    int fd;
+};
+
 struct PipelineOptions {
-    std::vector<std::string> files;
+    std::vector<PipelineFile> files;       // in any format
     std::optional<FeatureSetId> features;  // none: batches are packed records
     std::size_t batch_size = 16384;        // of all processes together
     std::uint64_t seed = 0;
@@ -44,9 +55,12 @@ struct PipelineOptions {
     // Called from workers, for one chunk at a time; it must be a function of the records alone.
     std::function<std::size_t(std::span<Record>)> user_filter;
     std::size_t rank = 0, world_size = 1;  // this process gets an equal part of every batch
+    // Canonical shards, a multiple of world_size: each is drawn, and repeated, on its own, so that there are no marks
+    // between epochs, and each process decodes its own only. 1: none, every process decodes everything.
+    std::size_t shards = 1;
 };
 
-// A place in the stream, between two batches.
+// A place in the stream of a shard, between two batches.
 struct StreamPosition {
     std::uint64_t epoch = 0;
     std::uint64_t chunk = 0;  // of the epoch's order, where the window starts
@@ -69,14 +83,15 @@ struct BadChunks {
 struct Output {
     bool end_of_epoch = false;  // a mark after an epoch's last batch: no slot
     std::size_t slot = 0, size = 0;
-    StreamPosition after;  // the place in the stream behind it
+    std::vector<StreamPosition> after;  // the places behind it, of each shard of this process
     bool ready = false;
 };
 
 class Pipeline {
   public:
-    // Throws FormatError for files that cannot be used. Starts working at once.
-    Pipeline(PipelineOptions options, std::vector<Slot> slots, StreamPosition start);
+    // `start`: a place for each shard of this process. Throws FormatError for files that cannot be used. Starts working
+    // at once.
+    Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::vector<StreamPosition>& start);
     ~Pipeline();
     Pipeline(const Pipeline&) = delete;
     Pipeline& operator=(const Pipeline&) = delete;
@@ -111,27 +126,54 @@ class Pipeline {
         bool last_of_epoch = false;
         StreamPosition start, end;
     };
+    // What a worker fills of a batch: that many positions of a window, from its entry `first` of the permutation on.
+    struct Part {
+        Window* window;
+        std::size_t first, size;
+    };
     struct Scratch {  // of one worker
         std::vector<std::uint8_t> payload;
         std::vector<std::uint8_t> flags;
         std::vector<std::uint32_t> order;
+        std::vector<Part> parts;
+    };
+
+    // A stream: from where its decoding goes on to its windows.
+    struct Shard {
+        std::size_t number = 0;  // of all
+        StreamPosition decode_at;
+        std::vector<OrderEntry> order;  // of that epoch's chunks
+        std::deque<std::unique_ptr<Pending>> pending;
+        bool committing = false;
+        std::size_t first_batch = 0;         // where a resumed window starts
+        std::uint64_t batches_of_epoch = 0;  // that the epoch being committed has had
+        bool epoch_is_whole = false;         // it was started from its beginning
+
+        Window windows[2];
+        std::deque<Window*> idle_windows, ready_windows;
+        Window* filling = nullptr;
     };
 
     void work();
     bool try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     bool try_commit(std::unique_lock<std::mutex>& lock);
+    bool commit(std::unique_lock<std::mutex>& lock, Shard& shard);
     void decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Scratch& scratch, FilterCounts& counts);
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
-    void fill_batch(const Window& window, std::size_t batch, Slot& slot, std::size_t size, Scratch& scratch) const;
-    Output& push_output(StreamPosition after);
+    void decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch& scratch);
+    void fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const;
+    Output& push_output();
     void push_mark(std::uint64_t epoch);
-    void close_window(bool last_of_epoch, StreamPosition end);
-    void start_epoch(std::uint64_t epoch);
+    void close_window(Shard& shard, bool last_of_epoch, StreamPosition end);
+    void start_epoch(Shard& shard) const;
+    bool has_marks() const { return options_.shards == 1; }
 
     PipelineOptions options_;
-    std::vector<BinpackFile> files_;
+    std::vector<std::unique_ptr<PositionFile>> files_;
     std::vector<ChunkRef> chunks_;
     std::vector<Slot> slots_;
+    std::size_t shard_batch_ = 0, window_ = 0;  // positions of a shard: in a batch, in a window
+    std::size_t max_pending_ = 0;               // of a shard
 
     std::mutex mutex_;
     std::condition_variable changed_;
@@ -140,20 +182,8 @@ class Pipeline {
     FilterCounts filter_counts_;
     BadChunks bad_chunks_;
 
-    // Where decoding goes on, and the order of that epoch's chunks.
-    StreamPosition decode_at_;
-    std::vector<OrderEntry> order_;
-
-    std::deque<std::unique_ptr<Pending>> pending_;
+    std::vector<std::unique_ptr<Shard>> shards_;  // of this process
     std::vector<std::unique_ptr<Pending>> idle_pending_;
-    bool committing_ = false;
-    std::size_t first_batch_ = 0;         // where a resumed window starts
-    std::uint64_t batches_of_epoch_ = 0;  // that the epoch being committed has had
-    bool epoch_is_whole_ = false;         // it was started from its beginning
-
-    Window windows_[2];
-    std::deque<Window*> idle_windows_, ready_windows_;
-    Window* filling_ = nullptr;
 
     std::vector<std::size_t> free_slots_;
     // A ring of what is on its way, in order: at most a batch a slot and the marks between them.

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "formats/position_file.h"
 #include "formats/reader.h"
 #include "formats/shuffle.h"
 #include "formats/writer.h"
@@ -357,6 +358,60 @@ TEST_F(Files, WhatIsInNoFormatSaysWhy) {
               ": lines of text, but neither 'fen …' (plain) nor '<FEN> | <score> | <result>' (text)");
     EXPECT_NE(error(std::string(1000, '\xee')).find(": in no known format (bin: offset 0: position 0: "),
               std::string::npos);
+}
+
+TEST_F(Files, ChunksGiveWhatTheStreamGives) {
+    const std::vector<Record> records = testing::random_games(3, 4, 40);
+    for (const FormatInfo& format : formats()) {
+        const std::string name = file();
+        auto writer = open_writer(format.id, name);
+        writer->write(records);
+        writer->finish();
+        const std::vector<Record> expected = read_all(*open_reader(open(name)));
+        for (const std::size_t size : {1, 7, 64, 1000, 100'000}) {
+            const auto chunks = open_position_file(InputFile(name), size, size);
+            EXPECT_EQ(chunks->format(), format.id);
+            std::vector<Record> all;
+            std::vector<std::uint8_t> scratch, flags;
+            RecordBuffer chunk;
+            for (std::size_t i = 0; i < chunks->num_chunks(); ++i) {
+                chunks->decode(i, scratch, chunk, &flags);
+                all.insert(all.end(), chunk.data(), chunk.data() + chunk.size());
+            }
+            EXPECT_EQ(all, expected) << format.name << " in chunks of " << size;
+        }
+    }
+}
+
+// Two positions, and two lines of text that cross the boundary of the chunks.
+TEST_F(Files, BadChunksNameChunkAndOffset) {
+    std::vector<std::uint8_t> scratch;
+    RecordBuffer chunk;
+    const std::string line = std::string(kStart) + " | 1 | 1.0\n";
+    const std::string text = file(line + line + "nonsense | 1 | 1.0\n");
+    const auto chunks = open_position_file(InputFile(text), 1, 100);
+    EXPECT_EQ(chunks->num_chunks(), 2u);
+    chunks->decode(0, scratch, chunk);
+    EXPECT_EQ(chunk.size(), 2u);
+    const std::string error = error_of([&] { chunks->decode(1, scratch, chunk); });
+    EXPECT_TRUE(error.starts_with(text + ": offset " + std::to_string(2 * line.size()) + ": chunk 1: ")) << error;
+
+    const std::string name = file();
+    auto writer = open_writer(Format::kBin, name);
+    writer->write(std::vector<Record>(3, pack(entry(kStart))));
+    writer->finish();
+    const std::string bytes = content(name), cut = file(bytes.substr(0, 2 * kBinSize + 5));
+    EXPECT_EQ(error_of([&] { open_position_file(InputFile(cut)); }),
+              cut + ": offset 80: a record of 5 bytes, expected 40: the file is truncated");
+    // Beyond what the format is told by.
+    std::string many;
+    for (int i = 0; i < 1000; ++i) many += bytes;
+    many[2500 * kBinSize + 38] = 9;
+    const std::string bad = file(many);
+    const auto records = open_position_file(InputFile(bad), 1000, 1);
+    records->decode(1, scratch, chunk);
+    EXPECT_EQ(error_of([&] { records->decode(2, scratch, chunk); }),
+              bad + ": offset 100000: chunk 2, position 2500: result 9, expected -1 to 1");
 }
 
 TEST_F(Files, ErrorsNameThePlace) {

@@ -18,6 +18,7 @@ using namespace testing;
 using namespace std::chrono_literals;
 
 constexpr std::size_t kSlots = 3;
+const std::vector<StreamPosition> kBeginning(1);
 
 class PipelineTest : public TemporaryDirectory {
   protected:
@@ -49,9 +50,10 @@ class PipelineTest : public TemporaryDirectory {
     // The ids of `batches` batches or marks (−1) from a place on, and the places behind each.
     struct Run {
         std::vector<std::vector<int>> batches;
-        std::vector<StreamPosition> places;
+        std::vector<std::vector<StreamPosition>> places;
     };
-    Run run(const PipelineOptions& options, std::size_t batches, StreamPosition start = {}) {
+    Run run(const PipelineOptions& options, std::size_t batches,
+            const std::vector<StreamPosition>& start = kBeginning) {
         std::vector<std::vector<Record>> memory(kSlots, std::vector<Record>(options.batch_size));
         std::vector<Slot> slots(kSlots);
         for (std::size_t i = 0; i < kSlots; ++i) slots[i].records = memory[i].data();
@@ -139,6 +141,34 @@ TEST_F(PipelineTest, ProcessesShareEveryBatch) {
     EXPECT_EQ(joined, whole.batches);
 }
 
+TEST_F(PipelineTest, ShardsGiveOneOrderForAnyNumberOfProcesses) {
+    options_.shards = 8;
+    options_.drop_last = true;
+    const Run whole = run(options_, 60, std::vector<StreamPosition>(8));
+    ASSERT_EQ(whole.places[0].size(), 8u);
+    for (const std::size_t world_size : {2, 4, 8}) {
+        options_.world_size = world_size;
+        std::vector<std::vector<int>> joined(60);
+        for (options_.rank = 0; options_.rank < world_size; ++options_.rank) {
+            options_.threads = 1 + static_cast<int>(options_.rank % 3);
+            const std::vector<StreamPosition> start(8 / world_size);
+            const Run part = run(options_, 60, start);
+            for (std::size_t i = 0; i < 60; ++i) {
+                joined[i].insert(joined[i].end(), part.batches[i].begin(), part.batches[i].end());
+            }
+            // And behind any batch again.
+            const Run rest = run(options_, 5, part.places[17 * options_.rank % 50]);
+            for (std::size_t i = 0; i < 5; ++i) {
+                ASSERT_EQ(rest.batches[i], part.batches[17 * options_.rank % 50 + 1 + i]);
+            }
+        }
+        EXPECT_EQ(joined, whole.batches);
+    }
+    options_.world_size = 3;
+    options_.rank = 0;
+    EXPECT_THROW(Pipeline(options_, {Slot{}}, kBeginning), FormatError);
+}
+
 TEST_F(PipelineTest, ResumesBehindAnyBatch) {
     for (const bool drop_last : {false, true}) {
         options_.drop_last = drop_last;
@@ -166,7 +196,7 @@ TEST_F(PipelineTest, TooFewPositionsIsAnError) {
     std::vector<Record> memory(options_.batch_size);
     Slot slot;
     slot.records = memory.data();
-    Pipeline pipeline(options_, {slot}, {});
+    Pipeline pipeline(options_, {slot}, kBeginning);
     EXPECT_THROW(while (!pipeline.next(10s)){}, FormatError);
 }
 
@@ -177,7 +207,7 @@ TEST_F(PipelineTest, CorruptDataIsAnErrorNotAHang) {
     std::vector<Record> memory(options_.batch_size);
     Slot slot;
     slot.records = memory.data();
-    Pipeline pipeline(options_, {slot}, {});
+    Pipeline pipeline(options_, {slot}, kBeginning);
     try {
         while (true) {
             const std::optional<Output> output = pipeline.next(10s);
@@ -206,7 +236,7 @@ TEST_F(PipelineTest, BadChunksAreSkippedAndCounted) {
     std::vector<Record> memory(options_.batch_size);
     Slot slot;
     slot.records = memory.data();
-    Pipeline pipeline(options_, {slot}, {});
+    Pipeline pipeline(options_, {slot}, kBeginning);
     for (bool ended = false; !ended;) {
         const std::optional<Output> output = pipeline.next(10s);
         ASSERT_TRUE(output);
@@ -245,7 +275,7 @@ TEST_F(PipelineTest, WeightsRepeatChunks) {
 TEST_F(PipelineTest, BadWeights) {
     for (const std::vector<double>& weights : {std::vector<double>{1.0}, {1.0, -1.0}, {0.0, 0.0}, {1.0, 1e9}}) {
         options_.weights = weights;
-        EXPECT_THROW(Pipeline(options_, {Slot{}}, {}), FormatError);
+        EXPECT_THROW(Pipeline(options_, {Slot{}}, kBeginning), FormatError);
     }
 }
 
@@ -254,7 +284,7 @@ TEST_F(PipelineTest, StopsWhileWorkIsUnderWay) {
         std::vector<Record> memory(options_.batch_size);
         Slot slot;
         slot.records = memory.data();
-        Pipeline pipeline(options_, {slot}, {});
+        Pipeline pipeline(options_, {slot}, kBeginning);
         if (i % 2) pipeline.next(1s);
     }
 }

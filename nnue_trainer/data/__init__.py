@@ -13,7 +13,7 @@ from nnue_trainer.data.filters import Filters
 if TYPE_CHECKING:
     from nnue_trainer.data.batch import Batch
     from nnue_trainer.data.features import FEATURE_SETS, FeatureSet, expand, feature_set
-    from nnue_trainer.data.loader import Loader, RecordLoader
+    from nnue_trainer.data.loader import Loader, RecordLoader, merge_states
 
 __all__ = [
     "FEATURE_SETS",
@@ -28,11 +28,12 @@ __all__ = [
     "expand",
     "feature_set",
     "fens_from_records",
+    "merge_states",
     "records_from_fens",
 ]
 
 # Loaded at first use, as they bring in torch, which the data tools do without.
-_LAZY = {"Batch": "batch", "Loader": "loader", "RecordLoader": "loader"} | dict.fromkeys(
+_LAZY = {"Batch": "batch", "Loader": "loader", "RecordLoader": "loader", "merge_states": "loader"} | dict.fromkeys(
     ("FEATURE_SETS", "FeatureSet", "expand", "feature_set"), "features"
 )
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import tempfile
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 from nnue_trainer.errors import UserError
 
 _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 _HEAD = 4096
+_UNPACK_BLOCK = 1 << 20
 _ZSTD_WINDOW = 1 << 27  # what `zstd` decompresses without being asked for more; files made with --long=28… need more
 
 
@@ -122,3 +124,35 @@ def head_of(file: BinaryIO) -> bytes:
     head = file.read(_HEAD)
     file.seek(0)
     return head
+
+
+def unpack(path: Path, kind: str, folder: Path | None = None) -> BinaryIO:
+    """A file without a name in `folder` (None: the system's for temporary files) with the decompressed bytes of `path`,
+    to be read in any order; it goes with the object. UserError for a file that is not sound and a full disk."""
+    where = folder or Path(tempfile.gettempdir())
+    block = memoryview(bytearray(_UNPACK_BLOCK))
+    try:
+        out = cast(BinaryIO, tempfile.TemporaryFile(dir=where, buffering=0))  # noqa: SIM115
+    except OSError as error:
+        raise _no_room(path, kind, where, error) from None
+    try:
+        with path.open("rb") as file:
+            source = decompress(path, kind, file)
+            while count := source.readinto(block):
+                try:
+                    written = 0
+                    while written < count:
+                        written += out.write(block[written:count])
+                except OSError as error:
+                    raise _no_room(path, kind, where, error) from None
+    except BaseException:
+        out.close()
+        raise
+    return out
+
+
+def _no_room(path: Path, kind: str, folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: {kind}-compressed, to be unpacked into {folder}: {error.strerror}; set TMPDIR to a folder with room, "
+        f"or unpack it once: `nnue data convert {path} OUT.binpack`"
+    )

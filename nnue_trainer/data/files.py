@@ -141,6 +141,18 @@ class PositionReader:
         self.close()
 
 
+def compression(path: StrPath) -> str | None:
+    """How a data file is compressed, "gzip", "zstd" or not at all. UserError for what is no data file."""
+    try:
+        with Path(path).open("rb") as file:
+            if compression_of(head_of(file)) is None:
+                return None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    with PositionReader(path) as reader:
+        return reader.compression
+
+
 class PositionWriter:
     """Writes records to `path` in `format`; the file appears whole when the `with` block ends, or not at all.
 

@@ -1,18 +1,20 @@
-"""Batches from binpack files: decoded, shuffled and expanded by C++ threads into memory that is allocated once.
+"""Batches from data files: decoded, shuffled and expanded by C++ threads into memory that is allocated once.
 
-The order of positions is a function of (seed, epoch, files, filters, shuffle_buffer, batch_size) alone: not of threads,
-processes or timing. A place in it is a few numbers, so `state_dict` is small and resuming replays at most one buffer.
+The order of positions is a function of (seed, epoch, files, filters, shuffle_buffer, batch_size, shards) alone: not of
+threads, processes or timing. A place in it is a few numbers, so `state_dict` is small and resuming replays at most one
+buffer.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +23,20 @@ from torch import Tensor
 
 from nnue_trainer import _data
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.compression import unpack
 from nnue_trainer.data.features import FeatureSet, feature_set
+from nnue_trainer.data.files import compression
 from nnue_trainer.data.filters import Filters, UserFilter
 from nnue_trainer.errors import UserError
 
 T = TypeVar("T", Batch, Tensor)
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 _UNSHUFFLED_WINDOW = 8  # batches
+_TOLD = 1 << 28  # bytes of a compressed file: unpacking a larger one takes so long that it is said
+_log = logging.getLogger(__name__)
+
+_Place = tuple[int, int, int, int]
+_PLACE_KEYS = ("epoch", "chunk", "skip", "batch")
 
 
 class _Stream(ABC, Generic[T]):
@@ -51,6 +60,8 @@ class _Stream(ABC, Generic[T]):
         hold: int = 2,
         rank: int = 0,
         world_size: int = 1,
+        shards: int = 1,
+        temporary: str | os.PathLike[str] | None = None,
     ) -> None:
         paths = [files] if isinstance(files, str | os.PathLike) else list(files)
         self._files = [str(Path(path)) for path in paths]
@@ -63,6 +74,7 @@ class _Stream(ABC, Generic[T]):
             ("seed", seed, 0),
             ("epoch", epoch, 0),
             ("threads", threads, 0),
+            ("shards", shards, 1),
         ):
             if value < least:
                 raise UserError(f"loader: {name} is {value}, expected at least {least}")
@@ -75,6 +87,13 @@ class _Stream(ABC, Generic[T]):
                 f"loader: rank {rank} of {world_size} processes and a batch of {batch_size}: expected rank < processes "
                 "and a batch that they can share equally"
             )
+        if shards > 1 and (batch_size % shards or shards % world_size):
+            raise UserError(
+                f"loader: {shards} shards, {world_size} processes and a batch of {batch_size}: expected a multiple of "
+                "the processes that divides the batch"
+            )
+        if shards > 1 and not (repeat and shuffle and drop_last):
+            raise UserError("loader: shards are for endless streams: they need repeat, shuffle and drop_last")
         self.batch_size = batch_size
         self.local_batch_size = batch_size // world_size
         self.repeat = repeat
@@ -82,7 +101,6 @@ class _Stream(ABC, Generic[T]):
         self.hold = hold
         self._threads = threads or os.cpu_count() or 1
         self._options: dict[str, Any] = {
-            "files": self._files,
             "features": self._features_name(),
             "batch_size": batch_size,
             "seed": seed,
@@ -96,8 +114,13 @@ class _Stream(ABC, Generic[T]):
             "threads": self._threads,
             "rank": rank,
             "world_size": world_size,
+            "shards": shards,
         }
-        self._place: tuple[int, int, int, int] = (epoch, 0, 0, 0)
+        local = max(1, shards // world_size)
+        self._shards = range(rank * local, (rank + 1) * local) if shards > 1 else range(1)  # of this process
+        self._places: list[_Place] = [(epoch, 0, 0, 0)] * len(self._shards)
+        self._temporary = Path(temporary) if temporary is not None else None
+        self._unpacked: dict[str, BinaryIO | None] = {}
         self._pipeline: _data.Pipeline | None = None
         self._slots: list[T] = []
         self._held: deque[int] = deque()
@@ -116,8 +139,8 @@ class _Stream(ABC, Generic[T]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
-        return self._place[0]
+        """The epoch that the next batch belongs to; with shards, that of the first of this process."""
+        return self._places[0][0]
 
     def open(self) -> None:
         """Starts the threads, as iterating does. UserError for a file that is missing or not data."""
@@ -127,16 +150,26 @@ class _Stream(ABC, Generic[T]):
         if self._pipeline is None:
             if not self._slots:
                 self._slots = [self._allocate() for _ in range(self._threads + self.hold + 1)]
-            self._pipeline = _data.Pipeline(self._options, [self._arrays(slot) for slot in self._slots], self._place)
+            options = self._options | {"files": [(path, self._descriptor(path)) for path in self._files]}
+            self._pipeline = _data.Pipeline(options, [self._arrays(slot) for slot in self._slots], self._places)
         return self._pipeline
+
+    def _descriptor(self, path: str) -> int:
+        """Of an unnamed file with the decompressed bytes of a compressed one; −1 for others."""
+        if path not in self._unpacked:
+            kind = compression(path)
+            if kind and Path(path).stat().st_size > _TOLD:
+                _log.warning("%s: %s-compressed: unpacking it before the first batch", path, kind)
+            self._unpacked[path] = unpack(Path(path), kind, self._temporary) if kind else None
+        file = self._unpacked[path]
+        return -1 if file is None else file.fileno()
 
     def __iter__(self) -> Iterator[T]:
         """Batches up to the end of the current epoch, or without end if `repeat`. A batch's memory is used again once
         `hold` more batches have been taken. Raises UserError naming file and offset for corrupt data."""
         pipeline = self._open()
         while True:
-            slot, size, place = pipeline.next()
-            self._place = place
+            slot, size, self._places = pipeline.next()
             if slot < 0:
                 if self.repeat:
                     continue
@@ -174,9 +207,13 @@ class _Stream(ABC, Generic[T]):
         return {"files": self._sizes} | {key: self._options[key] for key in _ORDER_KEYS}
 
     def state_dict(self) -> dict[str, Any]:
-        """The place behind the last batch taken, and what the order depends on; plain JSON data."""
-        place = dict(zip(("epoch", "chunk", "skip", "batch"), self._place, strict=True))
-        return {"version": _STATE_VERSION, "place": place, "order": self._fingerprint()}
+        """The place behind the last batch taken, of each shard of this process (`merge_states` joins those of several),
+        and what the order depends on; plain JSON data."""
+        places = {
+            str(shard): dict(zip(_PLACE_KEYS, place, strict=True))
+            for shard, place in zip(self._shards, self._places, strict=True)
+        }
+        return {"version": _STATE_VERSION, "places": places, "order": self._fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with the very next batch. UserError if files or options that decide the order have changed."""
@@ -186,25 +223,58 @@ class _Stream(ABC, Generic[T]):
         for key, value in own.items():
             if state["order"].get(key) != value:
                 raise UserError(f"loader state: {key} was {state['order'].get(key)!r}, now it is {value!r}")
+        missing = [shard for shard in self._shards if str(shard) not in state["places"]]
+        if missing:
+            raise UserError(
+                f"loader state: without the place of shard {missing[0]}: join the states of all processes with "
+                "merge_states"
+            )
         self.close()
-        place = state["place"]
-        self._place = (place["epoch"], place["chunk"], place["skip"], place["batch"])
+        places = [state["places"][str(shard)] for shard in self._shards]
+        self._places = [(place["epoch"], place["chunk"], place["skip"], place["batch"]) for place in places]
 
 
-_ORDER_KEYS = ("batch_size", "seed", "shuffle", "window", "drop_last", "weights", "skip_bad_chunks", "filters")
+_ORDER_KEYS = (
+    "batch_size",
+    "seed",
+    "shuffle",
+    "window",
+    "drop_last",
+    "weights",
+    "skip_bad_chunks",
+    "filters",
+    "shards",
+)
+
+
+def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The states that the processes of one run have taken behind the same batch, as one that any number of processes
+    can load. UserError if they are not of one run."""
+    first = states[0]
+    places: dict[str, Any] = {}
+    for state in states:
+        if (state["version"], state["order"]) != (first["version"], first["order"]):
+            raise UserError("loader states of different runs cannot be joined")
+        places |= state["places"]
+    return first | {"places": places}
 
 
 class Loader(_Stream[Batch]):
     """Iterates over `Batch`es of index rows.
 
-    `files`: one or several .binpack files, mixed in proportion to their size. `batch_size` counts the positions of all
-    `world_size` processes together; each gets an equal part of every batch. `shuffle_buffer`: positions that are mixed
-    at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in random order before that.
+    `files`: one or several data files in any format, mixed in proportion to their size; compressed ones are unpacked
+    first, into an unnamed file in the folder `temporary` (None: the system's for temporary files). `batch_size` counts
+    the positions of all `world_size` processes together; each gets an equal part of every batch. `shuffle_buffer`:
+    positions that are mixed at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in
+    random order before that.
     `weights`: how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more).
     `skip_bad_chunks`: leave out and count chunks with anything wrong in them, instead of an error.
     `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads` 0: one a CPU.
     `filters`: which positions are left out. `user_filter`: a function of records uint8 [n, 32] to bool [n], true where
     they are kept, called after the other filters for a chunk at a time (it must depend on the records alone).
+    `shards`: 1, every process decodes everything; more, a multiple of the processes: every batch has an equal part from
+    each shard, a process decodes its own shards only, and the order is the same for every number of processes. Shards
+    come to their epochs' ends at different times, so they are for endless streams (`repeat`).
     `pin_memory`: page-locked batches, for copies to a CUDA device. `hold`: how many batches stay valid at a time, the
     newest included. `repeat`: epoch after epoch, without end.
     """

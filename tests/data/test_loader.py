@@ -1,5 +1,6 @@
 """The loader: contents, order, resume, reuse of memory, errors."""
 
+import gzip
 import json
 import signal
 import subprocess
@@ -13,8 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from nnue_trainer.data import Batch, Loader, RecordLoader, expand, records_from_fens
-from nnue_trainer.data.binpack import read_binpack, write_binpack
+from nnue_trainer.data import (
+    FORMATS,
+    Batch,
+    Filters,
+    Loader,
+    PositionReader,
+    PositionWriter,
+    RecordLoader,
+    expand,
+    merge_states,
+    records_from_fens,
+)
+from nnue_trainer.data.binpack import Records, read_binpack, write_binpack
 from nnue_trainer.errors import UserError
 
 B = 512
@@ -195,6 +207,169 @@ def test_real_positions_once_each(shared: Path) -> None:
     np.testing.assert_array_equal(
         np.sort(shuffled.view("V32"), axis=0), np.sort(read_binpack(path).view("V32"), axis=0)
     )
+
+
+# --- any format, plain or compressed ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def positions(shared: Path) -> Records:
+    return read_binpack(shared / "data" / "selfplay-d5-val.binpack")[:50_000]
+
+
+def compressed(data: bytes, kind: str) -> bytes:
+    return gzip.compress(data, 1) if kind == "gzip" else pytest.importorskip("zstandard").compress(data)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_plain_or_compressed(tmp_path: Path, positions: Records, format: str) -> None:
+    source = tmp_path / "x"
+    with PositionWriter(source, format, join_chains=False) as writer:
+        writer.write(positions)
+    expected = np.concatenate(list(PositionReader(source)))
+
+    def load(path: Path, **options: object) -> Records:
+        loader = RecordLoader(path, 1000, seed=3, drop_last=False, **options)
+        return np.concatenate([batch.numpy().copy() for batch in loader])
+
+    np.testing.assert_array_equal(load(source, shuffle=False), expected)
+    filters = Filters(quiet=True, max_score=600)
+    shuffled = load(source, threads=3, shuffle_buffer=5000, filters=filters)
+    assert 0 < len(shuffled) <= len(expected)
+    for kind in ("gzip", "zstd"):
+        packed = tmp_path / kind / "x"
+        packed.parent.mkdir()
+        packed.write_bytes(compressed(source.read_bytes(), kind))
+        np.testing.assert_array_equal(load(packed, threads=1, shuffle_buffer=5000, filters=filters), shuffled)
+    # Resumed in the middle of a chunk, on another number of threads.
+    loader = RecordLoader(packed, 1000, seed=3, shuffle_buffer=5000, filters=filters, threads=2)
+    stream = iter(loader)
+    for _ in range(7):
+        next(stream)
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = RecordLoader(packed, 1000, seed=3, shuffle_buffer=5000, filters=filters, threads=1)
+    resumed.load_state_dict(state)
+    assert torch.equal(next(iter(resumed)), next(stream))
+
+
+def test_files_of_several_formats_are_mixed(tmp_path: Path, files: list[Path]) -> None:
+    with PositionWriter(tmp_path / "1.plain") as writer:
+        writer.write(read_binpack(files[1]))
+    assert sorted(flat(epoch(RecordLoader([files[0], tmp_path / "1.plain"], 500)))) == list(range(5000))
+
+
+def test_bad_chunks_of_every_format_are_named_and_skipped(tmp_path: Path, positions: Records) -> None:
+    for name, spoilt, message in (
+        (
+            "x.bin",
+            lambda data: data[: 40 * 40_000] + b"\xff" * 40 + data[40 * 40_001 :],
+            "offset 1600000: chunk 1, position 40000: ",
+        ),
+        ("x.txt", lambda data: data[:1_500_000] + b"#" + data[1_500_001:], r"offset 1\d+: chunk 1: "),
+        ("x.plain", lambda data: data[:1_500_000] + b"#" + data[1_500_001:], r"offset 1\d+: chunk 1: "),
+    ):
+        path = tmp_path / name
+        with PositionWriter(path) as writer:
+            writer.write(positions)
+        path.write_bytes(spoilt(path.read_bytes()))
+        with pytest.raises(UserError, match=message):
+            list(RecordLoader(path, 1000, threads=2))
+        loader = RecordLoader(path, 1000, threads=2, drop_last=False, skip_bad_chunks=True)
+        left = sum(len(batch) for batch in loader)
+        assert 10_000 < left < 50_000
+        count, first = loader.bad_chunks()
+        assert (count >= 1, name in first) == (True, True)
+
+
+def test_a_file_that_is_no_data(tmp_path: Path, files: list[Path]) -> None:
+    path = tmp_path / "notes.md"
+    path.write_text("# Notes\n")
+    with pytest.raises(UserError, match=r"notes\.md: lines of text, but neither 'fen"):
+        RecordLoader([files[0], path], B).open()
+    path.write_bytes(gzip.compress(files[0].read_bytes())[:-9])
+    with pytest.raises(UserError, match=r"notes\.md: not a sound gzip file: "):
+        RecordLoader([files[0], path], B).open()
+
+
+def test_no_room_to_unpack_is_one_line(tmp_path: Path, positions: Records) -> None:
+    write_binpack(tmp_path / "x", positions, join_chains=False)
+    (tmp_path / "x.gz").write_bytes(gzip.compress((tmp_path / "x").read_bytes(), 1))
+    code = (
+        "import resource, signal; from nnue_trainer.data import RecordLoader\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        f"RecordLoader({str(tmp_path / 'x.gz')!r}, 10, temporary={str(tmp_path)!r}).open()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "File too large; set TMPDIR to a folder with room, or unpack it once: `nnue data convert" in result.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "x.gz"]
+
+
+# --- canonical shards ------------------------------------------------------------------------------------------------
+
+
+def sharded(files: list[Path], world_size: int, **options: object) -> list[RecordLoader]:
+    options = {"seed": 1, "shuffle_buffer": 1600, "shards": 8, "repeat": True, "threads": 2} | options
+    return [RecordLoader(files, B, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+
+
+def joined(loaders: list[RecordLoader], batches: int) -> list[list[int]]:
+    streams = [iter(loader) for loader in loaders]
+    return [flat([ids(next(stream)) for stream in streams]) for _ in range(batches)]
+
+
+def test_shards_give_one_order_for_any_number_of_processes(files: list[Path]) -> None:
+    whole = joined(sharded(files, 1), 40)
+    for world_size, threads in ((1, 5), (2, 1), (4, 3), (8, 1), (8, 2)):
+        assert joined(sharded(files, world_size, threads=threads), 40) == whole
+    assert joined(sharded(files, 2, seed=2), 40) != whole
+    assert joined(sharded(files, 2, shards=4), 40) != whole
+    # Each shard brings its own part of a pass, and all of them everything.
+    seen = flat(whole[:7])
+    assert len(set(seen)) == len(seen)
+    assert len(set(flat(whole))) > 4900  # but for what drop_last leaves out
+
+
+def test_shards_decode_their_own_chunks_only(files: list[Path]) -> None:
+    loaders = sharded(files, 8, shuffle_buffer=800)
+    joined(loaders, 8)
+    read = [loader.filter_counts()["read"] for loader in loaders]
+    one = sharded(files, 1, shuffle_buffer=800)[0]
+    joined([one], 8)
+    assert max(read) < one.filter_counts()["read"] / 2
+    rows = Loader(files, "HalfKAv2_hm", B, rank=1, world_size=2, shards=4, repeat=True)
+    assert next(iter(rows)).white.shape == (B // 2, 32)
+
+
+def test_shards_resume_on_another_number_of_processes(files: list[Path]) -> None:
+    whole = joined(sharded(files, 1), 60)
+    for before, after in ((1, 4), (4, 1), (2, 8), (8, 2)):
+        loaders = sharded(files, before)
+        assert joined(loaders, 23) == whole[:23]
+        states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+        assert max(len(json.dumps(state)) for state in states) < 2000
+        if before > 1:
+            with pytest.raises(UserError, match=r"without the place of shard \d: join the states"):
+                sharded(files, 1)[0].load_state_dict(states[0])
+        resumed = sharded(files, after, threads=1)
+        for loader in resumed:
+            loader.load_state_dict(merge_states(states))
+        assert joined(resumed, 30) == whole[23:53]
+    with pytest.raises(UserError, match="of different runs"):
+        merge_states([sharded(files, 1)[0].state_dict(), sharded(files, 1, seed=9)[0].state_dict()])
+
+
+def test_shards_that_make_no_sense(files: list[Path]) -> None:
+    with pytest.raises(UserError, match="3 shards, 1 processes and a batch of 512"):
+        RecordLoader(files, B, shards=3, repeat=True)
+    with pytest.raises(UserError, match="2 shards, 4 processes"):
+        RecordLoader(files, B, shards=2, world_size=4, repeat=True)
+    with pytest.raises(UserError, match="they need repeat, shuffle and drop_last"):
+        RecordLoader(files, B, shards=2)
+    with pytest.raises(UserError, match="10 chunks in all files, fewer than the 16 shards"):
+        RecordLoader(files, B, shards=16, repeat=True).open()
+
+
+# --- trouble ---------------------------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_ends_in_under_a_second(files: list[Path]) -> None:
