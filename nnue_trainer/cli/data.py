@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer.cli.progress import progress_bar
+from nnue_trainer.cli.progress import progress_bar, terminable
 from nnue_trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,10 +95,7 @@ def info(
     with progress_bar("reading") as progress:
         result = file_info(file, progress)
     if png:
-        try:
-            save_page(result, png)
-        except OSError as error:
-            raise UserError(f"{png}: cannot write: {error.strerror}") from None
+        save_page(result, png)
     print(json.dumps(asdict(result)) if as_json else _info_text(result))
 
 
@@ -220,7 +217,7 @@ def generate(
         hash_mb=hash_mb,
         engine_options=engine_options,
     )
-    with progress_bar("playing", "positions") as progress:
+    with terminable(), progress_bar("playing", "positions") as progress:
         made, games = run(
             out,
             options,

@@ -7,6 +7,8 @@ goes on where it stopped: finished games are kept, in order, in a journal beside
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import queue
@@ -234,30 +236,59 @@ class _Journal:
         self.path = path
         self.games = self.positions = 0
         line = json.dumps(header, sort_keys=True).encode() + b"\n"
-        if path.exists():
-            data = path.read_bytes()
-            end = data.find(b"\n") + 1
-            if data[:end] != line:
-                raise UserError(f"{path}: belongs to a run with other options; finish that one or delete the file")
-            while end + 4 <= len(data):
-                (count,) = struct.unpack_from("<I", data, end)
-                if end + 4 + 32 * count > len(data):
-                    break
-                end += 4 + 32 * count
-                self.games += 1
-                self.positions += count
-            os.truncate(path, end)
-        else:
-            path.write_bytes(line)
         self._start = len(line)
-        self._file = path.open("ab")
-
-    def append(self, records: Records) -> None:
         try:
-            self._file.write(struct.pack("<I", len(records)) + records.tobytes())
-            self._file.flush()
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        try:
+            # Gone with the process, however that ends.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise UserError(f"{path}: another run is writing it") from None
+        try:
+            self._go_on(line)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _go_on(self, header: bytes) -> None:
+        """Behind the last whole game there is."""
+        size = os.fstat(self._file.fileno()).st_size
+        self._file.seek(0)
+        found = self._file.read(len(header))
+        if not found.endswith(b"\n"):  # of a new file, or one that a crash tore at once
+            if not header.startswith(found):
+                raise self._other_run()
+            self._file.truncate(0)
+            self._write(header)
+            return
+        if found != header:
+            raise self._other_run()
+        end = len(header)
+        while len(head := self._file.read(4)) == 4:
+            (count,) = struct.unpack("<I", head)
+            if end + 4 + 32 * count > size:
+                break
+            end += 4 + 32 * count
+            self._file.seek(end)
+            self.games += 1
+            self.positions += count
+        self._file.truncate(end)
+
+    def _other_run(self) -> UserError:
+        return UserError(f"{self.path}: belongs to a run with other options; finish that one or delete the file")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[self._file.write(data) :]
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror}") from None
+
+    def append(self, records: Records) -> None:
+        self._write(struct.pack("<I", len(records)) + records.tobytes())
         self.games += 1
         self.positions += len(records)
 
@@ -291,6 +322,8 @@ def generate(
         scale = options.score_scale if options.score_scale is not None else score_scale(engines[0].name)
         engines += [Engine(options.engine, uci_options) for _ in range(concurrency - 1)]
         header = asdict(options) | {"score_scale": scale, "engine": engines[0].name}
+        if book:  # another book under the same name is another run
+            header["book"] = hashlib.sha256("\n".join(book).encode()).hexdigest()
         journal = _Journal(out.with_name(out.name + ".journal"), header)
         try:
             _play_in_order(engines, options, scale, book, journal, progress)

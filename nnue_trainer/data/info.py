@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnue_trainer import _data
+from nnue_trainer.atomic import replacing
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _king_map(axes: Axes, counts: list[int], title: str) -> None:
 
 
 def save_page(info: FileInfo, path: StrPath) -> None:
-    """One page of plots as a PNG file."""
+    """One page of plots as a PNG file, which appears whole or not at all."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
@@ -199,7 +200,8 @@ def save_page(info: FileInfo, path: StrPath) -> None:
             axes.spines[side].set_visible(False)
         for side in ("left", "bottom"):
             axes.spines[side].set_color(_GREY)
-    figure.savefig(path, format="png")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 _BUCKET_RANKS = [f"rank {8 - i}" for i in range(8)]

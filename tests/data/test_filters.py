@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from nnue_trainer import _data
 from nnue_trainer.cli.main import app
-from nnue_trainer.data import Filters, RecordLoader, records_from_fens
+from nnue_trainer.data import Filters, RecordLoader, fens_from_records, records_from_fens
 from nnue_trainer.data.binpack import read_binpack
+from nnue_trainer.data.fields import black_to_move, boards, piece_counts, plies, results, rule50s, scores
 from nnue_trainer.errors import UserError
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -150,6 +151,88 @@ def test_piece_counts_are_evened_out() -> None:
     density = {n: float((tail == n).mean()) for n in (8, 16, 24, 32)}
     assert density[16] == pytest.approx(density[24], rel=0.25)
     assert density[32] < 2 * density[16]  # from six times as many
+
+
+def _acceptance(pieces: npt.NDArray[np.int_]) -> npt.NDArray[np.float64]:
+    """The piece-count equaliser by its definition (docs/data.md), a position after the other."""
+    x, y = np.array([0, 8, 16, 24, 32.0]), np.array([0, 0.4, 1, 1, 0.75])
+    # The natural cubic spline: on each piece a + b t + c t² + d t³, t = x − knot; values, slopes and curvatures agree.
+    system, right = np.zeros((16, 16)), np.zeros(16)
+    row = 0
+    for i in range(4):
+        h = x[i + 1] - x[i]
+        system[row, 4 * i], right[row] = 1, y[i]
+        system[row + 1, 4 * i : 4 * i + 4], right[row + 1] = [1, h, h**2, h**3], y[i + 1]
+        row += 2
+        if i < 3:
+            system[row, 4 * i : 4 * i + 6] = [0, 1, 2 * h, 3 * h**2, 0, -1]
+            system[row + 1, 4 * i : 4 * i + 7] = [0, 0, 2, 6 * h, 0, 0, -2]
+            row += 2
+    system[row, 2] = 1
+    system[row + 1, 12:16] = [0, 0, 2, 6 * 8]
+    coefficients = np.linalg.solve(system, right).reshape(4, 4)
+    desired = np.array(
+        [coefficients[min(n // 8, 3)] @ [(n - 8 * min(n // 8, 3)) ** k for k in range(4)] for n in range(33)]
+    )
+    assert desired[[8, 16, 24, 32]] == pytest.approx([0.4, 1, 1, 0.75])
+
+    observed, alpha = np.zeros(33), 0.0
+    accepted = np.empty(len(pieces))
+    for i, n in enumerate(pieces, 1):
+        observed[n] += 1
+        share = observed / observed.sum()
+        if i in (100, 500, 1000, 2500, 5000) or i % 10_000 == 0:
+            # The count that is most over-represented is kept at 2.5 %.
+            alpha = 0.025 * (share[2:] / desired[2:]).max()
+        accepted[i - 1] = min(1.0, alpha * desired[n] / share[n]) if alpha else 1.0
+        if i % 10_000 == 0:
+            observed /= 2
+    return accepted
+
+
+@pytest.mark.parametrize("law", ["real", "drifting"])
+def test_piece_counts_by_definition(shared: Path, law: str) -> None:
+    """Each decision is a coin with the definition's probability: of each piece count as many are kept as expected."""
+    n = 45_000
+    if law == "real":
+        records = read_binpack(shared / "data" / "small.binpack")[:n].copy()
+    else:  # 24 pieces first, then few, so that the histogram's memory and every refit count
+        rng = np.random.default_rng(2)
+        few = rng.random(n) < np.linspace(0.05, 0.9, n)
+        fens = ["4k3/8/8/8/8/8/PPPPPPPP/4K3 w - - 0 1", "4k3/pppppppp/pppppp2/8/8/8/PPPPPPPP/4K3 w - - 0 1"]
+        records = records_from_fens(fens)[np.where(few, 0, 1)]
+    records[:, 30], records[:, 31] = np.arange(n) >> 8, np.arange(n) & 255  # each is known by its rule-50 counter
+    pieces = piece_counts(records)
+    expected = _acceptance(pieces)
+    kept = np.zeros((20, n), bool)
+    for seed in range(20):
+        passed, counts = Filters(piece_counts=True).apply(records, seed)
+        kept[seed, rule50s(passed)] = True
+        assert counts["dropped"].get("piece_counts", 0) == n - len(passed)
+    assert kept[:, expected == 1].all()
+    for count in np.unique(pieces):
+        for part in np.array_split(np.flatnonzero(pieces == count), 5):
+            p = expected[part]
+            deviation = np.sqrt(20 * (p * (1 - p)).sum())
+            assert abs(kept[:, part].sum() - 20 * p.sum()) < 5 * deviation + 1, (count, len(part))
+
+
+def test_fields(shared: Path) -> None:
+    records = read_binpack(shared / "data" / "small.binpack")
+    assert (scores(records).sum(), plies(records).sum()) == (413_711_924, 30_516_164)
+    assert (results(records).sum(), rule50s(records).sum()) == (-26, 1_978_014)
+    assert piece_counts(records).sum() == 8_421_849
+    some = records[::500]
+    for fen, board, black in zip(fens_from_records(some), boards(some), black_to_move(some), strict=True):
+        placement, side = fen.split()[:2]
+        assert (side == "b") == black
+        ranks = board.reshape(8, 8)[::-1]
+        text = "/".join("".join(" PpNnBbRrQqKk"[code] for code in rank) for rank in ranks)
+        for empty in range(8, 0, -1):
+            text = text.replace(" " * empty, str(empty))
+        assert text == placement
+    pushed = boards(records_from_fens(["4k3/8/8/8/3pP3/8/8/4K3 b - e3 0 1", "4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1"]))
+    assert (pushed[0, 28], pushed[0, 27], pushed[1, 35], pushed[1, 36]) == (1, 2, 2, 1)
 
 
 def _rank(pawns: int) -> str:

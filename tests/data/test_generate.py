@@ -1,5 +1,8 @@
 """Self-play data: the same file for any number of engines, restart, adjudication, scores, engines that misbehave."""
 
+import resource
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -76,6 +79,65 @@ def test_an_interrupted_run_goes_on(engine: EngineMaker, tmp_path: Path) -> None
     assert not journal.exists()
     generate(whole, options(engine()))
     assert out.read_bytes() == whole.read_bytes()
+
+
+def test_another_book_is_another_run(engine: EngineMaker, tmp_path: Path) -> None:
+    book, out = tmp_path / "book.epd", tmp_path / "out"
+    book.write_text("4k3/8/8/8/8/8/4P3/4K3 w - -\n")
+
+    def interrupt(positions: int, game: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(out, options(engine(), book=str(book)), progress=interrupt)
+    book.write_text("4k3/8/8/8/8/8/3P4/4K3 w - -\n")
+    with pytest.raises(UserError, match="belongs to a run with other options"):
+        generate(out, options(engine(), book=str(book)))
+
+
+def test_two_runs_do_not_write_one_file(engine: EngineMaker, tmp_path: Path) -> None:
+    def again(positions: int, game: int) -> None:
+        with pytest.raises(UserError, match=r"out\.journal: another run is writing it"):
+            generate(tmp_path / "out", options(engine(), positions=100))
+
+    generate(tmp_path / "out", options(engine(), positions=100), progress=again)
+
+
+def test_a_journal_torn_anywhere_is_continued(engine: EngineMaker, tmp_path: Path) -> None:
+    """No game is lost, none is there twice, wherever a crash cut the journal."""
+    whole, out, journal = tmp_path / "whole", tmp_path / "out", tmp_path / "out.journal"
+    kept = b""
+
+    def keep(positions: int, game: int) -> None:
+        nonlocal kept
+        kept = (tmp_path / "whole.journal").read_bytes()
+
+    generate(whole, options(engine(), positions=300), progress=keep)
+    header = kept.index(b"\n") + 1
+    for size in (0, 5, header - 1, header, header + 3, header + 40, len(kept) - 1, len(kept)):
+        journal.write_bytes(kept[:size])
+        generate(out, options(engine(), positions=300))
+        assert out.read_bytes() == whole.read_bytes(), size
+        assert not journal.exists()
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on(engine: EngineMaker, tmp_path: Path) -> None:
+    out = tmp_path / "out.binpack"
+    command = [sys.executable, "-m", "nnue_trainer", "data", "generate", str(out), "--engine", engine()]
+    limits = "--nodes 1 --positions 700 --max-ply 60 --score-scale 1 --opening-score 2000 -j 2"
+    command += limits.split()
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
+
+    full = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited)
+    assert full.returncode == 1
+    assert full.stderr == f"nnue: error: {out}.journal: cannot be written: File too large\n"
+    assert not out.exists()
+    subprocess.run(command, check=True, capture_output=True)
+    generate(tmp_path / "whole", options(engine()), concurrency=1)
+    assert out.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_adjudication(engine: EngineMaker, tmp_path: Path) -> None:
@@ -164,6 +226,48 @@ def test_stockfish(tmp_path: Path) -> None:
     info = file_info(tmp_path / "a").statistics
     assert info["positions"] >= 300
     assert info["score_none"] == 0
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("sent", "limit"), [(signal.SIGINT, "--nodes"), (signal.SIGTERM, "--depth")])
+def test_stockfish_interrupted_and_continued(tmp_path: Path, sent: signal.Signals, limit: str) -> None:
+    if not Path("/usr/games/stockfish").exists():
+        pytest.skip("no Debian stockfish")
+    book = tmp_path / "book.epd"
+    book.write_text(
+        "rnbqkbnr/pp1ppppp/8/2p5/4P3/8/PPPP1PPP/RNBQKBNR w KQkq c6\n"
+        "r1bqkbnr/pppp1ppp/2n5/4p3/4P3/5N2/PPPP1PPP/RNBQKB1R w KQkq -\n"
+    )
+    options = (
+        f"--engine /usr/games/stockfish --positions 700 {limit} {200 if limit == '--nodes' else 3} --random-plies 2"
+    )
+    command = [sys.executable, "-m", "nnue_trainer", "data", "generate"]
+
+    def arguments(out: Path) -> list[str]:
+        return [*command, str(out), *options.split(), "--book", str(book)]
+
+    out, journal = tmp_path / "out.binpack", tmp_path / "out.binpack.journal"
+    process = subprocess.Popen([*arguments(out), "-j", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not journal.exists() or journal.stat().st_size < 3_000:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(sent)
+    start = time.monotonic()
+    process.communicate(timeout=30)
+    assert time.monotonic() - start < 1
+    assert process.returncode != 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["book.epd", journal.name]
+    begun = journal.stat().st_size
+    subprocess.run([*arguments(out), "-j", "1"], check=True, capture_output=True)
+    whole = tmp_path / "whole.binpack"
+    subprocess.run([*arguments(whole), "-j", "2"], check=True, capture_output=True)
+    assert out.read_bytes() == whole.read_bytes()
+    assert begun > 3_000
+    validator = _data.Validator()
+    validator.add(read_binpack(out))
+    assert not any(count for _, count, _ in validator.problems)
 
 
 @pytest.mark.engine

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -370,6 +370,43 @@ def test_shards_that_make_no_sense(files: list[Path]) -> None:
 
 
 # --- trouble ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["binpack", "bin", "text"])
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, positions: Records, format: str) -> None:
+    path = tmp_path / "x"
+    with PositionWriter(path, format, join_chains=False) as writer:
+        writer.write(np.tile(positions, (6, 1)))
+    loader = RecordLoader(path, 1000, shuffle=False, threads=2, repeat=True)
+    stream = iter(loader)
+    next(stream)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(UserError, match=r"x: offset \d+: the file ends here"):
+        list(islice(stream, 1000))
+
+
+def test_ctrl_c_while_threads_and_a_filter_of_ones_own_work(shared: Path) -> None:
+    code = (
+        "import sys; import numpy as np; from nnue_trainer.data import Loader\n"
+        "def every(records): return np.ones(len(records), bool)\n"
+        "loader = Loader(sys.argv[1], 'HalfKAv2_hm', 4096, repeat=True, threads=4, user_filter=every)\n"
+        "for i, batch in enumerate(loader):\n"
+        "    if i == 20: print('taken', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(shared / "data" / "selfplay-d5-train.binpack")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "taken\n"
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - start < 1
+    assert "KeyboardInterrupt" in errors
 
 
 def test_ctrl_c_ends_in_under_a_second(files: list[Path]) -> None:

@@ -120,6 +120,8 @@ def _limited() -> None:
         ["shuffle", "{val}", "{tmp}/out.binpack", "--memory", "1M"],
         ["interleave", "{val}", "{val}", "{tmp}/out.binpack"],
         ["split", "{val}", "--train", "{tmp}/t.binpack", "--validation", "{tmp}/v.binpack"],
+        ["filter", "{val}", "{tmp}/out.binpack", "--quiet"],
+        ["info", "{val}", "--png", "{tmp}/page.png"],
     ],
     ids=lambda command: f"{command[0]}{len(command)}",
 )
@@ -134,22 +136,33 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, val: Path, c
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["convert", "shuffle"])
+@pytest.mark.parametrize(
+    ("sent", "command"),
+    [
+        (signal.SIGINT, "convert {} {out}/x.plain"),
+        (signal.SIGTERM, "convert {} {out}/x.plain"),
+        (signal.SIGINT, "shuffle {} {out}/x.binpack --memory 20M"),
+        (signal.SIGTERM, "shuffle {} {out}/x.binpack --memory 20M"),
+        (signal.SIGINT, "filter {} {out}/x.bin --quiet --wdl"),
+        (signal.SIGINT, "split {} --train {out}/t.txt --validation {out}/v.txt"),
+        (signal.SIGINT, "interleave {} {out}/x.binpack"),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else value.name,
+)
 def test_interrupted_within_a_second_with_nothing_left(
-    shared: Path, tmp_path: Path, command: str, sent: signal.Signals
+    shared: Path, tmp_path: Path, sent: signal.Signals, command: str
 ) -> None:
     source = str(shared / "data" / "selfplay-d5-train.binpack")
-    out = tmp_path / "out" / ("x.plain" if command == "convert" else "x.binpack")
-    out.parent.mkdir()
-    options = [] if command == "convert" else ["--memory", "20M"]
+    out = tmp_path / "out"
+    out.mkdir()
+    words = command.format(" ".join([source] * (100 if command.startswith("interleave") else 10)), out=out).split()
     process = subprocess.Popen(
-        [sys.executable, "-m", "nnue_trainer", "data", command, *[source] * 10, str(out), *options],
+        [sys.executable, "-m", "nnue_trainer", "data", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 30
-    while not list(out.parent.iterdir()):
+    while not list(out.iterdir()):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -159,7 +172,7 @@ def test_interrupted_within_a_second_with_nothing_left(
     process.communicate(timeout=30)
     assert time.monotonic() - start < 1
     assert process.returncode != 0
-    assert list(out.parent.iterdir()) == []
+    assert list(out.iterdir()) == []
 
 
 # --- shuffle ---------------------------------------------------------------------------------------------------------
@@ -355,8 +368,8 @@ def test_page_of_plots(tmp_path: Path, val: Path) -> None:
     assert (tmp_path / "page.png").stat().st_size > 50_000
     write_binpack(tmp_path / "none.binpack", np.empty((0, 32), np.uint8))
     run("info", tmp_path / "none.binpack", "--png", tmp_path / "empty.png")
-    with pytest.raises(UserError, match="cannot write"):
-        run("info", val, "--png", tmp_path / "no" / "page.png")
+    with pytest.raises(UserError, match=r"page\.png: cannot be written: "):
+        run("info", val, "--png", tmp_path / "none.binpack" / "page.png")
 
 
 def test_several_processes_do_not_share_temporary_names(tmp_path: Path, positions: Records) -> None:

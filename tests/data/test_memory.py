@@ -1,0 +1,91 @@
+"""Peak memory against the formulas of docs/data.md, in processes of their own. What is read is several times larger."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MIB = 1 << 20
+
+# Bytes by which the peak, since the imports, exceeds what the process had.
+MEASURE = """
+import ctypes, sys
+def line(name):
+    return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(name))
+def begin():
+    global before
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    open("/proc/self/clear_refs", "w").write("5")
+    before = line("VmRSS")
+def end():
+    print(line("VmHWM") - before)
+"""
+
+
+def peak(project_root: Path, code: str, *arguments: object) -> int:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("no /proc/self/clear_refs")
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE + code, *map(str, arguments)], cwd=project_root, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return int(run.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def train(shared: Path) -> Path:
+    """36 MiB of chains: 8.9 million positions, 272 MiB of records."""
+    return shared / "data" / "selfplay-d5-train.binpack"
+
+
+LOADER = """
+from nnue_trainer.data import Filters, Loader
+buffer, shards, threads = map(int, sys.argv[2:])
+loader = Loader(sys.argv[1], "HalfKAv2_hm", 16384, shuffle_buffer=buffer, threads=threads, repeat=shards > 1,
+                shards=shards, filters=Filters(quiet=True))
+begin()
+for _ in zip(range(300), loader):
+    pass
+end()
+"""
+
+
+@pytest.mark.parametrize(("buffer", "shards", "threads"), [(1 << 18, 1, 1), (1 << 20, 1, 3), (1 << 18, 8, 2)])
+def test_loader(project_root: Path, train: Path, buffer: int, shards: int, threads: int) -> None:
+    windows = 2 * 32 * buffer
+    chunks = (threads + shards) * 14 * MIB  # decoded, of 1 MiB
+    scratch = threads * 2 * MIB
+    batches = (threads + 3) * 16384 * 275
+    found = peak(project_root, LOADER, train, buffer, shards, threads)
+    assert windows < found < windows + chunks + scratch + batches
+
+
+SHUFFLE = """
+from pathlib import Path
+from nnue_trainer.data.transform import shuffle
+begin()
+shuffle([sys.argv[1]] * 10, Path(sys.argv[2]), memory=int(sys.argv[3]))
+end()
+"""
+
+
+def test_shuffle(project_root: Path, shared: Path, tmp_path: Path) -> None:
+    """Three million positions: 160 MiB of memory where there is no bound."""
+    val = shared / "data" / "selfplay-d5-val.binpack"
+    memory = 32 * MIB
+    found = peak(project_root, SHUFFLE, val, tmp_path / "out.binpack", memory)
+    assert memory / 2 < found < memory + 16 * MIB
+    assert peak(project_root, SHUFFLE, val, tmp_path / "out.binpack", 1 << 30) > 120 * MIB
+
+
+INFO = """
+from nnue_trainer.data.info import file_info
+begin()
+file_info(sys.argv[1])
+end()
+"""
+
+
+def test_info(project_root: Path, train: Path) -> None:
+    assert peak(project_root, INFO, train) < 64 * MIB
