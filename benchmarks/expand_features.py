@@ -28,6 +28,8 @@ from nnue_trainer.data import FEATURE_SETS, Batch, Loader, RecordLoader
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.training.batches import DeviceBatches
 
+SMALL, FULL = "HalfKAv2_hm", "HalfKAv2_hm+Full_Threats_v16+PP_3Wide"  # the inputs of SFNNv5 and of SFNNv16
+
 
 def seconds_of(step: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Median seconds of a call, over `repeats` measurements."""
@@ -69,7 +71,7 @@ def operator(records: Tensor, name: str, batch_size: int, device: torch.device) 
             step()
         launch = graph.replay
     seconds = seconds_of(launch, device, 20)
-    per_position = 32 + 2 * 4 * FEATURE_SETS[name].max_active + 5
+    per_position = 32 + 2 * 4 * FEATURE_SETS[name].max_active + 7
     return {
         "positions_per_second": round(len(records) / seconds),
         "gigabytes_per_second": round(len(records) * per_position / seconds / 1e9, 1),
@@ -132,7 +134,7 @@ def main() -> None:
     def show(key: str, figures: dict[str, float]) -> None:
         results[key] = figures
         rest = "".join(f"  {value:,} {unit}" for unit, value in figures.items() if unit != "positions_per_second")
-        print(f"{key:58} {figures['positions_per_second'] / 1e6:10,.1f} M pos/s{rest}", flush=True)
+        print(f"{key:84} {figures['positions_per_second'] / 1e6:10,.1f} M pos/s{rest}", flush=True)
 
     loader = RecordLoader(options.data, 1 << 16, repeat=True, shuffle_buffer=1 << 20)
     stream = iter(loader)
@@ -140,10 +142,9 @@ def main() -> None:
     loader.close()
     on_device = records.to(device)
     for name in FEATURE_SETS:
-        for batch in options.batch if name == "HalfKAv2_hm" else options.batch[:1]:
+        sizes = [*options.batch, len(records)] if name in (SMALL, FULL) else options.batch[:1]
+        for batch in sizes:
             show(f"operator, {name}, batch {batch:,}", operator(on_device, name, batch, device))
-    name = "HalfKAv2_hm"
-    show(f"operator, {name}, batch {len(records):,}", operator(on_device, name, len(records), device))
 
     with tempfile.TemporaryDirectory() as folder:
         shuffled = Path(folder) / "0.binpack"
@@ -155,19 +156,20 @@ def main() -> None:
             for batch in options.batch:
                 what = f"batch {batch:,}, {threads} threads"
                 seconds = options.seconds
-                show(f"road to rows on {device.type}, {name}, {what}", {
-                    "positions_per_second": road(files, name, batch, threads, device, seconds)})  # fmt: skip
                 show(f"pipeline alone, records, {what}", {
                     "positions_per_second": loader_alone(files, None, batch, threads, seconds)})  # fmt: skip
-                show(f"pipeline alone, rows of {name}, {what}", {
-                    "positions_per_second": loader_alone(files, name, batch, threads, seconds)})  # fmt: skip
+                for name in (SMALL, FULL):
+                    show(f"road to rows on {device.type}, {name}, {what}", {
+                        "positions_per_second": road(files, name, batch, threads, device, seconds)})  # fmt: skip
+                    show(f"pipeline alone, rows of {name}, {what}", {
+                        "positions_per_second": loader_alone(files, name, batch, threads, seconds)})  # fmt: skip
 
     result = {
         "benchmark": "expand_features",
         **environment,
         "data": Path(options.data).name,
         "positions": len(records),
-        "mean_pieces": round(ops.expand_features(on_device, name).piece_count.float().mean().item(), 2),
+        "mean_pieces": round(ops.expand_features(on_device, SMALL).piece_count.float().mean().item(), 2),
         "results": results,
     }
     report.write(options.out / f"expand_features-{device.type}.json", result)

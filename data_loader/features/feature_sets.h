@@ -307,85 +307,101 @@ NNUE_HOST_DEVICE inline void expand_row(const Pieces& p, int perspective, std::i
     }
 }
 
-// The rows of one position while its features are written, on the CPU.
-struct RowWriter {
-    std::int32_t* rows[2];
-    int count = 0;          // entries so far, in either row
-    int first_feature = 0;  // of the part that is being written
-
-    void add(int white, int black) {
-        rows[0][count] = first_feature + white;
-        rows[1][count] = first_feature + black;
-        ++count;
-    }
+// Both rows of a position from its next free entries on, while its features are written on the CPU.
+struct RowEnds {
+    std::int32_t* __restrict white;
+    std::int32_t* __restrict black;
+    int first_feature;  // of the part that is written
 };
 
 template <class Version>
 inline constexpr ThreatTables<Version> kThreatTables{};
 
+// targets[square] for every piece of a type: where it threatens pieces. Type by type, so that nothing branches on it.
+template <class Version, int Type>
+inline void find_threats(const CodePlanes& board, Bitboard* targets) {
+    const Bitboard victims = victims_of<Version>(board, Type);
+    for (Bitboard left = board.of_type(Type); left; left &= left - 1) {
+        const int square = lowest(left), code = 2 * Type + static_cast<int>(board.black() >> square & 1);
+        targets[square] = threats_of(kThreatTables<Version>, board, victims, code, square);
+    }
+}
+
 template <class Version>
-inline void write_threats(const CodePlanes& board, const Pieces& p, int max_active, RowWriter& writer) {
-    constexpr const ThreatTables<Version>& tables = kThreatTables<Version>;
-    Bitboard victims[6];
-    for (int type = kPawn; type <= kKing; ++type) victims[type] = victims_of<Version>(board, type);
+inline int write_threats(const CodePlanes& board, const Pieces& p, int max_active, RowEnds rows) {
+    Bitboard targets[64];
+    find_threats<Version, kPawn>(board, targets);
+    find_threats<Version, kKnight>(board, targets);
+    find_threats<Version, kBishop>(board, targets);
+    find_threats<Version, kRook>(board, targets);
+    find_threats<Version, kQueen>(board, targets);
+    find_threats<Version, kKing>(board, targets);
     std::uint8_t code_at[64];
-    for (int i = 0; i < p.count; ++i) code_at[p.square[i]] = p.code[i];
     struct {
         std::uint8_t from, to;
     } threats[kMaxPieces * 8];
     int count = 0;
     for (int i = 0; i < p.count; ++i) {
-        const std::uint8_t code = p.code[i], from = p.square[i];
-        Bitboard targets = threats_of(tables, board, victims[code >> 1], code, from);
-        for (; targets; targets &= targets - 1) threats[count++] = {from, static_cast<std::uint8_t>(lowest(targets))};
+        const std::uint8_t from = p.square[i];
+        code_at[from] = p.code[i];
+        for (Bitboard left = targets[from]; left; left &= left - 1) {
+            threats[count++] = {from, static_cast<std::uint8_t>(lowest(left))};
+        }
     }
     if (count > max_active) count = max_active;
-    const int orientation[2] = {threat_orientation(0, p.king[0]), threat_orientation(1, p.king[1])};
+    const auto& tables = kThreatTables<Version>;
+    const int white = threat_orientation(0, p.king[0]), black = threat_orientation(1, p.king[1]);
     for (int i = 0; i < count; ++i) {
         const auto [from, to] = threats[i];
         const int attacker = code_at[from], victim = code_at[to];
-        writer.add(threat_index(tables, orientation[0], 0, attacker, from, victim, to),
-                   threat_index(tables, orientation[1], 1, attacker, from, victim, to));
+        rows.white[i] = rows.first_feature + threat_index(tables, white, 0, attacker, from, victim, to);
+        rows.black[i] = rows.first_feature + threat_index(tables, black, 1, attacker, from, victim, to);
     }
+    return count;
 }
 
-inline void write_pawn_pairs(const CodePlanes& board, const Pieces& p, int max_active, RowWriter& writer) {
+inline int write_pawn_pairs(const CodePlanes& board, const Pieces& p, int max_active, RowEnds rows) {
+    const Bitboard pawns = board.pawns();
     const int orientation[2] = {threat_orientation(0, p.king[0]), threat_orientation(1, p.king[1])};
-    const Bitboard pawns = board.pawns(), black = board.black();
-    const int end = writer.count + max_active;
-    const auto number = [&](int perspective, int square) {
-        return pawn_number(orientation[perspective], (black >> square & 1) != static_cast<Bitboard>(perspective),
-                           square);
-    };
+    std::uint8_t white[64], black[64];  // by square: the pawns as the two perspectives see them
     for (Bitboard left = pawns; left; left &= left - 1) {
-        const int square = lowest(left), white_number = number(0, square), black_number = number(1, square);
-        Bitboard partners = pawn_partners(pawns, square);
-        for (; partners && writer.count < end; partners &= partners - 1) {
+        const int square = lowest(left);
+        const bool is_black = board.black() >> square & 1;
+        white[square] = static_cast<std::uint8_t>(pawn_number(orientation[0], is_black, square));
+        black[square] = static_cast<std::uint8_t>(pawn_number(orientation[1], !is_black, square));
+    }
+    int count = 0;
+    for (Bitboard left = pawns; left; left &= left - 1) {
+        const int square = lowest(left);
+        for (Bitboard partners = pawn_partners(pawns, square); partners; partners &= partners - 1) {
+            if (count == max_active) return count;
             const int partner = lowest(partners);
-            writer.add(pawn_pair_index(white_number, number(0, partner)),
-                       pawn_pair_index(black_number, number(1, partner)));
+            rows.white[count] = rows.first_feature + pawn_pair_index(white[square], white[partner]);
+            rows.black[count] = rows.first_feature + pawn_pair_index(black[square], black[partner]);
+            ++count;
         }
     }
+    return count;
 }
 
-// Writes what `part`, a feature set that is none of several, adds to the rows of a sound record.
+// Writes what `part`, a feature set that is none of several, adds to the rows of a sound record; returns how much.
 template <class Part>
-inline void write_part(Part /*part*/, const CodePlanes& board, const Pieces& p, RowWriter& writer) {
+inline int write_part(Part /*part*/, const CodePlanes& board, const Pieces& p, RowEnds rows) {
     if constexpr (Part::kKind == SetKind::kThreats) {
-        write_threats<typename Part::Version>(board, p, Part::kMaxActive, writer);
+        return write_threats<typename Part::Version>(board, p, Part::kMaxActive, rows);
     } else if constexpr (Part::kKind == SetKind::kPawnPairs) {
-        write_pawn_pairs(board, p, Part::kMaxActive, writer);
+        return write_pawn_pairs(board, p, Part::kMaxActive, rows);
     } else {
         static_assert(Part::kHasKings);
+        std::int32_t* const row[2] = {rows.white, rows.black};
         for (const int perspective : {0, 1}) {
             const int orientation = Part::orientation(perspective, p.king[perspective]);
-            const int offset = writer.first_feature + Part::offset(perspective, p.king[perspective]);
-            std::int32_t* row = writer.rows[perspective] + writer.count;
+            const int offset = rows.first_feature + Part::offset(perspective, p.king[perspective]);
             for (int i = 0; i < kMaxPieces; ++i) {  // those beyond the last piece are written over
-                row[i] = feature_index<Part>(p.code[i], p.square[i], perspective, orientation, offset);
+                row[perspective][i] = feature_index<Part>(p.code[i], p.square[i], perspective, orientation, offset);
             }
         }
-        writer.count += p.count;
+        return p.count;
     }
 }
 
@@ -398,17 +414,17 @@ inline int expand_rows(const std::uint8_t* record, const Pieces& p, std::int32_t
         return Set::kHasKings ? p.count : p.count - 2;
     } else {
         const CodePlanes board = code_planes(record);
-        RowWriter writer{{white, black}};
+        int count = 0;
+        const auto write = [&](auto part, int first_feature) {
+            count += write_part(part, board, p, {white + count, black + count, first_feature});
+        };
         if constexpr (Set::kKind == SetKind::kCombined) {
-            Set::for_each_part([&](auto part, int first_feature) {
-                writer.first_feature = first_feature;
-                write_part(part, board, p, writer);
-            });
+            Set::for_each_part(write);
         } else {
-            write_part(Set{}, board, p, writer);
+            write(Set{}, 0);
         }
-        for (int i = writer.count; i < Set::kMaxActive; ++i) white[i] = black[i] = -1;
-        return writer.count;
+        for (int i = count; i < Set::kMaxActive; ++i) white[i] = black[i] = -1;
+        return count;
     }
 }
 

@@ -81,50 +81,49 @@ inline CodePlanes code_planes(const std::uint8_t* record) {
              (plain & b2) | rooks, (plain & b3) | king}};
 }
 
-// How pieces move on an empty board: own pawns (up), enemy pawns (down), knights, bishops, rooks, queens, kings.
-inline constexpr int kNumPatterns = 7;
-NNUE_HOST_DEVICE constexpr int pattern_of(int code) {
-    return code < 2 ? code : (code >> 1) + 1;
-}
-
-// Everything that the threats of one version look up, 9 KiB; `reach` and `lines` serve both real squares (white moves
-// up) and those that a perspective sees (own pieces move up).
+// Everything that the threats of one version look up, 12 KiB. Both real pieces, white ones even, and those that a
+// perspective sees, own ones even, move up the board if their code is even.
 template <class Version>
 struct alignas(16) ThreatTables {
-    detail::Line lines[64][4]{};               // AttackTables::lines
-    Bitboard reach[kNumPatterns][64]{};        // attacks on an empty board
-    std::int32_t block[12][12]{};              // by codes of attacker and victim, own even, enemy odd: where they start
-    std::uint16_t offset[kNumPatterns][64]{};  // how many squares can be attacked from all the squares below
+    detail::Line lines[64][4]{};     // AttackTables::lines
+    Bitboard reach[12][64]{};        // by code and square: attacks on an empty board
+    std::int32_t block[12][12]{};    // by codes of attacker and victim: where the indices of such pairs start
+    std::uint16_t offset[12][64]{};  // by code and square: how many squares can be attacked from all lower ones
 
     constexpr ThreatTables() {
-        int total[kNumPatterns]{};
+        int total[12]{};
         for (int s = 0; s < 64; ++s) {
             for (int line = 0; line < 4; ++line) lines[s][line] = detail::kAttacks.lines[s][line];
-            if (s >= 8 && s < 56) {
-                reach[0][s] = detail::kAttacks.pawns[kWhite][s] | (Version::kPushes ? bit(s + 8) : 0);
-                reach[1][s] = detail::kAttacks.pawns[kBlack][s] | (Version::kPushes ? bit(s - 8) : 0);
+            for (const int color : {kWhite, kBlack}) {
+                const int ahead = color == kWhite ? s + 8 : s - 8;
+                const Bitboard push = Version::kPushes ? bit(ahead & 63) : 0;
+                Bitboard straight = 0, diagonal = 0;
+                for (const detail::Line& line : {lines[s][0], lines[s][1]}) straight |= line.lower | line.upper;
+                for (const detail::Line& line : {lines[s][2], lines[s][3]}) diagonal |= line.lower | line.upper;
+                const bool has_pawns = s >= 8 && s < 56;
+                reach[2 * kPawn + color][s] = has_pawns ? detail::kAttacks.pawns[color][s] | push : 0;
+                reach[2 * kKnight + color][s] = detail::kAttacks.knights[s];
+                reach[2 * kBishop + color][s] = diagonal;
+                reach[2 * kRook + color][s] = straight;
+                reach[2 * kQueen + color][s] = straight | diagonal;
+                reach[2 * kKing + color][s] = detail::kAttacks.kings[s];
             }
-            reach[2][s] = detail::kAttacks.knights[s];
-            for (int line = 0; line < 4; ++line) {
-                reach[line < 2 ? 4 : 3][s] |= lines[s][line].lower | lines[s][line].upper;
-            }
-            reach[5][s] = reach[3][s] | reach[4][s];
-            reach[6][s] = detail::kAttacks.kings[s];
-            for (int pattern = 0; pattern < kNumPatterns; ++pattern) {
-                offset[pattern][s] = static_cast<std::uint16_t>(total[pattern]);
-                for (Bitboard left = reach[pattern][s]; left; left &= left - 1) ++total[pattern];
+            for (int code = 0; code < 12; ++code) {
+                offset[code][s] = static_cast<std::uint16_t>(total[code]);
+                for (Bitboard left = reach[code][s]; left; left &= left - 1) ++total[code];
             }
         }
         int next = 0;
         for (const int enemy : {0, 1}) {
             for (int type = kPawn; type <= kKing; ++type) {
-                const int attacker = 2 * type + enemy, size = total[pattern_of(attacker)];
+                const int attacker = 2 * type + enemy;
                 for (int victim = 0; victim < 12; ++victim) {
                     const int slot = Version::kVictims[type][victim / 2];
+                    if (slot < 0) continue;
                     block[attacker][victim] =
-                        slot < 0 ? -1 : next + (victim % 2 * (Version::kSlots[type] / 2) + slot) * size;
+                        next + (victim % 2 * (Version::kSlots[type] / 2) + slot) * total[attacker];
                 }
-                next += Version::kSlots[type] * size;
+                next += Version::kSlots[type] * total[attacker];
             }
         }
         // A wrong table does not compile.
@@ -177,7 +176,7 @@ NNUE_HOST_DEVICE inline Bitboard threats_of(const ThreatTables<Version>& tables,
             attacks |= detail::line_attacks(lines[2], board.occupied) | detail::line_attacks(lines[3], board.occupied);
         }
     } else {
-        attacks = tables.reach[pattern_of(code)][square];
+        attacks = tables.reach[code][square];
         if (type == kPawn) {
             if constexpr (Version::kPushes) {
                 const Bitboard ahead = code & 1 ? bit(square) >> 8 : bit(square) << 8;
@@ -204,8 +203,7 @@ NNUE_HOST_DEVICE inline int threat_index(const ThreatTables<Version>& tables, in
         const int a0 = a, f0 = f;
         a = v, v = a0, f = t, t = f0;
     }
-    const int pattern = pattern_of(a);
-    return tables.block[a][v] + tables.offset[pattern][f] + popcount(tables.reach[pattern][f] & below(t));
+    return tables.block[a][v] + tables.offset[a][f] + popcount(tables.reach[a][f] & below(t));
 }
 
 // The pawns with which the pawn on `square` forms pairs, of those on higher squares: no more than a file away.

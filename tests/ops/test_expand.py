@@ -12,6 +12,7 @@ from nnue_trainer.data import FEATURE_SETS, Batch, RecordLoader, expand, records
 from nnue_trainer.data.device import Expander
 
 SETS = list(FEATURE_SETS)
+FULL = "HalfKAv2_hm+Full_Threats_v16+PP_3Wide"  # the input of SFNNv16
 SPECIAL = [
     "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1",
     "4k3/8/8/8/8/8/8/4K3 w - - 0 1",  # two pieces
@@ -63,6 +64,8 @@ def assert_equals_pipeline(expanded: ops.Expanded | Batch, records: torch.Tensor
         assert got.dtype == want.dtype, field
         assert got.device == (records.device if isinstance(expanded, ops.Expanded) else got.device)
         assert torch.equal(got.cpu(), want), field
+    for rows in (expanded.white, expanded.black):
+        assert torch.equal((rows >= 0).sum(1), expanded.counts.long())
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -76,7 +79,7 @@ def test_equals_the_pipeline_on_real_positions(device: torch.device, project_roo
     assert_equals_pipeline(ops.expand_features(first.to(device), name), first.to(device), name)
 
 
-@pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP"])
+@pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP", FULL, "HalfKAv2_hm+Full_Threats_v14"])
 def test_equals_the_pipeline_on_shared_positions(device: torch.device, shared: Path, name: str) -> None:
     stream = iter(RecordLoader(shared / "data" / "small.binpack", 50_000, seed=3))
     for _ in range(2):
@@ -84,10 +87,10 @@ def test_equals_the_pipeline_on_shared_positions(device: torch.device, shared: P
         assert_equals_pipeline(ops.expand_features(batch.to(device), name), batch.to(device), name)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 127, 128, 129])
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129])
 def test_any_number_of_rows(device: torch.device, records: torch.Tensor, rows: int) -> None:
     some = records[:rows].to(device)
-    for name in ("HalfKAv2_hm", "HalfKP"):
+    for name in ("HalfKAv2_hm", "HalfKP", FULL):
         expanded = ops.expand_features(some, name)
         assert expanded.white.shape == (rows, FEATURE_SETS[name].max_active)
         assert_equals_pipeline(expanded, some, name)
@@ -172,7 +175,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP"])
+@pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP", FULL])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_position_is_an_error(device: torch.device, records: torch.Tensor, kind: str, name: str) -> None:
     bad = broken(records, kind).to(device)
@@ -226,6 +229,7 @@ def test_cuda_unchecked_rows_are_empty(cuda: torch.device, records: torch.Tensor
     assert torch.equal(got.black.cpu()[good], expected.black)
     assert (got.white[3:1003:2] == -1).all()
     assert (got.black[3:1003:2] == -1).all()
+    assert (got.counts[3:1003:2] == 0).all()
     assert (got.piece_count >= 1).all()
     assert (got.piece_count <= 32).all()
     ops.raise_index_errors()
