@@ -1,9 +1,11 @@
-"""The plain feature transformer op against F.embedding_bag, forward and backward, on one machine in one run.
+"""The feature transformer's operators against F.embedding_bag, forward and backward, on one machine in one run.
 
     python benchmarks/feature_transformer_op.py --data FILE.binpack
 
-The batch is white's index rows of the first positions of a shuffled file (HalfKAv2_hm), or random rows with their
-statistics where no file is given. embedding_bag gets what suits it best: packed int32 indices with offsets made ahead
+Two comparisons: the plain operator on one perspective, and `perspective_transformer` on both with the pairwise
+activation, against two embedding_bags and torch's functions ("pair"; on a GPU feature_transformer/run.py says more).
+The batch is the first positions of a shuffled file (HalfKAv2_hm), or random rows with their statistics where no file is
+given. embedding_bag gets what suits it best: packed int32 indices with offsets made ahead
 of time, no padding, and no bias; ours reads the padded rows and adds the bias. Both backward passes go through autograd
 and give a dense weight gradient, ours the bias gradient too. Times are medians; memory is the peak over what the inputs
 and outputs of the step before hold. On CUDA our backward is the deterministic one, the default, and below it the
@@ -23,29 +25,36 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
+from nnue_trainer.perspectives import perspective_transformer
 from report import RESULTS, environment, write
 
-FEATURES = 24_576  # HalfKAv2_hm, 12 planes
+FEATURES, BLOCK = 24_576, 768  # HalfKAv2_hm, 12 planes
 
 
-def real_rows(path: str, batch: int) -> Tensor:
+def real_rows(path: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """White's rows, black's, and who is to move."""
     from nnue_trainer.data import Loader
 
     # A shuffle buffer of the whole file at most: neighbours in a file are of one game.
     loader = Loader(path, "HalfKAv2_hm", batch, seed=1, repeat=True, threads=1)
-    rows = next(iter(loader)).white.clone()
+    found = next(iter(loader))
+    rows = found.white.clone(), found.black.clone(), found.black_to_move.clone()
     loader.close()
     return rows
 
 
-def random_rows(batch: int) -> Tensor:
+def random_rows(batch: int) -> tuple[Tensor, Tensor, Tensor]:
     """Counts and concentration of HalfKAv2_hm: 7 to 32 active, mean 19.5; the busiest king bucket holds a quarter."""
     g = torch.Generator().manual_seed(1)
-    bucket = torch.multinomial(0.75 ** torch.arange(32.0), batch, replacement=True, generator=g)
-    count = torch.randint(7, 33, (batch,), generator=g)
-    inside = torch.rand(batch, 768, generator=g).topk(32).indices
-    rows = (bucket[:, None] * 768 + inside).int()
-    return torch.where(torch.arange(32)[None] < count[:, None], rows, -1)
+
+    def one() -> Tensor:
+        bucket = torch.multinomial(0.75 ** torch.arange(32.0), batch, replacement=True, generator=g)
+        count = torch.randint(7, 33, (batch,), generator=g)
+        inside = torch.rand(batch, BLOCK, generator=g).topk(32).indices
+        rows = (bucket[:, None] * BLOCK + inside).int()
+        return torch.where(torch.arange(32)[None] < count[:, None], rows, -1)
+
+    return one(), one(), torch.randint(0, 2, (batch,), generator=g, dtype=torch.uint8)
 
 
 def time_once(step: Callable[[], object], device: torch.device) -> float:
@@ -96,52 +105,110 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     return max(proc_status("VmHWM") - before, 0)
 
 
-def measure(rows: Tensor, outputs: int, dtype: torch.dtype, device: torch.device, seconds: float) -> dict[str, object]:
-    g = torch.Generator().manual_seed(2)
-    weight = (torch.randn(FEATURES, outputs, generator=g) / 100).to(device, dtype).requires_grad_()
-    bias = torch.zeros(outputs, device=device, dtype=dtype, requires_grad=True)
-    grad = torch.randn(len(rows), outputs, generator=g).to(device, dtype)
-    rows = rows.to(device)
+def packed(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What embedding_bag reads: indices without padding, and where each row begins."""
     alive = rows != -1
-    packed, lengths = rows[alive], alive.sum(1)
-    offsets = F.pad(lengths.cumsum(0)[:-1], (1, 0)).int()
+    return rows[alive], F.pad(alive.sum(1).cumsum(0)[:-1], (1, 0)).int()
+
+
+class Table:
+    """Times and peak memory of steps, each against the embedding_bag step of its direction."""
+
+    def __init__(self, outputs: int, dtype: torch.dtype, batch: int, device: torch.device, seconds: float) -> None:
+        self.dtype, self.device, self.seconds = str(dtype).removeprefix("torch."), device, seconds
+        self.result: dict[str, object] = {"outputs": outputs, "dtype": self.dtype, "batch": batch}
+
+    def add(self, steps: dict[str, Callable[[], object]]) -> None:
+        times = median_ms(steps, self.device, self.seconds)
+        for name, step in steps.items():
+            direction = "forward" if "forward" in name else "backward"
+            base = next(times[n] for n in times if "embedding_bag" in n and direction in n)
+            peak = peak_bytes(step, self.device)
+            self.result[name] = {"ms": round(times[name], 4), "ratio": round(base / times[name], 2), "peak_bytes": peak}
+            print(f"{self.dtype:>9} N {self.result['outputs']:5d}  {name:30s} {times[name]:9.3f} ms  "
+                  f"{base / times[name]:6.2f}x  peak {peak / 2**20:7.1f} MiB")  # fmt: skip
+
+
+def assert_close(expected: Tensor, found: Tensor) -> None:
+    error = ((expected.float() - found.float()).abs().max() / expected.abs().max()).item()
+    assert error < (1e-5 if expected.dtype == torch.float32 else 3e-2), error
+
+
+def measure_plain(table: Table, rows: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> None:
+    indices, offsets = packed(rows)
 
     def bag() -> Tensor:
-        return F.embedding_bag(packed, weight, offsets, mode="sum")
+        return F.embedding_bag(indices, weight, offsets, mode="sum")
 
     def ours(deterministic: bool | None = None) -> Tensor:
-        return ops.feature_transformer_forward(rows, weight, bias, deterministic=deterministic)
+        return ops.feature_transformer_forward(rows, weight, torch.zeros_like(bias), deterministic=deterministic)
 
-    scale = bag().abs().max()
-    assert ((bag() - ours()).abs().max() / scale).item() < (1e-5 if dtype == torch.float32 else 2e-2)
+    assert_close(bag(), ours())
     steps: dict[str, Callable[[], object]] = {"embedding_bag forward": bag, "nnue forward": ours}
-    bag_out, out, atomic_out = bag(), ours(), ours(deterministic=False)
+    bag_out, out = bag(), ops.feature_transformer_forward(rows, weight, bias)
     steps["embedding_bag backward"] = lambda: torch.autograd.grad(bag_out, weight, grad, retain_graph=True)
     steps["nnue backward"] = lambda: torch.autograd.grad(out, (weight, bias), grad, retain_graph=True)
-    if device.type == "cuda":
+    if table.device.type == "cuda":
+        atomic_out = ops.feature_transformer_forward(rows, weight, bias, deterministic=False)
         steps["nnue backward, atomics"] = lambda: torch.autograd.grad(
             atomic_out, (weight, bias), grad, retain_graph=True
         )
-    result: dict[str, object] = {"outputs": outputs, "dtype": str(dtype).removeprefix("torch."), "batch": len(rows)}
-    times = median_ms(steps, device, seconds)
-    for name, step in steps.items():
-        base = times["embedding_bag " + ("forward" if "forward" in name else "backward")]
-        peak = peak_bytes(step, device)
-        result[name] = {"ms": round(times[name], 4), "ratio": round(base / times[name], 2), "peak_bytes": peak}
-        print(f"{result['dtype']:>9} N {outputs:5d}  {name:30s} {times[name]:9.3f} ms  "
-              f"{base / times[name]:6.2f}x  peak {peak / 2**20:7.1f} MiB")  # fmt: skip
-    if device.type == "cuda":
+    table.add(steps)
+    if table.device.type == "cuda":
         before = ops.set_index_check("async")
         for mode in ("sync", "async", "off"):
             ops.set_index_check(mode)
             name = f"nnue forward, index check {mode}"
-            result[name] = {"ms": round(median_ms({name: ours}, device, seconds / 2)[name], 4)}
+            table.result[name] = {"ms": round(median_ms({name: ours}, table.device, table.seconds / 2)[name], 4)}
         ops.set_index_check(before)
-    return result
+
+
+def measure_pair(table: Table, rows: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor, grad: Tensor) -> None:
+    white, black, black_to_move = rows
+    bags = [packed(white), packed(black)]
+    black_first = black_to_move.bool()[:, None]
+
+    def bag() -> Tensor:
+        clipped = [
+            (F.embedding_bag(indices, weight, offsets, mode="sum") + bias).clamp(0, 1).chunk(2, 1)
+            for indices, offsets in bags
+        ]
+        own, other = (first * second for first, second in clipped)
+        return torch.cat([torch.where(black_first, other, own), torch.where(black_first, own, other)], 1)
+
+    def ours() -> Tensor:
+        return perspective_transformer(white, black, black_to_move, weight, bias, block_size=BLOCK)
+
+    assert_close(bag(), ours())
+    bag_out, out = bag(), ours()
+    table.add(
+        {
+            "embedding_bag pair forward": bag,
+            "nnue pair forward": ours,
+            "embedding_bag pair backward": lambda: torch.autograd.grad(
+                bag_out, (weight, bias), grad, retain_graph=True
+            ),
+            "nnue pair backward": lambda: torch.autograd.grad(out, (weight, bias), grad, retain_graph=True),
+        }
+    )
+
+
+def measure(
+    rows: tuple[Tensor, Tensor, Tensor], outputs: int, dtype: torch.dtype, device: torch.device, seconds: float
+) -> dict[str, object]:
+    g = torch.Generator().manual_seed(2)
+    weight = (torch.randn(FEATURES, outputs, generator=g) / 10).to(device, dtype).requires_grad_()
+    bias = (torch.rand(outputs, generator=g) / 2).to(device, dtype).requires_grad_()
+    white, black, black_to_move = (t.to(device) for t in rows)
+    grad = torch.randn(len(white), outputs, generator=g).to(device, dtype)
+    table = Table(outputs, dtype, len(white), device, seconds)
+    measure_plain(table, white, weight, bias, grad)
+    measure_pair(table, (white, black, black_to_move), weight, bias, grad)
+    return table.result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The feature transformer op against F.embedding_bag")
+    parser = argparse.ArgumentParser(description="The feature transformer's operators against F.embedding_bag")
     parser.add_argument("--data", help="a binpack file; random rows without one")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=16_384)
@@ -154,7 +221,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     rows = random_rows(args.batch) if args.data is None else real_rows(args.data, args.batch)
-    active = (rows != -1).sum(1).float().mean().item()
+    active = (rows[0] != -1).sum(1).float().mean().item()
     report: dict[str, object] = {
         "benchmark": "feature_transformer_op",
         **environment(device),

@@ -28,8 +28,8 @@
 
 namespace nnue {
 
-// Columns of either half that are worked on together.
-constexpr int64_t kPerspectiveSlab = 128;
+// Columns of either half that are worked on together: what the sums of one sweep over a list hold in registers.
+constexpr int64_t kPerspectiveSlab = 256;
 
 // A row at its place in the visiting order.
 struct PlacedRow {

@@ -1,6 +1,7 @@
 """Sample inputs and the float64 reference that all operator tests share."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,3 +86,116 @@ def reference_backward(sample: Sample, grad_output: Tensor) -> tuple[Tensor, Ten
     alive = (sample.indices == -1).cumsum(1) == 0
     grad_values = torch.where(alive, (padded_weight(sample)[index] * g[:, None]).sum(2), 0)
     return grad_weight, g.sum(0), grad_values
+
+
+@dataclass(frozen=True)
+class PairSample:
+    """Inputs of `perspective_transformer`: both perspectives, and what may be left out as None."""
+
+    white: Tensor
+    black: Tensor
+    black_to_move: Tensor
+    weight: Tensor
+    bias: Tensor
+    psqt: Tensor | None
+    bucket: Tensor | None
+    white_values: Tensor | None
+    black_values: Tensor | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        values = None if self.white_values is None else (self.white_values, self.black_values)
+        return {"psqt": self.psqt, "bucket": self.bucket, "values": values}
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        return self.white, self.black, self.black_to_move, self.weight, self.bias
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All floats: what is differentiated."""
+        return [t for t in self.tensors if t.is_floating_point()]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [t for field in fields(self) if (t := getattr(self, field.name)) is not None]
+
+    def map(self, change: Any) -> "PairSample":
+        """The same with every tensor changed by a function."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return PairSample(**{name: None if t is None else change(t) for name, t in found.items()})
+
+    def requires_grad(self) -> "PairSample":
+        return self.map(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
+
+    def double(self) -> "PairSample":
+        return self.map(lambda t: t.double() if t.is_floating_point() else t)
+
+
+def make_pair(
+    positions: int = 37,
+    max_active: int = 9,
+    features: int = 50,
+    outputs: int = 40,
+    *,
+    buckets: int = 0,
+    values: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> PairSample:
+    """Index rows as `make_sample` makes them, and floats that are small multiples of 1/8 (1/16 for the bias).
+
+    Their sums are exact in every dtype they are summed in, so that a sum that is 0 or the bound of a clip (take a
+    multiple of 1/16) is that everywhere, the float64 reference included; and there are many such sums.
+    """
+    g = torch.Generator().manual_seed(seed)
+    white, black = (
+        make_sample(positions, max_active, features, outputs, values=values, seed=seed + i) for i in range(2)
+    )
+
+    def eighths(*shape: int) -> Tensor:
+        return torch.randint(-8, 9, shape, generator=g) / 8
+
+    def factor(sample: Sample) -> Tensor | None:
+        return None if sample.values is None else torch.randint(-2, 3, sample.values.shape, generator=g) / 2
+
+    pair = PairSample(
+        white.indices,
+        black.indices,
+        torch.randint(0, 2, (positions,), generator=g, dtype=torch.uint8),
+        eighths(features, outputs).to(dtype),
+        torch.randint(-16, 17, (outputs,), generator=g) / 16,
+        eighths(features, buckets) if buckets else None,
+        torch.randint(0, buckets, (positions,), generator=g) if buckets else None,
+        factor(white),
+        factor(black),
+    )
+    return pair.map(lambda t: t.to(device))
+
+
+def reference_pair(
+    pair: PairSample, activation: str, bound: float, scale: float
+) -> tuple[Tensor, Tensor | None, PairSample]:
+    """float64 output and PSQT output, and the float64 inputs, whose gradients autograd fills in."""
+    wide = pair.double().requires_grad()
+
+    def sums(indices: Tensor, table: Tensor, values: Tensor | None) -> Tensor:
+        alive = ((indices == -1).cumsum(1) == 0).double()
+        factor = alive if values is None else torch.where(alive > 0, values, 0)
+        rows = table[indices.clamp(min=0).long()]
+        return (factor[:, :, None] * rows).sum(1)
+
+    def activate(a: Tensor) -> Tensor:
+        c = a.clamp(0, bound)
+        half = c.shape[1] // 2
+        return {"identity": a, "crelu": c, "screlu": c * c, "pairwise": c[:, :half] * c[:, half : 2 * half]}[activation]
+
+    black_first = wide.black_to_move.bool()[:, None]
+    sides = ((wide.white, wide.white_values), (wide.black, wide.black_values))
+    white, black = (activate(wide.bias + sums(i, wide.weight, v)) for i, v in sides)
+    out = torch.cat([torch.where(black_first, black, white), torch.where(black_first, white, black)], 1) * scale
+    if wide.psqt is None or wide.bucket is None:
+        return out, None, wide
+    first, second = (sums(i, wide.psqt, v).gather(1, wide.bucket[:, None])[:, 0] for i, v in sides)
+    return out, torch.where(black_first[:, 0], second - first, first - second) / 2, wide

@@ -87,13 +87,22 @@ def test_instruction_set_levels_compute_the_same_bits(level: str, tmp_path: Path
     code = f"""
 import sys, torch
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from sample_inputs import make_sample
+from sample_inputs import make_pair, make_sample
 from nnue_trainer import ops
+from nnue_trainer.perspectives import perspective_transformer
 results = []
+g = torch.Generator().manual_seed(0)
 for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
     s = make_sample(100, 12, 60, 213, values=True, dtype=dtype)
     out = ops.feature_transformer_forward(s.indices, s.weight, s.bias, s.values)
     results += [out, *ops.feature_transformer_backward(out, s.indices, 60, s.values, s.weight, needs_values_grad=True)]
+    for activation in ("identity", "crelu", "screlu", "pairwise") if dtype != torch.float64 else ():
+        p = make_pair(100, 12, 60, 214, buckets=5, dtype=dtype).requires_grad()
+        for t in (p.weight, p.bias, p.psqt):
+            t.data += torch.randn(t.shape, generator=g).to(t.dtype) / 8
+        outputs = perspective_transformer(*p.arguments, **p.options, activation=activation)
+        grads = torch.autograd.grad(outputs, p.parameters, [torch.randn(o.shape, generator=g).to(o) for o in outputs])
+        results += [*(o.detach() for o in outputs), *grads]
 torch.save(results, sys.argv[1])
 """
     root = str(Path(nnue_trainer.__file__).parents[1])

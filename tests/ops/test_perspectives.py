@@ -1,0 +1,464 @@
+"""The whole of `perspective_transformer` on every device: PSQT columns, values, and torch around it.
+
+What is special to the kernels of one device is in test_fused_perspectives.py.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_inputs import PairSample, make_pair, reference_pair
+from torch import Tensor, nn
+
+from nnue_trainer import ops
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
+from nnue_trainer.perspectives import Activation, is_fused, perspective_rows, perspective_transformer
+
+ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
+# Of outputs and of gradients that are rounded to the dtype.
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    assert found.shape == expected.shape, what
+    assert torch.isfinite(found).all(), what
+    error = (found.double() - expected).norm() / expected.norm().clamp(min=1e-30)
+    assert error <= tolerance, f"{what}: relative error {error:.2e} > {tolerance:.0e}"
+
+
+def run(pair: PairSample, **options: object) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Outputs, gradients of all floats, and the gradients of the outputs that gave them."""
+    own = pair.requires_grad()
+    result = perspective_transformer(*own.arguments, **own.options, **options)  # type: ignore[call-overload]
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    g = torch.Generator().manual_seed(7)
+    grads = [torch.randn(o.shape, generator=g).to(o.device, o.dtype) for o in outputs]
+    return [o.detach() for o in outputs], list(torch.autograd.grad(outputs, own.parameters, grads)), grads
+
+
+def check(
+    pair: PairSample, activation: Activation, bound: float, scale: float, block_size: int | None, cuda_fused: bool
+) -> None:
+    outputs, gradients, grads = run(pair, activation=activation, bound=bound, scale=scale, block_size=block_size)
+    out, psqt, wide = reference_pair(pair, activation, bound, scale)
+    expected = [out] if psqt is None else [out, psqt]
+    by_hand = torch.autograd.grad(expected, wide.parameters, [g.double() for g in grads])
+    for name, found, wanted in zip(("output", "psqt output"), outputs, expected, strict=False):
+        assert_close(found, wanted, TOLERANCE[found.dtype], name)
+    for i, (found, wanted) in enumerate(zip(gradients, by_hand, strict=True)):
+        tolerance = TOLERANCE[found.dtype]
+        if pair.weight.dtype != torch.float32 and cuda_fused:
+            tolerance = max(tolerance, 8e-3)  # row gradients are rounded to bf16
+        assert_close(found, wanted, tolerance, f"gradient {i}")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    positions=st.integers(0, 300),
+    max_active=st.integers(0, 40),
+    features=st.integers(1, 900),
+    outputs=st.one_of(st.integers(1, 24).map(lambda n: 8 * n), st.sampled_from([1, 2, 6, 33, 520])),
+    buckets=st.sampled_from([0, 0, 1, 3, 8, 33]),
+    values=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+    activation=st.sampled_from(ACTIVATIONS),
+    bound=st.sampled_from([1.0, 0.5, 15 / 16]),
+    scale=st.sampled_from([1.0, 127 / 128]),
+    block_size=st.sampled_from([None, 1000, 64, 768]),
+    seed=st.integers(0, 99),
+)
+def test_float64(
+    device: torch.device,
+    positions: int,
+    max_active: int,
+    features: int,
+    outputs: int,
+    buckets: int,
+    values: bool,
+    dtype: torch.dtype,
+    activation: Activation,
+    bound: float,
+    scale: float,
+    block_size: int | None,
+    seed: int,
+) -> None:
+    """Any shape, with duplicates, empty and full rows, and sums exactly on the ends of the clip."""
+    outputs += outputs % 2 if activation == "pairwise" else 0
+    pair = make_pair(
+        positions, max_active, features, outputs, buckets=buckets, values=values, dtype=dtype, device=device, seed=seed
+    )
+    if dtype == torch.float64:
+        pair = pair.double()
+    check(pair, activation, bound, scale, block_size, device.type == "cuda" and is_fused(pair.weight, block_size))
+
+
+def test_samples_hit_the_ends_of_the_clip() -> None:
+    """What test_float64 says of ties is true of its samples."""
+    out, _, _ = reference_pair(make_pair(200, 9, 50, 64), "identity", 1.0, 1.0)
+    assert (out == 0).sum() > 100
+    assert (out == 0.5).sum() > 100
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("values", [False, True], ids=["ones", "values"])
+def test_gradcheck(device: torch.device, values: bool, activation: Activation) -> None:
+    pair = make_pair(6, 5, 12, 6, buckets=3, values=values, device=device).double()
+    own = pair.map(lambda t: t + torch.rand_like(t) / 8 if t.is_floating_point() else t).requires_grad()
+    floats = own.parameters
+
+    def function(*inputs: Tensor) -> tuple[Tensor, ...]:
+        given_by = {id(old): new for old, new in zip(floats, inputs, strict=True)}
+        now = own.map(lambda t: given_by.get(id(t), t))
+        return perspective_transformer(*now.arguments, **now.options, activation=activation)
+
+    assert torch.autograd.gradcheck(function, floats)
+
+
+@pytest.mark.parametrize("block_size", [None, 50], ids=["plain", "fused"])
+def test_either_output_alone(device: torch.device, block_size: int | None) -> None:
+    """A loss that reads one of the two outputs, and a psqt that is not trained."""
+    pair = make_pair(buckets=4, outputs=48, device=device)
+    _, full, grads = run(pair, block_size=block_size)
+    for which in (0, 1):
+        own = pair.requires_grad()
+        result = perspective_transformer(*own.arguments, **own.options, block_size=block_size)
+        result[which].backward(grads[which])
+        weight, bias, psqt = (own.parameters[i].grad for i in range(3))
+        if which == 0:
+            assert torch.equal(weight, full[0])
+            assert torch.equal(bias, full[1])
+            assert psqt is None or not psqt.any()
+        else:
+            assert torch.equal(psqt, full[2])
+            assert weight is None or not weight.any()
+    frozen = pair.requires_grad()
+    assert frozen.psqt is not None
+    frozen.psqt.requires_grad_(False)
+    outputs = perspective_transformer(*frozen.arguments, **frozen.options, block_size=block_size)
+    torch.autograd.backward(outputs[0], grads[0])
+    assert frozen.psqt.grad is None
+    assert torch.equal(frozen.weight.grad, full[0])
+    with torch.no_grad():
+        for a, b in zip(outputs, perspective_transformer(*frozen.arguments, **frozen.options), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_psqt_gradient_of_every_size(device: torch.device) -> None:
+    """Beside a gradient of 1 one of 1e-6 keeps fp32's precision; all of them tiny or huge are no trouble either."""
+    pair = make_pair(3000, 20, 200, 16, buckets=8, device=device)
+    g = torch.Generator().manual_seed(2)
+    grad = (torch.randn(3000, generator=g) * 10 ** (-6 * torch.rand(3000, generator=g))).to(device)
+    assert pair.bucket is not None
+    grad[pair.bucket != 3] *= 1e-6 / grad[pair.bucket != 3].abs().max()
+    for scale in (1.0, 1e-30, 1e30):
+        own = pair.requires_grad()
+        perspective_transformer(*own.arguments, **own.options, block_size=200)[1].backward(grad * scale)
+        _, psqt, wide = reference_pair(pair, "pairwise", 1.0, 1.0)
+        assert psqt is not None
+        assert wide.psqt is not None
+        psqt.backward((grad * scale).double())
+        assert own.psqt is not None
+        for bucket in (2, 3):
+            assert_close(own.psqt.grad[:, bucket], wide.psqt.grad[:, bucket], 1e-6, f"bucket {bucket}, {scale}")
+
+
+def test_psqt_gradient_that_is_not_finite_stays_visible(device: torch.device) -> None:
+    for bad in (float("inf"), float("nan")):
+        own = make_pair(buckets=4, outputs=16, device=device).requires_grad()
+        out = perspective_transformer(*own.arguments, **own.options, block_size=50)[1]
+        grad = torch.ones_like(out)
+        grad[1] = bad  # row 1 is full
+        out.backward(grad)
+        assert own.psqt is not None
+        assert not torch.isfinite(own.psqt.grad).all()
+
+
+# ---- errors -----------------------------------------------------------------------------------------------------
+
+
+def test_psqt_and_bucket_come_together() -> None:
+    pair = make_pair(buckets=4)
+    for left_out in ("psqt", "bucket"):
+        options = {**pair.options, left_out: None}
+        with pytest.raises(ValueError, match=f"perspective_transformer: {left_out}: found none, expected a tensor"):
+            perspective_transformer(*pair.arguments, **options)
+    with pytest.raises(RuntimeError, match="bucket: found none, expected a tensor, since there is psqt"):
+        torch.ops.nnue.perspective_transformer_forward(
+            *pair.arguments[:3], pair.weight, pair.bias, pair.psqt, None, 768, 50, 0, 1.0, 1.0, 0, False
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: {"bucket": t["bucket"].int()}, "bucket: found int32, expected int64"),
+        (lambda t: {"bucket": t["bucket"][1:]}, r"bucket: found shape \[36\], expected shape \[B\] = \[37\]"),
+        (lambda t: {"psqt": t["psqt"][1:]}, r"psqt: found shape \[49, 4\], expected shape \[F, P\] = \[50, any\]"),
+        (lambda t: {"psqt": t["psqt"].half()}, "psqt: found float16, expected float32"),
+    ],
+)
+def test_psqt_errors(device: torch.device, change: object, message: str) -> None:
+    pair = make_pair(buckets=4, outputs=48, device=device)
+    if not is_fused(pair.weight, 50):
+        pytest.skip("no fused kernels for this device")
+    options = {**pair.options, **change(pair.options)}  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match=f"^nnue::perspective_transformer_forward: {message}"):
+        perspective_transformer(*pair.arguments, **options, block_size=50)
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 2**40])
+def test_illegal_bucket(device: torch.device, bad: int) -> None:
+    pair = make_pair(buckets=4, outputs=48, device=device)
+    if not is_fused(pair.weight, 50):
+        pytest.skip("no fused kernels for this device")
+    assert pair.bucket is not None
+    pair.bucket[9] = bad
+    message = r"bucket: found bucket -?\d+ in row 9, expected 0 <= bucket < 4"
+    with pytest.raises(RuntimeError, match=message):
+        perspective_transformer(*pair.arguments, **pair.options, block_size=50)
+
+
+def test_rows_of_another_batch(device: torch.device) -> None:
+    pair, other = make_pair(outputs=48, device=device), make_pair(36, outputs=48, device=device)
+    if not is_fused(pair.weight, 50):
+        pytest.skip("no fused kernels for this device")
+    rows = perspective_rows(*pair.arguments[:3], 50, 50)
+    perspective_transformer(*pair.arguments, block_size=50, rows=rows)
+    with pytest.raises(RuntimeError, match=r"rows: found shape .* what perspective_rows makes"):
+        perspective_transformer(*other.arguments, block_size=50, rows=rows)
+
+
+@pytest.mark.cuda
+def test_more_outputs_than_the_grid_holds(cuda: torch.device) -> None:
+    weight = torch.zeros(1, 65536 * 32, device=cuda)
+    with pytest.raises(RuntimeError, match="weight: found N = 2097152, expected N <= 2097120 on CUDA"):
+        ops.feature_transformer_forward(torch.zeros(1, 1, dtype=torch.int32, device=cuda), weight, weight[0])
+
+
+# ---- sizes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_million_positions(device: torch.device) -> None:
+    small = make_pair(1000, 3, 60, 16, buckets=3, device=device)
+    large = small.map(lambda t: t.repeat(1000, *(1,) * (t.dim() - 1)) if len(t) == 1000 else t)
+    few, few_grads, grads = run(small, block_size=60)
+    own = large.requires_grad()
+    many = perspective_transformer(*own.arguments, **own.options, block_size=60)
+    for a, b, grad in zip(few, many, grads, strict=True):
+        assert torch.equal(b.view(1000, *a.shape), a.expand(1000, *a.shape))
+        b.backward(grad.repeat(1000, *(1,) * (grad.dim() - 1)), retain_graph=True)
+    for found, one in zip((own.weight.grad, own.bias.grad, own.psqt.grad), few_grads, strict=True):  # type: ignore[union-attr]
+        assert_close(found / 1000, one.double(), 1e-4, "gradient")
+
+
+@pytest.mark.cuda
+def test_more_than_2_31_sums(cuda: torch.device) -> None:
+    """Accumulators of a batch that are more than 32-bit offsets reach: 2^20 positions, N 1024."""
+    if torch.cuda.mem_get_info(cuda)[0] < 40 << 30:
+        pytest.skip("needs 40 GB")
+    small = make_pair(1024, 2, 60, 1024, buckets=3, dtype=torch.bfloat16, device=cuda)
+    large = small.map(lambda t: t.repeat(1024, *(1,) * (t.dim() - 1)) if len(t) == 1024 and t.dim() != 1 else t)
+    large = PairSample(
+        large.white, large.black, small.black_to_move.repeat(1024), small.weight, small.bias, small.psqt,
+        small.bucket.repeat(1024), None, None,  # type: ignore[union-attr]
+    )  # fmt: skip
+    few, few_grads, grads = run(small, block_size=60)
+    own = large.requires_grad()
+    many = perspective_transformer(*own.arguments, **own.options, block_size=60)
+    for a, b, grad in zip(few, many, grads, strict=True):
+        assert torch.equal(b.view(1024, *a.shape), a.expand(1024, *a.shape))
+        b.backward(grad.repeat(1024, *(1,) * (grad.dim() - 1)), retain_graph=True)
+    for found, one in zip((own.weight.grad, own.bias.grad, own.psqt.grad), few_grads, strict=True):  # type: ignore[union-attr]
+        assert_close(found.float() / 1024, one.double(), 1e-2, "gradient")
+
+
+# ---- a citizen of torch -----------------------------------------------------------------------------------------
+
+
+def test_cpu_is_the_same_for_any_thread_count() -> None:
+    before = torch.get_num_threads()
+    pair = make_pair(3000, 32, 500, 200, buckets=8)
+    pair = pair.map(lambda t: t + torch.rand_like(t) if t.is_floating_point() else t)
+    results = []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            outputs, gradients, _ = run(pair)
+            results.append([*outputs, *gradients])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("values", [False, True], ids=["fused", "values"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compile(device: torch.device, dynamic: bool, values: bool) -> None:
+    @torch.compile(fullgraph=True, dynamic=dynamic)
+    def step(own: PairSample) -> Tensor:
+        activated, psqt = perspective_transformer(*own.arguments, **own.options, block_size=50)
+        return activated.square().sum(1) + psqt * 3
+
+    for positions in (37, 52) if dynamic else (37,):
+        pair = make_pair(positions, outputs=48, buckets=4, values=values, device=device)
+        eager, compiled = pair.requires_grad(), pair.requires_grad()
+        activated, psqt = perspective_transformer(*eager.arguments, **eager.options, block_size=50)
+        expected = activated.square().sum(1) + psqt * 3
+        found = step(compiled)
+        torch.testing.assert_close(found, expected)
+        expected.sum().backward()
+        found.sum().backward()
+        for a, b in zip(compiled.parameters, eager.parameters, strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("values", [False, True], ids=["fused", "values"])
+def test_autocast_changes_nothing(device: torch.device, values: bool, dtype: torch.dtype) -> None:
+    pair = make_pair(outputs=48, buckets=4, values=values, dtype=dtype, device=device)
+    without = run(pair, block_size=50)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        within = run(pair, block_size=50)
+    for a, b in zip([*without[0], *without[1]], [*within[0], *within[1]], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.cuda
+def test_cuda_graph_follows_its_inputs(cuda: torch.device) -> None:
+    before = ops.set_index_check("off")
+    pair, other = (make_pair(500, 20, 300, 48, buckets=8, device=cuda, seed=seed) for seed in (0, 9))
+    static = pair.requires_grad()
+    grads = [torch.randn(500, 48, device=cuda), torch.randn(500, device=cuda)]
+
+    def step() -> tuple[Tensor, ...]:
+        outputs = perspective_transformer(*static.arguments, **static.options, block_size=300)
+        return *outputs, *torch.autograd.grad(outputs, static.parameters, grads)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for now in (other, pair):
+        with torch.no_grad():
+            for target, source in zip(static.tensors, now.tensors, strict=True):
+                target.copy_(source)
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))
+    ops.set_index_check(before)
+
+
+@pytest.mark.cuda
+def test_streams_give_equal_bits(cuda: torch.device) -> None:
+    """Also the integer atomics of the PSQT gradient: the same for any schedule."""
+    pair = make_pair(4000, 32, 700, 256, buckets=8, device=cuda)
+    pair = pair.map(lambda t: t + torch.rand_like(t) if t.is_floating_point() else t)
+    expected = run(pair, block_size=700)
+    torch.cuda.synchronize()
+    results = []
+    for stream in [torch.cuda.Stream() for _ in range(4)]:
+        with torch.cuda.stream(stream):
+            results.append(run(pair, block_size=700))
+    torch.cuda.synchronize()
+    for found in results:
+        for some, others in zip(expected, found, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.cuda
+def test_every_device(cuda: torch.device) -> None:
+    """Tensors of a device that is not the current one, and work on two devices at once."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    pair = make_pair(500, 20, 300, 64, buckets=8)
+    expected = run(pair.map(lambda t: t.to("cuda:0")), block_size=300)
+    results = []
+    for device in ("cuda:0", "cuda:1"):
+        there = pair.map(lambda t, device=device: t.to(device))
+        assert is_fused(there.weight, 300)
+        results.append(run(there, block_size=300))
+        assert all(t.device == torch.device(device) for t in results[-1][0])
+    assert torch.cuda.current_device() == 0
+    for found in results:
+        for some, others in zip(expected, found, strict=True):
+            assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(some, others, strict=True))
+    bad = pair.map(lambda t: t.to("cuda:1"))
+    bad.black[3, 0] = 300
+    with pytest.raises(RuntimeError, match="index 300 in row 3"):
+        run(bad, block_size=300)
+    with pytest.raises(RuntimeError, match="weight: found a tensor on cuda:0, expected one on cuda:1"):
+        perspective_transformer(*bad.arguments[:3], pair.weight.to("cuda:0"), bad.bias, block_size=300)
+
+
+# ---- several processes ------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """A feature transformer with PSQT, and one layer behind it."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.transformer = PerspectiveTransformer(features, 32, "pairwise", psqt_buckets=4, block_size=features)
+        self.layer = nn.Linear(32, 1)
+        with torch.no_grad():
+            self.transformer.bias += 0.3
+
+    def forward(self, batch: Batch, bucket: Tensor) -> Tensor:
+        activated, psqt = self.transformer(batch, bucket)
+        assert psqt is not None
+        out: Tensor = self.layer(activated).squeeze(1) + psqt
+        return out
+
+
+def loss_of(net: nn.Module, pair: PairSample, begin: int, end: int) -> Tensor:
+    rest = torch.zeros(end - begin, device=pair.white.device)
+    batch = Batch(*(t[begin:end] for t in (pair.white, pair.black, pair.black_to_move)), rest, rest, rest)
+    assert pair.bucket is not None
+    out: Tensor = net(batch, pair.bucket[begin:end])
+    return (out - 0.5).square().mean()
+
+
+def train_in_parallel(rank: int, backend: str, port: int, folder: str) -> None:
+    import torch.distributed as dist
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    device = torch.device("cpu" if backend == "gloo" else f"cuda:{rank}")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, rank=rank, world_size=2)
+    try:
+        pair = make_pair(120, 9, 80, 32, buckets=4, device=device)
+        net = nn.parallel.DistributedDataParallel(Net(80).to(device))
+        loss_of(net, pair, 60 * rank, 60 * rank + 60).backward()
+        torch.save([p.grad.cpu() for p in net.parameters() if p.grad is not None], Path(folder) / str(rank))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.cuda)])
+def test_distributed_data_parallel(backend: str, tmp_path: Path) -> None:
+    """Two processes with half the batch each have the gradients of the whole batch, and equal ones."""
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(train_in_parallel, (backend, port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    net = Net(80)
+    loss_of(net, make_pair(120, 9, 80, 32, buckets=4), 0, 120).backward()
+    found = [torch.load(tmp_path / str(rank), weights_only=True) for rank in range(2)]
+    for a, b, parameter in zip(*found, net.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert parameter.grad is not None
+        assert parameter.grad.any()
+        assert_close(a, parameter.grad.double(), 2e-6, "gradient")
