@@ -111,15 +111,7 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
 }
 
 psqt::Problem psqt_problem(const IndexRows& in, const BlockRows& rows, const Tensor& bucket, int64_t buckets) {
-    return {in.white,
-            in.black,
-            rows.row_slot,
-            rows.slot_target,
-            const_data<int64_t>(bucket),
-            in.positions,
-            in.max_active,
-            in.num_features + in.num_loose,
-            static_cast<int>(buckets)};
+    return {in, rows, const_data<int64_t>(bucket), in.num_features + in.num_loose, static_cast<int>(buckets)};
 }
 
 Tensor psqt_forward(const IndexRows& in, const BlockRows& rows, const Tensor& psqt_in, const Tensor& bucket_in,

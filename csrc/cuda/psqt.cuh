@@ -3,9 +3,11 @@
 // Eight columns of one of which every position reads one: no work for tensor cores. Forward: a warp a position gathers
 // from a table that the L2 cache holds. Backward: every entry adds its position's gradient to one of F · P sums with an
 // atomic. The sums are 64-bit integers, multiples of a power of two taken from the largest gradient of the batch, so
-// that the order of the additions does not matter: equal bits, whatever the schedule. That needs no lists and no block
-// structure, so any index row will do. A gradient is rounded to 2^-b of the largest, b = 61 - log2(2 B K) (41 for
-// B = 16,384 and K = 32), finer than fp32 sums would be.
+// that the order of the additions does not matter: equal bits, whatever the schedule, and any row will do, duplicates
+// and features outside blocks included. A gradient is rounded to 2^-b of the largest, with b what keeps 2 B K of them in
+// 63 bits and at most 49 (41 for B = 16,384, K = 32): finer than sums in fp32 would be. The rows of a tile (block_rows.cuh) are added up in shared memory
+// first, in two parts of 32 bits: half as many atomics in global memory, and no queue at the few addresses of pieces
+// that stand in every position.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,6 +16,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "block_rows.cuh"
 #include "common.cuh"
 #include "index_check.cuh"
 
@@ -26,16 +29,13 @@ constexpr int kThreads = 256;
 constexpr int kPrepareBlocks = 132;
 constexpr int kPrepareThreads = 1024;
 constexpr int kNotFinite = INT32_MAX;
+constexpr int kMaxBlockCount = 255;
 
 struct Problem {
-    const int32_t* white;  // [positions, max_active]
-    const int32_t* black;
-    const int32_t* row_slot;     // [2 positions], of block_rows.cuh: where a row is, ~ in front of an irregular one
-    const int32_t* slot_target;  // and whose it is
-    const int64_t* bucket;       // [positions]
-    int positions;
-    int max_active;
-    int num_features;
+    IndexRows in;
+    BlockRows rows;
+    const int64_t* bucket;  // [positions]
+    int num_features;       // blocked and loose ones
     int buckets;
 };
 
@@ -43,19 +43,11 @@ __device__ __forceinline__ int position_of_warp() {
     return blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
 }
 
-// 1 where white is the side to move, else -1.
-__device__ __forceinline__ int white_sign(const Problem& p, int position) {
-    const int slot = p.row_slot[position];
-    return p.slot_target[slot < 0 ? ~slot : slot] % 2 == 0 ? 1 : -1;
-}
-
 // Calls visit(index) for the legal entries of a row that are this lane's.
 template <class Visit>
-__device__ __forceinline__ void for_each_own_entry(const Problem& p, const int32_t* rows, int position, int lane,
-                                                   const Visit& visit) {
-    const int32_t* row = rows + int64_t(position) * p.max_active;
-    for (int base = 0; base < p.max_active; base += kWarp) {
-        const int32_t mine = base + lane < p.max_active ? row[base + lane] : -1;
+__device__ __forceinline__ void for_each_own_entry(const Problem& p, const int32_t* row, int lane, const Visit& visit) {
+    for (int base = 0; base < p.in.max_active; base += kWarp) {
+        const int32_t mine = base + lane < p.in.max_active ? row[base + lane] : -1;
         const unsigned ends = __ballot_sync(cuda::kAllLanes, mine == -1);
         const bool alive = (ends & ((2u << lane) - 1)) == 0;  // no -1 up to here
         if (alive && static_cast<unsigned>(mine) < static_cast<unsigned>(p.num_features)) visit(mine);
@@ -66,7 +58,7 @@ __device__ __forceinline__ void for_each_own_entry(const Problem& p, const int32
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(Problem p, const float* __restrict__ psqt, float* __restrict__ out, FindingSink sink) {
     const int position = position_of_warp(), lane = threadIdx.x % kWarp;
-    if (position >= p.positions) return;
+    if (position >= p.in.positions) return;
     const int64_t bucket = p.bucket[position];
     if (bucket < 0 || bucket >= p.buckets) {
         if (lane == 0) {
@@ -79,13 +71,17 @@ __global__ void __launch_bounds__(kThreads)
     const float* column = psqt + bucket;
     float white = 0, black = 0;
     const auto value = [&](int32_t index) { return column[int64_t(index) * p.buckets]; };
-    for_each_own_entry(p, p.white, position, lane, [&](int32_t index) { white += value(index); });
-    for_each_own_entry(p, p.black, position, lane, [&](int32_t index) { black += value(index); });
+    const int64_t row = int64_t(position) * p.in.max_active;
+    for_each_own_entry(p, p.in.white + row, lane, [&](int32_t index) { white += value(index); });
+    for_each_own_entry(p, p.in.black + row, lane, [&](int32_t index) { black += value(index); });
     float difference = white - black;
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
         difference += __shfl_xor_sync(cuda::kAllLanes, difference, offset);
     }
-    if (lane == 0) out[position] = 0.5f * static_cast<float>(white_sign(p, position)) * difference;
+    if (lane != 0) return;
+    const int slot = p.rows.row_slot[position];
+    const bool black_first = p.rows.slot_target[slot < 0 ? ~slot : slot] % 2 != 0;
+    out[position] = (black_first ? -0.5f : 0.5f) * difference;
 }
 
 // Scratch of the backward.
@@ -120,28 +116,93 @@ __global__ void __launch_bounds__(kPrepareThreads)
     if (threadIdx.x == 0) scratch.largest[blockIdx.x] = most;
 }
 
+constexpr int kLowBits = 25;
+constexpr int kMostHeadroom = 2 * kLowBits - 1;  // 64 of either part fit in 31 bits
+constexpr int kSharedBuckets = 16;               // with more, everything goes to global memory
+static_assert(kPrepareBlocks <= kThreads && kMaxBlockCount <= kThreads);
+
+// A row of a tile and what it adds to its features.
+struct TileRow {
+    const int32_t* entries;  // null: no row
+    long long amount;
+    int bucket;
+    bool regular;
+};
+
+__device__ __forceinline__ TileRow tile_row(const Problem& p, const float* grad, int slot, int shift) {
+    TileRow row{};
+    const int target = p.rows.slot_target[slot];
+    if (target < 0) return row;
+    const int position = target / 2, white_slot = p.rows.row_slot[position];
+    const bool white = white_slot == slot || white_slot == ~slot;
+    const int mine = white ? white_slot : p.rows.row_slot[p.in.positions + position];
+    const int64_t bucket = p.bucket[position];
+    if (bucket < 0 || bucket >= p.buckets) return row;
+    row.entries = (white ? p.in.white : p.in.black) + int64_t(position) * p.in.max_active;
+    row.amount = __double2ll_rn(scalbn(static_cast<double>(grad[position]), shift));
+    if (target % 2 != 0) row.amount = -row.amount;
+    row.bucket = static_cast<int>(bucket);
+    row.regular = mine >= 0;
+    return row;
+}
+
+// A thread block a tile.
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(Problem p, const float* __restrict__ grad, int headroom, Scratch scratch) {
+    extern __shared__ int4 memory[];
+    int* parts = reinterpret_cast<int*>(memory);  // [2, P, 768]: low, high; none where P > kSharedBuckets
     __shared__ unsigned shared[kThreads / kWarp];
-    static_assert(kPrepareBlocks <= kThreads);
+    __shared__ TileRow rows[kTileRows];
+    const int tile = blockIdx.x, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const bool has_parts = p.buckets <= kSharedBuckets;
+    const int cells = has_parts ? p.buckets * kBlockFeatures : 0;
     const unsigned most = block_max(threadIdx.x < kPrepareBlocks ? scratch.largest[threadIdx.x] : 0, shared);
     // 2^exponent > every magnitude.
     const int exponent = most >= 0x7f800000u ? kNotFinite : ilogbf(fmaxf(__uint_as_float(most), 1e-45f)) + 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) *scratch.exponent = exponent;
-    const int position = position_of_warp(), lane = threadIdx.x % kWarp;
-    if (position >= p.positions || exponent == kNotFinite) return;
-    const int64_t bucket = p.bucket[position];
-    if (bucket < 0 || bucket >= p.buckets) return;
-    const double scaled = scalbn(static_cast<double>(grad[position]), headroom - exponent);
-    const long long mine = white_sign(p, position) * __double2ll_rn(scaled);
-    unsigned long long* column = scratch.sums + bucket;
-    const auto add = [&](const int32_t* rows, long long amount) {
-        for_each_own_entry(p, rows, position, lane, [&](int32_t index) {
-            atomicAdd(column + int64_t(index) * p.buckets, static_cast<unsigned long long>(amount));
-        });
-    };
-    add(p.white, mine);
-    add(p.black, -mine);
+    if (tile >= p.rows.tile_begin[p.in.num_blocks] || exponent == kNotFinite) return;
+    for (int i = threadIdx.x; i < cells / 2; i += kThreads) memory[i] = {0, 0, 0, 0};
+    if (threadIdx.x < kTileRows) {
+        rows[threadIdx.x] = tile_row(p, grad, tile * kTileRows + threadIdx.x, headroom - exponent);
+    }
+    const bool begun = threadIdx.x < p.in.num_blocks && p.rows.tile_begin[threadIdx.x] <= tile;
+    const int first = (__syncthreads_count(begun) - 1) * p.in.block_size;  // feature of the tile's block
+    const int end = has_parts ? min(first + p.in.block_size, p.in.num_features) : first;
+
+    constexpr int kWarpRows = kTileRows / (kThreads / kWarp);
+    for (int base = 0; base < p.in.max_active; base += kWarp) {
+        int32_t mine[kWarpRows];
+#pragma unroll
+        for (int r = 0; r < kWarpRows; ++r) {  // all loads in flight
+            const int32_t* entries = rows[warp * kWarpRows + r].entries;
+            mine[r] = entries != nullptr && base + lane < p.in.max_active ? entries[base + lane] : -1;
+        }
+#pragma unroll
+        for (int r = 0; r < kWarpRows; ++r) {
+            TileRow& row = rows[warp * kWarpRows + r];
+            const int32_t index = mine[r];
+            const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
+            const bool alive = (ends & ((2u << lane) - 1)) == 0;  // no -1 up to here
+            if (alive && row.regular && index >= first && index < end) {
+                int* cell = parts + row.bucket * kBlockFeatures + (index - first);
+                atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits) - 1)));
+                atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits));
+            } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
+                atomicAdd(scratch.sums + int64_t(index) * p.buckets + row.bucket,
+                          static_cast<unsigned long long>(row.amount));
+            }
+            __syncwarp();
+            if (ends != 0 && lane == 0) row.entries = nullptr;
+        }
+        __syncwarp();
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < cells; i += kThreads) {
+        const long long sum = (static_cast<long long>(parts[cells + i]) << kLowBits) + parts[i];
+        if (sum == 0) continue;
+        const int feature = first + i % kBlockFeatures, bucket = i / kBlockFeatures;
+        atomicAdd(scratch.sums + int64_t(feature) * p.buckets + bucket, static_cast<unsigned long long>(sum));
+    }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -157,8 +218,8 @@ __global__ void __launch_bounds__(kThreads)
 
 inline void launch_forward(const Problem& p, const float* psqt, float* out, const FindingSink& sink,
                            cudaStream_t stream) {
-    cuda::launch("psqt forward", forward_kernel, cuda::blocks_for(p.positions, kThreads / kWarp), kThreads, 0, stream,
-                 p, psqt, out, sink);
+    cuda::launch("psqt forward", forward_kernel, cuda::blocks_for(p.in.positions, kThreads / kWarp), kThreads, 0,
+                 stream, p, psqt, out, sink);
 }
 
 // Bytes of scratch; with a base also its parts.
@@ -176,13 +237,16 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
                             cudaStream_t stream) {
     const int64_t count = int64_t(p.num_features) * p.buckets;
     // No sum has more terms than this, so none leaves 63 bits.
-    const uint64_t terms = 2 * uint64_t(std::max(p.positions, 1)) * uint64_t(std::max(p.max_active, 1));
-    const int headroom = 62 - std::bit_width(terms);
-    cuda::launch("psqt prepare", prepare_kernel, kPrepareBlocks, kPrepareThreads, 0, stream, grad, p.positions, count,
-                 scratch);
-    // At least one thread block: it says the exponent.
-    cuda::launch("psqt scatter", scatter_kernel, std::max(1u, cuda::blocks_for(p.positions, kThreads / kWarp)),
-                 kThreads, 0, stream, p, grad, headroom, scratch);
+    const uint64_t terms = 2 * uint64_t(std::max(p.in.positions, 1)) * uint64_t(std::max(p.in.max_active, 1));
+    const int headroom = std::min(kMostHeadroom, 62 - static_cast<int>(std::bit_width(terms)));
+    cuda::launch("psqt prepare", prepare_kernel, kPrepareBlocks, kPrepareThreads, 0, stream, grad, p.in.positions,
+                 count, scratch);
+    const int shared_bytes = p.buckets <= kSharedBuckets ? 2 * p.buckets * kBlockFeatures * int(sizeof(int)) : 0;
+    cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+                     "psqt scatter");
+    // Blocks there always are, so that one says the exponent.
+    cuda::launch("psqt scatter", scatter_kernel, BlockRows::tiles(p.in.positions, p.in.num_blocks), kThreads,
+                 shared_bytes, stream, p, grad, headroom, scratch);
     cuda::launch("psqt round", round_kernel, std::min(cuda::blocks_for(count, kThreads), 4096u), kThreads, 0, stream,
                  count, headroom, scratch, grad_psqt);
 }
