@@ -4,10 +4,11 @@
 // from a table that the L2 cache holds. Backward: every entry adds its position's gradient to one of F · P sums with an
 // atomic. The sums are 64-bit integers, multiples of a power of two taken from the largest gradient of the batch, so
 // that the order of the additions does not matter: equal bits, whatever the schedule, and any row will do, duplicates
-// and features outside blocks included. A gradient is rounded to 2^-b of the largest, with b what keeps 2 B K of them in
-// 63 bits and at most 49 (41 for B = 16,384, K = 32): finer than sums in fp32 would be. The rows of a tile (block_rows.cuh) are added up in shared memory
-// first, in two parts of 32 bits: half as many atomics in global memory, and no queue at the few addresses of pieces
-// that stand in every position.
+// and features outside blocks included. A gradient is rounded to 2^-b of the largest, with b what keeps 2 B K of them
+// in 63 bits and at most 49 (41 for B = 16,384, K = 32): finer than sums in fp32 would be.
+//
+// The rows of a tile (block_rows.cuh) are added up in shared memory first, in two parts of 32 bits: half as many
+// atomics in global memory, and no queue at the few addresses of pieces that stand in every position.
 #pragma once
 
 #include <cuda_runtime.h>
