@@ -182,7 +182,8 @@ def is_fused(weight: Tensor, block_size: int | None = None, num_blocked: int | N
     """Whether `perspective_transformer` runs as one fused operator for this weight [F, N] on its device.
 
     On a CPU: an even N, whatever the block size. On CUDA: a GPU of compute capability 9.0, N a multiple of 16, a
-    `block_size` up to 768, at most 255 blocks, and no loose features. float64 weights, and calls with `values`, are never fused.
+    `block_size` up to 768, at most 255 blocks, and no loose features. float64 weights, and calls with `values`, are
+    never fused.
     """
     num_features, num_outputs = weight.shape
     if weight.dtype not in _DTYPES or num_features == 0 or num_outputs == 0:

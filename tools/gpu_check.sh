@@ -27,7 +27,7 @@ fi
 step info python3 -m nnue_trainer info
 step tests python3 -m pytest -q ${TESTS:-tests} -p no:cacheprovider -m "not engine"
 # One test of every kernel family: a sanitizer is a hundred times slower.
-subset="test_forward_backward or test_any_number_of_rows or test_hot_features or test_rows_outside_the_rule or illegal_index"
+subset="test_forward_backward or test_any_number_of_rows or test_hot_features or test_rows_outside_the_rule or illegal_index or either_output"
 for tool in memcheck racecheck; do
     step "$tool" timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 9 \
         python3 -m pytest -q tests/ops -m cuda -k "$subset" -p no:cacheprovider

@@ -42,9 +42,16 @@ def run(pair: PairSample, **options: object) -> tuple[list[Tensor], list[Tensor]
 
 
 def check(
-    pair: PairSample, activation: Activation, bound: float, scale: float, block_size: int | None, cuda_fused: bool
+    pair: PairSample,
+    activation: Activation,
+    bound: float,
+    scale: float,
+    block_size: int | None = None,
+    num_blocked: int | None = None,
 ) -> None:
-    outputs, gradients, grads = run(pair, activation=activation, bound=bound, scale=scale, block_size=block_size)
+    outputs, gradients, grads = run(
+        pair, activation=activation, bound=bound, scale=scale, block_size=block_size, num_blocked=num_blocked
+    )
     out, psqt, wide = reference_pair(pair, activation, bound, scale)
     expected = [out] if psqt is None else [out, psqt]
     by_hand = torch.autograd.grad(expected, wide.parameters, [g.double() for g in grads])
@@ -52,7 +59,11 @@ def check(
         assert_close(found, wanted, TOLERANCE[found.dtype], name)
     for i, (found, wanted) in enumerate(zip(gradients, by_hand, strict=True)):
         tolerance = TOLERANCE[found.dtype]
-        if pair.weight.dtype != torch.float32 and cuda_fused:
+        if (
+            pair.weight.is_cuda
+            and is_fused(pair.weight, block_size, num_blocked)
+            and pair.weight.dtype != torch.float32
+        ):
             tolerance = max(tolerance, 8e-3)  # row gradients are rounded to bf16
         assert_close(found, wanted, tolerance, f"gradient {i}")
 
@@ -70,6 +81,7 @@ def check(
     bound=st.sampled_from([1.0, 0.5, 15 / 16]),
     scale=st.sampled_from([1.0, 127 / 128]),
     block_size=st.sampled_from([None, 1000, 64, 768]),
+    loose=st.sampled_from([0, 0, 1, 2]),
     seed=st.integers(0, 99),
 )
 def test_float64(
@@ -85,6 +97,7 @@ def test_float64(
     bound: float,
     scale: float,
     block_size: int | None,
+    loose: int,
     seed: int,
 ) -> None:
     """Any shape, with duplicates, empty and full rows, and sums exactly on the ends of the clip."""
@@ -94,7 +107,7 @@ def test_float64(
     )
     if dtype == torch.float64:
         pair = pair.double()
-    check(pair, activation, bound, scale, block_size, device.type == "cuda" and is_fused(pair.weight, block_size))
+    check(pair, activation, bound, scale, block_size, features * (2 - loose) // 2)
 
 
 def test_samples_hit_the_ends_of_the_clip() -> None:
