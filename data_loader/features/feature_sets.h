@@ -67,15 +67,17 @@ NNUE_HOST_DEVICE inline int find_fifteen(std::uint64_t low, std::uint64_t high) 
     return in_high ? 16 + lowest(in_high) / 4 : 0;
 }
 
-// The piece code that a record's nibble stands for on `square`.
+// The piece code that a record's nibble stands for on `square`. Masks, not choices: of a chain of choices GCC makes a
+// switch, and then no vector code of the loop around it.
 NNUE_HOST_DEVICE constexpr std::uint8_t plain_code(std::uint8_t nibble, std::uint8_t square) {
-    const std::uint8_t colour = square >> 5 & 1;
-    std::uint8_t plain = nibble;
-    plain = nibble == kPushedPawn ? colour : plain;  // on rank 4 white, on rank 5 black
-    plain = nibble == kWhiteCastlingRook ? std::uint8_t{kRook << 1 | kWhite} : plain;
-    plain = nibble == kBlackCastlingRook ? std::uint8_t{kRook << 1 | kBlack} : plain;
-    plain = nibble == kBlackKingToMove ? std::uint8_t{kKing << 1 | kBlack} : plain;
-    return plain;
+    constexpr unsigned kRooks = kWhiteCastlingRook - (kRook << 1 | kWhite);
+    static_assert(kBlackCastlingRook - (kRook << 1 | kBlack) == kRooks);
+    constexpr unsigned kKings = kRooks - (kBlackKingToMove - (kKing << 1 | kBlack));
+    const auto mask = [](bool condition) { return static_cast<std::uint8_t>(0 - condition); };
+    const std::uint8_t colour = square >> 5 & 1;  // of a pushed pawn: on rank 4 white, on rank 5 black
+    return static_cast<std::uint8_t>(nibble - (mask(nibble == kPushedPawn) & (kPushedPawn - colour)) -
+                                     (mask(nibble > kPushedPawn) & kRooks) +
+                                     (mask(nibble == kBlackKingToMove) & kKings));
 }
 
 // Reads the board of a record that is known to be sound: unpack() accepted it.
