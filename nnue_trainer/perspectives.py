@@ -44,7 +44,11 @@ def _rows_bytes(positions: int, block_size: int, num_blocked: int) -> int:
         4 * slots,  # slot_target
         4 * (blocks + 1),  # tile_begin
         96 * slots,  # row_bits
+        8 * 768 * (slots // 64),  # tile_bits
         8 * 768 * (slots // 64),  # feature_bits
+        4 * 768 * blocks,  # counts
+        4 * 768 * blocks,  # ranked
+        4 * blocks,  # dense
         4 * blocks * ((2 * positions + 127) // 128),  # cta_offsets
         8 * positions,  # row_slot
         4,  # irregular

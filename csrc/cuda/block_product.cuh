@@ -13,6 +13,7 @@
 
 #include <cuda_runtime.h>
 
+#include <climits>
 #include <type_traits>
 
 #include "../activation.h"
@@ -44,10 +45,11 @@ struct BackwardProblem {
     const void* saved;
     void* grad_weight;    // [num_features, num_outputs], all of it is written
     float* grad_bias;     // [num_outputs]
-    void* grad_rows;      // scratch [parts, slots, num_outputs], 16-bit; parts 2 for fp32 weights, else 1
+    void* grad_rows;      // scratch [slabs, tiles, 16 KB]: see GradientShape
+    int32_t* exponents;   // scratch [slabs, tiles], for fp32 weights
     float* partial;       // scratch [kWorkers, 384 · 128]
-    float* bias_partial;  // scratch [kBiasParts, num_outputs]
-    unsigned* flags;      // scratch [kWorkers, 8] and one more; zeroed by backward()
+    float* bias_partial;  // scratch [stretches, num_outputs]
+    unsigned* flags;      // scratch [kWorkers, 8]
     int num_outputs;
     Activation activation;
     float bound, scale;
@@ -124,6 +126,7 @@ __device__ __forceinline__ const int32_t* load_tile_begin(const BlockRows& rows,
 }
 
 // The same for a warp that keeps its pieces in shared memory.
+template <typename Pieces>
 __device__ __forceinline__ bool next_piece(Pieces& pieces, int lane) {
     __syncwarp();
     bool more = false;
@@ -470,75 +473,145 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
 // ---- backward
 // -----------------------------------------------------------------------------------------------------------
 
-constexpr int kBiasParts = 528;
 constexpr int kFlags = 8;  // of a worker: one for each consumer warp
+constexpr int kMaxGroups = kBlockFeatures / kGroupFeatures;
 
-// A power of two that brings the row gradients near the top of fp16's range.
-__device__ __forceinline__ float gradient_scale(const BackwardProblem& p) {
-    const unsigned bits = p.flags[kWorkers * kFlags];
-    if (bits == 0 || bits >= 0x7f800000u) return 1.0f;
-    const float largest = fminf(__uint_as_float(bits) * fabsf(p.scale) * fmaxf(1.0f, 2 * p.bound), 1e38f);
-    if (largest == 0) return 1.0f;
-    return ldexpf(1.0f, max(-120, min(120, 13 - ilogbf(largest))));
+// Row gradients lie as the product reads them: for each (slab, tile of 64 slots) one operand of 64 rows × 128 columns,
+// two swizzled atoms. bf16: the slab's 64 columns of each half. Two fp16 parts: an atom of 32 columns of each half with
+// the high parts, one with the low parts, times the power of two of `exponents` for this (slab, tile).
+template <int kParts>
+struct GradientShape {
+    static constexpr int kSlab = 64 / kParts;  // columns of each half
+    static constexpr int kAtomBytes = kTileRows * 128, kOperandBytes = 2 * kAtomBytes;
+    static constexpr int kThreads = 256, kGroups = kSlab / 8, kRows = kThreads / kGroups;
+
+    __host__ __device__ static int slabs(int num_outputs) { return (num_outputs / 2 + kSlab - 1) / kSlab; }
+    // Of eight columns of half `h` in row `row` of an operand; the low parts lie an atom further on.
+    __device__ static uint32_t offset(int h, int row, int group) {
+        return kParts == 1 ? h * kAtomBytes + operand_offset(row, group) : operand_offset(row, h * kGroups + group);
+    }
+};
+
+// A stretch of tiles to a thread block of the row gradients; its sums are a part of the bias gradient.
+__host__ __device__ inline int stretch_tiles(int max_tiles) {
+    return max(4, (max_tiles + 1023) / 1024);
+}
+__host__ __device__ inline int stretches(int max_tiles) {
+    return (max_tiles + stretch_tiles(max_tiles) - 1) / stretch_tiles(max_tiles);
 }
 
+constexpr int kNoExponent = -1000;  // of a tile of zeros
+
+// The exponent of the power of two that leaves numbers of up to this magnitude (its bits) just inside fp16's range.
+__device__ __forceinline__ int tile_exponent(unsigned largest) {
+    if (largest == 0) return kNoExponent;
+    if (largest >= 0x7f800000u) return 0;  // not finite, and stays so
+    return max(int(largest >> 23) - 127 - 14, -120);
+}
+// 2^exponent as a float, 0 below its normal range.
+__device__ __forceinline__ float power_of_two(int exponent) {
+    return exponent < -126 ? 0.0f : __int_as_float((exponent + 127) << 23);
+}
+
+// Eight numbers as they lie in memory.
 template <typename T>
-__device__ __forceinline__ void load_eight(float (&x)[8], const T* from, Float type) {
-    if constexpr (sizeof(T) == 4) {
-        const float4 low = __ldg(reinterpret_cast<const float4*>(from)),
-                     high = __ldg(reinterpret_cast<const float4*>(from) + 1);
-        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z,
-        x[7] = high.w;
-    } else {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+struct Eight {
+    uint4 raw[sizeof(T) / 2] = {};
+
+    __device__ void load(const T* from) {
+#pragma unroll
+        for (int i = 0; i < int(sizeof(T) / 2); ++i) raw[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
+    }
+    __device__ void unpack_to(float (&x)[8], Float type) const {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const float2 two = unpack(words[j], type);
+            const uint32_t* words = &raw[j * sizeof(T) / 8].x;
+            float2 two;
+            if constexpr (sizeof(T) == 4)
+                two = {__uint_as_float(words[2 * j % 4]), __uint_as_float(words[2 * j % 4 + 1])};
+            else
+                two = unpack(words[j], type);
             x[2 * j] = two.x, x[2 * j + 1] = two.y;
         }
     }
-}
+};
 
-// Row gradients in slot order, 16-bit (bf16, or two fp16 parts, scaled), 0 in padding; and sums over each thread
-// block's stretch of slots for the bias gradient. Thread (x, y): eight columns of each half, every blockDim.y-th slot.
+// Row gradients in slot order, 0 in padding, and their sums over each stretch of tiles. Thread blocks (slab, stretch):
+// those that share rows of memory run together.
 template <int kParts, typename Grad, Activation kActivation>
-__global__ void __launch_bounds__(256) row_gradient_kernel(BackwardProblem p) {
+__global__ void __launch_bounds__(GradientShape<kParts>::kThreads) row_gradient_kernel(BackwardProblem p) {
+    using Shape = GradientShape<kParts>;
     using Saved = std::conditional_t<kParts == 1, uint16_t, float>;
     constexpr bool kPairwise = kActivation == Activation::kPairwise;
-    const int half = p.num_outputs / 2, column = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
-    const int slots = p.rows.tile_begin[p.in.num_blocks] * kTileRows;
-    const size_t part_stride = size_t(BlockRows::tiles(p.in.positions, p.in.num_blocks)) * kTileRows * p.num_outputs;
-    const int first = int((long long)slots * blockIdx.x / gridDim.x),
-              last = int((long long)slots * (blockIdx.x + 1) / gridDim.x);
+    constexpr int kRows = Shape::kRows, kWarps = Shape::kThreads / 32;
+    __shared__ float sums[kRows][Shape::kGroups][17];
+    __shared__ unsigned largest[2][kWarps];
+    const int group = threadIdx.x % Shape::kGroups, row = threadIdx.x / Shape::kGroups;
+    const int half = p.num_outputs / 2, slab = blockIdx.x, column = slab * Shape::kSlab + group * 8;
+    const int max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks), stretch = stretch_tiles(max_tiles);
     const float limit = kParts == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
-    const float scale = kParts == 2 ? gradient_scale(p) : 1.0f;
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (blockIdx.x == 0 && blockIdx.y == 0)
+        for (int i = threadIdx.x; i < kWorkers * kFlags; i += Shape::kThreads) p.flags[i] = 0;
+    const int first = blockIdx.y * stretch, last = min(first + stretch, p.rows.tile_begin[p.in.num_blocks]);
     float bias[2][8] = {};
-    if (column < half) {
-#pragma unroll 2
-        for (int slot = first + threadIdx.y; slot < last; slot += blockDim.y) {
-            const int target = p.rows.slot_target[slot];
-            float g[2][8] = {}, s[2][8] = {};
-            if (target >= 0) {
-                const Grad* grad =
-                    static_cast<const Grad*>(p.grad_out) + size_t(target) * (kPairwise ? half : p.num_outputs) + column;
-                load_eight(g[0], grad, p.grad_type);
-                if constexpr (!kPairwise) load_eight(g[1], grad + half, p.grad_type);
-                if constexpr (kActivation != Activation::kIdentity) {
-                    const Saved* saved = static_cast<const Saved*>(p.saved) + size_t(slot) * p.num_outputs + column;
-                    load_eight(s[0], saved, Float::kFloat16);
-                    load_eight(s[1], saved + half, Float::kFloat16);
-                }
+    constexpr int kPasses = kTileRows / kRows;
+    for (int tile = first; tile < last; ++tile) {
+        char* operand = static_cast<char*>(p.grad_rows) + (size_t(slab) * max_tiles + tile) * Shape::kOperandBytes;
+        int targets[kPasses];
+        Eight<Grad> grads[kPasses][kPairwise ? 1 : 2];
+        Eight<Saved> sums_saved[kPasses][2];
 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    g[0][j] *= p.scale;
-                    g[1][j] = kPairwise ? g[0][j] : g[1][j] * p.scale;
-                    differentiate<kActivation>(g[0][j], g[1][j], s[0][j], s[1][j], p.bound, limit);
-                    bias[0][j] += g[0][j];
-                    bias[1][j] += g[1][j];
-                }
+        for (int pass = 0; pass < kPasses; ++pass)
+            targets[pass] = column < half ? __ldg(p.rows.slot_target + tile * kTileRows + pass * kRows + row) : -1;
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {  // all loads first
+            if (targets[pass] < 0) continue;
+            const Grad* grad = static_cast<const Grad*>(p.grad_out) +
+                               size_t(targets[pass]) * (kPairwise ? half : p.num_outputs) + column;
+            const Saved* saved = static_cast<const Saved*>(p.saved) +
+                                 size_t(tile * kTileRows + pass * kRows + row) * p.num_outputs + column;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                if (h == 0 || !kPairwise) grads[pass][h].load(grad + h * half);
+                if constexpr (kActivation != Activation::kIdentity) sums_saved[pass][h].load(saved + h * half);
             }
-            uint16_t* rows = static_cast<uint16_t*>(p.grad_rows) + size_t(slot) * p.num_outputs + column;
+        }
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const int r = pass * kRows + row;
+            float g[2][8], s[2][8];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                grads[pass][kPairwise ? 0 : h].unpack_to(g[h], p.grad_type);
+                sums_saved[pass][h].unpack_to(s[h], Float::kFloat16);
+            }
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {  // of zeros where there is no row
+                g[0][j] *= p.scale;
+                g[1][j] *= p.scale;
+                differentiate<kActivation>(g[0][j], g[1][j], s[0][j], s[1][j], p.bound, limit);
+                bias[0][j] += g[0][j];
+                bias[1][j] += g[1][j];
+            }
+            float scale = 1;
+            if constexpr (kParts == 2) {
+                static_assert(kRows == kTileRows);
+                unsigned mine = 0;
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+                    mine =
+                        max(mine, max(__float_as_uint(g[0][j]) & 0x7fffffffu, __float_as_uint(g[1][j]) & 0x7fffffffu));
+                mine = __reduce_max_sync(~0u, mine);
+                if (threadIdx.x % 32 == 0) largest[tile % 2][threadIdx.x / 32] = mine;
+                __syncthreads();
+#pragma unroll
+                for (int w = 0; w < kWarps; ++w) mine = max(mine, largest[tile % 2][w]);
+                const int exponent = tile_exponent(mine);
+                if (threadIdx.x == 0) p.exponents[size_t(slab) * max_tiles + tile] = exponent;
+                scale = power_of_two(mine == 0 ? 0 : -exponent);
+            }
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 uint32_t high[4], low[4];
@@ -550,251 +623,534 @@ __global__ void __launch_bounds__(256) row_gradient_kernel(BackwardProblem p) {
                         split(g[h][2 * j] * scale, g[h][2 * j + 1] * scale, high[j], low[j]);
                     }
                 }
-                *reinterpret_cast<uint4*>(rows + h * half) = {high[0], high[1], high[2], high[3]};
+                char* to = operand + Shape::offset(h, r, group);
+                *reinterpret_cast<uint4*>(to) = {high[0], high[1], high[2], high[3]};
                 if constexpr (kParts == 2)
-                    *reinterpret_cast<uint4*>(rows + part_stride + h * half) = {low[0], low[1], low[2], low[3]};
+                    *reinterpret_cast<uint4*>(to + Shape::kAtomBytes) = {low[0], low[1], low[2], low[3]};
             }
         }
     }
-    __shared__ float sums[256][17];
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) sums[thread][i] = bias[i / 8][i % 8];
+    for (int i = 0; i < 16; ++i) sums[row][group][i] = bias[i / 8][i % 8];
     __syncthreads();
-    if (column < half && threadIdx.y == 0) {
+    for (int i = threadIdx.x; i < Shape::kGroups * 16; i += Shape::kThreads) {
+        const int c = slab * Shape::kSlab + i / 16 * 8 + i % 8;
+        float sum = 0;
+#pragma unroll 8
+        for (int y = 0; y < kRows; ++y) sum += sums[y][i / 16][i % 16];
+        if (c < half) p.bias_partial[size_t(blockIdx.y) * p.num_outputs + i % 16 / 8 * half + c] = sum;
+    }
+}
+
+// The product: a unit is (slab, block, group of 384 of the block's dense ranks). Two warpgroups hold the sums of a
+// unit's features × 128 operand columns in registers and turn bitmaps into products; a warp has row gradients and
+// bitmaps copied ahead of them. A unit shared by several workers is finished by the first of them, which adds what the
+// others left in `partial`, in their order.
+template <int kParts>
+struct BackwardShape : GradientShape<kParts> {
+    using GradientShape<kParts>::kOperandBytes;
+    static constexpr int kBitBytes = kGroupFeatures * sizeof(uint2);
+    static constexpr int kStages = 10;
+    static constexpr int kConsumers = 256, kThreads = kConsumers + 128, kWarps = kConsumers / 32;
+    static constexpr int kFeatureTiles = kGroupFeatures / 64 / (kConsumers / 128);  // of 64 features, per warpgroup
+    // Behind the operands, for each stage: bitmaps, the barriers "full" and "empty", the left operand's `one`.
+    static constexpr int kBits = kStages * kOperandBytes, kFull = kBits + kStages * kBitBytes,
+                         kEmpty = kFull + kStages * 8, kOnes = kEmpty + kStages * 8;
+    static constexpr int kSharedBytes = kOnes + kStages * 4 + 1024;
+    static_assert(kWarps == kFlags);
+};
+
+// What a unit costs is counted in products of 64 rows × 64 features × 128 columns: first what finishing it takes, then
+// so many for each of its tiles. Worker i takes an equal stretch of the units in order, so a unit may be cut into
+// pieces that belong to consecutive workers; the first of them finishes it.
+struct Units {
+    int cost_begin[kMaxGroups * kMaxBlocks + 1];  // of a slab's units: kMaxGroups for each block
+    int tile_begin[kMaxBlocks + 1];
+    int dense[kMaxBlocks];
+
+    __device__ int feature_tiles(int unit) const {
+        const int ranks = dense[unit / kMaxGroups] - unit % kMaxGroups * kGroupFeatures;
+        return max(0, min(ranks, kGroupFeatures)) / 64;
+    }
+    __device__ int tiles(int unit) const { return tile_begin[unit / kMaxGroups + 1] - tile_begin[unit / kMaxGroups]; }
+    // Measured: with few features, copying a tile takes as long as multiplying it.
+    __device__ int tile_cost(int unit) const { return max(feature_tiles(unit), 2); }
+    // `stretch`: what a worker gets; where a unit is more, the others' sums have to be added.
+    __device__ int cost(int unit, int stretch) const {
+        const int n = feature_tiles(unit), product = tiles(unit) * tile_cost(unit);
+        return n == 0 ? 0 : 4 * n + 4 + product / stretch * (4 * n) + product;
+    }
+    // How many of the unit's tiles begin in the first `cost` of it.
+    __device__ int tiles_in(int unit, long long cost) const {
+        const int n = tiles(unit), each = tile_cost(unit);
+        const long long finishing = cost_begin[unit + 1] - cost_begin[unit] - n * each;
+        return cost <= finishing ? 0 : int(min((long long)n, (cost - finishing + each - 1) / each));
+    }
+
+    // All threads of the thread block.
+    __device__ void load(const BlockRows& rows, int num_blocks, int slabs) {
+        for (int b = threadIdx.x; b <= num_blocks; b += blockDim.x) {
+            tile_begin[b] = rows.tile_begin[b];
+            if (b < num_blocks) dense[b] = rows.dense[b];
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            int stretch = INT_MAX;
+            for (int pass = 0; pass < 2; ++pass) {
+                int carry = 0;
+                for (int base = 0; base < kMaxGroups * num_blocks; base += 32) {
+                    const int unit = base + threadIdx.x,
+                              mine = unit < kMaxGroups * num_blocks ? cost(unit, stretch) : 0;
+                    const int inclusive = block_rows::warp_inclusive_sum(mine, threadIdx.x);
+                    if (unit < kMaxGroups * num_blocks) cost_begin[unit] = carry + inclusive - mine;
+                    carry += __shfl_sync(~0u, inclusive, 31);
+                }
+                if (threadIdx.x == 0) cost_begin[kMaxGroups * num_blocks] = carry;
+                stretch = int(min((long long)INT_MAX, (long long)carry * slabs / kWorkers + 1));
+            }
+        }
+        __syncthreads();
+    }
+};
+
+// Tiles lo … hi − 1 of a unit; hi is 0 behind the last piece.
+struct UnitPiece {
+    int slab, unit, lo, hi;
+    int reference;    // the largest of the unit's exponents
+    long long begin;  // of the unit, in the cost of everything
+};
+
+struct UnitCursor {
+    const Units& units;
+    const int num_units, slab_cost;
+    const long long total;
+    long long cost, end;
+
+    __device__ UnitCursor(const Units& units_, int num_units_, int slabs, int worker)
+        : units(units_),
+          num_units(num_units_),
+          slab_cost(units_.cost_begin[num_units_]),
+          total((long long)slab_cost * slabs),
+          cost(begin_of(total, worker)),
+          end(begin_of(total, worker + 1)) {}
+
+    __device__ static long long begin_of(long long total, int worker) { return total * worker / kWorkers; }
+
+    __device__ bool next(UnitPiece& piece) {
+        while (cost < end) {
+            piece.slab = int(cost / slab_cost);
+            const int rest = int(cost - (long long)piece.slab * slab_cost);
+            int low = 0, high = num_units - 1;  // the last that begins here or before: it costs something
+            while (low < high) {
+                const int middle = (low + high + 1) / 2;
+                if (units.cost_begin[middle] <= rest)
+                    low = middle;
+                else
+                    high = middle - 1;
+            }
+            piece.unit = low;
+            piece.begin = cost - rest + units.cost_begin[low];
+            const long long take = min((long long)units.cost_begin[low + 1] - rest, end - cost);
+            piece.lo = units.tiles_in(low, cost - piece.begin);
+            piece.hi = units.tiles_in(low, cost + take - piece.begin);
+            cost += take;
+            if (piece.lo < piece.hi) return true;
+        }
+        piece.hi = 0;
+        return false;
+    }
+};
+
+// One bit of a word of the left operand becomes `one`. For two fp16 parts it is a power of two that depends on the
+// tile, relative to the unit's largest: 2^15, down to 2^-21.
+__device__ __forceinline__ uint32_t relative_one(int exponent, int reference) {
+    const int e = exponent - reference + 15;
+    return e >= -14 ? uint32_t(e + 15) << 10 : e >= -21 ? 1u << (e + 24) : 0;
+}
+
+// Adds the products of `count` tiles, for the first `my_tiles` of the warpgroup's tiles of 64 features.
+template <int kParts>
+__device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFeatureTiles][64], int my_tiles,
+                                         int count, uint32_t shared, int& stage, uint32_t& phase) {
+    using Shape = BackwardShape<kParts>;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Warpgroup 0 has the even tiles of the unit's features, 1 the odd ones.
+    const uint32_t first_bits = shared + Shape::kBits + (warp / 4 * 64 + warp % 4 * 16 + lane / 4) * 8;
+    const auto release = [&](int stage) {
+        if (lane == 0) barrier_arrive(shared + Shape::kEmpty + stage * 8);
+    };
+    for (int i = 0; i < count; ++i) {
+        barrier_wait(shared + Shape::kFull + stage * 8, phase);
+        const uint32_t operand = operand_descriptor(shared + stage * Shape::kOperandBytes, Shape::kAtomBytes);
+        const uint32_t bits = first_bits + stage * Shape::kBitBytes;
+        const uint32_t one = kParts == 1 ? kOneBf16 : load_shared_4(shared + Shape::kOnes + stage * 4);
+        uint32_t a[2][2][4];
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            float sum = 0;
-            for (int y = 0; y < blockDim.y; ++y) sum += sums[y * blockDim.x + threadIdx.x][i];
-            p.bias_partial[size_t(blockIdx.x) * p.num_outputs + i / 8 * half + column + i % 8] = sum;
+        for (int m = 0; m < Shape::kFeatureTiles; ++m) {
+            if (m == my_tiles) break;
+            const uint2 low = load_shared_8(bits + m * 1024), high = load_shared_8(bits + m * 1024 + 64);
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                wgmma_wait<1>();
+                if (m == 0 && part == 1 && i > 0)  // the last tile's products are done
+                    release((stage == 0 ? Shape::kStages : stage) - 1);
+                const int shift = 4 * (lane % 4);
+                const uint32_t word_low = (part ? low.y : low.x) >> shift,
+                               word_high = (part ? high.y : high.x) >> shift;
+#pragma unroll
+                for (int k = 0; k < 2; ++k) expand(a[part][k], word_low, word_high, k, one);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 2; ++k) wgmma_k16<kParts == 1>(acc[m], a[part][k], operand + (part * 2 + k) * 128);
+                wgmma_commit();
+            }
+        }
+        if (my_tiles == 0 && i > 0) release((stage == 0 ? Shape::kStages : stage) - 1);
+        if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+    }
+    wgmma_wait<0>();
+    release((stage == 0 ? Shape::kStages : stage) - 1);
+}
+
+// Zeros for features that no row has; by warps that have nothing else to do while others multiply.
+__device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp, int warps, int lane) {
+    const int row_bytes = p.num_outputs * (p.weight_type == Float::kFloat32 ? 4 : 2);
+    const int items = p.in.num_blocks * kBlockFeatures;
+    for (int first = warp; first < items; first += warps * 32) {
+        const int item = first + lane * warps;  // a lane looks at each of the warp's next items
+        int feature = -1;
+        if (item < items) {
+            const int block = item / kBlockFeatures, local = ~__ldg(p.rows.ranked + item);
+            // Ranks within the product are written there.
+            if (local >= 0 && local < p.in.block_size && item % kBlockFeatures >= p.rows.dense[block])
+                feature = block * p.in.block_size + local;
+            if (feature >= p.in.num_features) feature = -1;
+        }
+        for (unsigned todo = __ballot_sync(~0u, feature >= 0); todo != 0; todo &= todo - 1) {
+            char* row =
+                static_cast<char*>(p.grad_weight) + size_t(__shfl_sync(~0u, feature, __ffs(todo) - 1)) * row_bytes;
+            for (int i = lane * 16; i < row_bytes; i += 512) *reinterpret_cast<uint4*>(row + i) = {0, 0, 0, 0};
         }
     }
 }
-
-// Bias gradient: sums of the thread blocks above. Threads (column, part).
-__global__ void __launch_bounds__(1024) bias_kernel(BackwardProblem p) {
-    __shared__ float sums[32][33];
-    const int column = blockIdx.x * 32 + threadIdx.x;
-    float sum = 0;
-    if (column < p.num_outputs) {
-#pragma unroll 4
-        for (int part = threadIdx.y; part < kBiasParts; part += 32)
-            sum += p.bias_partial[size_t(part) * p.num_outputs + column];
-    }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && column < p.num_outputs) {
-        sum = 0;
-        for (int i = 0; i < 32; ++i) sum += sums[i][threadIdx.x];
-        p.grad_bias[column] = sum;
-    }
-}
-
-// Two warpgroups hold the sums of 384 features × 128 operand columns in registers and turn bitmaps into products; a
-// third copies row gradients and bitmaps ahead of them. A unit shared by several workers is finished by the first of
-// them, which adds what the others left in `partial`, in their order.
-template <int kParts>
-struct BackwardShape {
-    static constexpr int kSlab = 128 / kParts;  // columns
-    static constexpr int kFeatures = 384;
-    static constexpr int kAtomBytes = kTileRows * 128, kOperandBytes = 2 * kAtomBytes;
-    static constexpr int kBitBytes = kFeatures * 8;
-    static constexpr int kStageBytes = kOperandBytes + kBitBytes;
-    static constexpr int kStages = 8, kAhead = 6;
-    static constexpr int kOverhead = 4;  // of finishing a unit, in tiles; measured
-    static constexpr int kConsumers = 256, kProducers = 128, kThreads = kConsumers + kProducers;
-    static constexpr int kWarps = kConsumers / 32;
-    static constexpr int kFeatureTiles = kFeatures / 64 / (kConsumers / 128);  // of 64 features, per warpgroup
-    static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kStages * 8 + 1024;
-    static_assert(kStageBytes % 1024 == 0 && kWarps == kFlags);
-};
 
 template <int kParts>
 __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Shape = BackwardShape<kParts>;
-    constexpr int kSlab = Shape::kSlab, kStages = Shape::kStages;
+    constexpr int kRing = 12;  // pieces: more than stages
+    static_assert(kRing > Shape::kStages);
     extern __shared__ char shared_raw[];
-    __shared__ Pieces pieces[Shape::kWarps + Shape::kProducers / 32];  // in shared memory: registers are short
-    char* shared = shared_raw + ((1024 - (shared_address(shared_raw) & 1023)) & 1023);
-    const uint32_t shared_base = shared_address(shared);
-    uint64_t* full = reinterpret_cast<uint64_t*>(shared + kStages * Shape::kStageBytes);
-    uint64_t* empty = full + kStages;
-    // A unit is (slab, part of the block's features, block).
-    const int feature_parts = (p.in.block_size + Shape::kFeatures - 1) / Shape::kFeatures;
-    const int slabs = (p.num_outputs + kSlab - 1) / kSlab * feature_parts;
+    __shared__ Units units;
+    __shared__ UnitPiece pieces[kRing];
+    const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // A worker waits for those after it: they start first.
     const int worker = kWorkers - 1 - blockIdx.x;
-    const int32_t* tile_begin = load_tile_begin(p.rows, p.in.num_blocks);
-    if (threadIdx.x < Shape::kWarps + Shape::kProducers / 32)
-        pieces[threadIdx.x] = Pieces(tile_begin, p.in.num_blocks, Shape::kOverhead, slabs, worker, kWorkers);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < kStages; ++s) {
-            barrier_init(full + s, Shape::kProducers);
-            barrier_init(empty + s, Shape::kWarps);
+        for (int s = 0; s < Shape::kStages; ++s) {
+            barrier_init(shared + Shape::kFull + s * 8, 1);
+            barrier_init(shared + Shape::kEmpty + s * 8, Shape::kWarps);
         }
         asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
     }
-    __syncthreads();
-    Pieces& mine = pieces[warp];
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    const int num_units = kMaxGroups * p.in.num_blocks, slabs = Shape::slabs(p.num_outputs);
+    units.load(p.rows, p.in.num_blocks, slabs);
 
-    if (warp >= Shape::kWarps) {  // ---- producers
+    if (warp > Shape::kWarps) {
         give_registers<24>();
-        const int thread = threadIdx.x - Shape::kConsumers;
-        int stage = 0, arrive_stage = 0, pending = 0;
+        clear_unused(p, worker * 3 + warp - Shape::kWarps - 1, kWorkers * 3, lane);
+    } else if (warp == Shape::kWarps) {  // ---- copies
+        give_registers<24>();
+        const int max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
+        UnitCursor cursor(units, num_units, slabs, worker);
+        int stage = 0;
         uint32_t phase = 1;  // the first pass over the stages waits for nothing
-        const auto arrive = [&] {
-            fence_shared_for_wgmma();
-            barrier_arrive(full + arrive_stage);
-            if (++arrive_stage == kStages) arrive_stage = 0;
-        };
-        while (next_piece(mine, lane)) {
-            const int first_tile = tile_begin[mine.block], feature_part = mine.slab % feature_parts;
-            const int chunk = thread % 16, row = thread / 16;  // 16 bytes of every eighth row
-            // Chunks 0…7 and 8…15: the two atoms, of 64 columns each or of two parts.
-            const int column = mine.slab / feature_parts * kSlab + (kParts == 1 ? chunk : chunk % 8) * 8;
-            const bool valid = column < p.num_outputs;
-            const size_t part =
-                kParts == 2 && chunk >= 8 ? size_t(BlockRows::tiles(p.in.positions, p.in.num_blocks)) * kTileRows : 0;
-            const uint16_t* source = static_cast<const uint16_t*>(p.grad_rows) +
-                                     (part + size_t(first_tile + mine.lo) * kTileRows + row) * p.num_outputs +
-                                     (valid ? column : 0);
-            const uint2* bits = p.rows.feature_bits + size_t(first_tile + mine.lo) * kBlockFeatures +
-                                feature_part * Shape::kFeatures + thread * 2;
-            for (int count = mine.hi - mine.lo; count > 0; --count) {
-                barrier_wait(empty + stage, phase);
-                const uint32_t base = shared_base + stage * Shape::kStageBytes;
-                const uint32_t to = base + chunk / 8 * Shape::kAtomBytes + operand_offset(row, chunk % 8);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) copy_async_16(to + i * 1024, source + size_t(i) * 8 * p.num_outputs, valid);
-                copy_async_16(base + Shape::kOperandBytes + thread * 16, bits, true);
-                if (thread < 64) copy_async_16(base + Shape::kOperandBytes + (thread + 128) * 16, bits + 256, true);
-                copy_async_commit();
-                source += size_t(kTileRows) * p.num_outputs;
-                bits += kBlockFeatures;
-                if (++stage == kStages) stage = 0, phase ^= 1;
-                if (++pending > Shape::kAhead) {
-                    copy_async_wait<Shape::kAhead>();
-                    arrive();
-                    --pending;
+        for (int number = 0;; ++number) {
+            UnitPiece piece{};
+            const bool more = cursor.next(piece);
+            const int first_tile = units.tile_begin[piece.unit / kMaxGroups];
+            const int* exponents = p.exponents + size_t(piece.slab) * max_tiles + first_tile;
+            int exponent = 0;
+            piece.reference = kNoExponent;
+            if (kParts == 2 && more) {
+                for (int i = lane; i < units.tiles(piece.unit); i += 32)
+                    piece.reference = max(piece.reference, exponents[i]);
+                piece.reference = __reduce_max_sync(~0u, piece.reference);
+            }
+            // Stages that the consumers have left say that they have left the ring's oldest piece, too.
+            barrier_wait(shared + Shape::kEmpty + stage * 8, phase);
+            if (lane == 0) pieces[number % kRing] = piece;
+            __syncwarp();
+            if (!more) {
+                if (lane == 0) barrier_arrive(shared + Shape::kFull + stage * 8);
+                break;
+            }
+            const char* source = static_cast<const char*>(p.grad_rows) +
+                                 (size_t(piece.slab) * max_tiles + first_tile + piece.lo) * Shape::kOperandBytes;
+            const uint2* bits = p.rows.feature_bits + size_t(first_tile + piece.lo) * kBlockFeatures +
+                                piece.unit % kMaxGroups * kGroupFeatures;
+            const uint32_t bit_bytes = units.feature_tiles(piece.unit) * 64 * sizeof(uint2);
+            const int count = piece.hi - piece.lo;
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) {
+                if (kParts == 2 && i % 32 == 0 && i + lane < count) exponent = exponents[piece.lo + i + lane];
+                const int now = __shfl_sync(~0u, exponent, i % 32);
+                barrier_wait(shared + Shape::kEmpty + stage * 8, phase);
+                if (lane == 0) {
+                    const uint32_t full = shared + Shape::kFull + stage * 8;
+                    if (kParts == 2)
+                        store_shared_4(shared + Shape::kOnes + stage * 4, relative_one(now, piece.reference));
+                    barrier_expect(full, Shape::kOperandBytes + bit_bytes);
+                    copy_bulk(shared + stage * Shape::kOperandBytes, source, Shape::kOperandBytes, full);
+                    copy_bulk(shared + Shape::kBits + stage * Shape::kBitBytes, bits, bit_bytes, full);
                 }
+                source += Shape::kOperandBytes;
+                bits += kBlockFeatures;
+                if (++stage == Shape::kStages) stage = 0, phase ^= 1;
             }
         }
-        copy_async_wait<0>();
-        for (; pending > 0; --pending) arrive();
     } else {  // ---- consumers
         take_registers<240>();
-        const int g = lane / 4, t = lane % 4;
-        const int first_feature = warp / 4 * Shape::kFeatureTiles * 64 + warp % 4 * 16 + g;
         int stage = 0;
         uint32_t phase = 0;
-        while (next_piece(mine, lane)) {
+        for (int number = 0;; ++number) {
             float acc[Shape::kFeatureTiles][64];
 #pragma unroll
             for (int m = 0; m < Shape::kFeatureTiles; ++m)
 #pragma unroll
                 for (float& x : acc[m]) x = 0;
-            const int count = mine.hi - mine.lo;
-            for (int i = 0; i < count; ++i) {
-                barrier_wait(full + stage, phase);
-                const uint32_t base = shared_base + stage * Shape::kStageBytes;
-                const uint32_t bits = base + Shape::kOperandBytes + first_feature * 8;
-                const uint32_t operand = operand_descriptor(base, Shape::kAtomBytes);
-                uint32_t a[2][2][4];
-#pragma unroll
-                for (int m = 0; m < Shape::kFeatureTiles; ++m) {
-                    const uint2 low = load_shared_8(bits + m * 512), high = load_shared_8(bits + m * 512 + 64);
-#pragma unroll
-                    for (int part = 0; part < 2; ++part) {
-                        wgmma_wait<1>();
-                        if (m == 0 && part == 1 && i > 0 && lane == 0)  // the last tile's products are done
-                            barrier_arrive(empty + (stage == 0 ? kStages : stage) - 1);
-                        const uint32_t word_low = (part ? low.y : low.x) >> (4 * t),
-                                       word_high = (part ? high.y : high.x) >> (4 * t);
-#pragma unroll
-                        for (int k = 0; k < 2; ++k)
-                            expand(a[part][k], word_low, word_high, k, kParts == 1 ? kOneBf16 : kOneFp16);
-                        wgmma_fence();
-#pragma unroll
-                        for (int k = 0; k < 2; ++k)
-                            wgmma_k16<kParts == 1>(acc[m], a[part][k], operand + (part * 2 + k) * 128);
-                        wgmma_commit();
-                    }
-                }
-                if (++stage == kStages) stage = 0, phase ^= 1;
-            }
-            wgmma_wait<0>();
-            if (count > 0 && lane == 0) barrier_arrive(empty + (stage == 0 ? kStages : stage) - 1);
+            barrier_wait(shared + Shape::kFull + stage * 8, phase);
+            const volatile UnitPiece& piece = pieces[number % kRing];  // volatile: registers are short
+            if (piece.hi == 0) break;
+            const int my_tiles = (units.feature_tiles(piece.unit) + 1 - warp / 4) / 2;
+            multiply<kParts>(acc, my_tiles, piece.hi - piece.lo, shared, stage, phase);
 
+            if (my_tiles == 0) continue;
             const auto partial = [&](int from) {
-                return reinterpret_cast<float4*>(p.partial) + size_t(from) * (Shape::kFeatures * 128 / 4) + threadIdx.x;
+                return reinterpret_cast<float4*>(p.partial) + size_t(from) * (kGroupFeatures * 128 / 4) + threadIdx.x;
             };
-            if (mine.lo > 0) {  // another worker's unit
+            if (piece.lo > 0) {  // another worker's unit
                 float4* target = partial(worker);
 #pragma unroll
-                for (int m = 0; m < Shape::kFeatureTiles; ++m)
+                for (int m = 0; m < Shape::kFeatureTiles; ++m) {
+                    if (m == my_tiles) break;
 #pragma unroll
                     for (int i = 0; i < 16; ++i)
                         target[(m * 16 + i) * Shape::kConsumers] = {acc[m][4 * i], acc[m][4 * i + 1], acc[m][4 * i + 2],
                                                                     acc[m][4 * i + 3]};
+                }
                 __threadfence();
                 __syncwarp();
                 if (lane == 0) flag_set(p.flags + worker * kFlags + warp);
                 continue;
             }
-            if (mine.hi < mine.tiles) {
-                const long long unit_end = (long long)mine.slab * mine.slab_cost + mine.prefix(mine.block) + mine.tiles;
-                const long long total = (long long)mine.slab_cost * slabs;
-                for (int other = worker + 1; other < kWorkers && total * other / kWorkers < unit_end; ++other) {
-                    if (total * other / kWorkers == total * (other + 1) / kWorkers) continue;  // has no work
+            const int* ranked = p.rows.ranked + piece.unit / kMaxGroups * kBlockFeatures +
+                                piece.unit % kMaxGroups * kGroupFeatures + warp / 4 * 64 + warp % 4 * 16 + lane / 4;
+            int features[Shape::kFeatureTiles][2];
+#pragma unroll
+            for (int m = 0; m < Shape::kFeatureTiles; ++m)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) features[m][r] = __ldg(ranked + m * 128 + 8 * r);
+            const int tiles = units.tiles(piece.unit);
+            if (piece.hi < tiles) {
+                const long long total = (long long)units.cost_begin[num_units] * slabs;
+                int from = piece.hi;
+                for (int other = worker + 1; from < tiles; ++other) {
+                    const int to = units.tiles_in(piece.unit, UnitCursor::begin_of(total, other + 1) - piece.begin);
+                    if (from == to) continue;  // has no tile of it
+                    from = to;
                     if (lane == 0) flag_wait(p.flags + other * kFlags + warp);
                     __syncwarp();
                     const float4* source = partial(other);
 #pragma unroll
-                    for (int m = 0; m < Shape::kFeatureTiles; ++m)
+                    for (int m = 0; m < Shape::kFeatureTiles; ++m) {
+                        if (m == my_tiles) break;
 #pragma unroll
                         for (int i = 0; i < 16; ++i) {
                             const float4 v = __ldcg(source + (m * 16 + i) * Shape::kConsumers);
                             acc[m][4 * i] += v.x, acc[m][4 * i + 1] += v.y, acc[m][4 * i + 2] += v.z,
                                 acc[m][4 * i + 3] += v.w;
                         }
+                    }
                 }
             }
-            const float unscale = kParts == 2 ? 1.0f / gradient_scale(p) : 1.0f;
-            const int column = mine.slab / feature_parts * kSlab, columns = min(p.num_outputs - column, kSlab);
+            const float unscale = kParts == 2 ? ldexpf(1.0f, piece.reference - 15) : 1.0f;
+            constexpr int kSlab = Shape::kSlab;
+            const int half = p.num_outputs / 2, column = piece.slab * kSlab, columns = min(half - column, kSlab);
 #pragma unroll
-            for (int m = 0; m < Shape::kFeatureTiles; ++m)
+            for (int m = 0; m < Shape::kFeatureTiles; ++m) {
+                if (m == my_tiles) break;
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    const int local = mine.slab % feature_parts * Shape::kFeatures + first_feature + m * 64 + 8 * r;
-                    const int feature = mine.block * p.in.block_size + local;
+                    const int local = features[m][r] < 0 ? ~features[m][r] : features[m][r];
+                    const int feature = piece.unit / kMaxGroups * p.in.block_size + local;
                     const bool write = local < p.in.block_size && feature < p.in.num_features;
-                    float v[kSlab / 4];
 #pragma unroll
-                    for (int i = 0; i < kSlab / 4; ++i) {
-                        const int index = 4 * (i / 2) + 2 * r + i % 2;
-                        v[i] = kParts == 1 ? acc[m][index]
-                                           : (acc[m][index] + acc[m][(32 + index) % 64] * kLowScale) * unscale;
+                    for (int h = 0; h < 2; ++h) {
+                        float v[kSlab / 4];
+#pragma unroll
+                        for (int i = 0; i < kSlab / 4; ++i) {
+                            const int index = h * kSlab / 2 + 4 * (i / 2) + 2 * r + i % 2;
+                            v[i] = kParts == 1 ? acc[m][index]
+                                               : (acc[m][index] + acc[m][(32 + index) % 64] * kLowScale) * unscale;
+                        }
+                        store_columns<kSlab / 8>(p.grad_weight,
+                                                 size_t(write ? feature : 0) * p.num_outputs + h * half + column, v,
+                                                 p.weight_type, lane % 4, columns, write);
                     }
-                    store_columns<kSlab / 8>(p.grad_weight, size_t(write ? feature : 0) * p.num_outputs + column, v,
-                                             p.weight_type, t, columns, write);
                 }
+            }
         }
     }
 #endif
 }
 
-__global__ void largest_kernel(const float4* values, size_t count, unsigned* largest) {
-    unsigned mine = 0;
-#pragma unroll 4
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x) {
-        const float4 v = __ldg(values + i);
-        mine = max(max(mine, __float_as_uint(v.x) & 0x7fffffffu), __float_as_uint(v.y) & 0x7fffffffu);
-        mine = max(max(mine, __float_as_uint(v.z) & 0x7fffffffu), __float_as_uint(v.w) & 0x7fffffffu);
+// What the product leaves out: a warp for 256 columns of a rare feature gathers its rows' gradients. The first thread
+// blocks add up the bias gradient, 32 columns each.
+constexpr int kRareThreads = 128, kRareBlocks = 16 * kWorkers, kRareList = 256;
+
+// Adds 8 columns of `kRows` row gradients: of slots[0] … slots[count − 1] where there are fewer.
+template <int kParts, int kRows>
+__device__ __forceinline__ void add_rows(float (&sum)[8], const char* operands, const int* exponents, int h, int group,
+                                         const int* slots, int count) {
+    using Shape = GradientShape<kParts>;
+    uint4 values[kRows][kParts];
+    float scales[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+        if (i >= count) break;
+        const int tile = slots[i] / kTileRows;
+        const char* from =
+            operands + size_t(tile) * Shape::kOperandBytes + Shape::offset(h, slots[i] % kTileRows, group);
+        if constexpr (kParts == 2) scales[i] = power_of_two(__ldcg(exponents + tile));
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+            values[i][part] = __ldcg(reinterpret_cast<const uint4*>(from + part * Shape::kAtomBytes));
     }
-    mine = __reduce_max_sync(~0u, mine);
-    if (threadIdx.x % 32 == 0) atomicMax(largest, mine);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+        if (i >= count) break;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float2 x = unpack((&values[i][0].x)[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
+            if constexpr (kParts == 1) {
+                sum[2 * j] += x.x, sum[2 * j + 1] += x.y;
+            } else {
+                const float2 y = unpack((&values[i][1].x)[j], Float::kFloat16);
+                sum[2 * j] += (x.x + y.x * kLowScale) * scales[i];
+                sum[2 * j + 1] += (x.y + y.y * kLowScale) * scales[i];
+            }
+        }
+    }
+}
+
+template <int kParts>
+__global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardProblem p) {
+    using Shape = GradientShape<kParts>;
+    constexpr int kWarps = kRareThreads / 32, kRows = 8 / kParts;
+    constexpr int kRounds = 4;  // 32 tiles each, looked at together
+    static_assert(kRareList >= kRounds * kTileRows);
+    __shared__ float sums[kWarps][32];
+    __shared__ int slots[kWarps][kRareList];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
+    const int bias_blocks = (p.num_outputs + 31) / 32, half = p.num_outputs / 2;
+    if (blockIdx.x < bias_blocks) {
+        const int column = blockIdx.x * 32 + lane;
+        const int parts =
+            (p.rows.tile_begin[p.in.num_blocks] + stretch_tiles(max_tiles) - 1) / stretch_tiles(max_tiles);
+        float sum = 0;
+        if (column < p.num_outputs) {
+#pragma unroll 8
+            for (int part = warp; part < parts; part += kWarps)
+                sum += __ldcg(p.bias_partial + size_t(part) * p.num_outputs + column);
+        }
+        sums[warp][lane] = sum;
+        __syncthreads();
+        if (warp == 0 && column < p.num_outputs) {
+            sum = 0;
+            for (int w = 0; w < kWarps; ++w) sum += sums[w][lane];
+            p.grad_bias[column] = sum;
+        }
+    } else {
+        constexpr int kStride = kRareBlocks * kWarps;
+        const int pieces = (p.num_outputs + 255) / 256, items = p.in.num_blocks * kBlockFeatures * pieces;
+        for (int first = (blockIdx.x - bias_blocks) * kWarps + warp; first < items; first += 32 * kStride) {
+            const int mine = first + lane * kStride;  // a lane looks at each of the warp's next items
+            bool rare = mine < items;
+            int local = 0;
+            if (rare) {
+                const int rank = mine / pieces % kBlockFeatures, block = mine / pieces / kBlockFeatures;
+                local = p.rows.ranked[block * kBlockFeatures + rank];
+                rare = local >= 0 && rank >= p.rows.dense[block];
+            }
+            for (unsigned todo = __ballot_sync(~0u, rare); todo != 0; todo &= todo - 1) {
+                const int which = __ffs(todo) - 1, item = first + which * kStride;
+                const int rank = item / pieces % kBlockFeatures, block = item / pieces / kBlockFeatures;
+                const int column = item % pieces * 256 + lane * 8;
+                const bool active = column < p.num_outputs;
+                const int h = column >= half, in_half = column - h * half, slab = in_half / Shape::kSlab,
+                          group = in_half % Shape::kSlab / 8;
+                const char* operands =
+                    static_cast<const char*>(p.grad_rows) + size_t(slab) * max_tiles * Shape::kOperandBytes;
+                const int* exponents = p.exponents + size_t(slab) * max_tiles;
+                const int end = p.rows.tile_begin[block + 1];
+                float sum[8] = {};
+                for (int base = p.rows.tile_begin[block]; base < end; base += kRounds * 32) {
+                    uint2 bits[kRounds];
+                    int mine_has = 0;
+#pragma unroll
+                    for (int j = 0; j < kRounds; ++j) {
+                        const int tile = base + j * 32 + lane;
+                        bits[j] = {0, 0};
+                        if (tile < end) bits[j] = __ldg(p.rows.feature_bits + size_t(tile) * kBlockFeatures + rank);
+                    }
+#pragma unroll
+                    for (int j = 0; j < kRounds; ++j) mine_has += __popc(bits[j].x) + __popc(bits[j].y);
+                    const int until = block_rows::warp_inclusive_sum(mine_has, lane);
+                    // As many lanes' rows at a time as surely fit into the list.
+                    const int width = __shfl_sync(~0u, until, 31) <= kRareList ? 32 : 1;
+                    for (int window = 0; window < 32; window += width) {
+                        const int before = __shfl_sync(~0u, until - mine_has, window);
+                        const int count = __shfl_sync(~0u, until, window + width - 1) - before;
+                        if (count == 0) continue;
+                        __syncwarp();
+                        if (lane >= window && lane < window + width) {
+                            int* to = slots[warp] + until - mine_has - before;
+#pragma unroll
+                            for (int j = 0; j < kRounds; ++j) {
+                                const int slot = (base + j * 32 + lane) * kTileRows;
+                                for (uint32_t b = bits[j].x; b != 0; b &= b - 1)
+                                    *to++ = slot + index_of_bit(__ffs(b) - 1);
+                                for (uint32_t b = bits[j].y; b != 0; b &= b - 1)
+                                    *to++ = slot + 32 + index_of_bit(__ffs(b) - 1);
+                            }
+                        }
+                        __syncwarp();
+                        if (active)
+                            for (int i = 0; i < count; i += kRows)
+                                add_rows<kParts, kRows>(sum, operands, exponents, h, group, slots[warp] + i, count - i);
+                    }
+                }
+                const int feature = block * p.in.block_size + __shfl_sync(~0u, local, which);
+                const size_t at = size_t(feature) * p.num_outputs + column;
+                if (active && p.weight_type == Float::kFloat32) {
+                    float4* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
+                    to[0] = {sum[0], sum[1], sum[2], sum[3]};
+                    to[1] = {sum[4], sum[5], sum[6], sum[7]};
+                } else if (active) {
+                    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) + at) = {
+                        pack(sum[0], sum[1], p.weight_type), pack(sum[2], sum[3], p.weight_type),
+                        pack(sum[4], sum[5], p.weight_type), pack(sum[6], sum[7], p.weight_type)};
+                }
+            }
+        }
+    }
+    // It may have started while the product was still running, and must not be done before it.
+    wait_for_kernels_before();
 }
 
 // ---- irregular rows
@@ -866,6 +1222,7 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
 // rounded to the gradient's type as it is added. The bias gradient has these rows already.
 template <typename Weight, typename Grad, Activation kActivation>
 __global__ void irregular_backward_kernel(BackwardProblem p) {
+    wait_for_kernels_before();
     if (*p.rows.irregular == 0) return;
     using Saved = std::conditional_t<sizeof(Weight) == 2, __half, float>;
     const int half = p.num_outputs / 2, c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -915,34 +1272,31 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream) {
     constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
     static_assert(kParts == 1 || sizeof(Grad) == 4);
     using Shape = BackwardShape<kParts>;
+    const int half = p.num_outputs / 2, max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
     cudaError_t error = cudaFuncSetAttribute(weight_gradient_kernel<kParts>,
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
-    if (error == cudaSuccess) error = cudaMemsetAsync(p.flags, 0, (kWorkers * kFlags + 1) * sizeof(unsigned), stream);
-    if (error != cudaSuccess) return error;
-    const int half = p.num_outputs / 2;
-    if constexpr (kParts == 2) {
-        const size_t values =
-            2 * size_t(p.in.positions) * (kActivation == Activation::kPairwise ? half : p.num_outputs);
-        largest_kernel<<<1056, 256, 0, stream>>>(static_cast<const float4*>(p.grad_out), values / 4,
-                                                 p.flags + kWorkers * kFlags);
-    }
-    int lanes = 32;
-    while (lanes < 128 && lanes * 8 < half) lanes *= 2;
-    row_gradient_kernel<kParts, Grad, kActivation>
-        <<<dim3(kBiasParts, (half + lanes * 8 - 1) / (lanes * 8)), dim3(lanes, 256 / lanes), 0, stream>>>(p);
-    weight_gradient_kernel<kParts><<<kWorkers, Shape::kThreads, Shape::kSharedBytes, stream>>>(p);
-    bias_kernel<<<(p.num_outputs + 31) / 32, dim3(32, 32), 0, stream>>>(p);
-    irregular_backward_kernel<Weight, Grad, kActivation><<<(half + 63) / 64, 64, 0, stream>>>(p);
-    return cudaGetLastError();
+    const auto launch = [&](void (*kernel)(BackwardProblem), dim3 grid, int threads, size_t shared) {
+        if (error == cudaSuccess) error = hopper::launch_early(kernel, grid, threads, shared, stream, p);
+    };
+    launch(row_gradient_kernel<kParts, Grad, kActivation>, dim3(Shape::slabs(p.num_outputs), stretches(max_tiles)),
+           GradientShape<kParts>::kThreads, 0);
+    launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
+    launch(rare_feature_kernel<kParts>, (p.num_outputs + 31) / 32 + kRareBlocks, kRareThreads, 0);
+    launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
+    return error;
 }
 
 // The scratch of a backward, p.in and p.num_outputs and p.weight_type given.
 inline void carve_scratch(Carver& carver, BackwardProblem& p) {
-    const size_t slots = size_t(BlockRows::tiles(p.in.positions, p.in.num_blocks)) * kTileRows;
-    p.grad_rows = carver.take<uint16_t>(slots * p.num_outputs * (p.weight_type == Float::kFloat32 ? 2 : 1));
-    p.partial = carver.take<float>(size_t(kWorkers) * 384 * 128);
-    p.bias_partial = carver.take<float>(size_t(kBiasParts) * p.num_outputs);
-    p.flags = carver.take<unsigned>(kWorkers * kFlags + 1);
+    const bool two_parts = p.weight_type == Float::kFloat32;
+    const int max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
+    const size_t operands =
+        size_t(two_parts ? GradientShape<2>::slabs(p.num_outputs) : GradientShape<1>::slabs(p.num_outputs)) * max_tiles;
+    p.grad_rows = carver.take<char>(operands * GradientShape<1>::kOperandBytes);
+    p.exponents = carver.take<int32_t>(two_parts ? operands : 0);
+    p.partial = carver.take<float>(size_t(kWorkers) * kGroupFeatures * 128);
+    p.bias_partial = carver.take<float>(size_t(stretches(max_tiles)) * p.num_outputs);
+    p.flags = carver.take<unsigned>(kWorkers * kFlags);
 }
 
 }  // namespace block_product

@@ -30,6 +30,17 @@ def make_rows(positions: int, max_active: int, blocks: int, block_size: int, see
     return rows
 
 
+def make_skewed_rows(positions: int, blocks: int, block_size: int, seed: int = 0) -> Tensor:
+    """Rows of about six features, of which a few are common, most rare and some in no row, as in chess."""
+    g = torch.Generator().manual_seed(seed)
+    density = 0.9 / (1 + torch.randperm(block_size, generator=g) / 4) ** 1.7
+    has = torch.rand(positions, block_size, generator=g) < density
+    block = torch.randint(0, blocks, (positions, 1), generator=g) ** 2 // blocks
+    inside = torch.where(has, torch.arange(block_size), block_size).sort(1).values[:, :40]
+    rows = torch.where(inside < block_size, block * block_size + inside, -1)
+    return rows.int()
+
+
 class Case:
     """Inputs on a device, and the float64 result and gradients."""
 
@@ -253,6 +264,74 @@ def test_tiny_and_huge_gradients(device: torch.device) -> None:
         weight.grad = None
 
 
+def test_gradients_of_very_different_magnitude(device: torch.device) -> None:
+    """One part of the batch does not cost another its fp32 precision: each block's gradient is as exact as alone."""
+    exponents = torch.tensor([-90.0, -30.0, 0.0, 40.0, 80.0])
+    g = torch.Generator().manual_seed(4)
+    block = torch.randint(0, 5, (700, 1), generator=g)
+    rows = (block * 96 + torch.rand(700, 96, generator=g).topk(9).indices).int()
+    case = Case(rows=(rows, rows.flip(1)), outputs=80, device=device)
+    weight = case.weight.clone().requires_grad_()
+    out = perspective_transformer(
+        case.white, case.black, case.black_to_move, weight, case.bias, activation="identity", block_size=96
+    )
+    grad = (torch.randn(out.shape, generator=g) * torch.exp2(exponents[block])).to(device)
+    out.backward(grad)
+    assert weight.grad is not None
+    expected = case.reference("identity", 1.0, grad)[1]
+    for b in range(5):
+        part = slice(96 * b, 96 * (b + 1))
+        assert_close(
+            weight.grad[part].double() * 2.0 ** -exponents[b].item(),
+            expected[part] * 2.0 ** -exponents[b].item(),
+            2e-6,
+            f"block {b}",
+        )
+
+
+@pytest.mark.parametrize("value", [0.0, 3e38, 2.0**-120])
+def test_gradient_at_the_ends_of_the_range(device: torch.device, value: float) -> None:
+    rows = torch.tensor([[2, -1]], dtype=torch.int32)
+    case = Case(rows=(rows, torch.full_like(rows, -1)), blocks=1, block_size=8, outputs=32, device=device)
+    weight = case.weight.clone().requires_grad_()
+    out = perspective_transformer(
+        case.white, case.black, case.black_to_move, weight, case.bias, activation="identity", block_size=8
+    )
+    out.backward(torch.full_like(out, value))
+    expected = torch.zeros_like(weight)
+    expected[2] = value
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("outputs", [144, 1024])
+def test_common_rare_and_unused_features(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
+    positions = 3000 if device.type == "cuda" else 300
+    rows = (make_skewed_rows(positions, 3, 768), make_skewed_rows(positions, 3, 768, 1))
+    case = Case(rows=rows, blocks=3, block_size=768, outputs=outputs, missing=5, dtype=dtype, device=device)
+    check(case, "pairwise")
+    grad_weight = case.run("crelu")[1]
+    used = torch.cat([case.white, case.black]).unique()
+    unused = torch.ones(len(case.weight), dtype=torch.bool, device=device)
+    unused[used[used >= 0].long()] = False
+    assert unused.any()
+    assert not grad_weight[unused].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_feature(device: torch.device, dtype: torch.dtype) -> None:
+    """One feature of one block alone; and features of nearly all rows that come after a group of those of all rows."""
+    rows = torch.full((700, 1), 3 * 768 + 767, dtype=torch.int32)
+    check(Case(rows=(rows, rows), blocks=5, block_size=768, outputs=48, dtype=dtype, device=device), "crelu")
+    rows = torch.arange(386, dtype=torch.int32).repeat(200, 1)
+    rows[::7, 385] = -1
+    check(
+        Case(rows=(rows, rows), blocks=2, block_size=386, outputs=32, dtype=dtype, device=device, scale=0.02),
+        "pairwise",
+    )
+
+
 @pytest.mark.parametrize("what", ["weight", "gradient"])
 def test_non_finite_stays_visible(device: torch.device, what: str) -> None:
     case = Case(device=device)
@@ -451,8 +530,10 @@ def test_sanitizer_forward_backward(fused: torch.device) -> None:
     """Small enough for compute-sanitizer (tools/gpu_check.sh), large enough for shared units and irregular rows."""
     rows = (make_rows(600, 12, 3, 96), make_rows(600, 12, 3, 96, 1))
     rows[0][10] = 7
+    skewed = (make_skewed_rows(700, 2, 768), make_skewed_rows(700, 2, 768, 1))
     for dtype in (torch.float32, torch.bfloat16):
         check(Case(blocks=3, rows=rows, outputs=80, dtype=dtype, device=fused), "pairwise")
+        check(Case(blocks=2, block_size=768, rows=skewed, outputs=80, dtype=dtype, device=fused), "pairwise")
 
 
 @pytest.mark.cuda
