@@ -1,22 +1,18 @@
 """Positions per second of the loader: what a training loop can take, with nothing else to do.
 
-    python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3] [--callgrind DATA_BENCH]
+    python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3]
 
 Four streams for each number of threads: index rows without filters, with the filters of production runs, packed
 records, and packed records from a shuffled copy of the file (chains of one position). The file is listed so often that
-an epoch hardly ends during a measurement. Where filters drop positions, those read are given too. `--callgrind` adds
-instructions per position of the hot loops, the figure that a busy machine does not change (needs valgrind and a Release
-build of data_loader's data_bench). Prints a table and writes JSON into benchmarks/results/.
+an epoch hardly ends during a measurement. Where filters drop positions, those read are given too. Prints a table and
+writes JSON into benchmarks/results/. What a busy machine does not change: benchmarks/loader_instructions.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import resource
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -50,39 +46,12 @@ def measure(make: Callable[[], Loader | RecordLoader], seconds: float) -> tuple[
         loader.close()
 
 
-def instructions(bench: Path, data: Path) -> dict[str, dict[str, float]]:
-    """Instructions per position by build and loop, counted by callgrind over one pass of the first chunk."""
-    counts: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "callgrind"
-        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--dump-instr=no"]
-        text = subprocess.run(
-            [*command, str(bench), str(data), FEATURES, "--once"], check=True, capture_output=True, text=True
-        ).stdout
-        match = re.search(r"(\d+) positions", text)
-        assert match
-        positions = int(match.group(1))
-        listing = subprocess.run(["callgrind_annotate", str(out)], check=True, capture_output=True, text=True).stdout
-    # The bench decodes once to begin with, in the best build, and then with and without flags in each.
-    best = _data.isa()
-    for line in listing.splitlines():
-        found = re.match(
-            r"\s*([\d,]+) .*nnue::data::(?:(\w+)::)?(decode_chains|expand_batch|permute|gather|filter_records)", line
-        )
-        if found:
-            isa, loop = found.group(2) or "any", found.group(3)
-            runs = 1 if loop != "decode_chains" else 3 if isa == best else 2
-            counts.setdefault(isa, {})[loop] = round(int(found.group(1).replace(",", "")) / positions / runs, 1)
-    return counts
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--batch-size", type=int, default=16_384)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--callgrind", type=Path, metavar="DATA_BENCH")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     arguments = parser.parse_args()
 
@@ -121,9 +90,6 @@ def main() -> None:
         * 1024,  # of the process, torch included
         "results": rows,
     }
-    if arguments.callgrind:
-        report["instructions_per_position"] = instructions(arguments.callgrind, arguments.data)
-        print(json.dumps(report["instructions_per_position"], indent=2))
     write(arguments.out / "loader.json", report)
 
 

@@ -3,7 +3,9 @@
 //
 //   data_bench FILE [feature set] [seconds per loop]
 //
-// Under callgrind, `--once` runs each loop over the file a single time, for instruction counts per position.
+// Under callgrind, `--once` runs each loop over the file a single time, for instruction counts per position, and
+// `--stream rows|filtered|records EPOCHS` takes epochs from a whole pipeline of one thread, whose work is all in
+// Pipeline::work (benchmarks/loader_instructions.py).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,6 +18,7 @@
 #include "formats/binpack.h"
 #include "formats/movetext.h"
 #include "pipeline/kernels.h"
+#include "pipeline/pipeline.h"
 
 using namespace nnue::data;
 
@@ -35,15 +38,61 @@ void measure(const char* isa, const char* what, std::size_t positions, double se
     std::printf("%-10s %-22s %8.2f M positions/s\n", isa, what, static_cast<double>(runs * positions) / elapsed / 1e6);
 }
 
+FilterOptions production_filters() {
+    FilterOptions options;
+    options.no_score = options.placeholder_zero = options.quiet = options.wdl = options.piece_counts = true;
+    options.soft_ply = 20;
+    return options;
+}
+
+// Epochs of index rows without and with the filters of production runs, or of packed records. What is read ahead is the
+// same for every number of epochs: a small window, and the end waits until there is nothing left to do.
+void take_stream(const char* path, const FeatureSetInfo& set, const std::string& stream, int epochs) {
+    PipelineOptions options;
+    options.files = {PipelineFile(path)};
+    options.threads = 1;
+    options.drop_last = false;
+    options.window = 2 * options.batch_size;
+    if (stream != "records") options.features = set.id;
+    if (stream == "filtered") options.filters = production_filters();
+    const std::size_t n = options.batch_size;
+    std::vector<std::int32_t> white(n * static_cast<std::size_t>(set.max_active)), black(white.size());
+    std::vector<std::int16_t> entries(n), score(n);
+    std::vector<std::int8_t> result(n);
+    std::vector<std::uint8_t> side(n), count(n);
+    std::vector<Record> records(n);
+    Slot slot;
+    slot.rows = {white.data(), black.data(), entries.data(), score.data(), result.data(), side.data(), count.data()};
+    slot.records = records.data();
+    Pipeline pipeline(options, {slot}, std::vector<StreamPosition>(1));
+    std::size_t taken = 0;
+    while (epochs > 0) {
+        const std::optional<Output> output = pipeline.next(std::chrono::milliseconds(1000));
+        if (!output) continue;
+        epochs -= output->end_of_epoch;
+        taken += output->size;
+        if (!output->end_of_epoch) pipeline.release(output->slot);
+    }
+    for (std::uint64_t read = 0; read != pipeline.filter_counts().read;) {
+        read = pipeline.filter_counts().read;
+        std::this_thread::sleep_for(std::chrono::seconds(3));
+    }
+    std::printf("%s %zu positions taken\n", kernels().isa, taken);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     if (argc < 2) {
-        std::fprintf(stderr, "usage: %s FILE [feature set] [seconds | --once]\n", argv[0]);
+        std::fprintf(stderr, "usage: %s FILE [feature set] [seconds | --once | --stream STREAM EPOCHS]\n", argv[0]);
         return 2;
     }
     try {
         const FeatureSetInfo& set = feature_set(argc > 2 ? argv[2] : "HalfKAv2_hm");
+        if (argc > 5 && std::string(argv[3]) == "--stream") {
+            take_stream(argv[1], set, argv[4], std::atoi(argv[5]));
+            return 0;
+        }
         const double seconds = argc > 3 && std::string(argv[3]) != "--once" ? std::atof(argv[3]) : argc > 3 ? 0 : 1;
         const InputFile file(argv[1]);
         std::vector<std::uint8_t> bytes(file.size() + kPayloadPadding);
@@ -58,18 +107,15 @@ int main(int argc, char** argv) {
         std::vector<Record> copy(n);
         std::vector<std::uint8_t> flags(size);
         std::vector<std::int32_t> white(n * static_cast<std::size_t>(set.max_active)), black(white.size());
-        std::vector<std::int16_t> counts(n), score(n);
+        std::vector<std::int16_t> entries(n), score(n);
         std::vector<std::int8_t> result(n);
         std::vector<std::uint8_t> side(n), count(n);
-        const BatchRows rows{white.data(),  black.data(), counts.data(), score.data(),
+        const BatchRows rows{white.data(),  black.data(), entries.data(), score.data(),
                              result.data(), side.data(),  count.data()};
         std::vector<std::uint32_t> order(n);
         std::printf("%s, first chunk: %zu positions, %zu chains, %s\n", argv[1], n, all.chains, set.name);
         {
-            FilterOptions production;
-            production.no_score = production.placeholder_zero = production.quiet = production.wdl = true;
-            production.soft_ply = 20;
-            production.piece_counts = true;
+            const FilterOptions production = production_filters();
             compute_flags(records, flags.data());
             FilterCounts counts;
             std::uint64_t key = 0;

@@ -59,7 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                     pwrite(fd, data + 1, size - 1, 0) == static_cast<ssize_t>(size - 1));
     std::vector<Record> stream, chunks;
     const bool sound = read_stream(InputFile("input", fd), stream);
-    NNUE_FUZZ_CHECK(read_chunks(fd, 1 + data[0] % 3, 16 + data[0], chunks) == sound);
+    NNUE_FUZZ_CHECK(read_chunks(fd, 1 + data[0] % 3, 60 + data[0], chunks) == sound);
     NNUE_FUZZ_CHECK(!sound || stream == chunks);
     return 0;
 }
