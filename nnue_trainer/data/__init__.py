@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from nnue_trainer._data import fens_from_records, records_from_fens
+from nnue_trainer.data import fields
 from nnue_trainer.data.files import FORMATS, PositionReader, PositionWriter
 from nnue_trainer.data.filters import Filters
 
@@ -28,6 +29,7 @@ __all__ = [
     "expand",
     "feature_set",
     "fens_from_records",
+    "fields",
     "merge_states",
     "records_from_fens",
 ]

@@ -210,6 +210,14 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, positions: Records
             list(blocks)
 
 
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_compressed_files_with_mutated_bytes(project_root: Path, kind: str) -> None:
+    script = project_root / "data_loader" / "fuzz" / "compressed.py"
+    run = subprocess.run([sys.executable, script, kind, "3000", "7"], cwd=project_root, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "3,000 mutations of seed 7" in run.stdout
+
+
 def test_unknown_format_names(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown format 'pgn', expected one of binpack, bin, bulletformat"):
         PositionWriter(tmp_path / "x", "pgn")
