@@ -72,8 +72,17 @@ import torch
 from nnue_trainer import FeatureTransformer, _library, ops
 assert FeatureTransformer(4, 3)(torch.zeros(2, 1, dtype=torch.int32)).shape == (2, 3)
 assert "_ops_cuda.so" in _library.load().cuda_error, _library.load().cuda_error
-arguments = (torch.zeros(2, 1, dtype=torch.int32), None, torch.zeros(4, 3), torch.zeros(3), None)
+rows = torch.zeros(2, 1, dtype=torch.int32)
+arguments = (rows, None, torch.zeros(4, 3), torch.zeros(3), None)
 cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+from nnue_trainer import perspectives
+assert perspectives.is_fused(torch.zeros(4, 2))
+assert not perspectives.is_fused(torch.zeros(768, 16, device="meta"), 768)
+try:
+    torch.ops.nnue.perspective_rows.default.redispatch(cuda, rows, rows, rows[:, 0].byte(), 4, 4, 4)
+    raise AssertionError("perspective_rows did not raise")
+except RuntimeError as error:
+    assert "found a CUDA tensor, but the CUDA operator library is not available" in str(error)
 torch.ops.nnue.feature_transformer_forward.default.redispatch(cuda, *arguments)  # what a CUDA tensor would reach
 """
     result = run_python(code, PYTHONPATH=str(package_copy))
