@@ -126,24 +126,25 @@ static_assert(kPrepareBlocks <= kThreads && kMaxBlockCount <= kThreads);
 struct TileRow {
     const int32_t* entries;  // null: no row
     long long amount;
+    float grad;
     int bucket;
     bool regular;
 };
 
-__device__ __forceinline__ TileRow tile_row(const Problem& p, const float* grad, int slot, int shift) {
+// All but the amount.
+__device__ __forceinline__ TileRow tile_row(const Problem& p, const float* grad, int slot) {
     TileRow row{};
     const int target = p.rows.slot_target[slot];
     if (target < 0) return row;
     const int position = target / 2, white_slot = p.rows.row_slot[position];
     const bool white = white_slot == slot || white_slot == ~slot;
-    const int mine = white ? white_slot : p.rows.row_slot[p.in.positions + position];
+    const int black_slot = p.rows.row_slot[p.in.positions + position];
     const int64_t bucket = p.bucket[position];
+    row.grad = target % 2 == 0 ? grad[position] : -grad[position];
+    row.bucket = static_cast<int>(bucket);
+    row.regular = (white ? white_slot : black_slot) >= 0;
     if (bucket < 0 || bucket >= p.buckets) return row;
     row.entries = (white ? p.in.white : p.in.black) + int64_t(position) * p.in.max_active;
-    row.amount = __double2ll_rn(scalbn(static_cast<double>(grad[position]), shift));
-    if (target % 2 != 0) row.amount = -row.amount;
-    row.bucket = static_cast<int>(bucket);
-    row.regular = mine >= 0;
     return row;
 }
 
@@ -157,16 +158,22 @@ __global__ void __launch_bounds__(kThreads)
     const int tile = blockIdx.x, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const bool has_parts = p.buckets <= kSharedBuckets;
     const int cells = has_parts ? p.buckets * kBlockFeatures : 0;
-    const unsigned most = block_max(threadIdx.x < kPrepareBlocks ? scratch.largest[threadIdx.x] : 0, shared);
+    // What comes from afar is asked for first, so that the waits overlap.
+    const unsigned largest = threadIdx.x < kPrepareBlocks ? scratch.largest[threadIdx.x] : 0;
+    const int tiles = p.rows.tile_begin[p.in.num_blocks];
+    const bool begun = threadIdx.x < p.in.num_blocks && p.rows.tile_begin[threadIdx.x] <= tile;
+    TileRow own{};
+    if (threadIdx.x < kTileRows && tile < tiles) own = tile_row(p, grad, tile * kTileRows + threadIdx.x);
+    for (int i = threadIdx.x; i < cells / 2; i += kThreads) memory[i] = {0, 0, 0, 0};
+    const unsigned most = block_max(largest, shared);
     // 2^exponent > every magnitude.
     const int exponent = most >= 0x7f800000u ? kNotFinite : ilogbf(fmaxf(__uint_as_float(most), 1e-45f)) + 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) *scratch.exponent = exponent;
-    if (tile >= p.rows.tile_begin[p.in.num_blocks] || exponent == kNotFinite) return;
-    for (int i = threadIdx.x; i < cells / 2; i += kThreads) memory[i] = {0, 0, 0, 0};
+    if (tile >= tiles || exponent == kNotFinite) return;
     if (threadIdx.x < kTileRows) {
-        rows[threadIdx.x] = tile_row(p, grad, tile * kTileRows + threadIdx.x, headroom - exponent);
+        own.amount = __double2ll_rn(scalbn(static_cast<double>(own.grad), headroom - exponent));
+        rows[threadIdx.x] = own;
     }
-    const bool begun = threadIdx.x < p.in.num_blocks && p.rows.tile_begin[threadIdx.x] <= tile;
     const int first = (__syncthreads_count(begun) - 1) * p.in.block_size;  // feature of the tile's block
     const int end = has_parts ? min(first + p.in.block_size, p.in.num_features) : first;
 
