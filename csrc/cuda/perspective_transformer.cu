@@ -132,6 +132,11 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
                      int64_t buckets, cudaStream_t stream) {
     const Tensor grad = torch::stable::contiguous(grad_in), bucket = torch::stable::contiguous(bucket_in);
     Tensor grad_psqt = torch::stable::new_empty(grad, {in.num_features + in.num_loose, buckets});
+    if (in.positions == 0) {  // there are no tiles
+        check_cuda(cudaMemsetAsync(mutable_data<float>(grad_psqt), 0, grad_psqt.numel() * sizeof(float), stream),
+                   "memset");
+        return grad_psqt;
+    }
     const size_t bytes = psqt::carve_scratch(nullptr, grad_psqt.numel(), nullptr);
     const Tensor memory = torch::stable::new_empty(grad, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
     psqt::Scratch scratch;

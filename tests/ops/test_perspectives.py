@@ -253,6 +253,19 @@ def test_more_outputs_than_the_grid_holds(cuda: torch.device) -> None:
         ops.feature_transformer_forward(torch.zeros(1, 1, dtype=torch.int32, device=cuda), weight, weight[0])
 
 
+@pytest.mark.parametrize("max_active", [0, 5])
+def test_no_positions(device: torch.device, max_active: int) -> None:
+    """Gradients of zeros, whatever lies in the memory they are given."""
+    pair = make_pair(0, max_active, 300, 48, buckets=8, device=device)
+    for _ in range(3):
+        outputs, gradients, _ = run(pair, block_size=100)
+        assert [o.numel() for o in outputs] == [0, 0]
+        assert [g.shape for g in gradients] == [p.shape for p in pair.parameters]
+        assert not any(g.any() for g in gradients)
+        for g in gradients:
+            g.fill_(float("nan"))  # comes back from the allocator
+
+
 # ---- sizes ------------------------------------------------------------------------------------------------------
 
 
@@ -404,12 +417,12 @@ def test_every_device(cuda: torch.device) -> None:
     for found in results:
         for some, others in zip(expected, found, strict=True):
             assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(some, others, strict=True))
-    bad = pair.map(lambda t: t.to("cuda:1"))
-    bad.black[3, 0] = 300
-    with pytest.raises(RuntimeError, match="index 300 in row 3"):
-        run(bad, block_size=300)
+    there = pair.map(lambda t: t.to("cuda:1"))
     with pytest.raises(RuntimeError, match="weight: found a tensor on cuda:0, expected one on cuda:1"):
-        perspective_transformer(*bad.arguments[:3], pair.weight.to("cuda:0"), bad.bias, block_size=300)
+        perspective_transformer(*there.arguments[:3], pair.weight.to("cuda:0"), there.bias, block_size=300)
+    there.black[3, 0] = 300
+    with pytest.raises(RuntimeError, match="index 300 in row 3"):
+        run(there, block_size=300)
 
 
 # ---- several processes ------------------------------------------------------------------------------------------
