@@ -3,7 +3,7 @@
 # then its grown corpus and a tenth as many new inputs under AddressSanitizer too. One process, the lowest priority.
 #
 #   tools/fuzz.sh [RUNS] [TARGET...]        10,000,000 and all targets
-#   tools/fuzz.sh keep                      the smallest set of the grown corpus with its coverage joins the kept one
+#   tools/fuzz.sh keep                      few files of the grown corpus that cover what it covers join the kept one
 #
 # A line a run goes to build/fuzz/results.txt; what was found lies in build/fuzz/found. Ends with 1 if anything was.
 set -euo pipefail
@@ -49,7 +49,8 @@ run() {  # run KIND TARGET RUNS
 if [ "${1:-}" = keep ]; then
     for target in "${all[@]}"; do
         [ -d "$grown/$target" ] || continue
-        "build/fuzz/undefined/fuzz_$target" -merge=1 "$kept/$target" "$grown/$target" 2>&1 | tail -n 1
+        "build/fuzz/undefined/fuzz_$target" -set_cover_merge=1 -use_counters=0 "$kept/$target" "$grown/$target" 2>&1 |
+            tail -n 1
     done
     exit
 fi
