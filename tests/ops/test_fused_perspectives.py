@@ -90,31 +90,42 @@ class Case:
             activation=activation, bound=bound, scale=self.scale, block_size=self.block_size, output_dtype=output_dtype,
         )  # fmt: skip
         grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out.device, out.dtype) * 1e-3
+        if activation != "identity":
+            grad[self.near_ties(activation, bound)] = 0
         out.backward(grad)
         assert weight.grad is not None
         assert bias.grad is not None
         return out.detach(), weight.grad, bias.grad, grad
 
-    def reference(self, activation: Activation, bound: float, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        weight, bias = self.weight.double().requires_grad_(), self.bias.double().requires_grad_()
+    def accumulators(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the side to move and of the other side."""
         white, black = (
             bias
             + torch.where(((i == -1).cumsum(1) == 0)[:, :, None], weight[i.clamp(0, len(weight) - 1).long()], 0).sum(1)
             for i in (self.white, self.black)
         )
         black_first = self.black_to_move.bool()[:, None]
+        return torch.where(black_first, black, white), torch.where(black_first, white, black)
+
+    def near_ties(self, activation: Activation, bound: float) -> Tensor:
+        """Outputs with a sum so near to 0 or `bound`, and not on it, that rounding decides about its gradient."""
+        near = []
+        for a in self.accumulators(self.weight.double(), self.bias.double()):
+            distance = torch.minimum(a.abs(), (a - bound).abs())
+            close = (distance > 0) & (distance < 1e-5)
+            halves = close.chunk(2, 1)
+            near.append(halves[0] | halves[1] if activation == "pairwise" else close)
+        return torch.cat(near, 1)
+
+    def reference(self, activation: Activation, bound: float, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight, bias = self.weight.double().requires_grad_(), self.bias.double().requires_grad_()
 
         def activate(a: Tensor) -> Tensor:
             c = a.clamp(0, bound)
             halves = c.chunk(2, 1)
             return {"identity": a, "crelu": c, "screlu": c * c, "pairwise": halves[0] * halves[-1]}[activation]
 
-        out = (
-            torch.cat(
-                [activate(torch.where(black_first, black, white)), activate(torch.where(black_first, white, black))], 1
-            )
-            * self.scale
-        )
+        out = torch.cat([activate(a) for a in self.accumulators(weight, bias)], 1) * self.scale
         out.backward(grad.double())
         assert weight.grad is not None
         assert bias.grad is not None
