@@ -36,11 +36,13 @@ def _slots(positions: int, block_size: int, num_blocked: int) -> int:
     return ((2 * positions + 63) // 64 + _num_blocks(num_blocked, block_size)) * 64
 
 
-def _rows_bytes(positions: int, block_size: int, num_blocked: int) -> int:
-    # carve_rows in csrc/cuda/block_rows.cuh.
+def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
+    # carve_rows in csrc/cuda/block_rows.cuh and carve_loose_rows in csrc/cuda/loose_rows.cuh.
     blocks = _num_blocks(num_blocked, block_size)
     slots = _slots(positions, block_size, num_blocked)
-    pieces = (
+    loose = num_features - num_blocked
+    places = 2 * positions * max_active + 3 * loose
+    pieces = [
         4 * slots,  # slot_target
         4 * (blocks + 1),  # tile_begin
         96 * slots,  # row_bits
@@ -52,7 +54,24 @@ def _rows_bytes(positions: int, block_size: int, num_blocked: int) -> int:
         4 * blocks * ((2 * positions + 127) // 128),  # cta_offsets
         8 * positions,  # row_slot
         4,  # irregular
-    )
+    ]
+    if loose > 0:
+        pieces += [
+            4 * (16 * loose + 2 * 512 + 1),  # counts, bins, taken, allotted
+            16,  # summary
+            12 * loose,  # lists
+            4 * loose,  # rank
+            4 * loose,  # next
+            4 * places,  # keys
+            4 * places,  # slots
+            48 * slots,  # dense_row_bits
+            8 * 768 * (slots // 64),  # dense_bits
+            4 * 17,  # dense_tiles
+            4 * 16,  # dense_counts
+            4 * 16 * 768,  # dense_ranked
+            8 * slots,  # row_entries
+            16 * slots,  # order
+        ]
     used = 0
     for piece in pieces:
         used = (used + 255) // 256 * 256 + piece
@@ -62,8 +81,8 @@ def _rows_bytes(positions: int, block_size: int, num_blocked: int) -> int:
 def _rows_fake(
     white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, block_size: int, num_blocked: int
 ) -> Tensor:
-    positions = white.shape[0]
-    size = positions if white.device.type == "cpu" else _rows_bytes(positions, block_size, num_blocked)
+    on_cpu = white.device.type == "cpu"
+    size = white.shape[0] if on_cpu else _rows_bytes(*white.shape, num_features, block_size, num_blocked)
     return white.new_empty((size,), dtype=torch.uint8)
 
 
@@ -186,8 +205,7 @@ def is_fused(weight: Tensor, block_size: int | None = None, num_blocked: int | N
     """Whether `perspective_transformer` runs as one fused operator for this weight [F, N] on its device.
 
     On a CPU: an even N, whatever the block size. On CUDA: a GPU of compute capability 9.0, N a multiple of 16, a
-    `block_size` up to 768, at most 255 blocks, and no loose features. float64 weights, and calls with `values`, are
-    never fused.
+    `block_size` up to 768 and at most 255 blocks. float64 weights, and calls with `values`, are never fused.
     """
     num_features, num_outputs = weight.shape
     if weight.dtype not in _DTYPES or num_features == 0 or num_outputs == 0:
@@ -197,7 +215,7 @@ def is_fused(weight: Tensor, block_size: int | None = None, num_blocked: int | N
     if block_size is None or not weight.is_cuda or ops._libraries.cuda_error is not None:
         return False
     num_blocked = num_features if num_blocked is None else num_blocked
-    fits = num_outputs % 16 == 0 and 0 < block_size <= 768 and num_blocked == num_features <= 255 * block_size
+    fits = num_outputs % 16 == 0 and 0 < block_size <= 768 and num_blocked <= 255 * block_size
     return fits and _device_has_kernels(weight.device.index or 0)
 
 

@@ -2,8 +2,9 @@
 
     python benchmarks/feature_transformer/run.py --data FILE.binpack
 
-Both perspectives of B positions (HalfKAv2_hm; shuffled positions of the file, or random rows with their statistics
-without one) through `perspectives.perspective_transformer`, pairwise activation, against `F.embedding_bag` with torch's
+Both perspectives of B positions (shuffled positions of the file, or random rows with their statistics without one),
+HalfKAv2_hm ("buckets") and the full SFNNv16 input with threats and pawn pairs ("full"), through
+`perspectives.perspective_transformer`, pairwise activation, against `F.embedding_bag` with torch's
 activation, the plain operator with the classic atomics and with its deterministic backward, and the bare rungs of
 ladder.cu (fp32; they leave the activation out). Building the rows' groups and bitmaps is part of "step". The L2 cache
 is overwritten before each timed call, and the device kept busy until the host has queued the call, so that times
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import statistics
 import subprocess
 import sys
@@ -34,22 +36,30 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import report  # noqa: E402 (a neighbour of this folder)
 
-FEATURES, BLOCK = 24_576, 768  # HalfKAv2_hm, 12 planes
-CASES = ((256, 16_384), (512, 16_384), (1024, 16_384), (3072, 16_384), (1024, 65_536))
+BLOCK, BLOCKED = 768, 24_576  # HalfKAv2_hm, 12 planes: king buckets; features from there on are loose
+FEATURES = {"HalfKAv2_hm": BLOCKED, "HalfKAv2_hm+Full_Threats_v16+PP_3Wide": 88_944}
+KING_BUCKETS, FULL = FEATURES
+CASES = [(name, n, 16_384) for name in FEATURES for n in (256, 512, 1024, 3072)]
+CASES += [(name, 1024, 65_536) for name in FEATURES]
+CHUNK = 768  # rows of rung 4's tile
+BACKWARD_RUNGS = (
+    (1, "scalar"), (2, "vector"), (3, "bulk reduce"), (4, "shared-memory segments"), (5, "transposed lists")
+)  # fmt: skip
 
 
-def real_rows(path: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+def real_rows(path: str, name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
     from nnue_trainer.data import Loader
 
-    loader = Loader(path, "HalfKAv2_hm", batch, seed=1, repeat=True, threads=1)
+    loader = Loader(path, name, batch, seed=1, repeat=True, threads=4)
     found = next(iter(loader))
     rows = found.white.clone(), found.black.clone(), found.black_to_move.clone()
     loader.close()
     return rows
 
 
-def random_rows(batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts and concentration of HalfKAv2_hm: 7 to 32 active, mean 19.5; the busiest king bucket holds a quarter."""
+def random_rows(name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """HalfKAv2_hm: 7 to 32 active, mean 19.5; the busiest king bucket holds a quarter. Full input: also 10 to 54 of
+    the others, mean 32; the 768 most frequent of them have three quarters of their entries, as on real positions."""
     g = torch.Generator().manual_seed(1)
 
     def one() -> Tensor:
@@ -57,7 +67,19 @@ def random_rows(batch: int) -> tuple[Tensor, Tensor, Tensor]:
         count = torch.randint(7, 33, (batch,), generator=g)
         inside = torch.rand(batch, BLOCK, generator=g).topk(32).indices
         rows = (bucket[:, None] * BLOCK + inside).int()
-        return torch.where(torch.arange(32)[None] < count[:, None], rows, -1)
+        rows = torch.where(torch.arange(32)[None] < count[:, None], rows, -1)
+        if name == KING_BUCKETS:
+            return rows
+        loose = FEATURES[name] - BLOCKED
+        frequency = 1 / (torch.arange(1.0, loose + 1) + 30) ** 1.42
+        order = torch.randperm(loose, generator=g)
+        picks = order[torch.multinomial(frequency, batch * 54, replacement=True, generator=g)].view(batch, 54)
+        picks = picks.sort(1).values
+        picks[:, 1:][picks[:, 1:] == picks[:, :-1]] = -1
+        picks[torch.arange(54)[None] >= torch.randint(10, 55, (batch, 1), generator=g)] = -1
+        picks = torch.where(picks >= 0, picks + BLOCKED, -1)
+        rows = torch.nn.functional.pad(torch.cat([rows, picks.int()], 1), (0, 288 - 86), value=-1)
+        return rows.gather(1, (rows < 0).byte().argsort(dim=1, stable=True))
 
     return one(), one(), torch.randint(0, 2, (batch,), generator=g, dtype=torch.uint8)
 
@@ -106,38 +128,83 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
-def rungs(ladder: ctypes.CDLL, timer: Timer, white: Tensor, black: Tensor, outputs: int) -> dict[str, dict[str, float]]:
+def segments(feature: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
+    """Segments of equal numbers in a sorted vector, of at most `most` elements: (first element of each, begins)."""
+    first = torch.ones_like(feature, dtype=torch.bool)
+    first[1:] = feature[1:] != feature[:-1]
+    if most is not None:
+        place = torch.arange(len(feature), device=feature.device)
+        start = torch.where(first, place, 0).cummax(0).values
+        first |= (place - start) % most == 0
+    begin = first.nonzero().flatten()
+    return feature[begin], F.pad(begin, (0, 1), value=len(feature)).int()
+
+
+def rungs(
+    ladder: ctypes.CDLL, timer: Timer, features: int, white: Tensor, black: Tensor, outputs: int
+) -> dict[str, dict[str, float]]:
     rows = torch.cat([white, black])
     order = rows[:, 0].div(BLOCK, rounding_mode="floor").argsort(stable=True).int()
-    weight, bias = torch.randn(FEATURES, outputs, device="cuda"), torch.randn(outputs, device="cuda")
+    weight, bias = torch.randn(features, outputs, device="cuda"), torch.randn(outputs, device="cuda")
     out, grad_weight = torch.empty(len(rows), outputs, device="cuda"), torch.empty_like(weight)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     found: dict[str, dict[str, float]] = {}
+
+    # Lists for the last two rungs; making them is not timed.
+    place_of = torch.empty_like(order)
+    place_of[order.long()] = torch.arange(len(rows), dtype=torch.int32, device="cuda")
+    row, column = (rows >= 0).nonzero().unbind(1)
+    feature = rows[row, column].long()
+    chunk = place_of[row].long() // CHUNK
+    by_chunk = (chunk * features + feature).argsort(stable=True)
+    keys, chunk_begins = segments((chunk * features + feature)[by_chunk])
+    counts = torch.bincount(keys // features, minlength=-(-len(rows) // CHUNK))
+    chunk_segments = F.pad(counts.cumsum(0), (1, 0)).int()
+    by_feature = feature.argsort(stable=True)
+    piece_features, piece_begins = segments(feature[by_feature], 64)
+    lists = {
+        4: ((keys % features).int(), chunk_begins, (place_of[row] % CHUNK)[by_chunk]),
+        5: (piece_features.int(), piece_begins, row[by_feature].int()),
+    }
 
     def forward(rung: int) -> None:
         arguments = (pointer(rows), pointer(order), pointer(weight), pointer(bias), pointer(out))
         assert ladder.forward(rung, *arguments, len(rows), rows.shape[1], outputs, stream) == 0
 
     def backward(rung: int) -> None:
-        arguments = (pointer(rows), pointer(out), pointer(grad_weight), len(rows), FEATURES, rows.shape[1], outputs)
-        assert ladder.backward(rung, *arguments, stream) == 0
+        if rung in lists:
+            arguments = (pointer(order), pointer(chunk_segments), *map(pointer, lists[rung]), len(lists[rung][0]))
+            result = ladder.backward_by_lists(
+                rung, *arguments, pointer(out), pointer(grad_weight), len(rows), features, outputs, stream
+            )
+        else:
+            result = ladder.backward(
+                rung, pointer(rows), pointer(out), pointer(grad_weight), len(rows), features, rows.shape[1], outputs,
+                stream,
+            )  # fmt: skip
+        assert result == 0, f"rung {rung}: CUDA error {result}"
 
     for rung, name in ((1, "scalar"), (2, "vector"), (3, "column slabs")):
         found[f"rung: {name}"] = {"forward": timer(lambda rung=rung: forward(rung))}  # type: ignore[misc]
-    for rung, name in ((1, "scalar"), (2, "vector")):
-        found[f"rung: {name}"]["backward"] = timer(lambda rung=rung: backward(rung))  # type: ignore[misc]
+    expected = None
+    for rung, name in BACKWARD_RUNGS:
+        backward(rung)
+        expected = grad_weight.clone() if expected is None else expected
+        assert ((grad_weight - expected).norm() / expected.norm()).item() < 1e-5, f"rung {name} is wrong"
+        found.setdefault(f"rung: {name}", {})["backward"] = timer(lambda rung=rung: backward(rung))  # type: ignore[misc]
     return found
 
 
 def measure(
-    timer: Timer, bandwidth: float, rows: tuple[Tensor, Tensor, Tensor], outputs: int, dtype: torch.dtype
+    timer: Timer, bandwidth: float, name: str, rows: tuple[Tensor, Tensor, Tensor], outputs: int, dtype: torch.dtype
 ) -> dict[str, Any]:
+    features = FEATURES[name]
     white, black, black_to_move = (t.cuda() for t in rows)
     g = torch.Generator("cuda").manual_seed(2)
-    weight = (torch.randn(FEATURES, outputs, generator=g, device="cuda") * 0.1).to(dtype).requires_grad_()
+    weight = (torch.randn(features, outputs, generator=g, device="cuda") * 0.1).to(dtype).requires_grad_()
     bias = (torch.rand(outputs, generator=g, device="cuda") * 0.5).requires_grad_()
     grad = (torch.randn(len(white), outputs, generator=g, device="cuda") * 1e-4).to(dtype)
-    assert is_fused(weight, BLOCK), "no fused kernels for this device"
+    assert is_fused(weight, BLOCK, BLOCKED), "no fused kernels for this device"
     alive = [(i != -1) for i in (white, black)]
     packed = [i[a] for i, a in zip((white, black), alive, strict=True)]
     offsets = [F.pad(a.sum(1).cumsum(0)[:-1], (1, 0)).int() for a in alive]
@@ -163,14 +230,20 @@ def measure(
 
     def fused(prepared: Tensor | None = None) -> Tensor:
         return perspective_transformer(
-            white, black, black_to_move, weight, bias, block_size=BLOCK, rows=prepared
+            white, black, black_to_move, weight, bias, block_size=BLOCK, num_blocked=BLOCKED, rows=prepared
         )  # fmt: skip
 
-    prepared = perspective_rows(white, black, black_to_move, FEATURES, BLOCK)
-    result: dict[str, Any] = {"outputs": outputs, "batch": len(white), "dtype": str(dtype).removeprefix("torch.")}
+    make_rows = functools.partial(perspective_rows, white, black, black_to_move, features, BLOCK, BLOCKED)
+    prepared = make_rows()
+    result: dict[str, Any] = {
+        "features": name,
+        "outputs": outputs,
+        "batch": len(white),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
     size = weight.element_size()
     values = len(white) * outputs
-    indices = 2 * white.numel() * 4
+    indices = 4 * sum(len(p) for p in packed)
     floor = {
         "forward": (weight.numel() * size + values * size + indices) / bandwidth * 1e3,
         "backward": (weight.numel() * size + values * size + indices) / bandwidth * 1e3,
@@ -188,7 +261,7 @@ def measure(
             "backward": timer(lambda out=out: torch.autograd.grad(out, (weight, bias), grad, retain_graph=True)),  # type: ignore[misc]
         }
         if name == "fused":
-            times["lists"] = timer(lambda: perspective_rows(white, black, black_to_move, FEATURES, BLOCK))
+            times["lists"] = timer(make_rows)
             times["step"] = timer(lambda: torch.autograd.grad(fused(), (weight, bias), grad))
         else:
             times["step"] = timer(lambda forward=forward: torch.autograd.grad(forward(), (weight, bias), grad))  # type: ignore[misc]
@@ -205,7 +278,7 @@ def table(results: list[dict[str, Any]]) -> None:
         f"{'GB/s':>7s} {'of floor':>9s} {'vs bag':>7s}"
     )
     for result in results:
-        print(f"N {result['outputs']}, B {result['batch']}, {result['dtype']}")
+        print(f"{result['features']}, N {result['outputs']}, B {result['batch']}, {result['dtype']}")
         floor, bag = result["floor"]["step"], result["embedding_bag"]["step"]
         for name, times in result.items():
             if not isinstance(times, dict):
@@ -227,14 +300,16 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     names = ["embedding_bag", "plain, classic atomics", "plain, deterministic", "fused", "floor"]
-    figure, axes = pyplot.subplots(figsize=(11, 5))
+    figure, axes = pyplot.subplots(figsize=(16, 5))
     for i, name in enumerate(names):
         axes.bar(
             [x + (i - 2) * 0.16 for x in range(len(results))], [r[name]["step"] for r in results], 0.16, label=name
         )
-    axes.set_xticks(
-        range(len(results)), [f"N {r['outputs']}\nB {r['batch']}\n{r['dtype']}" for r in results], fontsize=8
-    )
+    labels = [
+        f"{'full' if r['features'] == FULL else 'buckets'}\nN {r['outputs']}\nB {r['batch']}\n{r['dtype']}"
+        for r in results
+    ]
+    axes.set_xticks(range(len(results)), labels, fontsize=7)
     axes.set_yscale("log")
     axes.set_ylabel("forward + backward, ms")
     axes.set_title(f"Feature transformer, both perspectives, pairwise: {torch.cuda.get_device_name()}")
@@ -243,15 +318,20 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def parse_case(text: str) -> tuple[str, int, int]:
+    kind, outputs, batch = text.split(":")
+    return {"buckets": KING_BUCKETS, "full": FULL}[kind], int(outputs), int(batch)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="The feature transformer on a GPU")
     parser.add_argument("--data", help="a binpack file; random rows without one")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the JSON and the plot")
-    parser.add_argument("--cases", nargs="+", help="N:B pairs, for example 1024:16384")
+    parser.add_argument("--cases", nargs="+", metavar="SET:N:B", help="for example buckets:1024:16384 full:1024:16384")
     args = parser.parse_args()
     ops.set_index_check("off")  # a training loop checks batches where they are made; here only kernels are timed
-    cases = [tuple(map(int, c.split(":"))) for c in args.cases] if args.cases else CASES
+    cases = [parse_case(c) for c in args.cases] if args.cases else CASES
     record = {
         "benchmark": "feature_transformer",
         **report.environment("cuda"),
@@ -264,15 +344,17 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         ladder = build_ladder(folder)
-        for outputs, batch in cases:
-            rows = real_rows(args.data, batch) if args.data else random_rows(batch)
+        for name, outputs, batch in cases:
+            rows = real_rows(args.data, name, batch) if args.data else random_rows(name, batch)
             for dtype in (torch.float32, torch.bfloat16):
-                result = measure(timer, bandwidth, rows, outputs, dtype)
+                result = measure(timer, bandwidth, name, rows, outputs, dtype)
                 result["copy_gb_per_s"] = bandwidth / 1e9
                 if ladder is not None and dtype == torch.float32 and outputs % 128 == 0:
-                    result |= rungs(ladder, timer, rows[0].cuda(), rows[1].cuda(), outputs)
+                    result |= rungs(ladder, timer, FEATURES[name], rows[0].cuda(), rows[1].cuda(), outputs)
                 results.append(result)
-                print(f"N {outputs}, B {batch}, {result['dtype']}: {result['fused']['step']:.3f} ms", flush=True)
+                print(
+                    f"{name}, N {outputs}, B {batch}, {result['dtype']}: {result['fused']['step']:.3f} ms", flush=True
+                )
     table(results)
     report.write(args.out / "feature_transformer-cuda.json", record | {"results": results})
     plot(results, args.out / "feature_transformer-cuda.png")

@@ -19,6 +19,7 @@
 #include "../activation.h"
 #include "block_rows.cuh"
 #include "hopper.cuh"
+#include "loose_rows.cuh"
 
 namespace nnue {
 
@@ -27,6 +28,7 @@ enum class Float : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 struct ForwardProblem {
     IndexRows in;
     BlockRows rows;
+    LooseRows loose;
     const void* weight;  // [num_features, num_outputs]
     const float* bias;   // [num_outputs]
     void* out;           // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs
@@ -41,15 +43,19 @@ struct ForwardProblem {
 struct BackwardProblem {
     IndexRows in;
     BlockRows rows;
+    LooseRows loose;
     const void* grad_out;  // like out
     const void* saved;
-    void* grad_weight;    // [num_features, num_outputs], all of it is written
-    float* grad_bias;     // [num_outputs]
-    void* grad_rows;      // scratch [slabs, tiles, 16 KB]: see GradientShape
-    int32_t* exponents;   // scratch [slabs, tiles], for fp32 weights
-    float* partial;       // scratch [kWorkers, 384 · 128]
-    float* bias_partial;  // scratch [stretches, num_outputs]
-    unsigned* flags;      // scratch [kWorkers, 8]
+    void* grad_weight;      // [num_features, num_outputs], all of it is written
+    float* grad_bias;       // [num_outputs]
+    void* grad_rows;        // scratch [slabs, tiles, 16 KB]: see GradientShape
+    int32_t* exponents;     // scratch [slabs, tiles], for fp32 weights
+    float* partial;         // scratch [kWorkers, 384 · 128]
+    float* bias_partial;    // scratch [stretches, num_outputs]
+    unsigned* flags;        // scratch [kWorkers, 8]
+    int max_tiles;          // of grad_rows and exponents
+    float* dense_gradient;  // scratch [kDenseChunks, kDenseFeatures, num_outputs], where there are loose features
+    unsigned* tickets;      // scratch [2]: the next lists of loose features
     int num_outputs;
     Activation activation;
     float bound, scale;
@@ -548,7 +554,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads) row_gradient_
     __shared__ unsigned largest[2][kWarps];
     const int group = threadIdx.x % Shape::kGroups, row = threadIdx.x / Shape::kGroups;
     const int half = p.num_outputs / 2, slab = blockIdx.x, column = slab * Shape::kSlab + group * 8;
-    const int max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks), stretch = stretch_tiles(max_tiles);
+    const int max_tiles = p.max_tiles, stretch = stretch_tiles(max_tiles);
     const float limit = kParts == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
     wait_for_kernels_before();
     let_next_kernel_start();
@@ -864,7 +870,7 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
         clear_unused(p, worker * 3 + warp - Shape::kWarps - 1, kWorkers * 3, lane);
     } else if (warp == Shape::kWarps) {  // ---- copies
         give_registers<24>();
-        const int max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
+        const int max_tiles = p.max_tiles;
         UnitCursor cursor(units, num_units, slabs, worker);
         int stage = 0;
         uint32_t phase = 1;  // the first pass over the stages waits for nothing
@@ -1056,7 +1062,7 @@ __global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardP
     __shared__ float sums[kWarps][32];
     __shared__ int slots[kWarps][kRareList];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
+    const int max_tiles = p.max_tiles;
     const int bias_blocks = (p.num_outputs + 31) / 32, half = p.num_outputs / 2;
     if (blockIdx.x < bias_blocks) {
         const int column = blockIdx.x * 32 + lane;
@@ -1179,7 +1185,7 @@ template <typename Visit>
 __device__ __forceinline__ void for_each_feature(const IndexRows& in, int row, const Visit& visit) {
     const int32_t* features = block_rows::row_pointer(in, row);
     for (int k = 0; k < in.max_active && features[k] >= 0; ++k)
-        if (features[k] < in.num_features) visit(features[k]);
+        if (features[k] < in.num_features + in.num_loose) visit(features[k]);
 }
 
 template <typename Weight>
@@ -1218,8 +1224,9 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
     }
 }
 
-// Adds to the weight gradient that the product has written, a thread per column, rows in order: each row's share is
-// rounded to the gradient's type as it is added. The bias gradient has these rows already.
+// Adds to the weight gradient that the products have written, a thread per column, rows in order: each row's share is
+// rounded to the gradient's type as it is added. The bias gradient and the lists of loose features have these rows
+// already.
 template <typename Weight, typename Grad, Activation kActivation>
 __global__ void irregular_backward_kernel(BackwardProblem p) {
     wait_for_kernels_before();
@@ -1246,6 +1253,8 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
         }
         differentiate<kActivation>(g[0], g[1], s[0], s[1], p.bound, limit);
         for_each_feature(p.in, row, [&](int feature) {
+            if (feature >= p.in.num_features && p.loose.rank[feature - p.in.num_features] >= p.loose.summary->dense)
+                return;
             Weight* target_row = static_cast<Weight*>(p.grad_weight) + size_t(feature) * p.num_outputs + c;
             for (int h = 0; h < 2; ++h)
                 store(target_row + h * half, 0, to_float(target_row[h * half]) + g[h], p.weight_type);
@@ -1267,21 +1276,33 @@ cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-template <typename Weight, typename Grad, Activation kActivation>
-cudaError_t backward(const BackwardProblem& p, cudaStream_t stream) {
+// The product alone, from row gradients that are there. p.flags is zero.
+template <int kParts>
+cudaError_t launch_weight_gradient(const BackwardProblem& p, cudaStream_t stream) {
+    using Shape = BackwardShape<kParts>;
+    const cudaError_t error = cudaFuncSetAttribute(weight_gradient_kernel<kParts>,
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+    if (error != cudaSuccess) return error;
+    return hopper::launch_early(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes, stream,
+                                p);
+}
+
+// `loose_gradient(p, stream)` adds what loose features need.
+template <typename Weight, typename Grad, Activation kActivation, typename Loose>
+cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose& loose_gradient) {
     constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
     static_assert(kParts == 1 || sizeof(Grad) == 4);
-    using Shape = BackwardShape<kParts>;
-    const int half = p.num_outputs / 2, max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
-    cudaError_t error = cudaFuncSetAttribute(weight_gradient_kernel<kParts>,
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+    using Shape = GradientShape<kParts>;
+    const int half = p.num_outputs / 2;
+    cudaError_t error = cudaSuccess;
     const auto launch = [&](void (*kernel)(BackwardProblem), dim3 grid, int threads, size_t shared) {
         if (error == cudaSuccess) error = hopper::launch_early(kernel, grid, threads, shared, stream, p);
     };
-    launch(row_gradient_kernel<kParts, Grad, kActivation>, dim3(Shape::slabs(p.num_outputs), stretches(max_tiles)),
-           GradientShape<kParts>::kThreads, 0);
-    launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
+    launch(row_gradient_kernel<kParts, Grad, kActivation>, dim3(Shape::slabs(p.num_outputs), stretches(p.max_tiles)),
+           Shape::kThreads, 0);
+    if (error == cudaSuccess) error = launch_weight_gradient<kParts>(p, stream);
     launch(rare_feature_kernel<kParts>, (p.num_outputs + 31) / 32 + kRareBlocks, kRareThreads, 0);
+    if (error == cudaSuccess) error = loose_gradient(p, stream);
     launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
     return error;
 }
@@ -1289,7 +1310,7 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream) {
 // The scratch of a backward, p.in and p.num_outputs and p.weight_type given.
 inline void carve_scratch(Carver& carver, BackwardProblem& p) {
     const bool two_parts = p.weight_type == Float::kFloat32;
-    const int max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
+    const int max_tiles = p.max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
     const size_t operands =
         size_t(two_parts ? GradientShape<2>::slabs(p.num_outputs) : GradientShape<1>::slabs(p.num_outputs)) * max_tiles;
     p.grad_rows = carver.take<char>(operands * GradientShape<1>::kOperandBytes);
@@ -1297,6 +1318,9 @@ inline void carve_scratch(Carver& carver, BackwardProblem& p) {
     p.partial = carver.take<float>(size_t(kWorkers) * kGroupFeatures * 128);
     p.bias_partial = carver.take<float>(size_t(stretches(max_tiles)) * p.num_outputs);
     p.flags = carver.take<unsigned>(kWorkers * kFlags);
+    const size_t dense = p.in.num_loose > 0 ? size_t(kDenseChunks) * kDenseFeatures : 0;
+    p.dense_gradient = carver.take<float>(dense * p.num_outputs);
+    p.tickets = carver.take<unsigned>(2);
 }
 
 }  // namespace block_product

@@ -107,9 +107,12 @@ __device__ __forceinline__ const int32_t* row_pointer(const IndexRows& in, int r
                               : in.black + size_t(row - in.positions) * in.max_active;
 }
 
+// The block of a row's first feature that is in one.
 __device__ __forceinline__ int block_of_row(const IndexRows& in, int row) {
-    const int first = in.max_active > 0 ? row_pointer(in, row)[0] : -1;
-    return first < 0 ? 0 : min(first / in.block_size, in.num_blocks - 1);
+    const int32_t* features = row_pointer(in, row);
+    for (int k = 0; k < in.max_active && features[k] >= 0; ++k)
+        if (features[k] < in.num_features) return features[k] / in.block_size;
+    return 0;
 }
 
 // Counts of each feature block in each stretch of kRowsPerCta rows; a thread block counts kCountRows rows.
@@ -187,13 +190,18 @@ __global__ void __launch_bounds__(1024) assign_slots(IndexRows in, BlockRows out
     }
 }
 
-// A thread block per stretch of kRowsPerCta rows: slots in row order, bitmaps.
-__global__ void __launch_bounds__(kPlaceThreads) place_rows(IndexRows in, BlockRows out, int ctas) {
+// Copies of the counters of loose features: the most frequent ones are in a third of the rows.
+constexpr int kLooseCopies = 16;
+
+// A thread block per stretch of kRowsPerCta rows: slots in row order, bitmaps. Entries of loose features are counted.
+__global__ void __launch_bounds__(kPlaceThreads)
+    place_rows(IndexRows in, BlockRows out, int ctas, uint32_t* loose_counts) {
     constexpr int kRowWarps = kRowsPerCta / 32, kWarps = kPlaceThreads / 32, kWarpRows = kRowsPerCta / kWarps;
     constexpr int kBatch = 8;  // rows of which a warp has the loads in flight
     __shared__ __align__(16) uint32_t bits[kRowsPerCta][kBlockWords];
     __shared__ int slot_of[kRowsPerCta], block_of[kRowsPerCta];
     __shared__ bool is_irregular[kRowsPerCta];
+    uint32_t* my_counts = loose_counts + size_t(blockIdx.x % kLooseCopies) * in.num_loose;
     extern __shared__ int warp_counts[];  // [kRowWarps][num_blocks]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = 2 * in.positions;
     const int first_row = blockIdx.x * kRowsPerCta;
@@ -242,7 +250,11 @@ __global__ void __launch_bounds__(kPlaceThreads) place_rows(IndexRows in, BlockR
                 const int mine = warp * kWarpRows + batch + r, feature = features[r];
                 const unsigned ends = __ballot_sync(~0u, feature < 0);
                 if (open[r] && (ends & ((2u << lane) - 1)) == 0) {  // no −1 up to here
-                    if (feature < in.num_features) {                // index_check.cuh speaks of the others
+                    if (feature >= in.num_features) {
+                        // index_check.cuh speaks of the others.
+                        if (feature < in.num_features + in.num_loose)
+                            atomicAdd(my_counts + (feature - in.num_features), 1u);
+                    } else {
                         const int local = feature - block_of[mine] * in.block_size;
                         if (local < 0 || local >= in.block_size) {
                             bad[r] = true;
@@ -368,16 +380,21 @@ __global__ void __launch_bounds__(kBlockFeatures) rank_features(BlockRows rows) 
             __ldg(rows.tile_bits + size_t(tile) * kBlockFeatures + feature);
 }
 
-inline cudaError_t build(const IndexRows& in, const BlockRows& out, cudaStream_t stream) {
-    const int ctas = BlockRows::ctas(in.positions), tiles = BlockRows::tiles(in.positions, in.num_blocks);
+inline cudaError_t place(const IndexRows& in, const BlockRows& out, uint32_t* loose_counts, cudaStream_t stream) {
+    const int ctas = BlockRows::ctas(in.positions);
     const int count_ctas = (2 * in.positions + kCountRows - 1) / kCountRows;
     count_rows<<<count_ctas, kCountRows, kCountRows / kRowsPerCta * in.num_blocks * sizeof(int), stream>>>(in, out,
                                                                                                            ctas);
     assign_slots<<<1, 1024, in.num_blocks * sizeof(int), stream>>>(in, out, ctas);
-    place_rows<<<ctas, kPlaceThreads, kRowsPerCta / 32 * in.num_blocks * sizeof(int), stream>>>(in, out, ctas);
-    cudaError_t error = cudaGetLastError();
-    if (error == cudaSuccess)
-        error = hopper::launch_early(transpose_bits, (tiles * kBlockWords + 7) / 8, 256, 0, stream, out, in.num_blocks);
+    place_rows<<<ctas, kPlaceThreads, kRowsPerCta / 32 * in.num_blocks * sizeof(int), stream>>>(in, out, ctas,
+                                                                                                loose_counts);
+    return cudaGetLastError();
+}
+
+inline cudaError_t transpose(const IndexRows& in, const BlockRows& out, cudaStream_t stream) {
+    const int tiles = BlockRows::tiles(in.positions, in.num_blocks);
+    cudaError_t error =
+        hopper::launch_early(transpose_bits, (tiles * kBlockWords + 7) / 8, 256, 0, stream, out, in.num_blocks);
     if (error == cudaSuccess)
         error = hopper::launch_early(rank_features, dim3(in.num_blocks, std::clamp(tiles / 32, 1, kRankCtas)),
                                      kBlockFeatures, 0, stream, out);

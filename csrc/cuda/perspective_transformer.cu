@@ -15,7 +15,9 @@
 #include "block_product.cuh"
 #include "common.cuh"
 #include "index_check.cuh"
+#include "loose_gradient.cuh"
 #include "psqt.cuh"
+#include "slab_forward.cuh"
 
 namespace nnue::perspective_transformer {
 namespace {
@@ -32,9 +34,12 @@ void check_rows_arguments(const char* op, const Tensor& white, const Tensor& bla
     if (num_blocked < 0 || num_blocked > num_features) {
         fail(op, "num_blocked", num_blocked, "0 <= num_blocked <= F = " + text(num_features));
     }
-    if (num_blocked != num_features) fail(op, "num_blocked", num_blocked, "F: the loose kernels are on their way");
     const int64_t blocks = divide_up(num_blocked, block_size);
     if (blocks > 255) fail(op, "block_size", text(blocks) + " blocks", "at most 255");
+    const int64_t slots = 2 * white.size(0) + 64 * (blocks + 1);
+    if (num_blocked < num_features && slots * std::max<int64_t>(white.size(1), 1) >= (int64_t(1) << 32)) {
+        fail(op, "white", shape_text(white.sizes()), "2 B K < 2^32 where there are loose features");
+    }
 }
 
 // Contiguous, and where 16-byte loads are allowed.
@@ -57,20 +62,30 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
     return in;
 }
 
+struct Rows {
+    BlockRows blocks;
+    LooseRows loose;
+};
+
+Rows carve(Carver& carver, const IndexRows& in) {
+    const BlockRows blocks = carve_rows(carver, in.positions, in.num_blocks);
+    return {blocks, carve_loose_rows(carver, in)};
+}
+
 int64_t rows_bytes(const IndexRows& in) {
     Carver carver{nullptr};
-    carve_rows(carver, in.positions, in.num_blocks);
+    carve(carver, in);
     return static_cast<int64_t>(carver.used);
 }
 
-BlockRows open_rows(const char* op, const Tensor& rows, const IndexRows& in) {
+Rows open_rows(const char* op, const Tensor& rows, const IndexRows& in) {
     check_dtype(op, "rows", rows, {ScalarType::Byte});
     if (rows.dim() != 1 || rows.size(0) != rows_bytes(in)) {
         fail(op, "rows", "shape " + shape_text(rows.sizes()),
              "[" + std::to_string(rows_bytes(in)) + "], what perspective_rows makes for these sizes");
     }
     Carver carver{static_cast<char*>(rows.mutable_data_ptr())};
-    return carve_rows(carver, in.positions, in.num_blocks);
+    return carve(carver, in);
 }
 
 Float float_type(const char* op, const char* argument, ScalarType dtype) {
@@ -104,7 +119,13 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     IndexCheck white_check(kRows, in.white, in.positions, in.max_active, num_features, device, stream);
     IndexCheck black_check(kRows, in.black, in.positions, in.max_active, num_features, device, stream);
     Tensor rows = torch::stable::new_empty(white, {rows_bytes(in)}, ScalarType::Byte);
-    if (in.positions > 0) check_cuda(block_rows::build(in, open_rows(kRows, rows, in), stream), "perspective_rows");
+    if (in.positions > 0) {
+        const auto [blocks, loose] = open_rows(kRows, rows, in);
+        if (in.num_loose > 0) check_cuda(loose_rows::clear(in, loose, stream), kRows);
+        check_cuda(block_rows::place(in, blocks, loose.counts, stream), kRows);
+        if (in.num_loose > 0) check_cuda(loose_rows::build(in, blocks, loose, stream), kRows);
+        check_cuda(block_rows::transpose(in, blocks, stream), kRows);
+    }
     white_check.finish();
     black_check.finish();
     return rows;
@@ -146,6 +167,11 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
     return grad_psqt;
 }
 
+template <class Weight>
+cudaError_t run_forward(const ForwardProblem& p, cudaStream_t stream) {
+    return p.in.num_loose > 0 ? slab_forward::forward<Weight>(p, stream) : block_product::forward<Weight>(p, stream);
+}
+
 Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows, const Tensor& weight_in,
                  const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
                  int64_t block_size, int64_t num_blocked, int64_t activation, double bound, double scale,
@@ -165,7 +191,9 @@ Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& r
 
     ForwardProblem p{};
     p.in = index_rows(white, black, num_features, block_size, num_blocked);
-    p.rows = open_rows(kForward, rows, p.in);
+    const Rows open = open_rows(kForward, rows, p.in);
+    p.rows = open.blocks;
+    p.loose = open.loose;
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = Activation(activation);
     p.bound = static_cast<float>(bound);
@@ -183,24 +211,29 @@ Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& r
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
-    const cudaError_t error = weight_type == Float::kFloat32   ? block_product::forward<float>(p, stream)
-                              : weight_type == Float::kFloat16 ? block_product::forward<__half>(p, stream)
-                                                               : block_product::forward<__nv_bfloat16>(p, stream);
+    const cudaError_t error = weight_type == Float::kFloat32   ? run_forward<float>(p, stream)
+                              : weight_type == Float::kFloat16 ? run_forward<__half>(p, stream)
+                                                               : run_forward<__nv_bfloat16>(p, stream);
     check_cuda(error, kForward);
     return {out, psqt_out, saved};
 }
 
 template <class Weight, class Grad>
 cudaError_t run_backward(const BackwardProblem& p, cudaStream_t stream) {
+    constexpr auto kLoose = [](const BackwardProblem& problem, cudaStream_t on) {
+        return problem.in.num_loose == 0                   ? cudaSuccess
+               : loose_gradient::run < sizeof(Weight) == 4 ? 2
+                                                           : 1 > (problem, on);
+    };
     switch (p.activation) {
         case Activation::kIdentity:
-            return block_product::backward<Weight, Grad, Activation::kIdentity>(p, stream);
+            return block_product::backward<Weight, Grad, Activation::kIdentity>(p, stream, kLoose);
         case Activation::kCReLU:
-            return block_product::backward<Weight, Grad, Activation::kCReLU>(p, stream);
+            return block_product::backward<Weight, Grad, Activation::kCReLU>(p, stream, kLoose);
         case Activation::kSCReLU:
-            return block_product::backward<Weight, Grad, Activation::kSCReLU>(p, stream);
+            return block_product::backward<Weight, Grad, Activation::kSCReLU>(p, stream, kLoose);
         default:
-            return block_product::backward<Weight, Grad, Activation::kPairwise>(p, stream);
+            return block_product::backward<Weight, Grad, Activation::kPairwise>(p, stream, kLoose);
     }
 }
 
@@ -234,7 +267,9 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const Tensor grad_output = aligned(grad_output_in);
     const cudaStream_t stream = current_stream(white);
     p.in = index_rows(white, black, num_features, block_size, num_blocked);
-    p.rows = open_rows(kBackward, rows, p.in);
+    const Rows open = open_rows(kBackward, rows, p.in);
+    p.rows = open.blocks;
+    p.loose = open.loose;
     p.num_outputs = static_cast<int>(num_outputs);
     p.bound = static_cast<float>(bound);
     p.scale = static_cast<float>(scale);

@@ -1,0 +1,140 @@
+// The forward for sets with loose features: every row adds up its features' weights, a slab of columns at a time.
+//
+// A slab is 128 bytes of each half of a weight row, so that the pairwise product stays within half a warp, which takes
+// a row. The slab is the outermost order of work and rows come by block: what is read of the weights stays in the L2
+// cache, and of a block's frequent features in L1. Rows are read as they are in the batch, so duplicates and features
+// of other blocks need no care. Sums are fp32, in the order of the index row.
+#pragma once
+
+#include "block_product.cuh"
+
+namespace nnue::slab_forward {
+
+using namespace block_product;
+
+template <typename Weight>
+struct Shape {
+    static constexpr int kPer = 16 / int(sizeof(Weight));  // columns of a lane
+    static constexpr int kColumns = 8 * kPer;              // of each half in a slab
+    static constexpr int kThreads = 256, kRows = kThreads / 16;
+    static constexpr int kAhead = 8;  // weight rows in flight
+};
+
+template <typename Weight, int kPer>
+__device__ __forceinline__ void add_piece(float (&sum)[kPer], const uint4& piece) {
+    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        if constexpr (sizeof(Weight) == 4) {
+            sum[j] += __uint_as_float(words[j]);
+        } else {
+            const float2 two = unpack(words[j], std::is_same_v<Weight, __half> ? Float::kFloat16 : Float::kBFloat16);
+            sum[2 * j] += two.x, sum[2 * j + 1] += two.y;
+        }
+    }
+}
+
+// kCount neighbouring values to memory; they are not read again soon.
+template <int kCount>
+__device__ __forceinline__ void store_values(void* base, size_t offset, const float (&v)[kCount], Float type) {
+    static_assert(kCount == 2 || kCount == 4 || kCount == 8);
+    if (type == Float::kFloat32) {
+        float* target = static_cast<float*>(base) + offset;
+        if constexpr (kCount == 2) __stcs(reinterpret_cast<float2*>(target), float2{v[0], v[1]});
+#pragma unroll
+        for (int i = 0; i + 4 <= kCount; i += 4)
+            __stcs(reinterpret_cast<float4*>(target + i), float4{v[i], v[i + 1], v[i + 2], v[i + 3]});
+        return;
+    }
+    uint32_t words[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) words[i] = pack(v[2 * i], v[2 * i + 1], type);
+    uint16_t* target = static_cast<uint16_t*>(base) + offset;
+    if constexpr (kCount == 8) __stcs(reinterpret_cast<uint4*>(target), uint4{words[0], words[1], words[2], words[3]});
+    if constexpr (kCount == 4) __stcs(reinterpret_cast<uint2*>(target), uint2{words[0], words[1]});
+    if constexpr (kCount == 2) __stcs(reinterpret_cast<uint32_t*>(target), words[0]);
+}
+
+// Thread blocks (rows, slab); half a warp a row.
+template <typename Weight, Activation kActivation>
+__global__ void __launch_bounds__(Shape<Weight>::kThreads, 4) slab_kernel(ForwardProblem p) {
+    using S = Shape<Weight>;
+    constexpr int kPer = S::kPer;
+    const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
+    if (int(blockIdx.x) * S::kRows >= p.rows.tile_begin[p.in.num_blocks] * kTileRows) return;
+    const RowOrder row = p.loose.order[blockIdx.x * S::kRows + threadIdx.x / 16];
+    const int column = blockIdx.y * S::kColumns + lane % 8 * kPer;
+    const bool valid = column < half;
+    const size_t at = h * half + (valid ? column : 0);
+    const Weight* weight = static_cast<const Weight*>(p.weight) + at;
+    const int32_t* features = block_rows::row_pointer(p.in, row.row);
+    const int most = __reduce_max_sync(~0u, row.count);
+    float sum[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) sum[i] = p.bias[at + i];
+
+    int next = lane < row.count ? __ldg(features + lane) : -1;
+    for (int base = 0; base < most; base += 16) {
+        const int mine = next;
+        next = base + 16 + lane < row.count ? __ldg(features + base + 16 + lane) : -1;
+#pragma unroll
+        for (int first = 0; first < 16; first += S::kAhead) {
+            uint4 pieces[S::kAhead];
+#pragma unroll
+            for (int i = 0; i < S::kAhead; ++i) {
+                // The index check speaks of features that are not there.
+                const int feature = __shfl_sync(~0u, mine, first + i, 16);
+                pieces[i] = unsigned(feature) < unsigned(p.in.num_features + p.in.num_loose)
+                                ? __ldg(reinterpret_cast<const uint4*>(weight + size_t(feature) * p.num_outputs))
+                                : uint4{0, 0, 0, 0};
+            }
+#pragma unroll
+            for (int i = 0; i < S::kAhead; ++i) add_piece<Weight>(sum, pieces[i]);
+        }
+    }
+
+    const bool write = row.target >= 0 && valid;
+    if (p.saved != nullptr && write) {
+        const size_t to = size_t(row.slot) * p.num_outputs + at;
+        if constexpr (sizeof(Weight) == 4) {
+            store_values(p.saved, to, sum, Float::kFloat32);
+        } else {
+            __stcs(reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.saved) + to),
+                   uint4{encode(sum[0], sum[1], p.bound), encode(sum[2], sum[3], p.bound),
+                         encode(sum[4], sum[5], p.bound), encode(sum[6], sum[7], p.bound)});
+        }
+    }
+    if constexpr (kActivation != Activation::kIdentity) {
+#pragma unroll
+        for (float& x : sum) x = clip(x, p.bound);
+    }
+    if constexpr (kActivation == Activation::kPairwise) {
+        // The two lanes that hold the same columns of both halves share the products.
+        float product[kPer / 2];
+#pragma unroll
+        for (int i = 0; i < kPer / 2; ++i) {
+            const float other = __shfl_xor_sync(~0u, h ? sum[i] : sum[kPer / 2 + i], 8);
+            product[i] = h ? other * (sum[kPer / 2 + i] * p.scale) : sum[i] * (other * p.scale);
+        }
+        if (write) store_values(p.out, size_t(row.target) * half + column + h * (kPer / 2), product, p.out_type);
+    } else {
+#pragma unroll
+        for (float& x : sum) x *= kActivation == Activation::kSCReLU ? x * p.scale : p.scale;
+        if (write) store_values(p.out, size_t(row.target) * p.num_outputs + at, sum, p.out_type);
+    }
+}
+
+template <typename Weight>
+cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
+    using S = Shape<Weight>;
+    const auto kernel = p.activation == Activation::kIdentity ? slab_kernel<Weight, Activation::kIdentity>
+                        : p.activation == Activation::kCReLU  ? slab_kernel<Weight, Activation::kCReLU>
+                        : p.activation == Activation::kSCReLU ? slab_kernel<Weight, Activation::kSCReLU>
+                                                              : slab_kernel<Weight, Activation::kPairwise>;
+    const dim3 grid(BlockRows::tiles(p.in.positions, p.in.num_blocks) * (kTileRows / S::kRows),
+                    (p.num_outputs / 2 + S::kColumns - 1) / S::kColumns);
+    kernel<<<grid, S::kThreads, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+}  // namespace nnue::slab_forward
