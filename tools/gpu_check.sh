@@ -34,6 +34,7 @@ for tool in memcheck racecheck; do
 done
 step bench_op python3 benchmarks/feature_transformer_op.py --device cuda --data "$positions" --out "$out"
 step bench_fused python3 benchmarks/feature_transformer/run.py --data "$positions" --out "$out"
+step bench_bytes python3 benchmarks/feature_transformer/bytes.py --data "$positions" --out "$out"
 step bench_step python3 benchmarks/training_step.py --data "$positions" --out "$out"
 step bench_expand python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --out "$out"
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }

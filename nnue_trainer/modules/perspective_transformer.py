@@ -30,7 +30,8 @@ class PerspectiveTransformer(nn.Module):
       pairwise  a[j] · a[j + num_outputs / 2] · product_scale;  num_outputs values, num_outputs / 2 a perspective
 
     `block_size` is the number of features of one king bucket (all of them where there are none), if an index row's
-    features lie in one bucket: it lets GPUs of compute capability 9.0 use the fused operator.
+    features lie in one bucket: it lets GPUs of compute capability 9.0 use the fused operator. `num_blocked`: how many
+    features lie in king buckets, by default all; a row may hold any of those behind them (threats, pawn pairs).
     """
 
     psqt: nn.Parameter | None
@@ -44,11 +45,13 @@ class PerspectiveTransformer(nn.Module):
         psqt_buckets: int = 0,
         product_scale: float = 1.0,
         block_size: int | None = None,
+        num_blocked: int | None = None,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.product_scale = product_scale
         self.block_size = block_size
+        self.num_blocked = num_blocked
         bound = math.sqrt(1 / num_features)
         self.weight = nn.Parameter(torch.empty(num_features, num_outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
@@ -73,6 +76,7 @@ class PerspectiveTransformer(nn.Module):
             activation=self.activation,
             scale=self.product_scale if self.activation == "pairwise" else 1.0,
             block_size=self.block_size,
+            num_blocked=self.num_blocked,
             psqt=self.psqt,
             bucket=None if self.psqt is None else bucket,
         )
