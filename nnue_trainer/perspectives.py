@@ -81,8 +81,9 @@ def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: 
 def _rows_fake(
     white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, block_size: int, num_blocked: int
 ) -> Tensor:
+    positions, max_active = white.shape
     on_cpu = white.device.type == "cpu"
-    size = white.shape[0] if on_cpu else _rows_bytes(*white.shape, num_features, block_size, num_blocked)
+    size = positions if on_cpu else _rows_bytes(positions, max_active, num_features, block_size, num_blocked)
     return white.new_empty((size,), dtype=torch.uint8)
 
 
