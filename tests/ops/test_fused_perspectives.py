@@ -171,8 +171,9 @@ def check(
     bound: float = 1.0,
     output_dtype: torch.dtype | None = None,
     tolerance: float = 8e-3,
+    exact_tolerance: float = 4e-6,
 ) -> None:
-    """`tolerance`: of 16-bit weight gradients."""
+    """`tolerance`: of 16-bit weight gradients; `exact_tolerance`: of fp32 ones."""
     out, grad_weight, grad_bias, grad = case.run(activation, bound, output_dtype)
     expected = case.reference(activation, bound, grad)
     output_dtype = output_dtype or case.weight.dtype
@@ -182,7 +183,7 @@ def check(
     assert_close(
         out, expected[0], {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[output_dtype], "output"
     )
-    assert_close(grad_weight, expected[1], 4e-6 if exact else tolerance, "weight gradient")
+    assert_close(grad_weight, expected[1], exact_tolerance if exact else tolerance, "weight gradient")
     assert_close(grad_bias, expected[2], 2e-6 if exact else 2e-3, "bias gradient")
 
 
@@ -326,7 +327,7 @@ def test_repeated_loose_features(device: torch.device, activation: Activation, d
     check(case, activation, tolerance=0.1)  # rows outside the rule are rounded one by one
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 600), st.integers(0, 40), st.integers(0, 40), st.integers(1, 768), st.integers(1, 12),
     st.integers(1, 4000), st.integers(0, 60), st.floats(1, 10), st.booleans(),
@@ -353,7 +354,8 @@ def test_any_loose_shape(
         rows=(none, none.clone()) if blocks == 0 else None, loose=loose, loose_active=loose_active, skew=skew,
         repeats=repeats,
     )  # fmt: skip
-    check(case, activation, tolerance=0.1 if repeats else 8e-3)
+    # One feature may be in every row, many times: fp32 sums of thousands of numbers that cancel.
+    check(case, activation, tolerance=0.1 if repeats else 8e-3, exact_tolerance=2e-5)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
