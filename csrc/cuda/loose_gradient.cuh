@@ -1,10 +1,11 @@
 // The weight gradient of loose features: sums of row gradients over the lists of loose_rows.cuh.
 //
 // Lists of more than kShortList slots go by slabs of columns, the slab outermost: a slab of all row gradients, 9 MB at
-// 32,768 rows in 16 bits, stays in the L2 cache while every list passes over it. Longest lists come first and every
-// warp takes each so-manyth, so the work is even. Short lists take whole rows, more columns at once instead of more
-// rows. Dense features have their gradient already, from a product (block_product.cuh); features that no row has get
-// zeros. Each list is summed in an order that its length alone decides, each element is written once.
+// 32,768 rows in 16 bits, stays in the L2 cache while every list passes over it. Warps take lists as they get free,
+// longest first. Short lists take whole rows, more columns at once instead of more rows. Dense features have their
+// gradient already but for the sums over chunks, from a product (block_product.cuh) whose blocks are chunks of all rows;
+// features that no row has get zeros. Each list is summed in an order that its length alone decides, each element is
+// written once.
 #pragma once
 
 #include "block_product.cuh"
