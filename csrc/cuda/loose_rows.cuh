@@ -8,7 +8,7 @@
 //   the others   each has the list of its slots, ascending
 //
 // Counts are rounded down to five significant bits for ranking, and a limit never cuts through features of equal
-// rounded counts. So which features are dense or hot is a function of the batch alone; the order among equal ones is
+// rounded counts. So which features are dense is a function of the batch alone; the order among equal ones is
 // not, and nothing that is computed depends on it.
 #pragma once
 
@@ -17,10 +17,9 @@
 namespace nnue {
 
 constexpr int kDenseFeatures = 384, kDenseWords = kDenseFeatures / 32;
-constexpr int kDenseChunks =
-    16;                        // stretches of tiles whose products are summed apart, so that the work can be shared out
-constexpr int kLongList = 64;  // a list of so many slots or more is sorted by a thread block
-constexpr int kShortList = 8;  // a list of up to so many is summed in one go
+constexpr int kDenseChunks = 16;  // stretches of tiles with products of their own, so that work can be shared out
+constexpr int kLongList = 64;     // a list of so many slots or more is sorted by a thread block
+constexpr int kShortList = 8;     // a list of up to so many is summed in one go
 
 struct LooseSummary {
     int dense;         // ranks, see above
