@@ -328,8 +328,7 @@ def perspective_transformer(
         white, black: int32 [B, K]; rows left-packed, the first −1 ends a row; duplicates add up.
         black_to_move: uint8 or bool [B]: which perspective comes first.
         weight: [F, N], float32, float16 or bfloat16 (float64 too where it is not fused). N even for "pairwise".
-            Sums are float32. CUDA's fused operator reads float32 weights as two float16 parts: 22 bits of each weight,
-            an absolute error of at most 2⁻³⁶, magnitudes up to 65504.
+            Sums are float32.
         bias: [N], any of these dtypes.
         block_size: the feature set's block size, for the fused operator on CUDA (see `perspective_rows`); None for sets
             without blocks.

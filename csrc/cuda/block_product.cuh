@@ -3,8 +3,9 @@
 // All rows of a feature block form a 0/1 matrix [rows, 768]; the forward is that matrix times the block's weights, the
 // weight gradient its transpose times the row gradients. The 0/1 matrix is never stored: it lives as one bit per entry
 // (block_rows.cuh) and becomes 16-bit floats in registers, the left operand of wgmma. Every product has a factor 0 or
-// 1, so 16-bit weights are exact and sums are fp32. An fp32 factor x is cut into two fp16 parts, x = high + 2⁻¹¹ · low,
-// which keeps 22 bits or more of it; each part has its own sums.
+// 1, so 16-bit weights are exact and sums are fp32. An fp32 gradient x is cut into two fp16 parts, x = high + 2⁻¹¹ ·
+// low, which keeps 22 bits or more of it; each part has its own sums. The forward of fp32 weights is in
+// block_gather.cuh.
 //
 // Columns: a slab is `kSlab` columns of the first half of the outputs and the same columns of the second half, so that
 // the pairwise product of clipped halves is local to a thread. A fixed number of thread blocks (workers) share the work
@@ -264,22 +265,20 @@ __device__ __forceinline__ void expand(uint32_t (&a)[4], uint32_t low, uint32_t 
 // ---- forward
 // ------------------------------------------------------------------------------------------------------------
 
-// A thread block holds the weights of a unit in shared memory; its four warpgroups take the unit's tiles in turn, so
-// that some multiply while others store results.
+// For 16-bit weights; block_gather.cuh has the forward for fp32. A thread block holds the weights of a unit in shared
+// memory; its four warpgroups take the unit's tiles in turn, so that some multiply while others store results.
 template <typename Weight>
 struct ForwardShape {
-    static constexpr bool kTwoParts = sizeof(Weight) == 4;
+    static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
-    static constexpr int kSlab = kTwoParts ? 32 : 64;
-    static constexpr int kPairs = kSlab / 8;
+    static constexpr int kSlab = 64, kPairs = kSlab / 8;
     static constexpr int kThreads = 512, kGroups = kThreads / 128;
-    static constexpr int kOverhead = kTwoParts ? 6 : 4;  // of starting a unit, in tiles; measured
+    static constexpr int kOverhead = 4;  // of starting a unit, in tiles; measured
     static constexpr int kAtomBytes = kBlockFeatures * 128, kWarpBits = 16 * kBlockWords * 4;
     static constexpr int kSharedBytes = 2 * kAtomBytes + kThreads / 32 * kWarpBits + 128 * sizeof(float) + 1024;
 };
 
-// The unit's weights to shared memory: the two column atoms are the slab's part of each half of the outputs; for fp32
-// both halves' high parts and both halves' low parts.
+// The unit's weights to shared memory: the two column atoms are the slab's part of each half of the outputs.
 template <typename Weight>
 __device__ __forceinline__ void load_weights(const ForwardProblem& p, int slab, int block, char* shared) {
     using Shape = ForwardShape<Weight>;
@@ -291,39 +290,13 @@ __device__ __forceinline__ void load_weights(const ForwardProblem& p, int slab, 
         return static_cast<const Weight*>(p.weight) +
                (valid ? size_t(feature) * p.num_outputs + (chunk < kChunks / 2 ? 0 : half) + c : 0);
     };
-    if constexpr (!Shape::kTwoParts) {
 #pragma unroll 4
-        for (int i = 0; i < kItems; ++i) {
-            const int item = i * Shape::kThreads + threadIdx.x, k = item / kChunks, chunk = item % kChunks;
-            bool valid;
-            const Weight* from = source(k, chunk, valid);
-            copy_async_16(shared_address(shared) + chunk / 8 * Shape::kAtomBytes + operand_offset(k, chunk % 8), from,
-                          valid);
-        }
-    } else {
-        constexpr int kBatch = 6;
-        for (int i = 0; i < kItems; i += kBatch) {
-            float4 x[kBatch][2];
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                const int item = (i + j) * Shape::kThreads + threadIdx.x;
-                bool valid;
-                const float4* from = reinterpret_cast<const float4*>(source(item / kChunks, item % kChunks, valid));
-                x[j][0] = x[j][1] = {0, 0, 0, 0};
-                if (valid) x[j][0] = __ldg(from), x[j][1] = __ldg(from + 1);
-            }
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                const int item = (i + j) * Shape::kThreads + threadIdx.x, k = item / kChunks, chunk = item % kChunks;
-                const float* v = reinterpret_cast<const float*>(x[j]);
-                uint32_t high[4], low[4];
-#pragma unroll
-                for (int c = 0; c < 4; ++c) split(v[2 * c], v[2 * c + 1], high[c], low[c]);
-                *reinterpret_cast<uint4*>(shared + operand_offset(k, chunk)) = {high[0], high[1], high[2], high[3]};
-                *reinterpret_cast<uint4*>(shared + Shape::kAtomBytes + operand_offset(k, chunk)) = {low[0], low[1],
-                                                                                                    low[2], low[3]};
-            }
-        }
+    for (int i = 0; i < kItems; ++i) {
+        const int item = i * Shape::kThreads + threadIdx.x, k = item / kChunks, chunk = item % kChunks;
+        bool valid;
+        const Weight* from = source(k, chunk, valid);
+        copy_async_16(shared_address(shared) + chunk / 8 * Shape::kAtomBytes + operand_offset(k, chunk % 8), from,
+                      valid);
     }
 }
 
@@ -383,7 +356,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             float acc[64];
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
-                const float2 b = j < 2 * kPairs ? *reinterpret_cast<const float2*>(bias + 8 * j + 2 * t) : float2{0, 0};
+                const float2 b = *reinterpret_cast<const float2*>(bias + 8 * j + 2 * t);
                 acc[4 * j] = acc[4 * j + 2] = b.x;
                 acc[4 * j + 1] = acc[4 * j + 3] = b.y;
             }
@@ -429,24 +402,18 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                     for (int i = 0; i < 2 * kPairs; ++i) {
                         const int index = 4 * kPairs * h + 4 * (i / 2) + 2 * r + i % 2;
                         v[h][i] = acc[index];
-                        if constexpr (Shape::kTwoParts) v[h][i] += acc[32 + index] * kLowScale;
                     }
                 if (p.saved != nullptr) {
                     const size_t row = size_t(slot + 8 * r) * p.num_outputs + column;
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
-                        if constexpr (Shape::kTwoParts) {
-                            store_columns<kPairs>(p.saved, row + h * half, v[h], Float::kFloat32, t, columns, write);
-                        } else {
 #pragma unroll
-                            for (int group = 0; group < kPairs / 4; ++group) {
-                                uint32_t packed[4];
+                        for (int group = 0; group < kPairs / 4; ++group) {
+                            uint32_t packed[4];
 #pragma unroll
-                                for (int j = 0; j < 4; ++j)
-                                    packed[j] = encode(v[h][8 * group + 2 * j], v[h][8 * group + 2 * j + 1], p.bound);
-                                store_packed(p.saved, row + h * half + 32 * group, packed, t, columns - 32 * group,
-                                             write);
-                            }
+                            for (int j = 0; j < 4; ++j)
+                                packed[j] = encode(v[h][8 * group + 2 * j], v[h][8 * group + 2 * j + 1], p.bound);
+                            store_packed(p.saved, row + h * half + 32 * group, packed, t, columns - 32 * group, write);
                         }
                     }
                 }

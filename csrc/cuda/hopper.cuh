@@ -25,6 +25,9 @@ template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
+__device__ __forceinline__ void copy_async_wait_all() {
+    asm volatile("cp.async.wait_all;\n" ::: "memory");
+}
 // What ordinary stores wrote to shared memory becomes visible to wgmma.
 __device__ __forceinline__ void fence_shared_for_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
@@ -93,6 +96,17 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
+}
+
+// Arrives when the copies are done that this thread has asked for.
+__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared));
+    return v;
 }
 
 // Volatile: the compiler would move such loads up to where registers are short.

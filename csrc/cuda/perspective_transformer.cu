@@ -1,5 +1,5 @@
 // The operators of perspective_transformer.h on CUDA: tensors are checked and taken apart here, and the kernels of
-// block_rows.cuh and block_product.cuh are launched on torch's current stream.
+// block_rows.cuh, block_gather.cuh and block_product.cuh are launched on torch's current stream.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -12,6 +12,7 @@
 
 #include "../build_info.h"
 #include "../perspective_transformer.h"
+#include "block_gather.cuh"
 #include "block_product.cuh"
 #include "common.cuh"
 #include "index_check.cuh"
@@ -168,8 +169,17 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
 }
 
 template <class Weight>
-cudaError_t run_forward(const ForwardProblem& p, cudaStream_t stream) {
-    return p.in.num_loose > 0 ? slab_forward::forward<Weight>(p, stream) : block_product::forward<Weight>(p, stream);
+cudaError_t run_forward(const ForwardProblem& p, const Tensor& weight, cudaStream_t stream) {
+    if (p.in.num_loose > 0) return slab_forward::forward<Weight>(p, stream);
+    if constexpr (sizeof(Weight) == 2) {
+        return block_product::forward<Weight>(p, stream);
+    } else {
+        Carver counter{nullptr};
+        block_gather::carve_lists(counter, p.in);
+        const Tensor scratch = torch::stable::new_empty(weight, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
+        Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
+        return block_gather::forward(p, block_gather::carve_lists(carver, p.in), stream);
+    }
 }
 
 Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows, const Tensor& weight_in,
@@ -211,9 +221,9 @@ Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& r
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
-    const cudaError_t error = weight_type == Float::kFloat32   ? run_forward<float>(p, stream)
-                              : weight_type == Float::kFloat16 ? run_forward<__half>(p, stream)
-                                                               : run_forward<__nv_bfloat16>(p, stream);
+    const cudaError_t error = weight_type == Float::kFloat32   ? run_forward<float>(p, weight, stream)
+                              : weight_type == Float::kFloat16 ? run_forward<__half>(p, weight, stream)
+                                                               : run_forward<__nv_bfloat16>(p, weight, stream);
     check_cuda(error, kForward);
     return {out, psqt_out, saved};
 }

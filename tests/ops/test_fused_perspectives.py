@@ -223,6 +223,24 @@ def test_batches(device: torch.device, positions: int, max_active: int) -> None:
     check(Case(positions, max_active, 4, 100, 64, device=device), "crelu")
 
 
+@pytest.mark.parametrize("max_active", [1, 8, 9, 32, 33, 40, 500])
+def test_list_lengths(device: torch.device, max_active: int) -> None:
+    """Lists that end anywhere in the eight features read at a time; with 500 half of a row's features are rare ones."""
+    check(Case(200, max_active, 2, 768, 48, device=device), "identity")
+
+
+def test_float32_is_exact(device: torch.device) -> None:
+    """float32 weights of any magnitude are added as they are: nothing is lost but the rounding of each addition."""
+    case = Case(2000, 32, 32, 768, 48, device=device)
+    magnitude = 10.0 ** torch.randint(-20, 10, (len(case.weight), 1), generator=torch.Generator().manual_seed(1))
+    case.weight *= magnitude.to(device)
+    out, _, _, grad = case.run("identity")
+    expected = case.reference("identity", 1.0, grad)[0]
+    case.weight, case.bias = case.weight.abs(), case.bias.abs()
+    largest = case.reference("identity", 1.0, grad)[0]
+    assert ((out.double() - expected).abs() <= 33 * 2.0**-24 * largest).all()
+
+
 def test_empty_batch(device: torch.device) -> None:
     case = Case(0, 5, device=device)
     out, grad_weight, grad_bias, _ = case.run("pairwise")
@@ -696,3 +714,9 @@ def test_real_rows(fused: torch.device) -> None:
             ),
             "pairwise",
         )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_million_positions(fused: torch.device, dtype: torch.dtype) -> None:
+    check(Case(1_000_000, 8, 3, 16, 16, dtype=dtype, device=fused), "pairwise")
