@@ -51,6 +51,7 @@ def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: 
         4 * 768 * blocks,  # counts
         4 * 768 * blocks,  # ranked
         4 * blocks,  # dense
+        4 * blocks,  # used
         4 * blocks * ((2 * positions + 127) // 128),  # cta_offsets
         8 * positions,  # row_slot
         4,  # irregular

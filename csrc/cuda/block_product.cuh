@@ -623,11 +623,15 @@ template <int kParts>
 struct BackwardShape : GradientShape<kParts> {
     using GradientShape<kParts>::kOperandBytes;
     static constexpr int kBitBytes = kGroupFeatures * sizeof(uint2);
-    static constexpr int kStages = 10;
+    static constexpr int kStages = 8;
     static constexpr int kConsumers = 256, kThreads = kConsumers + 128, kWarps = kConsumers / 32;
     static constexpr int kFeatureTiles = kGroupFeatures / 64 / (kConsumers / 128);  // of 64 features, per warpgroup
-    // Behind the operands, for each stage: bitmaps, the barriers "full" and "empty", the left operand's `one`.
-    static constexpr int kBits = kStages * kOperandBytes, kFull = kBits + kStages * kBitBytes,
+    // A consumer warp turns 16 rows of results, 256 bytes each, around in shared memory; banks ask for the stride.
+    static constexpr int kRowStride = kParts == 1 ? 272 : 288, kTurnBytes = 16 * kRowStride;
+    // Behind the operands: for each stage bitmaps, the barriers "full" and "empty", the left operand's `one`; for each
+    // consumer warp the above and the unit's features.
+    static constexpr int kBits = kStages * kOperandBytes, kTurn = kBits + kStages * kBitBytes,
+                         kFeatures = kTurn + kWarps * kTurnBytes, kFull = kFeatures + kWarps * kFeatureTiles * 64,
                          kEmpty = kFull + kStages * 8, kOnes = kEmpty + kStages * 8;
     static constexpr int kSharedBytes = kOnes + kStages * 4 + 1024;
     static_assert(kWarps == kFlags);
@@ -651,7 +655,7 @@ struct Units {
     // `stretch`: what a worker gets; where a unit is more, the others' sums have to be added.
     __device__ int cost(int unit, int stretch) const {
         const int n = feature_tiles(unit), product = tiles(unit) * tile_cost(unit);
-        return n == 0 ? 0 : 4 * n + 4 + product / stretch * (4 * n) + product;
+        return n == 0 ? 0 : n + 3 + product / stretch * (3 * n) + product;
     }
     // How many of the unit's tiles begin in the first `cost` of it.
     __device__ int tiles_in(int unit, long long cost) const {
@@ -899,6 +903,15 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             const volatile UnitPiece& piece = pieces[number % kRing];  // volatile: registers are short
             if (piece.hi == 0) break;
             const int my_tiles = (units.feature_tiles(piece.unit) + 1 - warp / 4) / 2;
+            const uint32_t my_features = shared + Shape::kFeatures + warp * (Shape::kFeatureTiles * 64);
+            __syncwarp();
+            if (piece.lo == 0 && lane < 4 * my_tiles)  // four features a lane, for the end
+                copy_async_16(my_features + lane * 16,
+                              p.rows.ranked + piece.unit / kMaxGroups * kBlockFeatures +
+                                  piece.unit % kMaxGroups * kGroupFeatures + (lane / 4 * 2 + warp / 4) * 64 +
+                                  warp % 4 * 16 + lane % 4 * 4,
+                              true);
+            copy_async_commit();
             multiply<kParts>(acc, my_tiles, piece.hi - piece.lo, shared, stage, phase);
 
             if (my_tiles == 0) continue;
@@ -920,13 +933,6 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
                 if (lane == 0) flag_set(p.flags + worker * kFlags + warp);
                 continue;
             }
-            const int* ranked = p.rows.ranked + piece.unit / kMaxGroups * kBlockFeatures +
-                                piece.unit % kMaxGroups * kGroupFeatures + warp / 4 * 64 + warp % 4 * 16 + lane / 4;
-            int features[Shape::kFeatureTiles][2];
-#pragma unroll
-            for (int m = 0; m < Shape::kFeatureTiles; ++m)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) features[m][r] = __ldg(ranked + m * 128 + 8 * r);
             const int tiles = units.tiles(piece.unit);
             if (piece.hi < tiles) {
                 const long long total = (long long)units.cost_begin[num_units] * slabs;
@@ -951,29 +957,48 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
                 }
             }
             const float unscale = kParts == 2 ? ldexpf(1.0f, piece.reference - 15) : 1.0f;
-            constexpr int kSlab = Shape::kSlab;
-            const int half = p.num_outputs / 2, column = piece.slab * kSlab, columns = min(half - column, kSlab);
+            const uint32_t turn = shared + Shape::kTurn + warp * Shape::kTurnBytes;
+            // A lane stores 16 bytes, of every second row: columns lane % 8 · kEach of a half.
+            constexpr int kEach = 8 / kParts;
+            const int half = p.num_outputs / 2, column = piece.slab * Shape::kSlab + lane % 8 * kEach;
+            const int in_row = lane % 16 / 8 * half + column;
+            copy_async_wait<0>();
 #pragma unroll
             for (int m = 0; m < Shape::kFeatureTiles; ++m) {
                 if (m == my_tiles) break;
+                __syncwarp();
+                if constexpr (kParts == 1) {
+                    const uint32_t to = turn + lane % 16 * Shape::kRowStride + lane / 16 * 16;
+                    const auto store_all = [&](Float type) {
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const int local = features[m][r] < 0 ? ~features[m][r] : features[m][r];
-                    const int feature = piece.unit / kMaxGroups * p.in.block_size + local;
-                    const bool write = local < p.in.block_size && feature < p.in.num_features;
+                        for (int j = 0; j < 16; j += 2)
+                            store_matrices(to + j * 16, {pack(acc[m][4 * j], acc[m][4 * j + 1], type),
+                                                         pack(acc[m][4 * j + 2], acc[m][4 * j + 3], type),
+                                                         pack(acc[m][4 * j + 4], acc[m][4 * j + 5], type),
+                                                         pack(acc[m][4 * j + 6], acc[m][4 * j + 7], type)});
+                    };
+                    if (p.weight_type == Float::kBFloat16)
+                        store_all(Float::kBFloat16);
+                    else
+                        store_all(Float::kFloat16);
+                } else {
 #pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        float v[kSlab / 4];
+                    for (int i = 0; i < 32; i += 2)
+                        store_shared_8(
+                            turn + (lane / 4 + i % 4 / 2 * 8) * Shape::kRowStride + i / 4 * 32 + lane % 4 * 8,
+                            (acc[m][i] + acc[m][32 + i] * kLowScale) * unscale,
+                            (acc[m][i + 1] + acc[m][33 + i] * kLowScale) * unscale);
+                }
+                __syncwarp();
 #pragma unroll
-                        for (int i = 0; i < kSlab / 4; ++i) {
-                            const int index = h * kSlab / 2 + 4 * (i / 2) + 2 * r + i % 2;
-                            v[i] = kParts == 1 ? acc[m][index]
-                                               : (acc[m][index] + acc[m][(32 + index) % 64] * kLowScale) * unscale;
-                        }
-                        store_columns<kSlab / 8>(p.grad_weight,
-                                                 size_t(write ? feature : 0) * p.num_outputs + h * half + column, v,
-                                                 p.weight_type, lane % 4, columns, write);
-                    }
+                for (int i = 0; i < 8; ++i) {
+                    const int row = 2 * i + lane / 16, ranked = load_shared_4(my_features + (m * 16 + row) * 4);
+                    const int local = ranked ^ ranked >> 31,
+                              feature = piece.unit / kMaxGroups * p.in.block_size + local;
+                    const uint4 v = load_shared_16(turn + row * Shape::kRowStride + lane % 16 * 16);
+                    if (column < half && local < p.in.block_size && feature < p.in.num_features)
+                        *reinterpret_cast<uint4*>(static_cast<char*>(p.grad_weight) +
+                                                  (size_t(feature) * p.num_outputs + in_row) * (16 / kEach)) = v;
                 }
             }
         }
@@ -981,40 +1006,50 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
 #endif
 }
 
-// What the product leaves out: a warp for 256 columns of a rare feature gathers its rows' gradients. The first thread
-// blocks add up the bias gradient, 32 columns each.
-constexpr int kRareThreads = 128, kRareBlocks = 16 * kWorkers, kRareList = 256;
+// What the product leaves out: a warp gathers the gradients of a rare feature's rows, kRareColumns of them. The first
+// thread blocks add up the bias gradient, 32 columns each.
+constexpr int kRareThreads = 128, kRareBlocks = 6 * kWorkers, kRareList = 256;
 
-// Adds 8 columns of `kRows` row gradients: of slots[0] … slots[count − 1] where there are fewer.
-template <int kParts, int kRows>
-__device__ __forceinline__ void add_rows(float (&sum)[8], const char* operands, const int* exponents, int h, int group,
+// Adds eight columns of kRows row gradients, in kChunks places; of slots[0] … slots[count − 1] where there are fewer.
+template <int kParts, int kChunks, int kRows>
+__device__ __forceinline__ void add_rows(float (&sum)[kChunks][8], const BackwardProblem& p,
+                                         const int (&operands)[kChunks], const uint32_t (&offsets)[kChunks],
                                          const int* slots, int count) {
     using Shape = GradientShape<kParts>;
-    uint4 values[kRows][kParts];
-    float scales[kRows];
+    uint4 values[kRows][kChunks][kParts];
+    float scales[kRows][kChunks];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
         if (i >= count) break;
-        const int tile = slots[i] / kTileRows;
-        const char* from =
-            operands + size_t(tile) * Shape::kOperandBytes + Shape::offset(h, slots[i] % kTileRows, group);
-        if constexpr (kParts == 2) scales[i] = power_of_two(__ldcg(exponents + tile));
+        const int tile = slots[i] / kTileRows, row = slots[i] % kTileRows;
 #pragma unroll
-        for (int part = 0; part < kParts; ++part)
-            values[i][part] = __ldcg(reinterpret_cast<const uint4*>(from + part * Shape::kAtomBytes));
+        for (int c = 0; c < kChunks; ++c) {
+            if (operands[c] < 0) break;
+            if constexpr (kParts == 2) scales[i][c] = power_of_two(__ldcg(p.exponents + operands[c] + tile));
+            const char* from = static_cast<const char*>(p.grad_rows) +
+                               size_t(operands[c] + tile) * Shape::kOperandBytes +
+                               ((offsets[c] ^ (row % 8) << 4) + row * 128);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+                values[i][c][part] = __ldcg(reinterpret_cast<const uint4*>(from + part * Shape::kAtomBytes));
+        }
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
         if (i >= count) break;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float2 x = unpack((&values[i][0].x)[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
-            if constexpr (kParts == 1) {
-                sum[2 * j] += x.x, sum[2 * j + 1] += x.y;
-            } else {
-                const float2 y = unpack((&values[i][1].x)[j], Float::kFloat16);
-                sum[2 * j] += (x.x + y.x * kLowScale) * scales[i];
-                sum[2 * j + 1] += (x.y + y.y * kLowScale) * scales[i];
+        for (int c = 0; c < kChunks; ++c) {
+            if (operands[c] < 0) break;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float2 x = unpack((&values[i][c][0].x)[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
+                if constexpr (kParts == 1) {
+                    sum[c][2 * j] += x.x, sum[c][2 * j + 1] += x.y;
+                } else {
+                    const float2 y = unpack((&values[i][c][1].x)[j], Float::kFloat16);
+                    sum[c][2 * j] += (x.x + y.x * kLowScale) * scales[i][c];
+                    sum[c][2 * j + 1] += (x.y + y.y * kLowScale) * scales[i][c];
+                }
             }
         }
     }
@@ -1023,18 +1058,18 @@ __device__ __forceinline__ void add_rows(float (&sum)[8], const char* operands, 
 template <int kParts>
 __global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardProblem p) {
     using Shape = GradientShape<kParts>;
-    constexpr int kWarps = kRareThreads / 32, kRows = 8 / kParts;
+    constexpr int kWarps = kRareThreads / 32, kChunks = 2 / kParts, kRows = 4, kColumns = kChunks * 256;
     constexpr int kRounds = 4;  // 32 tiles each, looked at together
     static_assert(kRareList >= kRounds * kTileRows);
     __shared__ float sums[kWarps][32];
     __shared__ int slots[kWarps][kRareList];
+    __shared__ int begin[kMaxBlocks + 1];  // of each block's rare features
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int max_tiles = p.max_tiles;
+    const int max_tiles = p.max_tiles, num_blocks = p.in.num_blocks;
     const int bias_blocks = (p.num_outputs + 31) / 32, half = p.num_outputs / 2;
     if (blockIdx.x < bias_blocks) {
         const int column = blockIdx.x * 32 + lane;
-        const int parts =
-            (p.rows.tile_begin[p.in.num_blocks] + stretch_tiles(max_tiles) - 1) / stretch_tiles(max_tiles);
+        const int parts = (p.rows.tile_begin[num_blocks] + stretch_tiles(max_tiles) - 1) / stretch_tiles(max_tiles);
         float sum = 0;
         if (column < p.num_outputs) {
 #pragma unroll 8
@@ -1049,75 +1084,88 @@ __global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardP
             p.grad_bias[column] = sum;
         }
     } else {
-        constexpr int kStride = kRareBlocks * kWarps;
-        const int pieces = (p.num_outputs + 255) / 256, items = p.in.num_blocks * kBlockFeatures * pieces;
-        for (int first = (blockIdx.x - bias_blocks) * kWarps + warp; first < items; first += 32 * kStride) {
-            const int mine = first + lane * kStride;  // a lane looks at each of the warp's next items
-            bool rare = mine < items;
-            int local = 0;
-            if (rare) {
-                const int rank = mine / pieces % kBlockFeatures, block = mine / pieces / kBlockFeatures;
-                local = p.rows.ranked[block * kBlockFeatures + rank];
-                rare = local >= 0 && rank >= p.rows.dense[block];
+        if (warp == 0) {
+            int carry = 0;
+            for (int base = 0; base < num_blocks; base += 32) {
+                const int b = base + lane;
+                const int rare = b < num_blocks ? max(p.rows.used[b] - p.rows.dense[b], 0) : 0;
+                const int inclusive = block_rows::warp_inclusive_sum(rare, lane);
+                if (b < num_blocks) begin[b] = carry + inclusive - rare;
+                carry += __shfl_sync(~0u, inclusive, 31);
             }
-            for (unsigned todo = __ballot_sync(~0u, rare); todo != 0; todo &= todo - 1) {
-                const int which = __ffs(todo) - 1, item = first + which * kStride;
-                const int rank = item / pieces % kBlockFeatures, block = item / pieces / kBlockFeatures;
-                const int column = item % pieces * 256 + lane * 8;
-                const bool active = column < p.num_outputs;
-                const int h = column >= half, in_half = column - h * half, slab = in_half / Shape::kSlab,
-                          group = in_half % Shape::kSlab / 8;
-                const char* operands =
-                    static_cast<const char*>(p.grad_rows) + size_t(slab) * max_tiles * Shape::kOperandBytes;
-                const int* exponents = p.exponents + size_t(slab) * max_tiles;
-                const int end = p.rows.tile_begin[block + 1];
-                float sum[8] = {};
-                for (int base = p.rows.tile_begin[block]; base < end; base += kRounds * 32) {
-                    uint2 bits[kRounds];
-                    int mine_has = 0;
+            if (lane == 0) begin[num_blocks] = carry;
+        }
+        __syncthreads();
+        const int pieces = (p.num_outputs + kColumns - 1) / kColumns, items = begin[num_blocks] * pieces;
+        for (int item = (blockIdx.x - bias_blocks) * kWarps + warp; item < items; item += kRareBlocks * kWarps) {
+            int block = 0, last = num_blocks - 1;  // the last block that begins here or before
+            while (block < last) {
+                const int middle = (block + last + 1) / 2;
+                if (begin[middle] <= item / pieces)
+                    block = middle;
+                else
+                    last = middle - 1;
+            }
+            const int rank = p.rows.dense[block] + item / pieces - begin[block];
+            const int local = __ldg(p.rows.ranked + block * kBlockFeatures + rank), end = p.rows.tile_begin[block + 1];
+            int operands[kChunks];  // the first of the slab; −1: no such columns
+            uint32_t offsets[kChunks];
 #pragma unroll
-                    for (int j = 0; j < kRounds; ++j) {
-                        const int tile = base + j * 32 + lane;
-                        bits[j] = {0, 0};
-                        if (tile < end) bits[j] = __ldg(p.rows.feature_bits + size_t(tile) * kBlockFeatures + rank);
-                    }
+            for (int c = 0; c < kChunks; ++c) {
+                const int column = item % pieces * kColumns + c * 256 + lane * 8, h = column >= half;
+                const int in_half = column - h * half;
+                operands[c] = column >= p.num_outputs ? -1 : in_half / Shape::kSlab * max_tiles;
+                offsets[c] = Shape::offset(h, 0, in_half % Shape::kSlab / 8);
+            }
+            float sum[kChunks][8] = {};
+            for (int base = p.rows.tile_begin[block]; base < end; base += kRounds * 32) {
+                uint2 bits[kRounds];
+                int mine_has = 0;
 #pragma unroll
-                    for (int j = 0; j < kRounds; ++j) mine_has += __popc(bits[j].x) + __popc(bits[j].y);
-                    const int until = block_rows::warp_inclusive_sum(mine_has, lane);
-                    // As many lanes' rows at a time as surely fit into the list.
-                    const int width = __shfl_sync(~0u, until, 31) <= kRareList ? 32 : 1;
-                    for (int window = 0; window < 32; window += width) {
-                        const int before = __shfl_sync(~0u, until - mine_has, window);
-                        const int count = __shfl_sync(~0u, until, window + width - 1) - before;
-                        if (count == 0) continue;
-                        __syncwarp();
-                        if (lane >= window && lane < window + width) {
-                            int* to = slots[warp] + until - mine_has - before;
-#pragma unroll
-                            for (int j = 0; j < kRounds; ++j) {
-                                const int slot = (base + j * 32 + lane) * kTileRows;
-                                for (uint32_t b = bits[j].x; b != 0; b &= b - 1)
-                                    *to++ = slot + index_of_bit(__ffs(b) - 1);
-                                for (uint32_t b = bits[j].y; b != 0; b &= b - 1)
-                                    *to++ = slot + 32 + index_of_bit(__ffs(b) - 1);
-                            }
-                        }
-                        __syncwarp();
-                        if (active)
-                            for (int i = 0; i < count; i += kRows)
-                                add_rows<kParts, kRows>(sum, operands, exponents, h, group, slots[warp] + i, count - i);
-                    }
+                for (int j = 0; j < kRounds; ++j) {
+                    const int tile = base + j * 32 + lane;
+                    bits[j] = {0, 0};
+                    if (tile < end) bits[j] = __ldg(p.rows.feature_bits + size_t(tile) * kBlockFeatures + rank);
                 }
-                const int feature = block * p.in.block_size + __shfl_sync(~0u, local, which);
-                const size_t at = size_t(feature) * p.num_outputs + column;
-                if (active && p.weight_type == Float::kFloat32) {
+#pragma unroll
+                for (int j = 0; j < kRounds; ++j) mine_has += __popc(bits[j].x) + __popc(bits[j].y);
+                const int until = block_rows::warp_inclusive_sum(mine_has, lane);
+                // As many lanes' rows at a time as surely fit into the list.
+                const int width = __shfl_sync(~0u, until, 31) <= kRareList ? 32 : 1;
+                for (int window = 0; window < 32; window += width) {
+                    const int before = __shfl_sync(~0u, until - mine_has, window);
+                    const int count = __shfl_sync(~0u, until, window + width - 1) - before;
+                    if (count == 0) continue;
+                    __syncwarp();
+                    if (lane >= window && lane < window + width) {
+                        int* to = slots[warp] + until - mine_has - before;
+#pragma unroll
+                        for (int j = 0; j < kRounds; ++j) {
+                            const int slot = (base + j * 32 + lane) * kTileRows;
+                            for (uint32_t b = bits[j].x; b != 0; b &= b - 1) *to++ = slot + index_of_bit(__ffs(b) - 1);
+                            for (uint32_t b = bits[j].y; b != 0; b &= b - 1)
+                                *to++ = slot + 32 + index_of_bit(__ffs(b) - 1);
+                        }
+                    }
+                    __syncwarp();
+                    for (int i = 0; i < count; i += kRows)
+                        add_rows<kParts, kChunks, kRows>(sum, p, operands, offsets, slots[warp] + i, count - i);
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) {
+                if (operands[c] < 0) break;
+                const size_t at = size_t(block * p.in.block_size + local) * p.num_outputs + item % pieces * kColumns +
+                                  c * 256 + lane * 8;
+                const float(&v)[8] = sum[c];
+                if constexpr (kParts == 2) {
                     float4* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
-                    to[0] = {sum[0], sum[1], sum[2], sum[3]};
-                    to[1] = {sum[4], sum[5], sum[6], sum[7]};
-                } else if (active) {
+                    to[0] = {v[0], v[1], v[2], v[3]};
+                    to[1] = {v[4], v[5], v[6], v[7]};
+                } else {
                     *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) + at) = {
-                        pack(sum[0], sum[1], p.weight_type), pack(sum[2], sum[3], p.weight_type),
-                        pack(sum[4], sum[5], p.weight_type), pack(sum[6], sum[7], p.weight_type)};
+                        pack(v[0], v[1], p.weight_type), pack(v[2], v[3], p.weight_type),
+                        pack(v[4], v[5], p.weight_type), pack(v[6], v[7], p.weight_type)};
                 }
             }
         }

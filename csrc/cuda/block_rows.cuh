@@ -50,6 +50,7 @@ struct BlockRows {
     int32_t* counts;       // scratch [num_blocks, 768]: regular rows that have a feature
     int32_t* ranked;       // [num_blocks, 768]: the block's features, most frequent first; ~feature if no row has it
     int32_t* dense;        // [num_blocks]: the first ranks, a multiple of 64, that are worth a product; others are rare
+    int32_t* used;         // [num_blocks]: the first ranks, of features that some row has
     int32_t* cta_offsets;  // scratch [num_blocks, ctas]
     int32_t* row_slot;     // [rows]: its slot; ~slot of an irregular row
     int32_t* irregular;    // [1]: how many rows are irregular
@@ -84,6 +85,7 @@ inline BlockRows carve_rows(Carver& carver, int positions, int num_blocks) {
     rows.counts = carver.take<int32_t>(size_t(num_blocks) * kBlockFeatures);
     rows.ranked = carver.take<int32_t>(size_t(num_blocks) * kBlockFeatures);
     rows.dense = carver.take<int32_t>(num_blocks);
+    rows.used = carver.take<int32_t>(num_blocks);
     rows.cta_offsets = carver.take<int32_t>(size_t(BlockRows::ctas(positions)) * num_blocks);
     rows.row_slot = carver.take<int32_t>(2 * size_t(positions));
     rows.irregular = carver.take<int32_t>(1);
@@ -367,10 +369,10 @@ __global__ void __launch_bounds__(kBlockFeatures) rank_features(BlockRows rows) 
     if (share == 0) {
         rows.ranked[block * kBlockFeatures + rank] = count > 0 ? i : ~i;
         if (rank >= kGroupFeatures && count > 0) atomicAdd(&rare_entries, count);
-        const int worth = __syncthreads_count(mine <= kLastDenseClass);
+        const int worth = __syncthreads_count(mine <= kLastDenseClass), used = __syncthreads_count(count > 0);
         int dense = (worth + 63) / 64 * 64;
         if (dense > kGroupFeatures && rare_entries < 2LL * tiles * kTileRows) dense = kGroupFeatures;
-        if (i == 0) rows.dense[block] = dense;
+        if (i == 0) rows.dense[block] = dense, rows.used[block] = used;
     }
     __syncthreads();
     const int feature = features[i];

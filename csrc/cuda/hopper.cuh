@@ -125,6 +125,23 @@ __device__ __forceinline__ void store_shared_4(uint32_t shared, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(v) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_8(uint32_t shared, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
+    uint4 v;
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(shared));
+    return v;
+}
+// Four 8 × 8 matrices of 16-bit numbers as wgmma leaves them; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(v[0]),
+                 "r"(v[1]), "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+
 // One thread block tells another that what it wrote (and fenced) may be read.
 __device__ __forceinline__ void flag_set(unsigned* flag) {
     asm volatile("st.release.gpu.global.u32 [%0], 1;\n" ::"l"(flag) : "memory");
