@@ -655,13 +655,26 @@ struct Units {
     // `stretch`: what a worker gets; where a unit is more, the others' sums have to be added.
     __device__ int cost(int unit, int stretch) const {
         const int n = feature_tiles(unit), product = tiles(unit) * tile_cost(unit);
-        return n == 0 ? 0 : n + 3 + product / stretch * (3 * n) + product;
+        return n == 0 ? 0 : 2 * n + 8 + product / stretch * (16 * n) + product;
     }
     // How many of the unit's tiles begin in the first `cost` of it.
     __device__ int tiles_in(int unit, long long cost) const {
         const int n = tiles(unit), each = tile_cost(unit);
         const long long finishing = cost_begin[unit + 1] - cost_begin[unit] - n * each;
         return cost <= finishing ? 0 : int(min((long long)n, (cost - finishing + each - 1) / each));
+    }
+
+    // The last unit of a slab that begins at `cost` or before: it costs something.
+    __device__ int unit_at(int cost, int num_units) const {
+        int low = 0, high = num_units - 1;
+        while (low < high) {
+            const int middle = (low + high + 1) / 2;
+            if (cost_begin[middle] <= cost)
+                low = middle;
+            else
+                high = middle - 1;
+        }
+        return low;
     }
 
     // All threads of the thread block.
@@ -698,6 +711,9 @@ struct UnitPiece {
 };
 
 struct UnitCursor {
+    // Measured: what two workers pay for sharing a unit, in what that much less even work would cost.
+    static constexpr int kSharing = 60;
+
     const Units& units;
     const int num_units, slab_cost;
     const long long total;
@@ -708,23 +724,22 @@ struct UnitCursor {
           num_units(num_units_),
           slab_cost(units_.cost_begin[num_units_]),
           total((long long)slab_cost * slabs),
-          cost(begin_of(total, worker)),
-          end(begin_of(total, worker + 1)) {}
+          cost(begin_of(worker)),
+          end(begin_of(worker + 1)) {}
 
-    __device__ static long long begin_of(long long total, int worker) { return total * worker / kWorkers; }
+    // Where a worker's stretch begins: with a unit, if one begins or ends nearby.
+    __device__ long long begin_of(int worker) const {
+        const long long even = total * worker / kWorkers;
+        if (even == total) return total;
+        const int rest = int(even % slab_cost), unit = units.unit_at(rest, num_units);
+        const int before = rest - units.cost_begin[unit], after = units.cost_begin[unit + 1] - rest;
+        return min(before, after) > kSharing ? even : before <= after ? even - before : even + after;
+    }
 
     __device__ bool next(UnitPiece& piece) {
         while (cost < end) {
             piece.slab = int(cost / slab_cost);
-            const int rest = int(cost - (long long)piece.slab * slab_cost);
-            int low = 0, high = num_units - 1;  // the last that begins here or before: it costs something
-            while (low < high) {
-                const int middle = (low + high + 1) / 2;
-                if (units.cost_begin[middle] <= rest)
-                    low = middle;
-                else
-                    high = middle - 1;
-            }
+            const int rest = int(cost - (long long)piece.slab * slab_cost), low = units.unit_at(rest, num_units);
             piece.unit = low;
             piece.begin = cost - rest + units.cost_begin[low];
             const long long take = min((long long)units.cost_begin[low + 1] - rest, end - cost);
@@ -935,10 +950,10 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             }
             const int tiles = units.tiles(piece.unit);
             if (piece.hi < tiles) {
-                const long long total = (long long)units.cost_begin[num_units] * slabs;
+                const UnitCursor cursor(units, num_units, slabs, worker);
                 int from = piece.hi;
                 for (int other = worker + 1; from < tiles; ++other) {
-                    const int to = units.tiles_in(piece.unit, UnitCursor::begin_of(total, other + 1) - piece.begin);
+                    const int to = units.tiles_in(piece.unit, cursor.begin_of(other + 1) - piece.begin);
                     if (from == to) continue;  // has no tile of it
                     from = to;
                     if (lane == 0) flag_wait(p.flags + other * kFlags + warp);
@@ -967,6 +982,27 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             for (int m = 0; m < Shape::kFeatureTiles; ++m) {
                 if (m == my_tiles) break;
                 __syncwarp();
+                if (kParts == 1 && p.weight_type == Float::kFloat32) {  // sums that others add up (loose_gradient.cuh)
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        const int ranked = load_shared_4(my_features + (m * 16 + lane / 4 + 8 * r) * 4);
+                        const int local = ranked ^ ranked >> 31,
+                                  feature = piece.unit / kMaxGroups * p.in.block_size + local;
+                        const bool write = local < p.in.block_size && feature < p.in.num_features;
+#pragma unroll
+                        for (int h = 0; h < 2; ++h)
+#pragma unroll
+                            for (int j = 0; j < 8; ++j) {
+                                const int c = piece.slab * Shape::kSlab + j * 8 + lane % 4 * 2,
+                                          index = h * 32 + 4 * j + 2 * r;
+                                if (write && c < half)
+                                    *reinterpret_cast<float2*>(static_cast<float*>(p.grad_weight) +
+                                                               size_t(feature) * p.num_outputs + h * half +
+                                                               c) = {acc[m][index], acc[m][index + 1]};
+                            }
+                    }
+                    continue;
+                }
                 if constexpr (kParts == 1) {
                     const uint32_t to = turn + lane % 16 * Shape::kRowStride + lane / 16 * 16;
                     const auto store_all = [&](Float type) {
@@ -995,7 +1031,7 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
                     const int row = 2 * i + lane / 16, ranked = load_shared_4(my_features + (m * 16 + row) * 4);
                     const int local = ranked ^ ranked >> 31,
                               feature = piece.unit / kMaxGroups * p.in.block_size + local;
-                    const uint4 v = load_shared_16(turn + row * Shape::kRowStride + lane % 16 * 16);
+                    const uint4 v = load_shared_16<true>(turn + row * Shape::kRowStride + lane % 16 * 16);
                     if (column < half && local < p.in.block_size && feature < p.in.num_features)
                         *reinterpret_cast<uint4*>(static_cast<char*>(p.grad_weight) +
                                                   (size_t(feature) * p.num_outputs + in_row) * (16 / kEach)) = v;
@@ -1006,9 +1042,12 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
 #endif
 }
 
-// What the product leaves out: a warp gathers the gradients of a rare feature's rows, kRareColumns of them. The first
-// thread blocks add up the bias gradient, 32 columns each.
-constexpr int kRareThreads = 128, kRareBlocks = 6 * kWorkers, kRareList = 256;
+// What the product leaves out: a warp gathers the gradients of a rare feature's rows, 512 / kParts columns of them. The
+// first thread blocks add up the bias gradient, 32 columns each. Measured: with many thread blocks the scheduler evens
+// out what two parts cost; one part costs less than starting them.
+constexpr int kRareThreads = 128, kRareList = 256;
+template <int kParts>
+constexpr int kRareBlocks = (kParts == 1 ? 6 : 24) * kWorkers;
 
 // Adds eight columns of kRows row gradients, in kChunks places; of slots[0] … slots[count − 1] where there are fewer.
 template <int kParts, int kChunks, int kRows>
@@ -1097,7 +1136,8 @@ __global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardP
         }
         __syncthreads();
         const int pieces = (p.num_outputs + kColumns - 1) / kColumns, items = begin[num_blocks] * pieces;
-        for (int item = (blockIdx.x - bias_blocks) * kWarps + warp; item < items; item += kRareBlocks * kWarps) {
+        for (int item = (blockIdx.x - bias_blocks) * kWarps + warp; item < items;
+             item += kRareBlocks<kParts> * kWarps) {
             int block = 0, last = num_blocks - 1;  // the last block that begins here or before
             while (block < last) {
                 const int middle = (block + last + 1) / 2;
@@ -1316,7 +1356,7 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose&
     launch(row_gradient_kernel<kParts, Grad, kActivation>, dim3(Shape::slabs(p.num_outputs), stretches(p.max_tiles)),
            Shape::kThreads, 0);
     if (error == cudaSuccess) error = launch_weight_gradient<kParts>(p, stream);
-    launch(rare_feature_kernel<kParts>, (p.num_outputs + 31) / 32 + kRareBlocks, kRareThreads, 0);
+    launch(rare_feature_kernel<kParts>, (p.num_outputs + 31) / 32 + kRareBlocks<kParts>, kRareThreads, 0);
     if (error == cudaSuccess) error = loose_gradient(p, stream);
     launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
     return error;

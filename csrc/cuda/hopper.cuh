@@ -103,9 +103,19 @@ __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
 
+// `kOrdered`: after all that was stored before it in the program's order.
+template <bool kOrdered = false>
 __device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared));
+    if constexpr (kOrdered)
+        asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(shared)
+                     : "memory");
+    else
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(shared));
     return v;
 }
 
@@ -127,13 +137,6 @@ __device__ __forceinline__ void store_shared_4(uint32_t shared, uint32_t v) {
 
 __device__ __forceinline__ void store_shared_8(uint32_t shared, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
-}
-__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
-    uint4 v;
-    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(shared));
-    return v;
 }
 // Four 8 × 8 matrices of 16-bit numbers as wgmma leaves them; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {

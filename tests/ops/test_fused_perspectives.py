@@ -373,7 +373,8 @@ def test_any_loose_shape(
         repeats=repeats,
     )  # fmt: skip
     # One feature may be in every row, many times: fp32 sums of thousands of numbers that cancel.
-    check(case, activation, tolerance=0.1 if repeats else 8e-3, exact_tolerance=2e-5)
+    # Rows outside the blocks' rule are rounded one by one: in 16 bits the error grows with the square root of how many.
+    check(case, activation, tolerance=0.02 * positions**0.5 if repeats else 8e-3, exact_tolerance=2e-5)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
