@@ -16,7 +16,7 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 ROOT = Path(__file__).parent.resolve()
 
@@ -94,6 +94,15 @@ def native_parts() -> dict[str, object]:
             if fullname.split(".")[-1].startswith("_ops_"):
                 return str(Path(*fullname.split("."))) + ".so"
             return super().get_ext_filename(fullname)
+
+        def build_extension(self, ext: Extension) -> None:
+            """Drops CUDA objects older than a header: with a CPU build of torch, ninja is told no headers of theirs."""
+            newest = max((Path(header).stat().st_mtime for header in ext.depends), default=0)
+            for source in (s for s in ext.sources if s.endswith(".cu")):
+                built = Path(self.build_temp, source).with_suffix(".o")
+                if built.exists() and built.stat().st_mtime < newest:
+                    built.unlink()
+            super().build_extension(ext)
 
     cpu_ops = cpp_extension.CppExtension(
         "nnue_trainer._ops_cpu",
