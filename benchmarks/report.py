@@ -24,9 +24,11 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """Of the working tree; NNUE_COMMIT where the sources travelled without their history."""
+    """Of the working tree, or NNUE_COMMIT where the sources travelled without their history or with an older one."""
+    if named := os.environ.get("NNUE_COMMIT"):
+        return named
     answer = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return answer.stdout.strip() or os.environ.get("NNUE_COMMIT", "unknown")
+    return answer.stdout.strip() or "unknown"
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
