@@ -68,7 +68,7 @@ class PositionReader:
                 self.compression = compression_of(head)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from None
-        if self.compression and not is_sound(self.path, self.compression, head):
+        if self.compression and not is_sound(self.path, self.compression):
             # Positions may start with the same bytes as a compressed file: see whether it is those.
             try:
                 self._open(format, skip_bad, None)
@@ -144,6 +144,8 @@ class PositionReader:
 def compression(path: StrPath) -> str | None:
     """How a data file is compressed, "gzip", "zstd" or not at all. UserError for what is no data file."""
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            return None  # what opens it says so; opening a pipe here would wait for its other end
         with Path(path).open("rb") as file:
             if compression_of(head_of(file)) is None:
                 return None

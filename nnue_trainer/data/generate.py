@@ -315,6 +315,8 @@ def generate(
     out = Path(out)
     if concurrency < 1:
         raise UserError(f"generate: concurrency is {concurrency}, expected at least 1")
+    if out.is_dir():
+        raise UserError(f"{out}: is a directory, expected the name of a file to write")
     book = _read_book(options.book) if options.book else []
     uci_options = {"Hash": str(options.hash_mb)} | options.engine_options
     engines = [Engine(options.engine, uci_options)]

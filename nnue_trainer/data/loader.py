@@ -7,6 +7,7 @@ buffer.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -169,6 +170,9 @@ class _Stream(ABC, Generic[T]):
         `hold` more batches have been taken. Raises UserError naming file and offset for corrupt data."""
         pipeline = self._open()
         while True:
+            # Before the next batch, not after the last: whoever took that one may never have come back for more.
+            while len(self._held) > self.hold - 1:
+                pipeline.release(self._held.popleft())
             slot, size, self._places = pipeline.next()
             if slot < 0:
                 if self.repeat:
@@ -177,8 +181,6 @@ class _Stream(ABC, Generic[T]):
             self._held.append(slot)
             batch = self._slots[slot]
             yield batch if size == self.local_batch_size else self._head(batch, size)
-            while len(self._held) > self.hold - 1:
-                pipeline.release(self._held.popleft())
 
     def filter_counts(self) -> dict[str, Any]:
         """{"read", "kept", "dropped": {filter: positions}} since the threads were started, read-ahead included."""
@@ -196,15 +198,18 @@ class _Stream(ABC, Generic[T]):
             self._held.clear()
 
     @cached_property
-    def _sizes(self) -> list[list[str | int]]:
-        """[name, bytes] of each file. Asked once: `state_dict` is called every step."""
+    def _identities(self) -> list[list[str | int]]:
+        """[name, bytes, digest of samples] of each file. Asked once: `state_dict` is called every step."""
         try:
-            return [[Path(path).name, Path(path).stat().st_size] for path in self._files]
+            return [_identity(Path(path)) for path in self._files]
         except OSError as error:
             raise UserError(f"{error.filename}: {error.strerror}") from None
 
     def _fingerprint(self) -> dict[str, Any]:
-        return {"files": self._sizes} | {key: self._options[key] for key in _ORDER_KEYS}
+        chosen = self._options["user_filter"]
+        name = chosen and f"{chosen.__module__}.{getattr(chosen, '__qualname__', type(chosen).__qualname__)}"
+        own = {"files": self._identities, "user_filter": name}
+        return own | {key: self._options[key] for key in _ORDER_KEYS}
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the last batch taken, of each shard of this process (`merge_states` joins those of several),
@@ -247,6 +252,17 @@ _ORDER_KEYS = (
 )
 
 
+def _identity(path: Path) -> list[str | int]:
+    """[name, bytes, digest of sixteen pieces of 4 KiB]: two shuffles of one file have equal names and sizes."""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        digest = hashlib.blake2b(digest_size=8)
+        for i in range(16):
+            file.seek(max(size - 4096, 0) * i // 15)
+            digest.update(file.read(4096))
+    return [path.name, size, digest.hexdigest()]
+
+
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The states that the processes of one run have taken behind the same batch, as one that any number of processes
     can load. UserError if they are not of one run."""
@@ -268,7 +284,8 @@ class Loader(_Stream[Batch]):
     positions that are mixed at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in
     random order before that.
     `weights`: how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more).
-    `skip_bad_chunks`: leave out and count chunks with anything wrong in them, instead of an error.
+    `skip_bad_chunks`: leave out and count chunks with anything wrong in them, instead of an error. A file that ends
+    inside its last chunk is an error all the same.
     `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads` 0: one a CPU.
     `filters`: which positions are left out. `user_filter`: a function of records uint8 [n, 32] to bool [n], true where
     they are kept, called after the other filters for a chunk at a time (it must depend on the records alone).

@@ -226,3 +226,19 @@ def test_unknown_format_names(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"BINP")
     with pytest.raises(UserError, match="unknown format 'pgn'"):
         PositionReader(tmp_path / "x", format="pgn")
+
+
+@pytest.mark.parametrize("format", ["bin", "plain"])
+def test_a_named_format_in_zstd(tmp_path: Path, positions: Records, format: str) -> None:
+    """A zstd block yields nothing before its end, which may lie far behind the file's first bytes."""
+    g = np.random.default_rng(0)
+    noisy = np.tile(positions, (3000 // len(positions) + 1, 1))
+    noisy[:, 26:28] = g.integers(0, 100, (len(noisy), 2))  # scores, so that it does not compress to nothing
+    write(tmp_path / "x", noisy, format)
+    content = (tmp_path / "x").read_bytes()
+    (tmp_path / "x.zst").write_bytes(zstandard.ZstdCompressor(level=19).compress(content))
+    assert (tmp_path / "x.zst").stat().st_size > 4096
+    for name in (format, None):
+        with PositionReader(tmp_path / "x.zst", format=name) as reader:
+            assert reader.compression == "zstd"
+            assert sum(len(block) for block in reader) == len(noisy)

@@ -284,3 +284,9 @@ def test_the_bundled_sample_is_made_by_the_command_in_its_readme(project_root: P
     made = read_binpack(tmp_path / "val.binpack")
     assert len(made) >= 500
     assert made.tobytes() == read_binpack(project_root / "samples" / "val.binpack")[: len(made)].tobytes()
+
+
+def test_a_directory_is_refused_before_the_first_game(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a directory, expected the name of a file"):
+        generate(tmp_path, GenerateOptions(engine="no such engine", positions=10, depth=1))
+    assert not list(tmp_path.parent.glob("*.journal"))

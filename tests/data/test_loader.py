@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -430,3 +431,47 @@ def test_ctrl_c_ends_in_under_a_second(files: list[Path]) -> None:
     _, errors = process.communicate(timeout=20)
     assert time.monotonic() - start < 3  # one second, on a machine that is not busy
     assert "KeyboardInterrupt" in errors
+
+
+def test_one_batch_at_a_time_for_ever(files: list[Path]) -> None:
+    """An iteration that is given up after a batch keeps no memory from the next one."""
+    for hold in (1, 3):
+        with_hold = RecordLoader(files, 100, threads=1, hold=hold, repeat=True)
+        one_by_one = [ids(next(iter(with_hold))) for _ in range(30)]
+        whole = [ids(batch) for batch in islice(RecordLoader(files, 100, threads=1, repeat=True), 30)]
+        assert one_by_one == whole
+
+
+def keep_even(records: Records) -> np.ndarray:
+    return records[:, 31] % 2 == 0
+
+
+def keep_odd(records: Records) -> np.ndarray:
+    return records[:, 31] % 2 == 1
+
+
+def test_state_of_another_filter_of_ones_own_is_refused(files: list[Path]) -> None:
+    loader = RecordLoader(files, B, user_filter=keep_even)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    RecordLoader(files, B, user_filter=keep_even).load_state_dict(state)
+    for other in (None, keep_odd):
+        with pytest.raises(UserError, match=r"user_filter was '.*keep_even', now it is"):
+            RecordLoader(files, B, user_filter=other).load_state_dict(state)
+
+
+def test_state_of_another_file_of_the_same_name_and_size_is_refused(files: list[Path], tmp_path: Path) -> None:
+    loader = RecordLoader(files[0], B)
+    next(iter(loader))
+    content = bytearray(files[0].read_bytes())
+    content[8 + 31] ^= 1  # the first rule 50
+    (tmp_path / files[0].name).write_bytes(content)
+    with pytest.raises(UserError, match="files was"):
+        RecordLoader(tmp_path / files[0].name, B).load_state_dict(loader.state_dict())
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (PositionReader, lambda path: next(iter(RecordLoader(path, B)))):
+        with pytest.raises(UserError, match="not a regular file"):
+            read(tmp_path / "pipe")
