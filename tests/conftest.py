@@ -4,6 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# One commit, one outcome: examples are a function of the test's code. HYPOTHESIS_PROFILE=search looks further.
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("search", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 ROOT = Path(__file__).resolve().parents[1]
 
