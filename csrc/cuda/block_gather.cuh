@@ -8,7 +8,7 @@
 // while the others are added. So the sums are as exact as fp32 is, and which feature counts as rare changes no more
 // than their order.
 //
-// 16-bit weights take the product of block_product.cuh, which is faster for them.
+// 16-bit weights take the product of block_forward.cuh, which is faster for them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "block_product.cuh"
+#include "irregular_rows.cuh"
 
 namespace nnue::block_gather {
 
@@ -223,9 +224,8 @@ __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&firs
                                            int column, int slot, int target) {
     const int half = p.num_outputs / 2;
     if (p.saved != nullptr) {
-        const size_t at = size_t(slot) * p.num_outputs + column;
-        store_four(p.saved, at, first, Float::kFloat32);
-        store_four(p.saved, at + half, second, Float::kFloat32);
+        store_four(p.saved, saved_at(slot, 0, column, p.num_outputs), first, Float::kFloat32);
+        store_four(p.saved, saved_at(slot, 1, column, p.num_outputs), second, Float::kFloat32);
     }
     if (p.activation != Activation::kIdentity) {
 #pragma unroll

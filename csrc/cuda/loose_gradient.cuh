@@ -8,7 +8,7 @@
 // is written once.
 #pragma once
 
-#include "block_product.cuh"
+#include "block_gradient.cuh"
 
 namespace nnue::loose_gradient {
 

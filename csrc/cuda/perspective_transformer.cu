@@ -1,5 +1,5 @@
 // The operators of perspective_transformer.h on CUDA: tensors are checked and taken apart here, and the kernels of
-// block_rows.cuh, block_gather.cuh and block_product.cuh are launched on torch's current stream.
+// the headers below are launched on torch's current stream.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -12,8 +12,9 @@
 
 #include "../build_info.h"
 #include "../perspective_transformer.h"
+#include "block_forward.cuh"
 #include "block_gather.cuh"
-#include "block_product.cuh"
+#include "block_gradient.cuh"
 #include "common.cuh"
 #include "index_check.cuh"
 #include "loose_gradient.cuh"

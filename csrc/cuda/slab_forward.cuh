@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, 4) slab_kernel(Forwar
 
     const bool write = row.target >= 0 && valid;
     if (p.saved != nullptr && write) {
-        const size_t to = size_t(row.slot) * p.num_outputs + at;
+        const size_t to = saved_at(row.slot, h, column, p.num_outputs);
         if constexpr (sizeof(Weight) == 4) {
             store_values(p.saved, to, sum, Float::kFloat32);
         } else {

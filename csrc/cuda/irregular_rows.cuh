@@ -1,0 +1,108 @@
+// Rows that break the rule of king-bucketed sets (block_rows.cuh): the kernels leave them out, and they are worked off
+// one after another here. As a rule there are none.
+#pragma once
+
+#include "block_product.cuh"
+
+namespace nnue::block_product {
+
+constexpr int kIrregularBlocks = 264;
+
+__device__ __forceinline__ float to_float(float x) {
+    return x;
+}
+__device__ __forceinline__ float to_float(__half x) {
+    return __half2float(x);
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) {
+    return __bfloat162float(x);
+}
+
+__device__ __forceinline__ void store(void* base, size_t offset, float x, Float type) {
+    if (type == Float::kFloat32) static_cast<float*>(base)[offset] = x;
+    if (type == Float::kFloat16) static_cast<__half*>(base)[offset] = __float2half_rn(x);
+    if (type == Float::kBFloat16) static_cast<__nv_bfloat16*>(base)[offset] = __float2bfloat16_rn(x);
+}
+
+template <typename Visit>
+__device__ __forceinline__ void for_each_feature(const IndexRows& in, int row, const Visit& visit) {
+    const int32_t* features = block_rows::row_pointer(in, row);
+    for (int k = 0; k < in.max_active && features[k] >= 0; ++k)
+        if (features[k] < in.num_features + in.num_loose) visit(features[k]);
+}
+
+template <typename Weight>
+__global__ void irregular_forward_kernel(ForwardProblem p) {
+    if (*p.rows.irregular == 0) return;
+    const int half = p.num_outputs / 2;
+    for (int row = blockIdx.x; row < 2 * p.in.positions; row += gridDim.x) {
+        if (p.rows.row_slot[row] >= 0) continue;
+        const int slot = ~p.rows.row_slot[row], target = p.rows.slot_target[slot];
+        for (int c = threadIdx.x; c < half; c += blockDim.x) {
+            float v[2] = {p.bias[c], p.bias[half + c]};
+            for_each_feature(p.in, row, [&](int feature) {
+                const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(feature) * p.num_outputs + c;
+                v[0] += to_float(weight[0]);
+                v[1] += to_float(weight[half]);
+            });
+            if (p.saved != nullptr) {
+                const uint32_t encoded = encode(v[0], v[1], p.bound);
+                for (int h = 0; h < 2; ++h) {
+                    const size_t at = saved_at(slot, h, c, p.num_outputs);
+                    if (sizeof(Weight) == 4)
+                        static_cast<float*>(p.saved)[at] = v[h];
+                    else
+                        static_cast<uint16_t*>(p.saved)[at] = uint16_t(encoded >> (16 * h));
+                }
+            }
+            if (p.activation != Activation::kIdentity) v[0] = clip(v[0], p.bound), v[1] = clip(v[1], p.bound);
+            if (p.activation == Activation::kPairwise) {
+                store(p.out, size_t(target) * half + c, v[0] * (v[1] * p.scale), p.out_type);
+                continue;
+            }
+            for (int h = 0; h < 2; ++h)
+                store(p.out, size_t(target) * p.num_outputs + h * half + c,
+                      v[h] * (p.activation == Activation::kSCReLU ? v[h] * p.scale : p.scale), p.out_type);
+        }
+    }
+}
+
+// Adds to the weight gradient that the products have written, a thread per column, rows in order: each row's share is
+// rounded to the gradient's type as it is added. The bias gradient and the lists of loose features have these rows
+// already.
+template <typename Weight, typename Grad, Activation kActivation>
+__global__ void irregular_backward_kernel(BackwardProblem p) {
+    wait_for_kernels_before();
+    if (*p.rows.irregular == 0) return;
+    using Saved = std::conditional_t<sizeof(Weight) == 2, __half, float>;
+    const int half = p.num_outputs / 2, c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= half) return;
+    const float limit = sizeof(Weight) == 2 ? __half2float(__float2half_ru(p.bound)) : p.bound;
+    const auto gradient = [&](size_t at) {
+        if constexpr (sizeof(Grad) == 4)
+            return static_cast<const float*>(p.grad_out)[at];
+        else
+            return unpack(static_cast<const uint16_t*>(p.grad_out)[at], p.grad_type).x;
+    };
+    for (int row = 0; row < 2 * p.in.positions; ++row) {
+        if (p.rows.row_slot[row] >= 0) continue;
+        const int slot = ~p.rows.row_slot[row], target = p.rows.slot_target[slot];
+        constexpr bool kPairwise = kActivation == Activation::kPairwise;
+        const size_t at = size_t(target) * (kPairwise ? half : p.num_outputs) + c;
+        float g[2] = {gradient(at) * p.scale, gradient(kPairwise ? at : at + half) * p.scale}, s[2] = {0, 0};
+        if constexpr (kActivation != Activation::kIdentity) {
+            for (int h = 0; h < 2; ++h)
+                s[h] = to_float(static_cast<const Saved*>(p.saved)[saved_at(slot, h, c, p.num_outputs)]);
+        }
+        differentiate<kActivation>(g[0], g[1], s[0], s[1], p.bound, limit);
+        for_each_feature(p.in, row, [&](int feature) {
+            if (feature >= p.in.num_features && p.loose.rank[feature - p.in.num_features] >= p.loose.summary->dense)
+                return;
+            Weight* target_row = static_cast<Weight*>(p.grad_weight) + size_t(feature) * p.num_outputs + c;
+            for (int h = 0; h < 2; ++h)
+                store(target_row + h * half, 0, to_float(target_row[h * half]) + g[h], p.weight_type);
+        });
+    }
+}
+
+}  // namespace nnue::block_product
