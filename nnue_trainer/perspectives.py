@@ -42,19 +42,32 @@ def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: 
     slots = _slots(positions, block_size, num_blocked)
     loose = num_features - num_blocked
     places = 2 * positions * max_active + 3 * loose
+    pitch = (max(1, min(max_active, 768)) + 7) // 8 * 8
+    stretch_rows = max(1, (2 * positions + 2**18 - 1) // 2**18) * 256
+    stretches = (2 * positions + stretch_rows - 1) // stretch_rows
     pieces = [
         4 * slots,  # slot_target
         4 * (blocks + 1),  # tile_begin
-        96 * slots,  # row_bits
-        8 * 768 * (slots // 64),  # tile_bits
-        8 * 768 * (slots // 64),  # feature_bits
-        4 * 768 * blocks,  # counts
         4 * 768 * blocks,  # ranked
         4 * blocks,  # dense
         4 * blocks,  # used
-        4 * blocks * ((2 * positions + 127) // 128),  # cta_offsets
         8 * positions,  # row_slot
-        4,  # irregular
+        8 * 768 * (slots // 64),  # feature_bits
+        48 * slots,  # near_bits
+        4 * 65 * (slots // 64),  # far_begin
+        2 * slots * pitch,  # far
+        96 * slots,  # row_bits
+    ]
+    if loose == 0:
+        pieces += [
+            16 * slots,  # entries
+            2 * slots * pitch,  # near
+            4 * (slots // 64),  # tile_cost
+        ]
+    pieces += [
+        2 * stretches * stretch_rows,  # row_block
+        4 * blocks * stretches,  # stretch_counts
+        4 * (769 * blocks + 1),  # counts, totals, irregular
     ]
     if loose > 0:
         pieces += [

@@ -22,125 +22,11 @@ namespace nnue::block_gather {
 
 using namespace block_product;
 
-constexpr int kNearFeatures = 384;  // of a block, the most frequent, that are kept in shared memory
-constexpr int kNoFeature = 2 * kNearFeatures;
-constexpr int kGroupRows = 4;  // rows a warp works on at a time
-constexpr int kGroupCost = 4;  // of a group besides its near features, in features; measured
 constexpr int kSlabBytes = 256, kUnitBytes = (kNearFeatures + 1) * kSlabBytes;  // the last is of zeros
 constexpr int kUnitCost = 800;                           // of starting a unit, in features; measured
 constexpr int kSlab = kSlabBytes / 2 / 4, kColumns = 4;  // columns of each half: of a slab, of a lane
 constexpr int kProducers = 4, kConsumers = 24, kThreads = 32 * (kConsumers + kProducers);
 constexpr int kSharedBytes = 2 * kUnitBytes + kConsumers * kGroupRows * kSlabBytes;
-constexpr int kListThreads = 256, kListCtas = 1056;
-
-// A row as it is worked on.
-struct RowEntry {
-    int target, slot;  // as in BlockRows; target −1: padding
-    // Features in its near list, from bit 9 on those in its far list, from bit 18 on the first of them; −1 padding.
-    int counts;
-};
-
-// Lists of a batch's rows, made of their bitmaps. In each tile rows with most near features come first.
-struct RowLists {
-    RowEntry* entries;   // [slots]
-    uint16_t* near;      // [slots, pitch]: twice the place of a near feature; then kNoFeature
-    uint16_t* far;       // [slots, pitch]: other features, less the block's first
-    int32_t* tile_cost;  // [tiles]: work for the tile's rows in a slab, in features
-    int pitch;           // a multiple of 8
-};
-
-inline RowLists carve_lists(Carver& carver, const IndexRows& in) {
-    const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), slots = tiles * kTileRows;
-    RowLists lists;
-    lists.pitch = (std::max(1, std::min(in.max_active, kBlockFeatures)) + 7) / 8 * 8;
-    lists.entries = carver.take<RowEntry>(slots);
-    lists.near = carver.take<uint16_t>(slots * lists.pitch);
-    lists.far = carver.take<uint16_t>(slots * lists.pitch);
-    lists.tile_cost = carver.take<int32_t>(tiles);
-    return lists;
-}
-
-// The block's near features, as words of a row's bitmap, and their places.
-__device__ __forceinline__ void choose_near(const int32_t* ranked, uint32_t* near_mask, uint16_t* place_of) {
-    if (threadIdx.x < 32) near_mask[threadIdx.x] = 0;
-    __syncthreads();
-    for (int place = threadIdx.x; place < kNearFeatures; place += kListThreads) {
-        const int feature = __ldg(ranked + place);
-        if (feature < 0) break;
-        place_of[feature] = uint16_t(place);
-        atomicOr(near_mask + feature / 32, 1u << bit_of_index(feature % 32));
-    }
-    __syncthreads();
-}
-
-// Thread blocks take equal stretches of the tiles; a warp takes eight rows of a tile.
-__global__ void __launch_bounds__(kListThreads, 4) list_rows(BlockRows rows, RowLists lists, int num_blocks) {
-    constexpr int kEach = kTileRows / (kListThreads / 32);
-    __shared__ uint16_t place_of[kBlockFeatures];
-    __shared__ uint32_t near_mask[32];
-    __shared__ int near_counts[kTileRows], cost;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = lists.pitch;
-    const int32_t* tile_begin = load_tile_begin(rows, num_blocks);
-    const long long tiles = tile_begin[num_blocks];
-    const int end = int(tiles * (blockIdx.x + 1) / gridDim.x);
-    const auto feature_of = [&](uint32_t word) { return lane * 32 + index_of_bit(__ffs(int(word)) - 1); };
-    int block = -1, block_end = 0;
-    for (int tile = int(tiles * blockIdx.x / gridDim.x); tile < end; ++tile) {
-        const size_t first_slot = size_t(tile) * kTileRows;
-        uint32_t words[kEach];
-        int targets[kEach];
-#pragma unroll
-        for (int r = 0; r < kEach; ++r) {
-            const size_t slot = first_slot + warp * kEach + r;
-            words[r] = lane < kBlockWords ? rows.row_bits[slot * kBlockWords + lane] : 0;
-            targets[r] = rows.slot_target[slot];
-        }
-        __syncthreads();  // the last tile's shared values have been read
-        if (tile >= block_end) {
-            do block_end = tile_begin[++block + 1];
-            while (tile >= block_end);
-            choose_near(rows.ranked + block * kBlockFeatures, near_mask, place_of);
-        }
-        if (threadIdx.x == 0) cost = 0;
-        const uint32_t mask = near_mask[lane];
-        int inclusive[kEach];  // near features of this lane's words and those before, 65536 times the others
-#pragma unroll
-        for (int r = 0; r < kEach; ++r) {
-            inclusive[r] =
-                block_rows::warp_inclusive_sum(__popc(words[r] & mask) | __popc(words[r] & ~mask) << 16, lane);
-            if (lane == 31) near_counts[warp * kEach + r] = targets[r] < 0 ? -1 : inclusive[r] & 0xffff;
-        }
-        __syncthreads();
-        const int first = near_counts[lane], second = near_counts[32 + lane];
-#pragma unroll
-        for (int r = 0; r < kEach; ++r) {
-            const int mine = warp * kEach + r, count = near_counts[mine];
-            const int place = __popc(__ballot_sync(~0u, first > count || (first == count && lane < mine))) +
-                              __popc(__ballot_sync(~0u, second > count || (second == count && 32 + lane < mine)));
-            const int total = __shfl_sync(~0u, inclusive[r], 31), near_count = total & 0xffff, far_count = total >> 16;
-            uint32_t near_word = words[r] & mask, far_word = words[r] & ~mask;
-            uint16_t* near = lists.near + (first_slot + place) * pitch;
-            uint16_t* far = lists.far + (first_slot + place) * pitch;
-            const unsigned have_far = __ballot_sync(~0u, far_word != 0);
-            const int first_far = __shfl_sync(~0u, far_word != 0 ? feature_of(far_word) : 0,
-                                              have_far != 0 ? __ffs(int(have_far)) - 1 : 0);
-            for (int at = (inclusive[r] & 0xffff) - __popc(near_word); near_word != 0; near_word &= near_word - 1)
-                near[at++] = uint16_t(2 * place_of[feature_of(near_word)]);
-            for (int at = (inclusive[r] >> 16) - __popc(far_word); far_word != 0; far_word &= far_word - 1)
-                far[at++] = uint16_t(feature_of(far_word));
-            for (int i = near_count + lane; i < pitch; i += 32) near[i] = kNoFeature;
-            if (lane == 0) {
-                lists.entries[first_slot + place] = {
-                    targets[r], int(first_slot) + mine,
-                    targets[r] < 0 ? -1 : near_count | far_count << 9 | first_far << 18};
-                if (targets[r] >= 0)
-                    atomicAdd(&cost, (place % kGroupRows == 0 ? near_count + kGroupCost : 0) + far_count);
-            }
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) lists.tile_cost[tile] = cost;
-    }
-}
 
 // A row's sums: a lane has 4 columns of either half.
 struct Sums {
@@ -247,7 +133,7 @@ __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&firs
     store_four(p.out, at + half, second, p.out_type);
 }
 
-__global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p, RowLists lists) {
+__global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char shared[];
     __shared__ uint64_t barriers[4];
@@ -262,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p, R
     for (int b = warp; b < p.in.num_blocks; b += kThreads / 32) {
         long long sum = 0;
         for (int tile = tile_begin[b] + lane; tile < tile_begin[b + 1]; tile += 32)
-            sum += __ldg(lists.tile_cost + tile);
+            sum += __ldg(p.rows.tile_cost + tile);
         for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
         if (lane == 0) prefix[b + 1] = sum > 0 ? sum + kUnitCost : 0;
     }
@@ -338,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p, R
     }
 
     // A group of rows is taken by ticket: `ticket` counts all groups of this thread block's units.
-    const int pitch = lists.pitch, eighth = lane % 8;
+    const int pitch = p.rows.pitch, eighth = lane % 8;
     const uint32_t place = shared_address(shared) + 2 * kUnitBytes + (warp * kGroupRows + lane / 8) * kSlabBytes +
                            eighth * 16;  // where this row's rarer features come
     const auto take = [&] {
@@ -368,9 +254,9 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p, R
         uint4 next_list;
         const auto prepare = [&] {  // for the next group; where there is none, for any
             const size_t at = first_slot + size_t(min(ticket, end_ticket - 1) - first_ticket) * kGroupRows + lane / 8;
-            const int* entry = reinterpret_cast<const int*>(lists.entries + at);
-            next_entry = {__ldg(entry), __ldg(entry + 1), __ldg(entry + 2)};
-            next_list = __ldg(reinterpret_cast<const uint4*>(lists.near + at * pitch));
+            const int4 entry = __ldg(reinterpret_cast<const int4*>(p.rows.entries + at));
+            next_entry = {entry.x, entry.y, entry.z, entry.w};
+            next_list = __ldg(reinterpret_cast<const uint4*>(p.rows.near + at * pitch));
         };
         prepare();
         barrier_wait(full + 8 * buffer, phase);
@@ -383,8 +269,8 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p, R
             int longest = __shfl_sync(~0u, entry.counts, 0);  // they come in order
             if (longest < 0) continue;
             longest &= 511;
-            const uint4* near = reinterpret_cast<const uint4*>(lists.near + at * pitch);
-            const uint16_t* far = lists.far + at * pitch;
+            const uint4* near = reinterpret_cast<const uint4*>(p.rows.near + at * pitch);
+            const uint16_t* far = p.rows.far + size_t(entry.slot / kTileRows) * kTileRows * pitch + entry.far_begin;
             const int rare = entry.counts < 0 ? 0 : entry.counts >> 9 & 511;
             int next_far = entry.counts >> 18;
             if (rare > 0) bring(next_far);
@@ -429,13 +315,11 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p, R
 #endif
 }
 
-inline cudaError_t forward(const ForwardProblem& p, const RowLists& lists, cudaStream_t stream) {
+inline cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     const cudaError_t error =
         cudaFuncSetAttribute(gather_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (error != cudaSuccess) return error;
-    const int tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
-    list_rows<<<std::min(tiles, kListCtas), kListThreads, 0, stream>>>(p.rows, lists, p.in.num_blocks);
-    gather_kernel<<<kWorkers, kThreads, kSharedBytes, stream>>>(p, lists);
+    gather_kernel<<<kWorkers, kThreads, kSharedBytes, stream>>>(p);
     irregular_forward_kernel<float><<<kIrregularBlocks, 256, 0, stream>>>(p);
     return cudaGetLastError();
 }

@@ -328,7 +328,7 @@ inline cudaError_t clear(const IndexRows& in, const LooseRows& rows, cudaStream_
     return cudaMemsetAsync(rows.counts, 0, LooseRows::zeroed(in.num_loose) * sizeof(uint32_t), stream);
 }
 
-// After place_rows, which counts entries, and before transpose_bits, as rows may become irregular here.
+// After block_rows::place, which counts entries, and before drop_irregular, as rows may become irregular here.
 inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const LooseRows& rows, cudaStream_t stream) {
     const int rank_blocks = (in.num_loose + kRankThreads - 1) / kRankThreads;
     const int split_rows_each = kSplitThreads / 32 * kSplitBatch;

@@ -70,7 +70,7 @@ struct Rows {
 };
 
 Rows carve(Carver& carver, const IndexRows& in) {
-    const BlockRows blocks = carve_rows(carver, in.positions, in.num_blocks);
+    const BlockRows blocks = carve_rows(carver, in);
     return {blocks, carve_loose_rows(carver, in)};
 }
 
@@ -125,8 +125,10 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
         const auto [blocks, loose] = open_rows(kRows, rows, in);
         if (in.num_loose > 0) check_cuda(loose_rows::clear(in, loose, stream), kRows);
         check_cuda(block_rows::place(in, blocks, loose.counts, stream), kRows);
-        if (in.num_loose > 0) check_cuda(loose_rows::build(in, blocks, loose, stream), kRows);
-        check_cuda(block_rows::transpose(in, blocks, stream), kRows);
+        if (in.num_loose > 0) {
+            check_cuda(loose_rows::build(in, blocks, loose, stream), kRows);
+            check_cuda(block_rows::drop_irregular(in, blocks, stream), kRows);
+        }
     }
     white_check.finish();
     black_check.finish();
@@ -170,16 +172,12 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
 }
 
 template <class Weight>
-cudaError_t run_forward(const ForwardProblem& p, const Tensor& weight, cudaStream_t stream) {
+cudaError_t run_forward(const ForwardProblem& p, cudaStream_t stream) {
     if (p.in.num_loose > 0) return slab_forward::forward<Weight>(p, stream);
     if constexpr (sizeof(Weight) == 2) {
         return block_product::forward<Weight>(p, stream);
     } else {
-        Carver counter{nullptr};
-        block_gather::carve_lists(counter, p.in);
-        const Tensor scratch = torch::stable::new_empty(weight, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
-        Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
-        return block_gather::forward(p, block_gather::carve_lists(carver, p.in), stream);
+        return block_gather::forward(p, stream);
     }
 }
 
@@ -222,9 +220,9 @@ Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& r
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
-    const cudaError_t error = weight_type == Float::kFloat32   ? run_forward<float>(p, weight, stream)
-                              : weight_type == Float::kFloat16 ? run_forward<__half>(p, weight, stream)
-                                                               : run_forward<__nv_bfloat16>(p, weight, stream);
+    const cudaError_t error = weight_type == Float::kFloat32   ? run_forward<float>(p, stream)
+                              : weight_type == Float::kFloat16 ? run_forward<__half>(p, stream)
+                                                               : run_forward<__nv_bfloat16>(p, stream);
     check_cuda(error, kForward);
     return {out, psqt_out, saved};
 }
