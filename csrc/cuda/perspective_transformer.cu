@@ -193,7 +193,7 @@ Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& r
     if (psqt) check_psqt(*psqt, bucket, white_in, num_features, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
-                 weight = aligned(weight_in), bias = torch::stable::contiguous(bias_in);
+                 weight = aligned(weight_in), bias = aligned(bias_in);
     const cudaStream_t stream = current_stream(weight);
     const Float weight_type = float_type(kForward, "weight", weight.scalar_type());
     const ScalarType out_dtype = float_dtype(kForward, "output_dtype", output_dtype);

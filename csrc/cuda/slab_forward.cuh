@@ -55,9 +55,58 @@ __device__ __forceinline__ void store_values(void* base, size_t offset, const fl
     if constexpr (kCount == 2) __stcs(reinterpret_cast<uint32_t*>(target), words[0]);
 }
 
+// Half a warp adds up a row's weights, `kPer` columns a lane.
+template <typename Weight>
+struct RowSum {
+    static constexpr int kPer = Shape<Weight>::kPer, kAhead = Shape<Weight>::kAhead;
+    const void* weight;  // of feature 0, the lane's columns
+    uint32_t row_bytes, num_features;
+
+    // One instruction where the compiler would make a 64-bit product of it.
+    __device__ __forceinline__ uint4 load(int feature) const {
+        const uint4* from;
+        asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(from) : "r"(feature), "r"(row_bytes), "l"(weight));
+        return __ldg(from);
+    }
+
+    // Entries kFirst, … of the sixteen that the lanes hold; those < 0 are none. Most often there are all of them.
+    template <int kFirst>
+    __device__ __forceinline__ void add(float (&sum)[kPer], int mine, unsigned exist) const {
+        constexpr unsigned kAll = ((1u << kAhead) - 1) * 0x10001u << kFirst;
+        if ((exist & kAll) == 0) return;
+        uint4 pieces[kAhead];
+        if ((exist & kAll) == kAll) {
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) pieces[i] = load(__shfl_sync(~0u, mine, kFirst + i, 16));
+        } else {
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                const int feature = __shfl_sync(~0u, mine, kFirst + i, 16);
+                pieces[i] = feature >= 0 ? load(feature) : uint4{0, 0, 0, 0};
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) add_piece<Weight>(sum, pieces[i]);
+    }
+
+    __device__ __forceinline__ void add_row(float (&sum)[kPer], const int32_t* features, int count) const {
+        static_assert(kAhead == 8);
+        const int lane = threadIdx.x % 16, most = __reduce_max_sync(~0u, count);
+        int next = lane < count ? __ldg(features + lane) : -1;
+        for (int base = 0; base < most; base += 16) {
+            // The index check speaks of features that are not there.
+            const int mine = uint32_t(next) < num_features ? next : -1;
+            next = base + 16 + lane < count ? __ldg(features + base + 16 + lane) : -1;
+            const unsigned exist = __ballot_sync(~0u, mine >= 0);
+            add<0>(sum, mine, exist);
+            add<8>(sum, mine, exist);
+        }
+    }
+};
+
 // Thread blocks (rows, slab); half a warp a row.
 template <typename Weight, Activation kActivation>
-__global__ void __launch_bounds__(Shape<Weight>::kThreads, 4) slab_kernel(ForwardProblem p) {
+__global__ void __launch_bounds__(Shape<Weight>::kThreads, 5) slab_kernel(ForwardProblem p) {
     using S = Shape<Weight>;
     constexpr int kPer = S::kPer;
     const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
@@ -66,32 +115,15 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, 4) slab_kernel(Forwar
     const int column = blockIdx.y * S::kColumns + lane % 8 * kPer;
     const bool valid = column < half;
     const size_t at = h * half + (valid ? column : 0);
-    const Weight* weight = static_cast<const Weight*>(p.weight) + at;
-    const int32_t* features = block_rows::row_pointer(p.in, row.row);
-    const int most = __reduce_max_sync(~0u, row.count);
     float sum[kPer];
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) sum[i] = p.bias[at + i];
-
-    int next = lane < row.count ? __ldg(features + lane) : -1;
-    for (int base = 0; base < most; base += 16) {
-        const int mine = next;
-        next = base + 16 + lane < row.count ? __ldg(features + base + 16 + lane) : -1;
-#pragma unroll
-        for (int first = 0; first < 16; first += S::kAhead) {
-            uint4 pieces[S::kAhead];
-#pragma unroll
-            for (int i = 0; i < S::kAhead; ++i) {
-                // The index check speaks of features that are not there.
-                const int feature = __shfl_sync(~0u, mine, first + i, 16);
-                pieces[i] = unsigned(feature) < unsigned(p.in.num_features + p.in.num_loose)
-                                ? __ldg(reinterpret_cast<const uint4*>(weight + size_t(feature) * p.num_outputs))
-                                : uint4{0, 0, 0, 0};
-            }
-#pragma unroll
-            for (int i = 0; i < S::kAhead; ++i) add_piece<Weight>(sum, pieces[i]);
-        }
+    for (int i = 0; i < kPer; i += 4) {
+        const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + at + i));
+        sum[i] = bias.x, sum[i + 1] = bias.y, sum[i + 2] = bias.z, sum[i + 3] = bias.w;
     }
+    const RowSum<Weight> adder{static_cast<const Weight*>(p.weight) + at, uint32_t(p.num_outputs * sizeof(Weight)),
+                               uint32_t(p.in.num_features + p.in.num_loose)};
+    adder.add_row(sum, block_rows::row_pointer(p.in, row.row), row.count);
 
     const bool write = row.target >= 0 && valid;
     if (p.saved != nullptr && write) {
