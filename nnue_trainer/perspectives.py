@@ -36,39 +36,44 @@ def _slots(positions: int, block_size: int, num_blocked: int) -> int:
     return ((2 * positions + 63) // 64 + _num_blocks(num_blocked, block_size)) * 64
 
 
-def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
-    # carve_rows in csrc/cuda/block_rows.cuh and carve_loose_rows in csrc/cuda/loose_rows.cuh.
+def _block_rows_pieces(
+    positions: int, max_active: int, block_size: int, num_blocked: int, has_loose: bool
+) -> dict[str, int]:
+    """Bytes of each piece of a CUDA device's `rows`, in order, up to those of loose features."""
+    # carve_rows in csrc/cuda/block_rows.cuh.
     blocks = _num_blocks(num_blocked, block_size)
     slots = _slots(positions, block_size, num_blocked)
-    loose = num_features - num_blocked
-    places = 2 * positions * max_active + 3 * loose
     pitch = (max(1, min(max_active, 768)) + 7) // 8 * 8
     stretch_rows = max(1, (2 * positions + 2**18 - 1) // 2**18) * 256
     stretches = (2 * positions + stretch_rows - 1) // stretch_rows
-    pieces = [
-        4 * slots,  # slot_target
-        4 * (blocks + 1),  # tile_begin
-        4 * 768 * blocks,  # ranked
-        4 * blocks,  # dense
-        4 * blocks,  # used
-        8 * positions,  # row_slot
-        8 * 768 * (slots // 64),  # feature_bits
-        48 * slots,  # near_bits
-        4 * 65 * (slots // 64),  # far_begin
-        2 * slots * pitch,  # far
-        96 * slots,  # row_bits
-    ]
-    if loose == 0:
-        pieces += [
-            16 * slots,  # entries
-            2 * slots * pitch,  # near
-            4 * (slots // 64),  # tile_cost
-        ]
-    pieces += [
-        2 * stretches * stretch_rows,  # row_block
-        4 * blocks * stretches,  # stretch_counts
-        4 * (769 * blocks + 1),  # counts, totals, irregular
-    ]
+    return {
+        "slot_target": 4 * slots,
+        "tile_begin": 4 * (blocks + 1),
+        "ranked": 4 * 768 * blocks,
+        "dense": 4 * blocks,
+        "used": 4 * blocks,
+        "row_slot": 8 * positions,
+        "feature_bits": 8 * 768 * (slots // 64),
+        "near_bits": 48 * slots,
+        "far_begin": 4 * 65 * (slots // 64),
+        "far": 2 * slots * pitch,
+        "row_bits": 96 * slots,
+        **({} if has_loose else {"entries": 16 * slots, "near": 2 * slots * pitch}),
+        "row_block": 2 * stretches * stretch_rows,
+        "stretch_counts": 4 * blocks * stretches,
+        "rank_of": 2 * 768 * blocks,
+        "tile_block": 2 * (slots // 64),
+        "slot_row": 4 * slots,
+        "counts": 8 * ((771 * blocks + 2) // 2),  # and others that are zeroed with them
+    }
+
+
+def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
+    # And carve_loose_rows in csrc/cuda/loose_rows.cuh.
+    slots = _slots(positions, block_size, num_blocked)
+    loose = num_features - num_blocked
+    places = 2 * positions * max_active + 3 * loose
+    pieces = list(_block_rows_pieces(positions, max_active, block_size, num_blocked, loose > 0).values())
     if loose > 0:
         pieces += [
             4 * (16 * loose + 2 * 512 + 1),  # counts, bins, taken, allotted

@@ -141,31 +141,24 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     __shared__ long long prefix[kMaxBlocks + 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
     const uint32_t full = shared_address(barriers), empty = full + 16;  // two each, 8 bytes apart
-    const int32_t* tile_begin = load_tile_begin(p.rows, p.in.num_blocks);
     if (threadIdx.x < 2 * kSlabBytes / 16)
         *reinterpret_cast<uint4*>(shared + threadIdx.x / 16 * kUnitBytes + kNearFeatures * kSlabBytes +
                                   threadIdx.x % 16 * 16) = {0, 0, 0, 0};
-    for (int b = warp; b < p.in.num_blocks; b += kThreads / 32) {
-        long long sum = 0;
-        for (int tile = tile_begin[b] + lane; tile < tile_begin[b + 1]; tile += 32)
-            sum += __ldg(p.rows.tile_cost + tile);
-        for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        if (lane == 0) prefix[b + 1] = sum > 0 ? sum + kUnitCost : 0;
-    }
     if (threadIdx.x == 0) {
         prefix[0] = 0;
         next_ticket = 0;
         for (int i = 0; i < 2; ++i) {
             barrier_init(full + 8 * i, kProducers * 32);
-            barrier_init(empty + 8 * i, kConsumers);
+            barrier_init(empty + 8 * i, kConsumers * 32);
         }
     }
-    __syncthreads();
+    wait_for_kernels_before();
     if (warp == 0) {
         long long carry = 0;
         for (int base = 0; base < p.in.num_blocks; base += 32) {
             const int b = base + lane;
-            long long sum = b < p.in.num_blocks ? prefix[b + 1] : 0;
+            const long long cost = b < p.in.num_blocks ? (long long)p.rows.block_cost[b] : 0;
+            long long sum = cost > 0 ? cost + kUnitCost : 0;
             for (int d = 1; d < 32; d *= 2) {
                 const long long other = __shfl_up_sync(~0u, sum, d);
                 if (lane >= d) sum += other;
@@ -174,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             carry += __shfl_sync(~0u, sum, 31);
         }
     }
-    __syncthreads();
+    const int32_t* tile_begin = load_tile_begin(p.rows, p.in.num_blocks);
     const float* weights = static_cast<const float*>(p.weight);
     Work work(tile_begin, prefix, p.in.num_blocks, (half + kSlab - 1) / kSlab);
     int buffer = 0;
@@ -306,8 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             }
             if (exists && entry.target >= 0) finish_row(p, sums.sum[0], sums.sum[1], column, entry.slot, entry.target);
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(empty + 8 * buffer);
+        barrier_arrive(empty + 8 * buffer);
         buffer ^= 1;
         if (buffer == 0) phase ^= 1;
         first_ticket = end_ticket;
@@ -316,10 +308,10 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
 }
 
 inline cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(gather_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+    cudaError_t error = cudaFuncSetAttribute(gather_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (error != cudaSuccess) return error;
-    gather_kernel<<<kWorkers, kThreads, kSharedBytes, stream>>>(p);
+    error = launch_early(gather_kernel, kWorkers, kThreads, kSharedBytes, stream, p);
+    if (error != cudaSuccess) return error;
     irregular_forward_kernel<float><<<kIrregularBlocks, 256, 0, stream>>>(p);
     return cudaGetLastError();
 }

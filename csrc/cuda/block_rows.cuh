@@ -7,9 +7,9 @@
 // the others *far*. So everything here is a function of the batch alone. A row that breaks the rule (a duplicate, a
 // feature of another block) is irregular: it has no bits and no lists, and is worked off row by row.
 //
-// Three kernels, each started while the one before drains: `clear_counts`; `count_rows` reads the batch, finds each
-// row's block and counts rows and features; `make_tiles`, a thread block a tile, ranks the block's features, finds the
-// tile's rows and writes all that consumers read.
+// Four kernels, each started while the one before drains: `clear_counts`; `count_rows` reads the batch, finds each
+// row's block and counts rows and features; `assign_slots` ranks each block's features and gives every row its slot;
+// `make_tiles`, a thread block a tile, writes all else that consumers read.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -69,25 +69,29 @@ struct BlockRows {
 
     // For the fp32 forward, where there are no loose features. Rows of a tile come in order of their near lists'
     // length, longest first.
-    RowEntry* entries;   // [slots]
-    uint16_t* near;      // [slots, pitch]: twice the rank of a near feature; then kNoFeature
-    int32_t* tile_cost;  // [tiles]: work for the tile's rows in a slab, in features
+    RowEntry* entries;               // [slots]
+    uint16_t* near;                  // [slots, pitch]: twice the rank of a near feature; then kNoFeature
+    unsigned long long* block_cost;  // [num_blocks]: work for the block's rows in a slab, in features
 
     int pitch;                // places for a row's features, a multiple of 8
     int stretch_rows;         // rows of a stretch: a multiple of kChunkRows
     int stretches;            // at most kMaxStretches
-    uint16_t* row_block;      // scratch [stretches, stretch_rows]: the row's block; with kIrregularRow, kNoBlock
-    int32_t* stretch_counts;  // scratch [num_blocks, stretches]: rows of the block in a stretch
+    uint32_t block_inverse;   // feature · this >> 32 is its block; exact, as there are < 2^18 features
+    uint16_t* row_block;      // scratch [stretches, stretch_rows]: the row's block, or kNoBlock; flags
+    int32_t* stretch_counts;  // scratch [stretches, num_blocks]: rows of the block in a stretch
+    uint16_t* rank_of;        // scratch [num_blocks, 768]: ranks of features; from bit 10 on the rank's bit in a word
+    uint16_t* tile_block;     // scratch [tiles]
+    int32_t* slot_row;        // scratch [slots]: ~row of an irregular row, kNoRow padding
     int32_t* counts;          // scratch [num_blocks, 768]: entries of each feature
-    int32_t* totals;          // scratch [num_blocks]: rows; zeroed with counts and irregular
+    int32_t* totals;          // scratch [num_blocks]: rows. block_cost, counts, this and irregular lie in a row
 
     static constexpr int kChunkRows = 256, kMaxStretches = 1024;
-    static constexpr int kIrregularRow = 0x8000, kNoBlock = 0x7fff;
+    static constexpr int kIrregularRow = 0x8000, kSecondSide = 0x4000, kNoBlock = 0x3fff, kNoRow = INT32_MIN;
 
     static __host__ __device__ int tiles(int positions, int num_blocks) {
         return (2 * positions + kTileRows - 1) / kTileRows + num_blocks;
     }
-    static __host__ __device__ size_t zeroed(int num_blocks) { return size_t(num_blocks) * (kBlockFeatures + 1) + 1; }
+    static __host__ __device__ size_t zeroed(int num_blocks) { return size_t(num_blocks) * (kBlockFeatures + 3) + 1; }
 };
 
 // Cuts a workspace into aligned pieces; with a null base it only counts.
@@ -111,6 +115,7 @@ inline BlockRows carve_rows(Carver& carver, const IndexRows& in) {
     constexpr size_t kShare = size_t(BlockRows::kMaxStretches) * BlockRows::kChunkRows;
     rows.stretch_rows = int(std::max<size_t>(1, (row_count + kShare - 1) / kShare)) * BlockRows::kChunkRows;
     rows.stretches = int((row_count + rows.stretch_rows - 1) / rows.stretch_rows);
+    rows.block_inverse = uint32_t(((uint64_t(1) << 32) + in.block_size - 1) / std::max(in.block_size, 2));
     rows.slot_target = carver.take<int32_t>(slots);
     rows.tile_begin = carver.take<int32_t>(blocks + 1);
     rows.ranked = carver.take<int32_t>(blocks * kBlockFeatures);
@@ -125,11 +130,14 @@ inline BlockRows carve_rows(Carver& carver, const IndexRows& in) {
     if (in.num_loose == 0) {
         rows.entries = carver.take<RowEntry>(slots);
         rows.near = carver.take<uint16_t>(slots * rows.pitch);
-        rows.tile_cost = carver.take<int32_t>(tiles);
     }
     rows.row_block = carver.take<uint16_t>(size_t(rows.stretches) * rows.stretch_rows);
     rows.stretch_counts = carver.take<int32_t>(blocks * rows.stretches);
-    rows.counts = carver.take<int32_t>(BlockRows::zeroed(in.num_blocks));
+    rows.rank_of = carver.take<uint16_t>(blocks * kBlockFeatures);
+    rows.tile_block = carver.take<uint16_t>(tiles);
+    rows.slot_row = carver.take<int32_t>(slots);
+    rows.block_cost = carver.take<unsigned long long>((BlockRows::zeroed(in.num_blocks) + 1) / 2);
+    rows.counts = reinterpret_cast<int32_t*>(rows.block_cost + blocks);
     rows.totals = rows.counts + blocks * kBlockFeatures;
     rows.irregular = rows.totals + blocks;
     return rows;
@@ -148,12 +156,12 @@ __host__ __device__ constexpr int index_of_bit(int p) {
 namespace block_rows {
 
 constexpr int kClearThreads = 256;
-constexpr int kCountThreads = 1024, kCountWarps = kCountThreads / 32;
-constexpr int kBatch = BlockRows::kChunkRows / kCountWarps;  // rows of which a warp has the loads in flight
-constexpr int kSharedBlocks = 48;                            // so many blocks' features are counted in shared memory
+constexpr int kCountThreads = 1024;
+constexpr int kSharedBlocks = 48;  // so many blocks' features are counted in shared memory
 constexpr int kCountBlocks = 132;
+constexpr int kSlotThreads = BlockRows::kChunkRows, kSlotWarps = kSlotThreads / 32;
+constexpr int kRanksEach = kBlockFeatures / kSlotThreads;
 constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32;
-constexpr int kTileBlocksEach = 5, kTileBlocks = 132 * kTileBlocksEach;  // on a multiprocessor, and in all
 // Copies of the counters of loose features: the most frequent ones are in a third of the rows.
 constexpr int kLooseCopies = 16;
 
@@ -170,41 +178,107 @@ __device__ __forceinline__ int warp_inclusive_sum(int x, int lane) {
     return x;
 }
 
-// The entries [base, base + 32) of a row, a lane each; −1 where there is no row or no such entry.
-__device__ __forceinline__ int load_entry(const IndexRows& in, bool has_row, int row, int base, int lane) {
-    return has_row && base + lane < in.max_active ? __ldg(row_pointer(in, row) + base + lane) : -1;
+// The compiler may not compute it again where it is used.
+template <typename T>
+__device__ __forceinline__ T keep(T x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
-__global__ void __launch_bounds__(kClearThreads) clear_counts(BlockRows out, int count) {
+// On shared memory, by address.
+__device__ __forceinline__ void shared_or(uint32_t address, uint32_t bits) {
+    asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
+__device__ __forceinline__ uint32_t shared_fetch_or(uint32_t address, uint32_t bits) {
+    uint32_t before;
+    asm volatile("atom.shared.or.b32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(bits) : "memory");
+    return before;
+}
+__device__ __forceinline__ void shared_increment(uint32_t address) {
+    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
+}
+__device__ __forceinline__ int shared_load_16(uint32_t address) {
+    uint16_t value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+    return value;
+}
+__device__ __forceinline__ void shared_store_16(uint32_t address, int value) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(uint16_t(value)) : "memory");
+}
+
+// Four lanes take a row, eight entries each at a time.
+constexpr int kLanesEach = 4, kEntriesEach = 8, kEntries = kLanesEach * kEntriesEach;
+
+// Entries first … first + 7 of a row; −1 where there is no row or no such entry.
+__device__ __forceinline__ void load_entries(int (&entries)[kEntriesEach], const IndexRows& in, bool has_row, int row,
+                                             int first) {
+    const int32_t* from = row_pointer(in, has_row ? row : 0) + first;
+    const bool aligned = (reinterpret_cast<uintptr_t>(from) | in.max_active * sizeof(int32_t)) % 16 == 0;
+#pragma unroll
+    for (int i = 0; i < kEntriesEach; i += 4) {
+        const int there = has_row ? in.max_active - first - i : 0;
+        if (there >= 4 && aligned) {
+            const int4 four = __ldg(reinterpret_cast<const int4*>(from + i));
+            entries[i] = four.x, entries[i + 1] = four.y, entries[i + 2] = four.z, entries[i + 3] = four.w;
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) entries[i + j] = j < there ? __ldg(from + i + j) : -1;
+        }
+    }
+}
+
+// How many of this lane's entries come before the row's first −1, given that all before them did; `goes_on`: all of
+// the four lanes' entries did.
+__device__ __forceinline__ int count_entries(const int (&entries)[kEntriesEach], int lane, bool& goes_on) {
+    int count = kEntriesEach;
+#pragma unroll
+    for (int j = kEntriesEach - 1; j >= 0; --j)
+        if (entries[j] < 0) count = j;
+    const unsigned full = __ballot_sync(~0u, count == kEntriesEach) >> lane / kLanesEach * kLanesEach & 15;
+    const unsigned before = (1u << lane % kLanesEach) - 1;
+    goes_on = full == 15;
+    return (full & before) == before ? count : 0;
+}
+
+__global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, int count) {
     hopper::let_next_kernel_start();
-    for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += gridDim.x * kClearThreads) out.counts[i] = 0;
+    for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += gridDim.x * kClearThreads) counts[i] = 0;
 }
 
 // Each row's block, rows of each block in each stretch, entries of each feature (rows that turn out to be irregular
-// included), entries of loose features. A warp takes kBatch rows at a time, a lane an entry.
+// included), entries of loose features. A thread block takes kChunkRows rows at a time.
 template <bool kShared>
 __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockRows out, uint32_t* loose_counts) {
     // Features of a row. In chess, where a feature is 64 times a kind plus a square, this order of bits keeps those of
     // a row apart: a word has two squares.
-    __shared__ __align__(16) uint32_t seen[kCountWarps][kBatch][32];
+    constexpr int kSeenPitch = 33;
+    __shared__ uint32_t seen[BlockRows::kChunkRows * kSeenPitch];
     __shared__ int irregular;
     extern __shared__ __align__(16) int counts[];  // [num_blocks, 768] if kShared
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = 2 * in.positions;
+    const int lane = threadIdx.x % 32, rows = 2 * in.positions;
+    const int in_chunk = threadIdx.x / kLanesEach, first_lane = lane / kLanesEach * kLanesEach;
     const int cells = kShared ? in.num_blocks * kBlockFeatures : 0;
     int* stretch = counts + cells;          // [num_blocks]: rows in the stretch
     int* totals = stretch + in.num_blocks;  // [num_blocks]
+    const uint32_t my_seen = keep(hopper::shared_address(seen + in_chunk * kSeenPitch));
+    const uint32_t shared_counts = keep(hopper::shared_address(counts));
+    uint32_t* const warp_seen = seen + threadIdx.x / 32 * (32 / kLanesEach) * kSeenPitch;
     uint32_t* my_loose = loose_counts + size_t(blockIdx.x % kLooseCopies) * in.num_loose;
     hopper::let_next_kernel_start();
 
     const int chunks = out.stretch_rows / BlockRows::kChunkRows;
     int at = blockIdx.x, chunk = 0;
-    const auto first_row = [&] { return at * out.stretch_rows + chunk * BlockRows::kChunkRows + warp * kBatch; };
-    int next[kBatch];
+    const auto chunk_row = [&] { return at * out.stretch_rows + chunk * BlockRows::kChunkRows + in_chunk; };
+    int next[kEntriesEach], next_flags = 0;
     const auto load_next = [&] {
-        const int first = first_row();
-#pragma unroll
-        for (int r = 0; r < kBatch; ++r)
-            next[r] = load_entry(in, at < out.stretches && first + r < rows, first + r, 0, lane);
+        const int row = chunk_row();
+        const bool has_row = at < out.stretches && row < rows;
+        load_entries(next, in, has_row, row, lane % kLanesEach * kEntriesEach);
+        if (has_row && lane == first_lane) {
+            const bool is_black = row >= in.positions;
+            const bool second = is_black != (__ldg(in.black_to_move + row - (is_black ? in.positions : 0)) != 0);
+            next_flags = second ? BlockRows::kSecondSide : 0;
+        }
     };
     load_next();
     for (int i = threadIdx.x; i < cells / 4; i += kCountThreads) reinterpret_cast<int4*>(counts)[i] = {0, 0, 0, 0};
@@ -212,68 +286,89 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
     if (threadIdx.x == 0) irregular = 0;
     __syncthreads();
     if constexpr (!kShared) hopper::wait_for_kernels_before();
-    int* const features_of = kShared ? counts : out.counts;
 
     while (at < out.stretches) {
-        const int first = first_row(), stretch_now = at;
-        int features[kBatch], blocks[kBatch];
-        unsigned open = 0, bad = 0;  // of a bit for each row
+        const int row = chunk_row(), stretch_now = at, flags = next_flags;
+        int entries[kEntriesEach];
 #pragma unroll
-        for (int r = 0; r < kBatch; ++r) {
-            features[r] = next[r], blocks[r] = -1;
-            if (first + r < rows) open |= 1u << r;
-            seen[warp][r][lane] = 0;
-        }
+        for (int j = 0; j < kEntriesEach; ++j) entries[j] = next[j];
+        __syncwarp();  // the last rows' bits have been read
+#pragma unroll
+        for (int i = lane; i < 32 / kLanesEach * kSeenPitch; i += 32) warp_seen[i] = 0;
         if (++chunk == chunks) chunk = 0, at += gridDim.x;
         load_next();
         __syncwarp();
+        int block = -1;
+        bool bad = false, open = row < rows;
         for (int base = 0;;) {
+            bool goes_on;
+            const int count = count_entries(entries, lane, goes_on);
+            int first = count > 0 ? entries[0] : INT32_MAX;  // this lane's first that is in a block
+            if (count > 0 && first >= in.num_features) {
+                first = INT32_MAX;
 #pragma unroll
-            for (int r = 0; r < kBatch; ++r) {
-                const int feature = features[r];
-                const unsigned ends = __ballot_sync(~0u, feature < 0);
-                const bool mine = (ends & ((2u << lane) - 1)) == 0;  // no −1 up to here
-                const bool is_loose = feature >= in.num_features;
-                if (blocks[r] < 0) {
-                    const unsigned blocked = __ballot_sync(~0u, mine && !is_loose);
-                    if (blocked != 0) blocks[r] = __shfl_sync(~0u, feature, __ffs(int(blocked)) - 1) / in.block_size;
-                }
-                if (mine && is_loose) {
-                    // index_check.cuh speaks of the others.
-                    if (feature < in.num_features + in.num_loose) atomicAdd(my_loose + (feature - in.num_features), 1u);
-                } else if (mine) {
-                    const int local = feature - blocks[r] * in.block_size;
-                    if (local < 0 || local >= in.block_size) {
-                        bad |= 1u << r;
-                    } else {
-                        const uint32_t bit = 1u << (local >> 5);
-                        if (atomicOr(&seen[warp][r][local & 31], bit) & bit) bad |= 1u << r;
-                        atomicAdd(features_of + blocks[r] * kBlockFeatures + local, 1);
-                    }
-                }
-                if (ends != 0) open &= ~(1u << r);
+                for (int j = kEntriesEach - 1; j > 0; --j)
+                    if (j < count && entries[j] < in.num_features) first = entries[j];
             }
-            base += 32;
-            if (open == 0 || base >= in.max_active) break;
+            const unsigned have = __ballot_sync(~0u, first != INT32_MAX) >> first_lane & 15;
+            first = __shfl_sync(~0u, first, first_lane + __ffs(int(have | 16)) - 1);
+            if (block < 0 && have != 0)
+                block = in.block_size == 1 ? first : int(__umulhi(uint32_t(first), out.block_inverse));
+            const int first_feature = block * in.block_size;
+            // The last block may not be full.
+            const unsigned features = block < 0 ? 0 : min(in.block_size, in.num_features - first_feature);
+            const uint32_t features_of = shared_counts + block * (kBlockFeatures * 4);
+            bool others = false;
+            uint32_t again = 0;
 #pragma unroll
-            for (int r = 0; r < kBatch; ++r) features[r] = load_entry(in, (open >> r & 1) != 0, first + r, base, lane);
-        }
-        bad = __reduce_or_sync(~0u, bad);
-        int mine = BlockRows::kNoBlock;  // of the row that is this lane's
+            for (int j = 0; j < kEntriesEach; ++j) {
+                const int local = entries[j] - first_feature;
+                const bool inside = j < count && unsigned(local) < features;
+                others |= j < count && !inside;
+                const uint32_t bit = 1u << (local >> 5);
+                if (inside) {
+                    again |= shared_fetch_or(my_seen + (local & 31) * 4, bit) & bit;
+                    if constexpr (kShared)
+                        shared_increment(features_of + local * 4);
+                    else
+                        atomicAdd(out.counts + block * kBlockFeatures + local, 1);
+                }
+            }
+            bad |= again != 0;
+            if (others) {
 #pragma unroll
-        for (int r = 0; r < kBatch; ++r) {
-            if (lane == r && first + r < rows)
-                mine = max(blocks[r], 0) | ((bad >> r & 1) != 0 ? BlockRows::kIrregularRow : 0);
+                for (int j = 0; j < kEntriesEach; ++j) {
+                    const int loose = entries[j] - in.num_features;
+                    if (j >= count) continue;
+                    // index_check.cuh speaks of features that are not there.
+                    if (loose < 0)
+                        bad |= unsigned(entries[j] - first_feature) >= features;
+                    else if (loose < in.num_loose)
+                        atomicAdd(my_loose + loose, 1u);
+                }
+            }
+            open = open && goes_on;
+            base += kEntries;
+            if (base >= in.max_active || !__any_sync(~0u, open)) break;
+            load_entries(entries, in, open, row, base + lane % kLanesEach * kEntriesEach);
         }
-        if (lane < kBatch) {
-            out.row_block[size_t(first) + lane] = uint16_t(mine);
-            if (mine != BlockRows::kNoBlock) atomicAdd(&stretch[mine & BlockRows::kNoBlock], 1);
-            if (mine & BlockRows::kIrregularRow) atomicAdd(&irregular, 1);
+        const bool is_irregular = (__ballot_sync(~0u, bad) >> first_lane & 15) != 0;
+        if (lane == first_lane) {
+            int mine = BlockRows::kNoBlock;
+            if (row < rows) {
+                mine = max(block, 0) | flags;
+                atomicAdd(&stretch[mine & BlockRows::kNoBlock], 1);
+                if (is_irregular) {
+                    mine |= BlockRows::kIrregularRow;
+                    atomicAdd(&irregular, 1);
+                }
+            }
+            out.row_block[row] = uint16_t(mine);
         }
         if (chunk == 0) {
             __syncthreads();
             for (int b = threadIdx.x; b < in.num_blocks; b += kCountThreads) {
-                out.stretch_counts[size_t(b) * out.stretches + stretch_now] = stretch[b];
+                out.stretch_counts[size_t(stretch_now) * in.num_blocks + b] = stretch[b];
                 totals[b] += stretch[b];
                 stretch[b] = 0;
             }
@@ -283,10 +378,12 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
     if constexpr (kShared) hopper::wait_for_kernels_before();
     for (int i = threadIdx.x; i < cells / 4; i += kCountThreads) {
         const int4 four = reinterpret_cast<const int4*>(counts)[i];
-        const int values[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            if (values[j] > 0) atomicAdd(out.counts + 4 * i + j, values[j]);
+        if ((four.x | four.y | four.z | four.w) == 0) continue;
+        int* to = out.counts + 4 * i;
+        if (four.x != 0) atomicAdd(to, four.x);
+        if (four.y != 0) atomicAdd(to + 1, four.y);
+        if (four.z != 0) atomicAdd(to + 2, four.z);
+        if (four.w != 0) atomicAdd(to + 3, four.w);
     }
     for (int b = threadIdx.x; b < in.num_blocks; b += kCountThreads)
         if (totals[b] > 0) atomicAdd(out.totals + b, totals[b]);
@@ -311,32 +408,27 @@ __device__ __forceinline__ uint32_t warp_transpose(uint32_t x, int lane) {
 // How frequent a feature is in its block, in half octaves: classes 0 … 16 are features of at least one row in 256, the
 // last one those that no row has.
 constexpr int kClasses = 32;
-__device__ __forceinline__ int frequency_class(int count, int tiles) {
+__device__ __forceinline__ int frequency_class(int count, float rows_in_256_each) {
     if (count == 0) return kClasses - 1;
-    const float rows_in_256 = float(count) * 4 / float(tiles);
+    const float rows_in_256 = float(count) * rows_in_256_each;
     return max(0, min(kClasses - 2, 270 - int(__float_as_uint(rows_in_256) >> 22)));
 }
 
-// What a thread block of make_tiles keeps in shared memory.
-struct TileShared {
-    int tile_begin[kTileThreads + 1];
-    int warp_sums[kTileWarps];
-    // Of the block: ranks of its features, rows before each stretch.
-    uint16_t rank_of[kBlockFeatures];
-    int cells[kBlockFeatures];  // [kClasses, 24 groups of 32 features]
-    int rows_before[BlockRows::kMaxStretches + 1];
-    int rare_entries;
-    // Of the tile.
-    int found, stretches[kTileRows];  // stretches that have rows of it, in any order
-    int rows[kTileRows];              // ~row of an irregular row, kNoRow padding
-    int targets[kTileRows];
-    int near_counts[kTileRows], far_counts[kTileRows];  // −1 and 0 without a regular row
-    int cost;
-    uint32_t bits[2][kBlockFeatures];  // feature_bits
-    __align__(16) uint32_t near_bits[kTileRows * kNearWords];
-    __align__(16) uint32_t row_bits[kTileRows * kBlockWords];
+// What a thread block of assign_slots keeps in shared memory.
+struct SlotShared {
+    int tile_begin[kSlotThreads + 1];
+    int warp_sums[kSlotWarps], total;
+    union {
+        struct {
+            int cells[kBlockFeatures];  // [kClasses, 24 groups of 32 features]
+            int rare_entries;
+        };
+        struct {
+            int before[kSlotThreads];                   // rows of each block in the stretches and chunks before
+            int warp_counts[kSlotWarps][kSlotThreads];  // and of this chunk, in each warp
+        };
+    };
 };
-constexpr int kNoRow = INT32_MIN;
 
 // All threads, a number each: the sum of those before. The sums of warps stay in `warp_sums` until the next call.
 __device__ __forceinline__ int sum_before(int x, int* warp_sums) {
@@ -345,28 +437,27 @@ __device__ __forceinline__ int sum_before(int x, int* warp_sums) {
     if (lane == 31) warp_sums[warp] = inclusive;
     __syncthreads();
     int sum = inclusive - x;
-    for (int w = 0; w < warp; ++w) sum += warp_sums[w];
+#pragma unroll
+    for (int w = 0; w < kSlotWarps; ++w) sum += w < warp ? warp_sums[w] : 0;
     return sum;
 }
 
-// Ranks the block's features by class, within a class in their own order; `write`: for all consumers. In chess an
-// eighth of a block's features has nearly nine tenths of its rows' entries, and a quarter of them has none. A second
-// group of features is worth its product only if more than two entries a row would otherwise be gathered.
-__device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, int block, int tiles,
-                                           const int (&counts)[3], bool write) {
-    constexpr int kGroups = kBlockFeatures / 32, kEach = kBlockFeatures / kTileThreads;
-    static_assert(kClasses * kGroups == kBlockFeatures && kEach == 3);
+// Ranks a block's features by class, within a class in their own order. In chess an eighth of a block's features has
+// nearly nine tenths of its rows' entries, and a quarter of them has none. A second group of features is worth its
+// product only if more than two entries a row would otherwise be gathered.
+__device__ __forceinline__ void rank_block(const BlockRows& out, SlotShared& s, int block, int tiles,
+                                           const int (&counts)[kRanksEach]) {
+    constexpr int kGroups = kBlockFeatures / 32, kEach = kRanksEach;
+    static_assert(kClasses * kGroups == kBlockFeatures && kEach * kSlotThreads == kBlockFeatures);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float each = 4 / float(tiles);
     int classes[kEach], before[kEach];
-    for (int i = threadIdx.x; i < kBlockFeatures; i += kTileThreads) s.cells[i] = 0;
-    if (threadIdx.x == 0) s.rare_entries = 0;
-    __syncthreads();
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-        classes[j] = frequency_class(counts[j], tiles);
+        classes[j] = frequency_class(counts[j], each);
         const unsigned same = __match_any_sync(~0u, classes[j]);
         before[j] = __popc(same & ((1u << lane) - 1));
-        if (before[j] == 0) s.cells[classes[j] * kGroups + j * kTileWarps + warp] = __popc(same);
+        if (before[j] == 0) s.cells[classes[j] * kGroups + j * kSlotWarps + warp] = __popc(same);
     }
     __syncthreads();
     int cells[kEach], sum = 0;
@@ -381,15 +472,14 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-        const int feature = j * kTileThreads + threadIdx.x;
-        const int rank = s.cells[classes[j] * kGroups + j * kTileWarps + warp] + before[j];
-        s.rank_of[feature] = uint16_t(rank);
-        if (!write) continue;
+        const int feature = j * kSlotThreads + threadIdx.x;
+        const int rank = s.cells[classes[j] * kGroups + j * kSlotWarps + warp] + before[j];
+        out.rank_of[block * kBlockFeatures + feature] = uint16_t(rank | bit_of_index(rank % 32) << 10);
         out.ranked[block * kBlockFeatures + rank] = counts[j] > 0 ? feature : ~feature;
         if (rank >= kGroupFeatures && counts[j] > 0) atomicAdd(&s.rare_entries, counts[j]);
     }
     __syncthreads();
-    if (write && threadIdx.x == 0) {
+    if (threadIdx.x == 0) {
         int dense = (s.cells[(kLastDenseClass + 1) * kGroups] + 63) / 64 * 64;
         if (dense > kGroupFeatures && s.rare_entries < 2LL * tiles * kTileRows) dense = kGroupFeatures;
         out.dense[block] = dense;
@@ -397,242 +487,253 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
     }
 }
 
-// The tile's rows: those of the block whose number among its rows is first … first + 63.
-__device__ __forceinline__ void find_rows(const BlockRows& out, TileShared& s, int block, int first) {
-    constexpr int kAhead = 4;  // stretches of which a warp has the loads in flight
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = threadIdx.x; i < out.stretches; i += kTileThreads) {
-        const int begin = s.rows_before[i], end = s.rows_before[i + 1];
-        if (begin < end && begin < first + kTileRows && end > first) s.stretches[atomicAdd(&s.found, 1)] = i;
+// The first thread blocks take a block each: its features' ranks, what there is to say of its tiles, its padding. The
+// others take a stretch of rows each: their slots.
+__global__ void __launch_bounds__(kSlotThreads) assign_slots(IndexRows in, BlockRows out) {
+    __shared__ SlotShared s;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_blocks = in.num_blocks;
+    const int stretch = int(blockIdx.x) - num_blocks, first_row = stretch * out.stretch_rows;
+    if (stretch < 0) {
+        for (int i = threadIdx.x; i < kBlockFeatures; i += kSlotThreads) s.cells[i] = 0;
+        if (threadIdx.x == 0) s.rare_entries = 0;
+    } else {
+        s.before[threadIdx.x] = 0;
+        for (int w = 0; w < kSlotWarps; ++w) s.warp_counts[w][threadIdx.x] = 0;
     }
     __syncthreads();
-    for (int item = warp; item < s.found; item += kAhead * kTileWarps) {
-        int places[kAhead];
-#pragma unroll
-        for (int a = 0; a < kAhead; ++a)
-            places[a] =
-                item + a * kTileWarps < s.found ? s.rows_before[s.stretches[item + a * kTileWarps]] - first : kTileRows;
-        for (int chunk = 0; chunk < out.stretch_rows; chunk += BlockRows::kChunkRows) {
-            uint4 eight[kAhead];
-            int rows[kAhead];
-#pragma unroll
-            for (int a = 0; a < kAhead; ++a) {
-                if (item + a * kTileWarps >= s.found) break;
-                rows[a] = s.stretches[item + a * kTileWarps] * out.stretch_rows + chunk + lane * 8;
-                eight[a] = __ldg(reinterpret_cast<const uint4*>(out.row_block + rows[a]));
-            }
-#pragma unroll
-            for (int a = 0; a < kAhead; ++a) {
-                if (item + a * kTileWarps >= s.found) break;
-                const uint32_t words[4] = {eight[a].x, eight[a].y, eight[a].z, eight[a].w};
-                unsigned has = 0;
-#pragma unroll
-                for (int j = 0; j < 8; ++j)
-                    has |= unsigned((words[j / 2] >> (j % 2 * 16) & BlockRows::kNoBlock) == unsigned(block)) << j;
-                const int inclusive = warp_inclusive_sum(__popc(has), lane);
-                int place = places[a] + inclusive - __popc(has);
-#pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    if ((has >> j & 1) == 0) continue;
-                    if (place >= 0 && place < kTileRows)
-                        s.rows[place] =
-                            words[j / 2] >> (j % 2 * 16) & BlockRows::kIrregularRow ? ~(rows[a] + j) : rows[a] + j;
-                    ++place;
-                }
-                places[a] += __shfl_sync(~0u, inclusive, 31);
-            }
-        }
-    }
-    __syncthreads();
-}
-
-// Thread blocks take equal stretches of the tiles, as a rule one tile each.
-__global__ void __launch_bounds__(kTileThreads, kTileBlocksEach) make_tiles(IndexRows in, BlockRows out) {
-    constexpr int kRows = kTileRows / kTileWarps;  // of a tile, that a warp takes
-    __shared__ TileShared s;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch;
-    const auto clear_tile = [&] {
-        for (int i = threadIdx.x; i < 2 * kBlockFeatures; i += kTileThreads) s.bits[0][i] = 0;
-        for (int i = threadIdx.x; i < kTileRows * kBlockWords; i += kTileThreads) s.row_bits[i] = 0;
-        if (threadIdx.x < kTileRows) s.rows[threadIdx.x] = kNoRow;
-        if (threadIdx.x == 0) s.found = s.cost = 0;
-    };
-    clear_tile();
     hopper::let_next_kernel_start();
     hopper::wait_for_kernels_before();
 
-    static_assert(kTileThreads >= 255);
-    const int my_tiles = int(threadIdx.x) < in.num_blocks ? (out.totals[threadIdx.x] + kTileRows - 1) / kTileRows : 0;
-    const int tiles_before = sum_before(my_tiles, s.warp_sums);
+    static_assert(kSlotThreads > 255);
+    const int total = int(threadIdx.x) < num_blocks ? out.totals[threadIdx.x] : 0;
+    int found = 0, counts[kRanksEach] = {};
+    if (stretch < 0) {
+#pragma unroll
+        for (int j = 0; j < kRanksEach; ++j)
+            counts[j] = __ldg(out.counts + blockIdx.x * kBlockFeatures + j * kSlotThreads + threadIdx.x);
+    } else {
+        found = out.row_block[first_row + threadIdx.x];
+        for (int base = 0; base < num_blocks; base += 32) {
+            const int block = base + lane;
+            int sum = 0;
+            if (block < num_blocks) {
+#pragma unroll 16
+                for (int i = warp; i < stretch; i += kSlotWarps)
+                    sum += __ldg(out.stretch_counts + size_t(i) * num_blocks + block);
+            }
+            if (sum > 0) atomicAdd(&s.before[block], sum);
+        }
+    }
+    const int tiles_before = sum_before((total + kTileRows - 1) / kTileRows, s.warp_sums);
     s.tile_begin[threadIdx.x] = tiles_before;
-    if (threadIdx.x == kTileThreads - 1) s.tile_begin[kTileThreads] = tiles_before + my_tiles;
-    if (blockIdx.x == 0)
-        for (int b = threadIdx.x; b <= in.num_blocks; b += kTileThreads) out.tile_begin[b] = tiles_before;
+    if (stretch < 0 && threadIdx.x == blockIdx.x) s.total = total;
     __syncthreads();
-    for (int b = blockIdx.x; b < in.num_blocks; b += gridDim.x) {  // blocks without rows
-        if (s.tile_begin[b] < s.tile_begin[b + 1]) continue;
-        for (int i = threadIdx.x; i < kBlockFeatures; i += kTileThreads) out.ranked[b * kBlockFeatures + i] = ~i;
-        if (threadIdx.x == 0) out.dense[b] = out.used[b] = 0;
+    if (stretch < 0) {
+        const int block = blockIdx.x, first_tile = s.tile_begin[block], end_tile = s.tile_begin[block + 1];
+        if (block == 0 && int(threadIdx.x) <= num_blocks) out.tile_begin[threadIdx.x] = tiles_before;
+        for (int tile = first_tile + threadIdx.x; tile < end_tile; tile += kSlotThreads)
+            out.tile_block[tile] = uint16_t(block);
+        const int slot = first_tile * kTileRows + s.total + threadIdx.x;
+        if (slot < end_tile * kTileRows) out.slot_row[slot] = BlockRows::kNoRow, out.slot_target[slot] = -1;
+        rank_block(out, s, block, end_tile - first_tile, counts);
+        return;
     }
 
-    const long long tiles = s.tile_begin[in.num_blocks];
-    const int end = int(tiles * (blockIdx.x + 1) / gridDim.x);
-    int block = -1;
-    for (int tile = int(tiles * blockIdx.x / gridDim.x); tile < end; ++tile) {
-        const int last_block = block;
-        block = __syncthreads_count(int(threadIdx.x) < in.num_blocks && s.tile_begin[threadIdx.x + 1] <= tile);
-        const int first_tile = s.tile_begin[block];
-        if (block != last_block) {
-            int counts[kBlockFeatures / kTileThreads];
-#pragma unroll
-            for (int j = 0; j < kBlockFeatures / kTileThreads; ++j)
-                counts[j] = __ldg(out.counts + block * kBlockFeatures + j * kTileThreads + threadIdx.x);
-            constexpr int kEach = BlockRows::kMaxStretches / kTileThreads;
-            int rows[kEach], sum = 0;
-#pragma unroll
-            for (int j = 0; j < kEach; ++j) {
-                const int at = threadIdx.x * kEach + j;
-                sum += rows[j] =
-                    at < out.stretches ? __ldg(out.stretch_counts + size_t(block) * out.stretches + at) : 0;
-            }
-            rank_block(out, s, block, s.tile_begin[block + 1] - first_tile, counts, tile == first_tile);
-            sum = sum_before(sum, s.warp_sums);
-#pragma unroll
-            for (int j = 0; j < kEach; ++j) {
-                s.rows_before[threadIdx.x * kEach + j] = sum;
-                sum += rows[j];
-            }
-            if (threadIdx.x == kTileThreads - 1) s.rows_before[BlockRows::kMaxStretches] = sum;
-            __syncthreads();
+    for (int chunk = 0;;) {
+        const int row = first_row + chunk + threadIdx.x, block = found & BlockRows::kNoBlock;
+        const bool has_row = block != BlockRows::kNoBlock;
+        const unsigned same = __match_any_sync(~0u, block);
+        const int before = __popc(same & ((1u << lane) - 1));
+        if (has_row && before == 0) s.warp_counts[warp][block] = __popc(same);
+        __syncthreads();
+        if (has_row) {
+            int slot = s.tile_begin[block] * kTileRows + s.before[block] + before;
+            for (int w = 0; w < warp; ++w) slot += s.warp_counts[w][block];
+            const bool regular = (found & BlockRows::kIrregularRow) == 0;
+            out.row_slot[row] = regular ? slot : ~slot;
+            out.slot_row[slot] = regular ? row : ~row;
+            out.slot_target[slot] =
+                2 * (row < in.positions ? row : row - in.positions) + ((found & BlockRows::kSecondSide) != 0 ? 1 : 0);
         }
-        find_rows(out, s, block, (tile - first_tile) * kTileRows);
-
-        const int first_slot = tile * kTileRows, first_feature = block * in.block_size;
-        const int my_row = s.rows[warp * kRows + lane % kRows];  // numbers of row r are kept by lane r
-        const unsigned regular = __ballot_sync(~0u, lane < kRows && my_row >= 0);
-        int features[kRows];
-        const auto load = [&](unsigned open, int base) {
-#pragma unroll
-            for (int r = 0; r < kRows; ++r) {
-                const int row = __shfl_sync(~0u, my_row, r);
-                features[r] = load_entry(in, (open >> r & 1) != 0, row, base, lane);
-            }
-        };
-        load(regular, 0);
-        if (threadIdx.x < kTileRows) {
-            const int slot = first_slot + threadIdx.x, found = s.rows[threadIdx.x], row = found < 0 ? ~found : found;
-            int target = -1;
-            if (found != kNoRow) {
-                const int is_black = row >= in.positions, position = row - (is_black ? in.positions : 0);
-                target = 2 * position + (is_black != (in.black_to_move[position] != 0));
-                out.row_slot[row] = found < 0 ? ~slot : slot;
-            }
-            out.slot_target[slot] = s.targets[threadIdx.x] = target;
-        }
-        // Calls visit(r, mine, feature, rank, near, far) for the warp's rows, 32 entries at a time: whether this lane
-        // has one, its feature less the block's first, and which lanes have near and far ones.
-        const auto for_each_entry = [&](const auto& visit) {
-            unsigned open = regular;
-            for (int base = 0; base < in.max_active && open != 0; base += 32) {
-                if (in.max_active > 32) load(open, base);
-#pragma unroll
-                for (int r = 0; r < kRows; ++r) {
-                    const unsigned ends = __ballot_sync(~0u, features[r] < 0);
-                    const bool mine = (ends & ((2u << lane) - 1)) == 0 && features[r] < in.num_features;
-                    const int feature = mine ? features[r] - first_feature : 0, rank = s.rank_of[feature];
-                    const unsigned near = __ballot_sync(~0u, mine && rank < kNearFeatures);
-                    const unsigned far = __ballot_sync(~0u, mine && rank >= kNearFeatures);
-                    visit(r, mine, feature, rank, near, far);
-                    if (ends != 0) open &= ~(1u << r);
-                }
-            }
-        };
-        int my_near = 0, my_far = 0;  // how many
-        for_each_entry([&](int r, bool mine, int feature, int rank, unsigned near, unsigned far) {
-            const int slot = warp * kRows + r;
-            if (mine) {
-                atomicOr(&s.bits[slot / 32][rank], 1u << bit_of_index(slot % 32));
-                atomicOr(&s.row_bits[slot * kBlockWords + feature / 32], 1u << bit_of_index(feature % 32));
-            }
-            if (lane == r) my_near += __popc(near), my_far += __popc(far);
-        });
-        if (lane < kRows) {
-            s.near_counts[warp * kRows + lane] = my_row >= 0 ? my_near : -1;
-            s.far_counts[warp * kRows + lane] = my_far;
+        chunk += BlockRows::kChunkRows;
+        if (chunk == out.stretch_rows) break;
+        found = out.row_block[first_row + chunk + threadIdx.x];
+        __syncthreads();
+        for (int w = 0; w < kSlotWarps; ++w) {
+            s.before[threadIdx.x] += s.warp_counts[w][threadIdx.x];
+            s.warp_counts[w][threadIdx.x] = 0;
         }
         __syncthreads();
-
-        // Far entries go slot by slot, near lists in order of their length.
-        const int far_first = s.far_counts[lane], far_second = s.far_counts[32 + lane];
-        const int far_until_first = warp_inclusive_sum(far_first, lane);
-        const int far_until_second = __shfl_sync(~0u, far_until_first, 31) + warp_inclusive_sum(far_second, lane);
-        if (warp == 0) {
-            int32_t* far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
-            far_begin[lane] = far_until_first - far_first;
-            far_begin[32 + lane] = far_until_second - far_second;
-            if (lane == 31) far_begin[kTileRows] = far_until_second;
-        }
-        const int my_slot = warp * kRows + lane % kRows;
-        const int far_of_first = __shfl_sync(~0u, far_until_first - far_first, my_slot % 32);
-        const int far_of_second = __shfl_sync(~0u, far_until_second - far_second, my_slot % 32);
-        const int my_far_begin = my_slot < 32 ? far_of_first : far_of_second;
-        const int near_first = s.near_counts[lane], near_second = s.near_counts[32 + lane];
-        int my_place = 0, my_near_at = 0, my_far_at = my_far_begin, my_first_far = 0;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            const int slot = warp * kRows + r, count = s.near_counts[slot];
-            const int place =
-                __popc(__ballot_sync(~0u, near_first > count || (near_first == count && lane < slot))) +
-                __popc(__ballot_sync(~0u, near_second > count || (near_second == count && 32 + lane < slot)));
-            if (lane == r) my_place = place;
-        }
-        uint16_t* const tile_far = out.far + size_t(first_slot) * pitch;
-        uint16_t* const tile_near = out.near + size_t(first_slot) * pitch;
-        const bool has_lists = in.num_loose == 0;
-        for_each_entry([&](int r, bool mine, int feature, int rank, unsigned near, unsigned far) {
-            const unsigned before = (1u << lane) - 1;
-            const int near_at = __shfl_sync(~0u, my_place * pitch + my_near_at, r);
-            if (has_lists && (near >> lane & 1) != 0) tile_near[near_at + __popc(near & before)] = uint16_t(2 * rank);
-            if (far != 0) {
-                const int far_at = __shfl_sync(~0u, my_far_at, r);
-                const int first = __shfl_sync(~0u, feature, __ffs(int(far)) - 1);
-                if ((far >> lane & 1) != 0) tile_far[far_at + __popc(far & before)] = uint16_t(feature);
-                if (lane == r && my_far_at == my_far_begin) my_first_far = first;
-            }
-            if (lane == r) my_near_at += __popc(near), my_far_at += __popc(far);
-        });
-        if (has_lists) {
-#pragma unroll
-            for (int r = 0; r < kRows; ++r) {
-                const int begin = __shfl_sync(~0u, my_place * pitch, r), count = __shfl_sync(~0u, my_near, r);
-                for (int i = count + lane; i < pitch; i += 32) tile_near[begin + i] = kNoFeature;
-            }
-            if (lane < kRows) {
-                const bool exists = my_row >= 0;
-                out.entries[first_slot + my_place] = {exists ? s.targets[my_slot] : -1, first_slot + my_slot,
-                                                      exists ? my_near | my_far << 9 | my_first_far << 18 : -1,
-                                                      my_far_begin};
-                if (exists) atomicAdd(&s.cost, (my_place % kGroupRows == 0 ? my_near + kGroupCost : 0) + my_far);
-            }
-        }
-        for (int i = warp; i < 2 * kNearWords; i += kTileWarps) {
-            const int half = i % 2, word = i / 2, index = index_of_bit(lane);
-            s.near_bits[(32 * half + index) * kNearWords + word] =
-                warp_transpose(s.bits[half][word * 32 + index], lane);
-        }
-        for (int i = threadIdx.x; i < kBlockFeatures; i += kTileThreads)
-            out.feature_bits[size_t(tile) * kBlockFeatures + i] = {s.bits[0][i], s.bits[1][i]};
-        for (int i = threadIdx.x; i < kTileRows * kBlockWords / 4; i += kTileThreads)
-            reinterpret_cast<uint4*>(out.row_bits)[size_t(first_slot) * (kBlockWords / 4) + i] =
-                reinterpret_cast<const uint4*>(s.row_bits)[i];
-        __syncthreads();
-        if (threadIdx.x < kTileRows * kNearWords / 4)
-            reinterpret_cast<uint4*>(out.near_bits)[size_t(first_slot) * (kNearWords / 4) + threadIdx.x] =
-                reinterpret_cast<const uint4*>(s.near_bits)[threadIdx.x];
-        if (has_lists && threadIdx.x == 0) out.tile_cost[tile] = s.cost;
-        __syncthreads();
-        clear_tile();
     }
+}
+
+// What a thread block of make_tiles keeps in shared memory.
+struct TileShared {
+    __align__(16) uint16_t rank_of[kBlockFeatures];
+    __align__(16) int keys[kTileRows];  // by which slots are ordered: from bit 6 on the near list's length + 1, 0: none
+    int far_counts[kTileRows];
+    int slot_at[kTileRows];  // in that order
+    int cost;
+    __align__(16) uint32_t bits[2][kBlockFeatures];  // feature_bits
+    __align__(
+        16) uint32_t rank_bits[kTileRows * kBlockWords];  // a row's bits by rank, of which the near ones are wanted
+    __align__(16) uint32_t row_bits[kTileRows * kBlockWords];
+};
+
+// A thread block a tile, four lanes a row.
+__global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, BlockRows out) {
+    static_assert(kTileThreads == kTileRows * kLanesEach);
+    __shared__ TileShared s;
+    extern __shared__ __align__(16)
+        uint16_t stages[];  // [kTileRows, pitch]: near lists from the front, far from behind
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch, tile = blockIdx.x;
+    const int slot = threadIdx.x / kLanesEach, quarter = threadIdx.x % kLanesEach, first_slot = tile * kTileRows;
+    const uint32_t slot_bit = keep(1u << bit_of_index(slot % 32));
+    const bool has_lists = in.num_loose == 0;
+    const uint32_t ranks = keep(hopper::shared_address(s.rank_of)),
+                   bits = keep(hopper::shared_address(s.bits[slot / 32]));
+    const uint32_t rank_bits = keep(hopper::shared_address(s.rank_bits + slot * kBlockWords));
+    const uint32_t row_bits = keep(hopper::shared_address(s.row_bits + slot * kBlockWords));
+    const uint32_t stage = keep(hopper::shared_address(stages + slot * pitch)), stage_last = stage + 2 * pitch - 2;
+    for (int i = threadIdx.x; i < 2 * kBlockFeatures / 4; i += kTileThreads)
+        reinterpret_cast<uint4*>(s.bits[0])[i] = {0, 0, 0, 0};
+    for (int i = threadIdx.x; i < kTileRows * kBlockWords / 4; i += kTileThreads)
+        reinterpret_cast<uint4*>(s.row_bits)[i] = reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0};
+    if (threadIdx.x == 0) s.cost = 0;
+    hopper::let_next_kernel_start();
+    hopper::wait_for_kernels_before();
+
+    const int tiles = out.tile_begin[in.num_blocks], block = out.tile_block[tile];
+    const int found = out.slot_row[first_slot + slot];
+    if (tile >= tiles) return;
+    if (threadIdx.x < kBlockFeatures / 8)
+        reinterpret_cast<uint4*>(s.rank_of)[threadIdx.x] =
+            __ldg(reinterpret_cast<const uint4*>(out.rank_of + block * kBlockFeatures) + threadIdx.x);
+    const bool regular = found >= 0;
+    int entries[kEntriesEach];
+    load_entries(entries, in, regular, found, quarter * kEntriesEach);
+    const int target = quarter == 0 && regular ? __ldg(out.slot_target + first_slot + slot) : -1;
+    const int first_feature = block * in.block_size;
+    __syncthreads();
+
+    int near_count = 0, far_count = 0;  // of the row
+    bool open = regular;
+    for (int base = 0; base < in.max_active;) {
+        const int count = count_entries(entries, lane, open);
+        int values[kEntriesEach], have = 0;  // near ones, 65536 times the far ones
+        unsigned is_near = 0, is_far = 0;
+#pragma unroll
+        for (int j = 0; j < kEntriesEach; ++j) {
+            const bool has = j < count && entries[j] < in.num_features;
+            const int local = entries[j] - first_feature;
+            int rank = 0;
+            if (has) {
+                const int rank_bit = shared_load_16(ranks + 2 * local);
+                rank = rank_bit & 1023;
+                shared_or(bits + 4 * rank, slot_bit);
+                shared_or(rank_bits + (rank >> 5) * 4, 1u << (rank_bit >> 10));
+                shared_or(row_bits + (local >> 5) * 4, 1u << bit_of_index(local & 31));
+            }
+            const bool near = has && rank < kNearFeatures;
+            values[j] = near ? 2 * rank : local;
+            if (near) is_near |= 1u << j;
+            if (has && !near) is_far |= 1u << j;
+        }
+        have = __popc(is_near) | __popc(is_far) << 16;
+        int until = have;
+#pragma unroll
+        for (int d = 1; d < kLanesEach; d *= 2) {
+            const int other = __shfl_up_sync(~0u, until, d, kLanesEach);
+            if (quarter >= d) until += other;
+        }
+        const int all = __shfl_sync(~0u, until, kLanesEach - 1, kLanesEach);
+        uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
+#pragma unroll
+        for (int j = 0; j < kEntriesEach; ++j) {
+            const bool near = (is_near >> j & 1) != 0;
+            if (near) shared_store_16(to_near, values[j]);
+            to_near += near ? 2 : 0;
+        }
+        if (is_far != 0) {
+            uint32_t to_far = stage_last - 2 * (far_count + ((until - have) >> 16));
+#pragma unroll
+            for (int j = 0; j < kEntriesEach; ++j) {
+                const bool far = (is_far >> j & 1) != 0;
+                if (far) shared_store_16(to_far, values[j]);
+                to_far -= far ? 2 : 0;
+            }
+        }
+        near_count += all & 0xffff, far_count += all >> 16;
+        base += kEntries;
+        if (base >= in.max_active || !__any_sync(~0u, open)) break;
+        load_entries(entries, in, open, found, base + quarter * kEntriesEach);
+    }
+    const int key = (regular ? near_count + 1 : 0) * kTileRows + kTileRows - 1 - slot;
+    if (quarter == 0) s.keys[slot] = key, s.far_counts[slot] = far_count;
+    __syncthreads();
+
+    // Far entries go slot by slot, near lists in order of their length.
+    const int far_until_first = warp_inclusive_sum(s.far_counts[lane], lane);
+    const int far_until_second =
+        __shfl_sync(~0u, far_until_first, 31) + warp_inclusive_sum(s.far_counts[32 + lane], lane);
+    const int far_until = __shfl_sync(~0u, warp < kTileWarps / 2 ? far_until_first : far_until_second, slot % 32);
+    const int far_begin = far_until - far_count;
+    int32_t* const tile_far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
+    if (quarter == 0) tile_far_begin[slot] = far_begin;
+    if (threadIdx.x == kTileThreads - 1) tile_far_begin[kTileRows] = far_until;
+    for (int i = quarter; i < far_count; i += kLanesEach)
+        out.far[size_t(first_slot) * pitch + far_begin + i] = stages[(slot + 1) * pitch - 1 - i];
+    if (has_lists) {
+        int place = 0;
+#pragma unroll
+        for (int i = 0; i < kTileRows / kLanesEach; i += 4) {
+            const int4 four = reinterpret_cast<const int4*>(s.keys)[(quarter * (kTileRows / kLanesEach) + i) / 4];
+            place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
+        }
+#pragma unroll
+        for (int d = 1; d < kLanesEach; d *= 2) place += __shfl_xor_sync(~0u, place, d);
+        int cost = 0;
+        if (quarter == 0) {
+            s.slot_at[place] = slot;
+            out.entries[first_slot + place] = {
+                target, first_slot + slot,
+                regular ? near_count | far_count << 9 | (far_count > 0 ? stages[(slot + 1) * pitch - 1] << 18 : 0) : -1,
+                far_begin};
+            if (regular) cost = (place % kGroupRows == 0 ? near_count + kGroupCost : 0) + far_count;
+        }
+        cost = __reduce_add_sync(~0u, cost);
+        if (lane == 0) atomicAdd(&s.cost, cost);
+        __syncthreads();
+        if (threadIdx.x == 0) atomicAdd(out.block_cost + block, (unsigned long long)s.cost);
+        const int from_slot = s.slot_at[slot], length = (s.keys[from_slot] >> 6) - 1;
+        const uint4* from = reinterpret_cast<const uint4*>(stages + from_slot * pitch);
+        uint4* to = reinterpret_cast<uint4*>(out.near + size_t(first_slot + slot) * pitch);
+        for (int i = quarter; i < pitch / 8; i += kLanesEach) {
+            const uint4 eight = from[i];
+            uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int more = length - 8 * i - 2 * j;
+                words[j] =
+                    more >= 2 ? words[j] : kNoFeature << 16 | (more == 1 ? words[j] & 0xffff : uint32_t(kNoFeature));
+            }
+            to[i] = {words[0], words[1], words[2], words[3]};
+        }
+    }
+    for (int i = threadIdx.x; i < kBlockFeatures / 2; i += kTileThreads) {
+        const uint2 low = reinterpret_cast<const uint2*>(s.bits[0])[i],
+                    high = reinterpret_cast<const uint2*>(s.bits[1])[i];
+        reinterpret_cast<uint4*>(out.feature_bits)[size_t(tile) * (kBlockFeatures / 2) + i] = {low.x, high.x, low.y,
+                                                                                               high.y};
+    }
+    for (int i = threadIdx.x; i < kTileRows * kBlockWords / 4; i += kTileThreads)
+        reinterpret_cast<uint4*>(out.row_bits)[size_t(first_slot) * (kBlockWords / 4) + i] =
+            reinterpret_cast<const uint4*>(s.row_bits)[i];
+    constexpr int kNearPieces = kNearWords / 4, kPieces = kBlockWords / 4;
+    if (threadIdx.x < kTileRows * kNearPieces)
+        reinterpret_cast<uint4*>(out.near_bits)[size_t(first_slot) * kNearPieces + threadIdx.x] =
+            reinterpret_cast<const uint4*>(
+                s.rank_bits)[threadIdx.x / kNearPieces * kPieces + threadIdx.x % kNearPieces];
 }
 
 // Rows that have become irregular since: their bits go. A thread block a row.
@@ -653,8 +754,8 @@ __global__ void __launch_bounds__(kTileThreads) drop_irregular_rows(IndexRows in
 
 inline cudaError_t place(const IndexRows& in, const BlockRows& out, uint32_t* loose_counts, cudaStream_t stream) {
     const int zeroed = int(BlockRows::zeroed(in.num_blocks));
-    clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(out,
-                                                                                                            zeroed);
+    clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(
+        reinterpret_cast<int32_t*>(out.block_cost), zeroed);
     const bool is_shared = in.num_blocks <= kSharedBlocks;
     const auto count = is_shared ? count_rows<true> : count_rows<false>;
     const size_t shared = (size_t(is_shared ? in.num_blocks * kBlockFeatures : 0) + 2 * in.num_blocks) * sizeof(int);
@@ -664,9 +765,14 @@ inline cudaError_t place(const IndexRows& in, const BlockRows& out, uint32_t* lo
     if (error == cudaSuccess)
         error = hopper::launch_early(count, std::min(out.stretches, kCountBlocks), kCountThreads, shared, stream, in,
                                      out, loose_counts);
+    const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t);
     if (error == cudaSuccess)
-        error = hopper::launch_early(make_tiles, std::min(BlockRows::tiles(in.positions, in.num_blocks), kTileBlocks),
-                                     kTileThreads, 0, stream, in, out);
+        error = cudaFuncSetAttribute(make_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, int(stages));
+    if (error == cudaSuccess)
+        error = hopper::launch_early(assign_slots, in.num_blocks + out.stretches, kSlotThreads, 0, stream, in, out);
+    if (error == cudaSuccess)
+        error = hopper::launch_early(make_tiles, BlockRows::tiles(in.positions, in.num_blocks), kTileThreads, stages,
+                                     stream, in, out);
     return error;
 }
 

@@ -212,7 +212,8 @@ def test_widths(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "block_size", "missing"), [(1, 768, 0), (32, 768, 0), (32, 704, 0), (3, 641, 40), (60, 5, 2), (1, 1, 0)]
+    ("blocks", "block_size", "missing"),
+    [(1, 768, 0), (32, 768, 0), (32, 704, 0), (3, 641, 40), (60, 5, 2), (255, 40, 3), (1, 1, 0)],
 )
 def test_blocks(device: torch.device, blocks: int, block_size: int, missing: int) -> None:
     check(Case(400, 32, blocks, block_size, 32, device=device, missing=missing), "pairwise")
@@ -282,6 +283,22 @@ def test_rows_outside_the_rule(device: torch.device, activation: Activation, dty
     rows[0][11:20, :4] = torch.randint(0, 480, (9, 4), generator=g, dtype=torch.int32)
     rows[1][199] = torch.arange(12, dtype=torch.int32) * 40
     check(Case(rows=rows, dtype=dtype, device=device), activation)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_long_irregular_rows(device: torch.device, dtype: torch.dtype) -> None:
+    """A duplicate, and a feature of another block, more than 32 entries after the others; rare features about them."""
+    rows = (make_rows(150, 200, 2, 768), make_rows(150, 200, 2, 768, 1))
+    for row, entry in ((0, 199), (7, 40), (64, 33)):
+        full = rows[0][0].clone()
+        full[entry] = full[1] if row else (full[1] + 768) % 1536
+        rows[0][row] = full
+    check(Case(blocks=2, block_size=768, rows=rows, outputs=48, dtype=dtype, device=device), "pairwise")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_loose_features_behind_a_block_that_is_not_full(device: torch.device, dtype: torch.dtype) -> None:
+    check(Case(300, loose=300, missing=40, dtype=dtype, device=device), "pairwise")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
