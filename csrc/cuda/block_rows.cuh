@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "hopper.cuh"
 
@@ -282,6 +283,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
     };
     load_next();
     for (int i = threadIdx.x; i < cells / 4; i += kCountThreads) reinterpret_cast<int4*>(counts)[i] = {0, 0, 0, 0};
+#pragma unroll 1
     for (int i = threadIdx.x; i < 2 * in.num_blocks; i += kCountThreads) stretch[i] = 0;
     if (threadIdx.x == 0) irregular = 0;
     __syncthreads();
@@ -314,10 +316,10 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
             first = __shfl_sync(~0u, first, first_lane + __ffs(int(have | 16)) - 1);
             if (block < 0 && have != 0)
                 block = in.block_size == 1 ? first : int(__umulhi(uint32_t(first), out.block_inverse));
-            const int first_feature = block * in.block_size;
+            const int first_feature = keep(block * in.block_size);
             // The last block may not be full.
-            const unsigned features = block < 0 ? 0 : min(in.block_size, in.num_features - first_feature);
-            const uint32_t features_of = shared_counts + block * (kBlockFeatures * 4);
+            const unsigned features = keep(block < 0 ? 0 : min(in.block_size, in.num_features - first_feature));
+            const uint32_t features_of = keep(shared_counts + block * (kBlockFeatures * 4));
             bool others = false;
             uint32_t again = 0;
 #pragma unroll
@@ -367,6 +369,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
         }
         if (chunk == 0) {
             __syncthreads();
+#pragma unroll 1
             for (int b = threadIdx.x; b < in.num_blocks; b += kCountThreads) {
                 out.stretch_counts[size_t(stretch_now) * in.num_blocks + b] = stretch[b];
                 totals[b] += stretch[b];
@@ -385,6 +388,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
         if (four.z != 0) atomicAdd(to + 2, four.z);
         if (four.w != 0) atomicAdd(to + 3, four.w);
     }
+#pragma unroll 1
     for (int b = threadIdx.x; b < in.num_blocks; b += kCountThreads)
         if (totals[b] > 0) atomicAdd(out.totals + b, totals[b]);
     if (threadIdx.x == 0 && irregular > 0) atomicAdd(out.irregular, irregular);
@@ -595,10 +599,18 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
     const uint32_t rank_bits = keep(hopper::shared_address(s.rank_bits + slot * kBlockWords));
     const uint32_t row_bits = keep(hopper::shared_address(s.row_bits + slot * kBlockWords));
     const uint32_t stage = keep(hopper::shared_address(stages + slot * pitch)), stage_last = stage + 2 * pitch - 2;
-    for (int i = threadIdx.x; i < 2 * kBlockFeatures / 4; i += kTileThreads)
-        reinterpret_cast<uint4*>(s.bits[0])[i] = {0, 0, 0, 0};
-    for (int i = threadIdx.x; i < kTileRows * kBlockWords / 4; i += kTileThreads)
+    // Calls visit(i) for a share of the numbers below kCount, all loads and stores in flight.
+    const auto for_share = [&]<int kCount>(std::integral_constant<int, kCount>, const auto& visit) {
+#pragma unroll
+        for (int first = 0; first < kCount; first += kTileThreads)
+            if (int(first + threadIdx.x) < kCount) visit(int(first + threadIdx.x));
+    };
+    constexpr std::integral_constant<int, kBlockFeatures / 2> kBitPieces;  // of 16 bytes
+    constexpr std::integral_constant<int, kTileRows * kBlockWords / 4> kRowPieces;
+    for_share(kBitPieces, [&](int i) { reinterpret_cast<uint4*>(s.bits[0])[i] = {0, 0, 0, 0}; });
+    for_share(kRowPieces, [&](int i) {
         reinterpret_cast<uint4*>(s.row_bits)[i] = reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0};
+    });
     if (threadIdx.x == 0) s.cost = 0;
     hopper::let_next_kernel_start();
     hopper::wait_for_kernels_before();
@@ -681,6 +693,7 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
     int32_t* const tile_far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
     if (quarter == 0) tile_far_begin[slot] = far_begin;
     if (threadIdx.x == kTileThreads - 1) tile_far_begin[kTileRows] = far_until;
+#pragma unroll 1
     for (int i = quarter; i < far_count; i += kLanesEach)
         out.far[size_t(first_slot) * pitch + far_begin + i] = stages[(slot + 1) * pitch - 1 - i];
     if (has_lists) {
@@ -708,6 +721,7 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
         const int from_slot = s.slot_at[slot], length = (s.keys[from_slot] >> 6) - 1;
         const uint4* from = reinterpret_cast<const uint4*>(stages + from_slot * pitch);
         uint4* to = reinterpret_cast<uint4*>(out.near + size_t(first_slot + slot) * pitch);
+#pragma unroll 1
         for (int i = quarter; i < pitch / 8; i += kLanesEach) {
             const uint4 eight = from[i];
             uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
@@ -720,15 +734,15 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
             to[i] = {words[0], words[1], words[2], words[3]};
         }
     }
-    for (int i = threadIdx.x; i < kBlockFeatures / 2; i += kTileThreads) {
+    for_share(kBitPieces, [&](int i) {
         const uint2 low = reinterpret_cast<const uint2*>(s.bits[0])[i],
                     high = reinterpret_cast<const uint2*>(s.bits[1])[i];
-        reinterpret_cast<uint4*>(out.feature_bits)[size_t(tile) * (kBlockFeatures / 2) + i] = {low.x, high.x, low.y,
-                                                                                               high.y};
-    }
-    for (int i = threadIdx.x; i < kTileRows * kBlockWords / 4; i += kTileThreads)
-        reinterpret_cast<uint4*>(out.row_bits)[size_t(first_slot) * (kBlockWords / 4) + i] =
+        reinterpret_cast<uint4*>(out.feature_bits)[size_t(tile) * kBitPieces + i] = {low.x, high.x, low.y, high.y};
+    });
+    for_share(kRowPieces, [&](int i) {
+        reinterpret_cast<uint4*>(out.row_bits)[size_t(tile) * kRowPieces + i] =
             reinterpret_cast<const uint4*>(s.row_bits)[i];
+    });
     constexpr int kNearPieces = kNearWords / 4, kPieces = kBlockWords / 4;
     if (threadIdx.x < kTileRows * kNearPieces)
         reinterpret_cast<uint4*>(out.near_bits)[size_t(first_slot) * kNearPieces + threadIdx.x] =
