@@ -331,9 +331,9 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // Warpgroup 0 has the even tiles of the unit's features, 1 the odd ones.
     const uint32_t first_bits = shared + Shape::kBits + (warp / 4 * 64 + warp % 4 * 16 + lane / 4) * 8;
-    const auto release = [&](int stage) {
-        if (lane == 0) barrier_arrive(shared + Shape::kEmpty + stage * 8);
-    };
+    // By every thread: none may still be reading what is overwritten.
+    const auto release = [&](int stage) { barrier_arrive(shared + Shape::kEmpty + stage * 8); };
+    my_tiles = __shfl_sync(~0u, my_tiles, 0), count = __shfl_sync(~0u, count, 0);  // uniform, as ptxas has to know
     for (int i = 0; i < count; ++i) {
         barrier_wait(shared + Shape::kFull + stage * 8, phase);
         const uint32_t operand = operand_descriptor(shared + stage * Shape::kOperandBytes, Shape::kAtomBytes);
@@ -347,8 +347,6 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
                 wgmma_wait<1>();
-                if (m == 0 && part == 1 && i > 0)  // the last tile's products are done
-                    release((stage == 0 ? Shape::kStages : stage) - 1);
                 const int shift = 4 * (lane % 4);
                 const uint32_t word_low = (part ? low.y : low.x) >> shift,
                                word_high = (part ? high.y : high.x) >> shift;
@@ -360,7 +358,7 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
                 wgmma_commit();
             }
         }
-        if (my_tiles == 0 && i > 0) release((stage == 0 ? Shape::kStages : stage) - 1);
+        if (i > 0) release((stage == 0 ? Shape::kStages : stage) - 1);  // the last tile's products are done
         if (++stage == Shape::kStages) stage = 0, phase ^= 1;
     }
     wgmma_wait<0>();
@@ -405,7 +403,7 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
     if (threadIdx.x == 0) {
         for (int s = 0; s < Shape::kStages; ++s) {
             barrier_init(shared + Shape::kFull + s * 8, 1);
-            barrier_init(shared + Shape::kEmpty + s * 8, Shape::kWarps);
+            barrier_init(shared + Shape::kEmpty + s * 8, Shape::kConsumers);
         }
         asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
     }
