@@ -1,88 +1,291 @@
 // The forward for 16-bit weights of king-bucketed sets: a product on tensor cores (block_product.cuh).
+//
+// Of a block's features the first 384 ranks, the most frequent, are *near*: 98 % of the entries. The product takes only
+// as many of them as some row has. *Far* features of a tile are a few more rows of its right operand: each entry has
+// one of its own, gathered for this tile, so that the left operand's word of a row is a range of bits.
+//
+// A unit is a block and a slab. Three warpgroups multiply and finish tiles in turn; one brings near weights, in chunks
+// of 64 features, one brings what a tile needs: bitmaps, targets, far weights. Both run ahead through rings in shared
+// memory, into the next units, so that nobody waits for memory.
 #pragma once
+
+#include <climits>
 
 #include "block_product.cuh"
 #include "irregular_rows.cuh"
 
 namespace nnue::block_product {
 
-// A unit is (slab, feature block); it costs its tiles and `overhead` more. Worker i of W takes an equal stretch of the
-// units in order, so a unit may be cut into pieces that belong to consecutive workers.
-struct Pieces {
-    const int32_t* tile_begin;  // in shared memory: see load_tile_begin
-    int num_blocks, overhead;
-    int slab_cost, cost, end;
-    int slab, block, lo, hi, tiles;  // the piece: tiles lo … hi − 1 of the block's `tiles`
+// Every thread gives a stage back: none may still be reading what is overwritten.
+constexpr int kArrivals = 128;  // of a warpgroup
 
-    Pieces() = default;
-    __device__ Pieces(const int32_t* tile_begin_, int num_blocks_, int overhead_, int slabs, int worker, int workers)
-        : tile_begin(tile_begin_),
-          num_blocks(num_blocks_),
-          overhead(overhead_),
-          slab_cost(tile_begin_[num_blocks_] + num_blocks_ * overhead_) {
-        const long long total = (long long)slab_cost * slabs;
-        cost = int(total * worker / workers);
-        end = int(total * (worker + 1) / workers);
-    }
-
-    __device__ int prefix(int b) const { return tile_begin[b] + b * overhead; }
-
-    __device__ bool next() {
-        while (cost < end) {
-            slab = cost / slab_cost;
-            const int rest = cost - slab * slab_cost;
-            int low = 0, high = num_blocks - 1;
-            while (low < high) {
-                const int middle = (low + high + 1) / 2;
-                if (prefix(middle) <= rest)
-                    low = middle;
-                else
-                    high = middle - 1;
-            }
-            block = low;
-            tiles = tile_begin[block + 1] - tile_begin[block];
-            lo = rest - prefix(block);
-            const int take = min(tiles + overhead - lo, end - cost);
-            hi = min(lo + take, tiles);
-            cost += take;
-            if (lo < hi || (tiles == 0 && lo == 0)) return true;
-        }
-        return false;
-    }
-};
-
-// For 16-bit weights; block_gather.cuh has the forward for fp32. A thread block holds the weights of a unit in shared
-// memory; its four warpgroups take the unit's tiles in turn, so that some multiply while others store results.
 template <typename Weight>
 struct ForwardShape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
     static constexpr int kSlab = 64, kPairs = kSlab / 8;
-    static constexpr int kThreads = 512, kGroups = kThreads / 128;
-    static constexpr int kOverhead = 4;  // of starting a unit, in tiles; measured
-    static constexpr int kAtomBytes = kBlockFeatures * 128, kWarpBits = 16 * kBlockWords * 4;
-    static constexpr int kSharedBytes = 2 * kAtomBytes + kThreads / 32 * kWarpBits + 128 * sizeof(float) + 1024;
+    static constexpr int kGroups = 3;  // warpgroups that multiply; one more brings weights, one rows
+    static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 256;
+    // 96 registers a thread at the launch.
+    static constexpr int kConsumerRegisters = 120, kProducerRegisters = 56;
+    static constexpr int kChunk = 64, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
+    static constexpr int kMaxChunks = kNearFeatures / kChunk, kStages = 8;
+    static constexpr int kFarChunk = 64, kFarAtomBytes = kFarChunk * 128, kFarBytes = 2 * kFarAtomBytes;
+    static constexpr int kFarStages = 1;  // of each group, a power of two
+    // Of a tile: bitmaps, targets, first far entries of its rows, TileInfo.
+    static constexpr int kTileStages = 2 * kGroups;
+    static constexpr int kRowBits = kNearWords * 4, kTargets = kTileRows * kRowBits, kBegins = kTargets + kTileRows * 4,
+                         kInfo = kBegins + (kTileRows + 4) * 4, kTileBytes = kInfo + 48;
+    static constexpr int kTurnBytes = 16 * 128, kTurn = kStages * kChunkBytes,
+                         kFar = kTurn + kConsumers / 32 * kTurnBytes, kTile = kFar + kGroups * kFarStages * kFarBytes,
+                         kBias = kTile + kTileStages * kTileBytes, kSharedBytes = kBias + kGroups * 512 + 1024;
+    static_assert(kTileBytes % 16 == 0);
 };
 
-// The unit's weights to shared memory: the two column atoms are the slab's part of each half of the outputs.
-template <typename Weight>
-__device__ __forceinline__ void load_weights(const ForwardProblem& p, int slab, int block, char* shared) {
-    using Shape = ForwardShape<Weight>;
-    constexpr int kChunks = 2 * Shape::kSlab / 8, kItems = kBlockFeatures * kChunks / Shape::kThreads;
-    const int half = p.num_outputs / 2;
-    const auto source = [&](int k, int chunk, bool& valid) {
-        const int c = slab * Shape::kSlab + chunk % (kChunks / 2) * 8, feature = block * p.in.block_size + k;
-        valid = c < half && feature < p.in.num_features && k < p.in.block_size;
-        return static_cast<const Weight*>(p.weight) +
-               (valid ? size_t(feature) * p.num_outputs + (chunk < kChunks / 2 ? 0 : half) + c : 0);
-    };
-#pragma unroll 4
-    for (int i = 0; i < kItems; ++i) {
-        const int item = i * Shape::kThreads + threadIdx.x, k = item / kChunks, chunk = item % kChunks;
-        bool valid;
-        const Weight* from = source(k, chunk, valid);
-        copy_async_16(shared_address(shared) + chunk / 8 * Shape::kAtomBytes + operand_offset(k, chunk % 8), from,
-                      valid);
+// What a worker's share is counted in: products of a tile and a chunk.
+struct ForwardUnits {
+    static constexpr int kTileCost = 1, kUnitCost = 1, kChunkCost = 1;  // measured
+    static constexpr int kSharing = 12;                                 // what it costs that two workers share a unit
+
+    int cost_begin[kMaxBlocks + 1];  // of a slab's units
+    int tile_begin[kMaxBlocks + 1];
+    uint8_t chunks[kMaxBlocks];  // at least one, so that no sum stays −0
+
+    __device__ int starting(int block) const { return kUnitCost + chunks[block] * kChunkCost; }
+    __device__ int each(int block) const { return chunks[block] + kTileCost; }
+    __device__ int cost(int block) const {
+        const int tiles = tile_begin[block + 1] - tile_begin[block];
+        return tiles == 0 ? 0 : starting(block) + tiles * each(block);
+    }
+    // How many of the unit's tiles begin in the first `cost` of it.
+    __device__ int tiles_in(int block, int cost) const {
+        const int n = each(block), rest = cost - starting(block);
+        return rest <= 0 ? 0 : min(tile_begin[block + 1] - tile_begin[block], (rest + n - 1) / n);
+    }
+    // The last unit of a slab that begins at `cost` or before: it costs something.
+    __device__ int unit_at(int cost, int num_blocks) const {
+        int low = 0, high = num_blocks - 1;
+        while (low < high) {
+            const int middle = (low + high + 1) / 2;
+            if (cost_begin[middle] <= cost)
+                low = middle;
+            else
+                high = middle - 1;
+        }
+        return low;
+    }
+
+    // All threads of the thread block.
+    __device__ void load(const BlockRows& rows, int num_blocks, int chunk, int max_chunks) {
+        for (int b = threadIdx.x; b <= num_blocks; b += blockDim.x) {
+            tile_begin[b] = rows.tile_begin[b];
+            if (b < num_blocks) chunks[b] = uint8_t(min(max((rows.used[b] + chunk - 1) / chunk, 1), max_chunks));
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            int carry = 0;
+            for (int base = 0; base < num_blocks; base += 32) {
+                const int b = base + threadIdx.x, mine = b < num_blocks ? cost(b) : 0;
+                const int inclusive = block_rows::warp_inclusive_sum(mine, threadIdx.x);
+                if (b < num_blocks) cost_begin[b] = carry + inclusive - mine;
+                carry += __shfl_sync(~0u, inclusive, 31);
+            }
+            if (threadIdx.x == 0) cost_begin[num_blocks] = carry;
+        }
+        __syncthreads();
+    }
+};
+
+// Worker i of W takes an equal stretch of the units in order, the slab outermost. A unit may be cut into pieces that
+// belong to consecutive workers.
+struct ForwardPieces {
+    const ForwardUnits& units;
+    const int num_blocks;
+    int cost, end;
+    int slab, block, lo, hi, chunks;  // the piece: tiles lo … hi − 1
+
+    __device__ ForwardPieces(const ForwardUnits& units_, int num_blocks_, int slabs)
+        : units(units_), num_blocks(num_blocks_) {
+        cost = begin_of(blockIdx.x, slabs);
+        end = begin_of(blockIdx.x + 1, slabs);
+    }
+
+    // Where a worker's stretch begins: with a unit, if one begins or ends nearby.
+    __device__ int begin_of(int worker, int slabs) const {
+        const int slab_cost = units.cost_begin[num_blocks], total = slab_cost * slabs;
+        const int even = int((long long)total * worker / kWorkers);
+        if (even == total) return total;
+        const int rest = even % slab_cost, unit = units.unit_at(rest, num_blocks);
+        const int before = rest - units.cost_begin[unit], after = units.cost_begin[unit + 1] - rest;
+        return min(before, after) > ForwardUnits::kSharing ? even : before <= after ? even - before : even + after;
+    }
+
+    __device__ bool next() {
+        while (cost < end) {
+            slab = cost / units.cost_begin[num_blocks];
+            const int rest = cost - slab * units.cost_begin[num_blocks];
+            block = units.unit_at(rest, num_blocks);
+            const int from = rest - units.cost_begin[block];
+            const int take = min(units.cost_begin[block + 1] - rest, end - cost);
+            lo = units.tile_begin[block] + units.tiles_in(block, from);
+            hi = units.tile_begin[block] + units.tiles_in(block, from + take);
+            chunks = units.chunks[block];
+            cost += take;
+            if (lo < hi) return true;
+        }
+        return false;
+    }
+};
+
+// A place in a ring of stages. A stage's barrier "full" completes its phase `phase` when it holds what was asked for.
+template <int kStages>
+struct RingPlace {
+    int stage = 0;
+    uint32_t phase = 0;
+    __device__ void advance(int by = 1) {
+        stage += by;
+        if (stage >= kStages) stage -= kStages, phase ^= 1;
+    }
+};
+
+// Where a group's so-manyth far chunk comes: each group has places of its own. A barrier can be waited for by its
+// parity only as long as nobody is two phases ahead of it, and a group does not follow what the others have.
+template <int kStages>
+struct FarPlace {
+    int stage;
+    uint32_t phase;
+    __device__ FarPlace(int group, unsigned use)
+        : stage(group * kStages + int(use % kStages)), phase(use / kStages % 2) {}
+};
+
+// What a warpgroup has to know of its next tile.
+struct TileInfo {
+    int tile, column;
+    int chunks;                    // of near weights; 0: there is no more tile
+    int far;                       // entries
+    int first_chunk;               // of the unit's chunks, counted from the worker's first
+    int chunk_stage, chunk_phase;  // of the unit's first chunk
+    int last;                      // whether this is the warpgroup's last tile of the piece
+};
+
+// Bits begin … end − 1 of a word, either of which may lie outside.
+__device__ __forceinline__ uint32_t bit_range(int begin, int end) {
+    begin = max(begin, 0);
+    uint32_t mask;
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(mask) : "r"(begin), "r"(max(end - begin, 0)));
+    return mask;
+}
+
+__device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
+}
+
+// A value that the compiler does not know how to compute again.
+__device__ __forceinline__ int keep(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// The compiler moves nothing that has to do with these registers across.
+__device__ __forceinline__ void fence_registers(float (&v)[64]) {
+#pragma unroll
+    for (float& x : v) asm volatile("" : "+f"(x)::"memory");
+}
+
+// The threads of a warpgroup wait for each other.
+__device__ __forceinline__ void group_barrier(int group) {
+    asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");
+}
+
+// A warp's 16 rows × 64 columns of 16 bits, as wgmma leaves them, to memory by way of shared memory: eight lanes store
+// a row's 128 bytes. `word(j, r)` gives columns 8 j + 2 t, + 1 of row g + 8 r; `where(k)` the address of row lane / 8 +
+// 4 k, or null.
+template <typename Word, typename Where>
+__device__ __forceinline__ void store_turned(uint32_t turn, int columns, const Word& word, const Where& where) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t to = turn + operand_offset(lane % 16, lane / 16), from = turn + operand_offset(lane / 8, lane % 8);
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+        const uint32_t words[4] = {word(j, 0), word(j, 1), word(j + 1, 0), word(j + 1, 1)};
+        store_matrices(to ^ (j << 4), words);
+    }
+    __syncwarp();
+    uint4 pieces[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pieces[k] = load_shared_16<true>((from + k * 512) ^ (k % 2 * 64));
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        char* row = where(k);
+        if (row != nullptr && lane % 8 * 8 < columns) *reinterpret_cast<uint4*>(row + lane % 8 * 16) = pieces[k];
+    }
+}
+
+// Clips, saves and stores a tile's sums. `slot` and `targets` are of rows lane / 8 + 4 k of the warp.
+template <typename Shape>
+__device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc)[64], uint32_t turn, int slot,
+                                            int column, const int (&targets)[4]) {
+    const int half = p.num_outputs / 2, columns = min(half - column, Shape::kSlab);
+    if (p.saved != nullptr) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            store_turned(
+                turn, columns,
+                [&](int j, int r) {
+                    const int i = 32 * h + 4 * j + 2 * r;
+                    return encode(acc[i], acc[i + 1], p.bound);
+                },
+                [&](int k) {
+                    return targets[k] < 0
+                               ? nullptr
+                               : static_cast<char*>(p.saved) + saved_at(slot + 4 * k, h, column, p.num_outputs) * 2;
+                });
+    }
+    if (p.activation != Activation::kIdentity) {
+#pragma unroll
+        for (float& x : acc) x = clip(x, p.bound);
+    }
+    const bool pairwise = p.activation == Activation::kPairwise;
+    if (pairwise) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) acc[i] *= acc[32 + i] * p.scale;
+    } else {
+#pragma unroll
+        for (float& x : acc) x *= p.activation == Activation::kSCReLU ? x * p.scale : p.scale;
+    }
+    const int width = pairwise ? half : p.num_outputs;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (h == 1 && pairwise) break;
+        if (p.out_type == Float::kFloat32) {
+            const int lane = threadIdx.x % 32, t = lane % 4;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                // Row g + 8 r = lane' / 8 + 4 k of lane' = 8 (g % 4), k = g / 4 + 2 r.
+                const int low = __shfl_sync(~0u, targets[2 * r], lane / 4 % 4 * 8),
+                          high = __shfl_sync(~0u, targets[2 * r + 1], lane / 4 % 4 * 8);
+                const int target = lane < 16 ? low : high;
+                float* row = static_cast<float*>(p.out) + size_t(max(target, 0)) * width + h * half + column + 2 * t;
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+                    if (target >= 0 && 8 * j < columns)
+                        *reinterpret_cast<float2*>(row + 8 * j) = {acc[32 * h + 4 * j + 2 * r],
+                                                                   acc[32 * h + 4 * j + 2 * r + 1]};
+            }
+        } else {
+            store_turned(
+                turn, columns,
+                [&](int j, int r) {
+                    const int i = 32 * h + 4 * j + 2 * r;
+                    return pack(acc[i], acc[i + 1], p.out_type);
+                },
+                [&](int k) {
+                    return targets[k] < 0
+                               ? nullptr
+                               : static_cast<char*>(p.out) +
+                                     (size_t(unsigned(targets[k])) * unsigned(width) + h * half + column) * 2;
+                });
+        }
     }
 }
 
@@ -90,140 +293,306 @@ template <typename Weight>
 __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_kernel(ForwardProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Shape = ForwardShape<Weight>;
-    constexpr int kSlab = Shape::kSlab, kPairs = Shape::kPairs;
+    constexpr int kSlab = Shape::kSlab, kGroups = Shape::kGroups;
     constexpr uint32_t kOne = Shape::kBf16 ? kOneBf16 : kOneFp16;
     extern __shared__ char shared_raw[];
-    char* shared = shared_raw + ((1024 - (shared_address(shared_raw) & 1023)) & 1023);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    char* bits = shared + 2 * Shape::kAtomBytes + warp * Shape::kWarpBits;  // the warp's 16 rows
-    float* bias = reinterpret_cast<float*>(shared + 2 * Shape::kAtomBytes + Shape::kThreads / 32 * Shape::kWarpBits);
-    const uint4* bits_low = reinterpret_cast<const uint4*>(bits) + g * (kBlockWords / 4);
-    const uint4* bits_high = bits_low + 8 * (kBlockWords / 4);
-    const int half = p.num_outputs / 2, slabs = (half + kSlab - 1) / kSlab;
-    const uint32_t operand = operand_descriptor(shared_address(shared), Shape::kAtomBytes);
-    const auto load_bits = [&](int tile) {
-        const char* from = reinterpret_cast<const char*>(p.rows.row_bits) +
-                           (size_t(tile) * kTileRows + warp % 4 * 16) * (kBlockWords * 4);
-#pragma unroll
-        for (int i = 0; i < Shape::kWarpBits / 512; ++i)
-            copy_async_16(shared_address(bits) + (i * 32 + lane) * 16, from + (i * 32 + lane) * 16, true);
-        copy_async_commit();
-    };
-
-    const int32_t* tile_begin = load_tile_begin(p.rows, p.in.num_blocks);
-    Pieces piece(tile_begin, p.in.num_blocks, Shape::kOverhead, slabs, blockIdx.x, kWorkers);
-    while (piece.next()) {
-        if (piece.tiles == 0) continue;
-        const int column = piece.slab * kSlab, columns = min(half - column, kSlab);
-        const int end = tile_begin[piece.block] + piece.hi;
-        int tile = tile_begin[piece.block] + piece.lo + warp / 4;
-        __syncthreads();  // the last piece's products are done
-        if (tile < end) load_bits(tile);
-        load_weights<Weight>(p, piece.slab, piece.block, shared);
-        if (threadIdx.x < 2 * kSlab) {
-            const int c = column + threadIdx.x % kSlab;
-            bias[threadIdx.x] = c < half ? p.bias[c + (threadIdx.x < kSlab ? 0 : half)] : 0.0f;
+    __shared__ ForwardUnits units;
+    __shared__ uint64_t barriers[2 * (Shape::kStages + kGroups * Shape::kFarStages + Shape::kTileStages)];
+    const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
+    const uint32_t full = shared_address(barriers), empty = full + 8 * Shape::kStages;
+    const uint32_t far_full = empty + 8 * Shape::kStages, far_empty = far_full + 8 * kGroups * Shape::kFarStages;
+    const uint32_t tile_full = far_empty + 8 * kGroups * Shape::kFarStages,
+                   tile_empty = tile_full + 8 * Shape::kTileStages;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < Shape::kStages; ++s) {
+            barrier_init(full + 8 * s, 128);
+            barrier_init(empty + 8 * s, kArrivals * kGroups);
         }
-        copy_async_commit();
-        copy_async_wait<0>();
-        fence_shared_for_wgmma();
-        __syncthreads();
+        for (int s = 0; s < kGroups * Shape::kFarStages; ++s) {
+            barrier_init(far_full + 8 * s, 64);
+            barrier_init(far_empty + 8 * s, kArrivals);
+        }
+        for (int s = 0; s < Shape::kTileStages; ++s) {
+            barrier_init(tile_full + 8 * s, 65);  // and one for TileInfo
+            barrier_init(tile_empty + 8 * s, kArrivals);
+        }
+    }
+    // Products read rows of far chunks that have no entry: what is there is multiplied by 0.
+    for (int i = threadIdx.x * 16; i < kGroups * Shape::kFarStages * Shape::kFarBytes; i += Shape::kThreads * 16)
+        store_shared_16(shared + Shape::kFar + i, 0, 0, 0, 0);
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    units.load(p.rows, p.in.num_blocks, Shape::kChunk, Shape::kMaxChunks);
+    const int slabs = (half + kSlab - 1) / kSlab;
+    const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
+    // A lane brings 16 bytes, sixteen lanes a feature: eight of either half.
+    const int part = lane % 16;
+    const Weight* weights = static_cast<const Weight*>(p.weight) + (part < 8 ? 0 : half) + part % 8 * 8;
 
-        int next_targets[2];
-        const auto load_targets = [&](int of_tile) {
-            const int32_t* from = p.rows.slot_target + of_tile * kTileRows + warp % 4 * 16 + g;
-            next_targets[0] = from[0];
-            next_targets[1] = from[8];
+    if (warp >= Shape::kConsumers / 32 + 4) {
+        give_registers<Shape::kProducerRegisters>();
+        const int thread = threadIdx.x % 64;
+        ForwardPieces piece(units, p.in.num_blocks, slabs);
+        const auto count_of = [&](int tile) {
+            return __ldg(p.rows.far_begin + size_t(tile) * (kTileRows + 1) + kTileRows);
         };
-        if (tile < end) load_targets(tile);
-        for (; tile < end; tile += Shape::kGroups) {
-            const int slot = tile * kTileRows + warp % 4 * 16 + g;
-            const int targets[2] = {next_targets[0], next_targets[1]};
+        bool more = piece.next();
+        int next_tile = piece.lo;
+        if (warp % 4 < 2) {  // ---- bitmaps, targets, what the tile is
+            RingPlace<Shape::kStages> chunk_place;
+            RingPlace<Shape::kTileStages> tile_place;
+            int first_chunk = 0, counts = 0, counts_from = INT_MIN / 2;  // a lane has one of 32 tiles' counts
+            while (more) {
+                const int tile = next_tile;
+                if (unsigned(tile - counts_from) >= 32u) {
+                    counts_from = tile;
+                    counts = count_of(min(tile + lane, piece.hi - 1));
+                }
+                const uint32_t to = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
+                barrier_wait(tile_empty + 8 * tile_place.stage, tile_place.phase ^ 1);
+                const char* bits = reinterpret_cast<const char*>(p.rows.near_bits) + size_t(tile) * Shape::kTargets;
+#pragma unroll
+                for (int i = 0; i < 3; ++i)
+                    copy_async_16(to + (i * 64 + thread) * 16, bits + (i * 64 + thread) * 16, true);
+                if (thread < 16)
+                    copy_async_16(to + Shape::kTargets + thread * 16,
+                                  p.rows.slot_target + tile * kTileRows + thread * 4, true);
+                const int32_t* begins = p.rows.far_begin + size_t(tile) * (kTileRows + 1) + thread;
+                copy_async_4(to + Shape::kBegins + thread * 4, begins);
+                if (thread == 0) copy_async_4(to + Shape::kBegins + kTileRows * 4, begins + kTileRows);
+                barrier_arrive_copied(tile_full + 8 * tile_place.stage);
+                const int count = __shfl_sync(~0u, counts, tile - counts_from);
+                if (thread == 0) {
+                    store_shared_16(to + Shape::kInfo, tile, piece.slab * kSlab, piece.chunks, count);
+                    store_shared_16(to + Shape::kInfo + 16, first_chunk, chunk_place.stage, chunk_place.phase,
+                                    tile + kGroups >= piece.hi);
+                    barrier_arrive(tile_full + 8 * tile_place.stage);
+                }
+                tile_place.advance();
+                if (++next_tile == piece.hi) {
+                    first_chunk += piece.chunks;
+                    chunk_place.advance(piece.chunks);
+                    more = piece.next();
+                    next_tile = piece.lo;
+                    counts_from = INT_MIN / 2;
+                }
+            }
+            for (int i = 0; i < kGroups; ++i) {  // no more tiles
+                barrier_wait(tile_empty + 8 * tile_place.stage, tile_place.phase ^ 1);
+                const uint32_t to = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
+                if (thread == 0) {
+                    store_shared_16(to + Shape::kInfo, 0, 0, 0, 0);
+                    store_shared_16(to + Shape::kInfo + 16, first_chunk, 0, 0, 0);
+                    barrier_arrive(tile_full + 8 * tile_place.stage);
+                }
+                barrier_arrive(tile_full + 8 * tile_place.stage);
+                tile_place.advance();
+            }
+        } else {  // ---- far weights: a warp has every other two entries of a chunk
+            int group = 0;
+            unsigned uses = 0;  // of the groups' places, eight bits each
+            // Entry 4 j + own of the chunk is a half warp's; a lane holds the features of two of the warp's.
+            const int own = warp % 2 * 2 + lane / 16, mine = lane / 2 * 4 + warp % 2 * 2 + lane % 2;
+            const uint32_t swizzled = shared + Shape::kFar + (part < 8 ? 0 : Shape::kFarAtomBytes) +
+                                      operand_offset(index_of_bit(own), part % 8);
+            const uint16_t* far = p.rows.far + mine;
+            int next_count = 0;
+            unsigned next_feature = 0;
+            const auto look_ahead = [&](int tile) {
+                next_count = count_of(tile);
+                next_feature = __ldg(far + size_t(tile) * kTileRows * p.rows.pitch);
+            };
+            if (more) look_ahead(next_tile);
+            while (more) {
+                const int tile = next_tile, count = next_count, column = piece.slab * kSlab;
+                unsigned feature = next_feature;
+                const bool exists = column + part % 8 * 8 < half;
+                const char* from = reinterpret_cast<const char*>(weights + column) +
+                                   size_t(unsigned(piece.block * p.in.block_size)) * row_bytes;
+                if (++next_tile == piece.hi) {
+                    more = piece.next();
+                    next_tile = piece.lo;
+                }
+                if (more) look_ahead(next_tile);
+                for (int base = 0; base < count; base += Shape::kFarChunk) {
+                    if (base > 0) feature = __ldg(far + size_t(tile) * kTileRows * p.rows.pitch + base);
+                    const int rest = count - base, mine_of_rest = exists ? rest - own : 0;
+                    const FarPlace<Shape::kFarStages> place(group, uses >> 8 * group);
+                    barrier_wait(far_empty + 8 * place.stage, place.phase ^ 1);
+                    const uint32_t to = swizzled + place.stage * Shape::kFarBytes;
+#pragma unroll
+                    for (int j = 0; j < 16; ++j) {  // index_of_bit of a sum without carries is the sum of both
+                        const int k = (4 * j & 32) + index_of_bit(4 * j & 31);
+                        if (4 * j >= rest) break;
+                        const unsigned which = __shfl_sync(~0u, feature, 2 * j + lane / 16);
+                        if (mine_of_rest > 4 * j)
+                            copy_async_16((to + k * 128) ^ (k % 8 << 4), from + size_t(which) * row_bytes, true);
+                    }
+                    barrier_arrive_copied(far_full + 8 * place.stage);
+                    uses = (uses & ~(255u << 8 * group)) | ((uses >> 8 * group) + 1 & 255u) << 8 * group;
+                }
+                if (++group == kGroups) group = 0;
+            }
+        }
+        copy_async_wait_all();
+    } else if (warp >= Shape::kConsumers / 32) {  // ---- near weights
+        give_registers<Shape::kProducerRegisters>();
+        const int producer = warp % 4;  // has 16 features of each chunk
+        ForwardPieces piece(units, p.in.num_blocks, slabs);
+        RingPlace<Shape::kStages> place;
+        int next_features[Shape::kMaxChunks / 2] = {}, of_block = -1;  // half a warp has a chunk's
+        const auto look_ahead = [&] {
+            const bool more = piece.next();
+            if (more && piece.block != of_block) {
+                of_block = piece.block;
+#pragma unroll
+                for (int i = 0; i < Shape::kMaxChunks / 2; ++i)
+                    next_features[i] = __ldg(p.rows.ranked + of_block * kBlockFeatures +
+                                             (2 * i + lane / 16) * Shape::kChunk + producer * 16 + lane % 16);
+            }
+            return more;
+        };
+        const uint32_t swizzled =
+            (part < 8 ? 0 : Shape::kAtomBytes) + operand_offset(lane / 16, part % 8) + producer * 16 * 128;
+        bool more = look_ahead();
+        while (more) {
+            const int column = piece.slab * kSlab, chunks = piece.chunks;
+            const bool exists = column + part % 8 * 8 < half;
+            const char* from = reinterpret_cast<const char*>(weights + column) +
+                               size_t(unsigned(piece.block * p.in.block_size)) * row_bytes;
+            int features[Shape::kMaxChunks / 2];
+#pragma unroll
+            for (int i = 0; i < Shape::kMaxChunks / 2; ++i) features[i] = next_features[i];
+            more = look_ahead();
+#pragma unroll
+            for (int c = 0; c < Shape::kMaxChunks; ++c) {
+                if (c == chunks) break;
+                barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
+                const uint32_t to = shared + place.stage * Shape::kChunkBytes + swizzled;
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const int feature = __shfl_sync(~0u, features[c / 2], c % 2 * 16 + 2 * j + lane / 16);
+                    const bool valid = exists && feature >= 0;  // others: zeros
+                    copy_async_16((to + j * 256) ^ (2 * j % 8 << 4),
+                                  from + size_t(unsigned(max(feature, 0))) * row_bytes, valid);
+                }
+                barrier_arrive_copied(full + 8 * place.stage);
+                place.advance();
+            }
+        }
+        copy_async_wait_all();
+    } else {  // ---- products
+        take_registers<Shape::kConsumerRegisters>();
+        // Kept in registers, not computed anew wherever they are used.
+        const int row_offset = keep(warp % 4 * 16 + lane / 4), t = lane % 4, shift = keep(4 * t);
+        const int stored_row = keep(warp % 4 * 16 + lane / 8);
+        const uint32_t turn = shared + Shape::kTurn + warp * Shape::kTurnBytes;
+        RingPlace<Shape::kTileStages> tile_place;
+        tile_place.advance(warp / 4);
+        RingPlace<Shape::kStages> release_place;
+        const uint32_t bias = shared + Shape::kBias + warp / 4 * 512;  // of the warpgroup's slab
+        int bias_column = -1;
+        unsigned far_uses = 0;
+        int released = 0, ready = 0;  // chunks, counted from the worker's first
+        const auto release_until = [&](int chunk) {
+            for (; released < chunk; ++released) {
+                barrier_wait(full + 8 * release_place.stage, release_place.phase);  // of units without a tile for us
+                barrier_arrive(empty + 8 * release_place.stage);
+                release_place.advance();
+            }
+        };
+        while (true) {
+            barrier_wait(tile_full + 8 * tile_place.stage, tile_place.phase);
+            const uint32_t rows = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
+            const uint4 first = load_shared_16<true>(rows + Shape::kInfo),
+                        second = load_shared_16<true>(rows + Shape::kInfo + 16);
+            const int tile = int(first.x), column = int(first.y), chunks = __shfl_sync(~0u, int(first.z), 0),
+                      far = __shfl_sync(~0u, int(first.w), 0);
+            const int first_chunk = __shfl_sync(~0u, int(second.x), 0);
+            release_until(first_chunk);  // units without a tile for this group
+            if (chunks == 0) break;
             float acc[64];
+            if (column != bias_column) {
+                bias_column = column;
+                const int thread = threadIdx.x % 128, c = column + thread % kSlab;
+                group_barrier(warp / 4);
+                store_shared_4(bias + thread * 4,
+                               c < half ? __float_as_uint(p.bias[c + (thread < kSlab ? 0 : half)]) : 0);
+                group_barrier(warp / 4);
+            }
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
-                const float2 b = *reinterpret_cast<const float2*>(bias + 8 * j + 2 * t);
-                acc[4 * j] = acc[4 * j + 2] = b.x;
-                acc[4 * j + 1] = acc[4 * j + 3] = b.y;
+                const uint2 b = load_shared_8(bias + 32 * j + 8 * t);
+                acc[4 * j] = acc[4 * j + 2] = __uint_as_float(b.x);
+                acc[4 * j + 1] = acc[4 * j + 3] = __uint_as_float(b.y);
             }
-            copy_async_wait<0>();
-            __syncwarp();
-            uint32_t a[2][4][4];
+            fence_registers(acc);
+            const uint32_t row_bits = rows + row_offset * Shape::kRowBits;
+            uint32_t a[2][2][4];
+            if (far > 0) {
+                const uint32_t begins = rows + Shape::kBegins + row_offset * 4;
+                const int begin_low = int(load_shared_4(begins)), end_low = int(load_shared_4(begins + 4)),
+                          begin_high = int(load_shared_4(begins + 32)), end_high = int(load_shared_4(begins + 36));
+#pragma unroll 1
+                for (int base = 0; base < far; base += Shape::kFarChunk) {
+                    const FarPlace<Shape::kFarStages> place(warp / 4, far_uses++);
+                    barrier_wait(far_full + 8 * place.stage, place.phase);
+                    fence_shared_for_wgmma();
+                    const uint32_t operand =
+                        operand_descriptor(shared + Shape::kFar + place.stage * Shape::kFarBytes, Shape::kFarAtomBytes);
 #pragma unroll
-            for (int step = 0; step < kBlockFeatures / 128; ++step) {
-                const uint4 low = bits_low[step], high = bits_high[step];
-                const uint32_t words_low[4] = {low.x >> (4 * t), low.y >> (4 * t), low.z >> (4 * t), low.w >> (4 * t)};
-                const uint32_t words_high[4] = {high.x >> (4 * t), high.y >> (4 * t), high.z >> (4 * t),
-                                                high.w >> (4 * t)};
-                if (step == kBlockFeatures / 128 - 1) {
-                    __syncwarp();
-                    if (tile + Shape::kGroups < end) {
-                        load_bits(tile + Shape::kGroups);
-                        load_targets(tile + Shape::kGroups);
+                    for (int s = 0; s < 2; ++s) {
+                        const int first = base + 32 * s;
+                        const uint32_t low = bit_range(begin_low - first, end_low - first) >> shift,
+                                       high = bit_range(begin_high - first, end_high - first) >> shift;
+#pragma unroll
+                        for (int k = 0; k < 2; ++k) expand(a[s][k], low, high, k, kOne);
                     }
-                }
-#pragma unroll
-                for (int part = 0; part < 2; ++part) {
-                    wgmma_wait<1>();  // the products that read a[part] are done
-#pragma unroll
-                    for (int k = 0; k < 4; ++k)
-                        expand(a[part][k], words_low[2 * part + k / 2], words_high[2 * part + k / 2], k % 2, kOne);
                     wgmma_fence();
 #pragma unroll
-                    for (int k = 0; k < 4; ++k)
-                        wgmma_k16<Shape::kBf16>(acc, a[part][k], operand + (step * 8 + part * 4 + k) * 128);
+                    for (int k = 0; k < 4; ++k) wgmma_k16<Shape::kBf16>(acc, a[k / 2][k % 2], operand + k * 128);
+                    wgmma_commit();
+                    wgmma_wait<0>();
+                    barrier_arrive(far_empty + 8 * place.stage);
+                }
+            }
+            RingPlace<Shape::kStages> place{int(second.y), second.z};
+#pragma unroll
+            for (int c = 0; c < Shape::kMaxChunks; ++c) {
+                if (c == chunks) break;
+                const uint2 low = load_shared_8(row_bits + c * 8),
+                            high = load_shared_8(row_bits + 8 * Shape::kRowBits + c * 8);
+                if (first_chunk + c >= ready) {
+                    barrier_wait(full + 8 * place.stage, place.phase);
+                    fence_shared_for_wgmma();
+                    ready = first_chunk + c + 1;
+                }
+                const uint32_t operand =
+                    operand_descriptor(shared + place.stage * Shape::kChunkBytes, Shape::kAtomBytes);
+                place.advance();
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    wgmma_wait<1>();
+                    const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
+#pragma unroll
+                    for (int k = 0; k < 2; ++k) expand(a[s][k], word_low, word_high, k, kOne);
+                    wgmma_fence();
+#pragma unroll
+                    for (int k = 0; k < 2; ++k) wgmma_k16<Shape::kBf16>(acc, a[s][k], operand + (s * 2 + k) * 128);
                     wgmma_commit();
                 }
             }
+            int targets[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                targets[k] = int(load_shared_4(rows + Shape::kTargets + stored_row * 4 + k * 16));
+            barrier_arrive(tile_empty + 8 * tile_place.stage);
+            tile_place.advance(kGroups);
             wgmma_wait<0>();
-
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int target = targets[r];
-                const bool write = target >= 0;
-                float v[2][2 * kPairs];
-#pragma unroll
-                for (int h = 0; h < 2; ++h)
-#pragma unroll
-                    for (int i = 0; i < 2 * kPairs; ++i) {
-                        const int index = 4 * kPairs * h + 4 * (i / 2) + 2 * r + i % 2;
-                        v[h][i] = acc[index];
-                    }
-                if (p.saved != nullptr) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        const size_t at = saved_at(slot + 8 * r, h, column, p.num_outputs);
-#pragma unroll
-                        for (int group = 0; group < kPairs / 4; ++group) {
-                            uint32_t packed[4];
-#pragma unroll
-                            for (int j = 0; j < 4; ++j)
-                                packed[j] = encode(v[h][8 * group + 2 * j], v[h][8 * group + 2 * j + 1], p.bound);
-                            store_packed(p.saved, at + 32 * group, packed, t, columns - 32 * group, write);
-                        }
-                    }
-                }
-                if (p.activation != Activation::kIdentity) {
-#pragma unroll
-                    for (int i = 0; i < 2 * kPairs; ++i)
-                        v[0][i] = clip(v[0][i], p.bound), v[1][i] = clip(v[1][i], p.bound);
-                }
-                if (p.activation == Activation::kPairwise) {
-#pragma unroll
-                    for (int i = 0; i < 2 * kPairs; ++i) v[0][i] *= v[1][i] * p.scale;
-                    store_columns<kPairs>(p.out, size_t(write ? target : 0) * half + column, v[0], p.out_type, t,
-                                          columns, write);
-                } else {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-                        for (int i = 0; i < 2 * kPairs; ++i)
-                            v[h][i] *= p.activation == Activation::kSCReLU ? v[h][i] * p.scale : p.scale;
-                        store_columns<kPairs>(p.out, size_t(write ? target : 0) * p.num_outputs + h * half + column,
-                                              v[h], p.out_type, t, columns, write);
-                    }
-                }
-            }
+            fence_registers(acc);
+            if (second.w != 0) release_until(first_chunk + chunks);
+            finish_tile<Shape>(p, acc, turn, tile * kTileRows + stored_row, column, targets);
         }
     }
 #endif
@@ -232,12 +601,13 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
 template <typename Weight>
 cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     using Shape = ForwardShape<Weight>;
-    const cudaError_t error =
+    cudaError_t error =
         cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
-    if (error != cudaSuccess) return error;
-    forward_kernel<Weight><<<kWorkers, Shape::kThreads, Shape::kSharedBytes, stream>>>(p);
-    irregular_forward_kernel<Weight><<<kIrregularBlocks, 256, 0, stream>>>(p);
-    return cudaGetLastError();
+    if (error == cudaSuccess)
+        error = launch_early(forward_kernel<Weight>, kWorkers, Shape::kThreads, Shape::kSharedBytes, stream, p);
+    if (error == cudaSuccess)
+        error = launch_early(irregular_forward_kernel<Weight>, kIrregularBlocks, 256, 0, stream, p);
+    return error;
 }
 
 }  // namespace nnue::block_product

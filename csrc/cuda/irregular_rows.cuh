@@ -33,6 +33,7 @@ __device__ __forceinline__ void for_each_feature(const IndexRows& in, int row, c
 
 template <typename Weight>
 __global__ void irregular_forward_kernel(ForwardProblem p) {
+    wait_for_kernels_before();
     if (*p.rows.irregular == 0) return;
     const int half = p.num_outputs / 2;
     for (int row = blockIdx.x; row < 2 * p.in.positions; row += gridDim.x) {

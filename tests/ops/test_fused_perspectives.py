@@ -493,6 +493,37 @@ def test_common_rare_and_unused_features(device: torch.device, outputs: int, dty
     assert not grad_weight[unused].any()
 
 
+@pytest.mark.parametrize("max_active", [6, 40, 768])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_far_features(device: torch.device, dtype: torch.dtype, max_active: int) -> None:
+    """All of a block's features equally frequent: half of the entries are of the features that come last, hundreds to
+    tens of thousands in 64 rows; and blocks of so few rows that there are none."""
+    positions = 500 if device.type == "cuda" else 60
+    check(
+        Case(positions, max_active, 4, 768, 272, dtype=dtype, device=device, scale=0.02, missing=3),
+        "pairwise",
+        tolerance=0.02,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_many_small_blocks(device: torch.device, dtype: torch.dtype) -> None:
+    """A worker gets many blocks of one tile each, of one to six chunks of features, so that most of its warpgroups
+    have no tile in most of them."""
+    g = torch.Generator().manual_seed(3)
+    blocks, positions = (90, 1500) if device.type == "cuda" else (9, 60)
+    used = torch.randint(1, 500, (blocks,), generator=g)
+    block = torch.randint(0, blocks, (positions, 1), generator=g)
+    rows = (block * 500 + (torch.rand(positions, 20, generator=g) * used[block]).int()).int().sort(1).values
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = -1
+    rows = torch.gather(rows, 1, (rows == -1).int().argsort(dim=1, stable=True))
+    check(
+        Case(rows=(rows, rows.flip(0)), blocks=blocks, block_size=500, outputs=1040, dtype=dtype, device=device),
+        "crelu",
+        tolerance=0.02,
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_feature(device: torch.device, dtype: torch.dtype) -> None:
     """One feature of one block alone; and features of nearly all rows that come after a group of those of all rows."""
@@ -717,6 +748,7 @@ def test_sanitizer_forward_backward(fused: torch.device) -> None:
             case = Case(blocks=3, rows=rows, outputs=80, dtype=dtype, device=fused, loose=loose, repeats=True)
             check(case, "pairwise", tolerance=0.1)
         check(Case(blocks=2, block_size=768, rows=skewed, outputs=80, dtype=dtype, device=fused), "pairwise")
+    check(Case(200, 40, 40, 768, 80, dtype=torch.bfloat16, device=fused), "pairwise", tolerance=0.1)
 
 
 @pytest.mark.cuda
