@@ -57,7 +57,6 @@ def _block_rows_pieces(
         "near_bits": 48 * slots,
         "far_begin": 4 * 65 * (slots // 64),
         "far": 2 * slots * pitch,
-        "row_bits": 96 * slots,
         **({} if has_loose else {"entries": 16 * slots, "near": 2 * slots * pitch}),
         "row_block": 2 * stretches * stretch_rows,
         "stretch_counts": 4 * blocks * stretches,

@@ -66,7 +66,6 @@ struct BlockRows {
     uint32_t* near_bits;   // [slots, 12]: bit p of word w = rank 32 w + index_of_bit(p)
     int32_t* far_begin;    // [tiles, 65]: where a slot's far entries begin in the tile's; the last is their number
     uint16_t* far;         // [tiles, 64 · pitch]: far features, less the block's first, slot by slot
-    uint32_t* row_bits;    // [slots, 24]: as near_bits, of features in their own order
 
     // For the fp32 forward, where there are no loose features. Rows of a tile come in order of their near lists'
     // length, longest first.
@@ -127,7 +126,6 @@ inline BlockRows carve_rows(Carver& carver, const IndexRows& in) {
     rows.near_bits = carver.take<uint32_t>(slots * kNearWords);
     rows.far_begin = carver.take<int32_t>(tiles * (kTileRows + 1));
     rows.far = carver.take<uint16_t>(slots * rows.pitch);
-    rows.row_bits = carver.take<uint32_t>(slots * kBlockWords);
     if (in.num_loose == 0) {
         rows.entries = carver.take<RowEntry>(slots);
         rows.near = carver.take<uint16_t>(slots * rows.pitch);
@@ -581,7 +579,6 @@ struct TileShared {
     __align__(16) uint32_t bits[2][kBlockFeatures];  // feature_bits
     __align__(
         16) uint32_t rank_bits[kTileRows * kBlockWords];  // a row's bits by rank, of which the near ones are wanted
-    __align__(16) uint32_t row_bits[kTileRows * kBlockWords];
 };
 
 // A thread block a tile, four lanes a row.
@@ -597,7 +594,6 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
     const uint32_t ranks = keep(hopper::shared_address(s.rank_of)),
                    bits = keep(hopper::shared_address(s.bits[slot / 32]));
     const uint32_t rank_bits = keep(hopper::shared_address(s.rank_bits + slot * kBlockWords));
-    const uint32_t row_bits = keep(hopper::shared_address(s.row_bits + slot * kBlockWords));
     const uint32_t stage = keep(hopper::shared_address(stages + slot * pitch)), stage_last = stage + 2 * pitch - 2;
     // Calls visit(i) for a share of the numbers below kCount, all loads and stores in flight.
     const auto for_share = [&]<int kCount>(std::integral_constant<int, kCount>, const auto& visit) {
@@ -608,9 +604,7 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
     constexpr std::integral_constant<int, kBlockFeatures / 2> kBitPieces;  // of 16 bytes
     constexpr std::integral_constant<int, kTileRows * kBlockWords / 4> kRowPieces;
     for_share(kBitPieces, [&](int i) { reinterpret_cast<uint4*>(s.bits[0])[i] = {0, 0, 0, 0}; });
-    for_share(kRowPieces, [&](int i) {
-        reinterpret_cast<uint4*>(s.row_bits)[i] = reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0};
-    });
+    for_share(kRowPieces, [&](int i) { reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0}; });
     if (threadIdx.x == 0) s.cost = 0;
     hopper::let_next_kernel_start();
     hopper::wait_for_kernels_before();
@@ -644,7 +638,6 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
                 rank = rank_bit & 1023;
                 shared_or(bits + 4 * rank, slot_bit);
                 shared_or(rank_bits + (rank >> 5) * 4, 1u << (rank_bit >> 10));
-                shared_or(row_bits + (local >> 5) * 4, 1u << bit_of_index(local & 31));
             }
             const bool near = has && rank < kNearFeatures;
             values[j] = near ? 2 * rank : local;
@@ -738,10 +731,6 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
         const uint2 low = reinterpret_cast<const uint2*>(s.bits[0])[i],
                     high = reinterpret_cast<const uint2*>(s.bits[1])[i];
         reinterpret_cast<uint4*>(out.feature_bits)[size_t(tile) * kBitPieces + i] = {low.x, high.x, low.y, high.y};
-    });
-    for_share(kRowPieces, [&](int i) {
-        reinterpret_cast<uint4*>(out.row_bits)[size_t(tile) * kRowPieces + i] =
-            reinterpret_cast<const uint4*>(s.row_bits)[i];
     });
     constexpr int kNearPieces = kNearWords / 4, kPieces = kBlockWords / 4;
     if (threadIdx.x < kTileRows * kNearPieces)

@@ -253,7 +253,6 @@ __global__ void __launch_bounds__(kSplitThreads, 4) split_rows(IndexRows in, Blo
             rows.dense_row_bits[size_t(slot) * kDenseWords + lane] = irregular[r] || found ? 0 : bits[warp][r][lane];
         if (lane == 0) rows.row_entries[slot] = {row, counts[r]};
         if (!found || irregular[r]) continue;
-        if (lane < kBlockWords) blocks.row_bits[size_t(slot) * kBlockWords + lane] = 0;
         if (lane == 0) blocks.row_slot[row] = ~slot;
         if (lane == 0) atomicAdd(blocks.irregular, 1);
     }
