@@ -9,12 +9,20 @@
 #pragma once
 
 #include "block_gradient.cuh"
+#include "side_stream.cuh"
 
 namespace nnue::loose_gradient {
 
 using namespace block_product;
 
-constexpr int kThreads = 256, kCtas = 3 * kWorkers;
+// The lists' kernel has a multiprocessor to itself with each of its thread blocks. In 16 bits it leaves some to the
+// product of the dense features: one is bound by the L2 cache, the other by tensor cores. In fp32 both are slower for
+// it.
+constexpr int kThreads = 768;
+template <int kParts>
+constexpr bool kSideBySide = kParts == 1;
+template <int kParts>
+constexpr int kCtas = kSideBySide<kParts> ? 92 : kWorkers;
 
 // What a list takes of a row at a time is a slab of GradientShape: 16 pieces of 16 bytes, 8 columns each. One part:
 // pieces 0…7 are 64 columns of the first half, 8…15 the same of the second. Two parts: pieces 0…7 are 32 columns of
@@ -120,7 +128,7 @@ __device__ __forceinline__ void for_each_list(const LooseRows& rows, unsigned* t
 }
 
 template <int kParts>
-__global__ void __launch_bounds__(kThreads, 3) list_kernel(BackwardProblem p) {
+__global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
     const int lane = threadIdx.x % 32;
     const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, warps = gridDim.x * (kThreads / 32);
     const int slabs = Slab<kParts>::slabs(p.num_outputs), pieces_of_row = slabs * Slab<kParts>::kPieces;
@@ -187,10 +195,25 @@ __global__ void __launch_bounds__(kThreads, 3) list_kernel(BackwardProblem p) {
             }
         });
 
-    // Dense features: the sums of the product's chunks. 128 columns at a time.
-    const int groups = (p.num_outputs + 127) / 128;
+    // Zeros for features that no row has.
+    const size_t row_bytes = size_t(p.num_outputs) * (kParts == 2 ? 4 : 2);
+    for (int rank = summary.first_empty + warp; rank < p.in.num_loose; rank += warps) {
+        uint4* target = reinterpret_cast<uint4*>(static_cast<char*>(p.grad_weight) +
+                                                 (p.in.num_features + rows.lists[rank].feature) * row_bytes);
+        for (size_t at = lane; at < row_bytes / 16; at += 32) __stcs(target + at, uint4{0, 0, 0, 0});
+    }
+}
+
+// Dense features: the sums of the product's chunks, a warp for 128 columns.
+constexpr int kChunkThreads = 256;
+template <int kParts>
+__global__ void __launch_bounds__(kChunkThreads) chunk_kernel(BackwardProblem p) {
+    const int lane = threadIdx.x % 32;
+    const int warp = blockIdx.x * (kChunkThreads / 32) + threadIdx.x / 32, warps = gridDim.x * (kChunkThreads / 32);
+    const LooseRows& rows = p.loose;
+    const int dense = rows.summary->dense, groups = (p.num_outputs + 127) / 128;
     const size_t chunk_stride = size_t(kDenseFeatures) * p.num_outputs;
-    for (int i = warp; i < summary.dense * groups; i += warps) {
+    for (int i = warp; i < dense * groups; i += warps) {
         const int rank = i / groups, column = i % groups * 128 + lane * 4;
         if (column >= p.num_outputs) continue;
         const float* source = p.dense_gradient + size_t(rank) * p.num_outputs + column;
@@ -207,14 +230,6 @@ __global__ void __launch_bounds__(kThreads, 3) list_kernel(BackwardProblem p) {
         else
             __stcs(reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.grad_weight) + at),
                    uint2{pack(sum.x, sum.y, p.weight_type), pack(sum.z, sum.w, p.weight_type)});
-    }
-
-    // Zeros for features that no row has.
-    const size_t row_bytes = size_t(p.num_outputs) * (kParts == 2 ? 4 : 2);
-    for (int rank = summary.first_empty + warp; rank < p.in.num_loose; rank += warps) {
-        uint4* target = reinterpret_cast<uint4*>(static_cast<char*>(p.grad_weight) +
-                                                 (p.in.num_features + rows.lists[rank].feature) * row_bytes);
-        for (size_t at = lane; at < row_bytes / 16; at += 32) __stcs(target + at, uint4{0, 0, 0, 0});
     }
 }
 
@@ -234,9 +249,24 @@ cudaError_t run(const BackwardProblem& p, cudaStream_t stream) {
     dense.weight_type = Float::kFloat32;
     cudaError_t error = cudaMemsetAsync(p.flags, 0, kWorkers * kFlags * sizeof(unsigned), stream);
     if (error == cudaSuccess) error = cudaMemsetAsync(p.tickets, 0, 2 * sizeof(unsigned), stream);
-    if (error == cudaSuccess) error = launch_weight_gradient<kParts>(dense, stream);
     if (error != cudaSuccess) return error;
-    list_kernel<kParts><<<kCtas, kThreads, 0, stream>>>(p);
+    const auto launch_lists = [&] {
+        list_kernel<kParts><<<kCtas<kParts>, kThreads, 0, stream>>>(p);
+        return cudaGetLastError();
+    };
+    if constexpr (kSideBySide<kParts>) {
+        cuda::Fork fork(stream);
+        error = fork.ok();
+        if (error == cudaSuccess) error = launch_lists();  // first: the product would take every multiprocessor
+        if (error == cudaSuccess) error = launch_weight_gradient<kParts>(dense, fork.stream());
+        const cudaError_t joined = fork.ok() == cudaSuccess ? fork.join() : cudaSuccess;
+        if (error == cudaSuccess) error = joined;
+    } else {
+        error = launch_weight_gradient<kParts>(dense, stream);
+        if (error == cudaSuccess) error = launch_lists();
+    }
+    if (error != cudaSuccess) return error;
+    chunk_kernel<kParts><<<kDenseFeatures, kChunkThreads, 0, stream>>>(p);
     return cudaGetLastError();
 }
 

@@ -1,5 +1,7 @@
 """The feature transformer of both perspectives: the fused operator and the way around it, against float64."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -694,13 +696,14 @@ def test_compile(fused: torch.device, dynamic: bool) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("loose", [0, 1000])
-def test_cuda_graph(fused: torch.device, loose: int) -> None:
+def test_cuda_graph(fused: torch.device, loose: int, dtype: torch.dtype) -> None:
     """A captured step follows new index rows: nothing in it waits, or depends on the batch it was made with."""
     before = ops.set_index_check("off")
-    case, other = (Case(500, device=fused, loose=loose, seed=seed) for seed in (0, 9))
+    case, other = (Case(500, device=fused, loose=loose, dtype=dtype, seed=seed) for seed in (0, 9))
     weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
-    grad = torch.randn(500, 64, device=fused)
+    grad = torch.randn(500, 64, device=fused, dtype=dtype)
     inputs = [case.white.clone(), case.black.clone(), case.black_to_move.clone()]
 
     def step() -> tuple[Tensor, ...]:
@@ -724,8 +727,9 @@ def test_cuda_graph(fused: torch.device, loose: int) -> None:
 
 
 @pytest.mark.cuda
-def test_streams(fused: torch.device) -> None:
-    case = Case(3000, 32, 32, 768, 256, device=fused)
+@pytest.mark.parametrize(("loose", "dtype"), [(0, torch.float32), (20_000, torch.float32), (20_000, torch.bfloat16)])
+def test_streams(fused: torch.device, loose: int, dtype: torch.dtype) -> None:
+    case = Case(3000, 32, 32, 768, 256, device=fused, loose=loose, dtype=dtype)
     expected = case.run("pairwise")
     torch.cuda.synchronize()
     results = []
@@ -735,6 +739,24 @@ def test_streams(fused: torch.device) -> None:
             results.append(case.run("pairwise"))
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for found in results for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.cuda
+def test_threads(fused: torch.device) -> None:
+    """Each on a stream of its own: what runs beside a thread's stream is not mixed up with what is beside another's."""
+    case = Case(3000, 32, 32, 768, 256, device=fused, loose=20_000, dtype=torch.bfloat16)
+    expected = case.run("pairwise")
+    torch.cuda.synchronize()
+
+    def work(stream: torch.cuda.Stream) -> list[tuple[Tensor, ...]]:
+        with torch.cuda.stream(stream):
+            found = [case.run("pairwise") for _ in range(5)]
+        stream.synchronize()
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        results = pool.map(work, [torch.cuda.Stream() for _ in range(3)])
+    assert all(torch.equal(a, b) for r in results for found in r for a, b in zip(expected, found, strict=True))
 
 
 @pytest.mark.cuda

@@ -1,0 +1,76 @@
+// Work beside torch's current stream: a fork of it, joined again before the operator returns.
+//
+// So everything that an operator does is ordered with its stream, as its caller and the caching allocator expect, and a
+// CUDA graph that captures the operator captures both branches.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <map>
+#include <utility>
+
+namespace nnue::cuda {
+
+class Fork {
+  public:
+    // Work on stream() begins after what `main` has been given so far. Nothing else may be done with it where ok() is
+    // not cudaSuccess.
+    explicit Fork(cudaStream_t main) : main_(main) {
+        error_ = find(main, side_);
+        if (error_ == cudaSuccess) error_ = cudaEventRecord(side_.forked, main_);
+        if (error_ == cudaSuccess) error_ = cudaStreamWaitEvent(side_.stream, side_.forked, 0);
+    }
+    Fork(const Fork&) = delete;
+    Fork& operator=(const Fork&) = delete;
+
+    cudaError_t ok() const { return error_; }
+    cudaStream_t stream() const { return side_.stream; }
+
+    // What `main` is given from here on begins after all work on stream().
+    cudaError_t join() {
+        const cudaError_t error = cudaEventRecord(side_.done, side_.stream);
+        return error == cudaSuccess ? cudaStreamWaitEvent(main_, side_.done, 0) : error;
+    }
+
+  private:
+    struct Side {
+        cudaStream_t stream = nullptr;
+        cudaEvent_t forked = nullptr, done = nullptr;
+    };
+
+    // One for each thread and device, so that no thread waits for another's event; and one for captures, as a stream
+    // belongs to a capture until that ends. They are never given back: a thread may end after CUDA has.
+    static cudaError_t find(cudaStream_t main, Side& found) {
+        thread_local std::map<std::pair<int, bool>, Side> sides;
+        int device = 0;
+        cudaError_t error = cudaGetDevice(&device);
+        cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+        if (error == cudaSuccess) error = cudaStreamIsCapturing(main, &status);
+        if (error != cudaSuccess) return error;
+        Side& side = sides[{device, status == cudaStreamCaptureStatusActive}];
+        if (side.stream == nullptr) {
+            // A capture does not mind new streams and events; in its strictest mode CUDA thinks it might.
+            cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+            error = cudaThreadExchangeStreamCaptureMode(&mode);
+            if (error != cudaSuccess) return error;
+            error = create(side);
+            const cudaError_t back = cudaThreadExchangeStreamCaptureMode(&mode);
+            if (error == cudaSuccess) error = back;
+        }
+        found = side;
+        return error;
+    }
+
+    static cudaError_t create(Side& side) {
+        cudaError_t error = cudaEventCreateWithFlags(&side.forked, cudaEventDisableTiming);
+        if (error == cudaSuccess) error = cudaEventCreateWithFlags(&side.done, cudaEventDisableTiming);
+        if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&side.stream, cudaStreamNonBlocking);
+        return error;
+    }
+
+    const cudaStream_t main_;
+    Side side_;
+    cudaError_t error_;
+};
+
+}  // namespace nnue::cuda
