@@ -25,11 +25,13 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "perspective_transformer_forward(Tensor white, Tensor black, Tensor rows, Tensor weight, Tensor bias, "
         "Tensor? psqt, Tensor? bucket, int block_size, int num_blocked, int activation, float bound, float scale, "
-        "int output_dtype, bool save) -> (Tensor output, Tensor psqt_output, Tensor saved)");
+        "int output_dtype, bool save) -> (Tensor output, Tensor psqt_output, Tensor saved, "
+        "Tensor lists)");
     m.def(
         "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor white, Tensor black, "
-        "Tensor rows, Tensor saved, Tensor? bucket, int num_features, int num_outputs, int psqt_buckets, "
-        "int block_size, int num_blocked, int activation, float bound, float scale, int weight_dtype) "
+        "Tensor rows, Tensor saved, Tensor lists, Tensor? bucket, int num_features, int num_outputs, "
+        "int psqt_buckets, int block_size, int num_blocked, int activation, float bound, float scale, int "
+        "weight_dtype) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def("perspective_transformer_available(int device) -> bool");
 

@@ -12,9 +12,9 @@
 //   psqt output     float32 [B]     (sum of psqt[i, bucket[b]] over the side to move's indices - the same over the
 //                                   other side's) / 2; no elements where there is no psqt
 //
-// perspective_rows prepares the rows of a batch, and is shared by forward and backward; its layout and that of `saved`,
-// which the forward leaves for the backward, are private to this version of the library and to the device. The backward
-// takes what it needs of shapes as numbers; psqt_buckets = 0 leaves the gradient of psqt out. A bucket outside [0, P)
+// perspective_rows prepares the rows of a batch, and is shared by forward and backward; its layout and those of `saved`
+// and `lists`, which the forward leaves for the backward if `save` is set, are private to this version of the library
+// and to the device. The backward takes what it needs of shapes as numbers; psqt_buckets = 0 leaves the gradient of psqt out. A bucket outside [0, P)
 // is an error, reported on CUDA as an illegal index is (cuda/index_check.cuh).
 //
 // On CUDA, perspective_rows groups the rows by feature block. The first `num_blocked` features come in blocks of
@@ -40,8 +40,10 @@ constexpr const char* kRows = "perspective_rows";
 constexpr const char* kForward = "perspective_transformer_forward";
 constexpr const char* kBackward = "perspective_transformer_backward";
 
-// Gradients of weight, bias, psqt; or output, psqt output, saved.
+// Gradients of weight, bias, psqt.
 using Three = std::tuple<Tensor, Tensor, Tensor>;
+// Output, psqt output, saved, lists.
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 inline void check_index_rows(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
                              Device device) {

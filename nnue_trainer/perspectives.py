@@ -68,14 +68,21 @@ def _block_rows_pieces(
 
 
 def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
-    # And carve_loose_rows in csrc/cuda/loose_rows.cuh.
+    has_loose = num_features > num_blocked
+    pieces = list(_block_rows_pieces(positions, max_active, block_size, num_blocked, has_loose).values())
+    if has_loose:  # carve_row_order in csrc/cuda/loose_rows.cuh
+        pieces.append(16 * _slots(positions, block_size, num_blocked))
+    return _carved(pieces)
+
+
+def _lists_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
+    # carve_loose_rows in csrc/cuda/loose_rows.cuh.
     slots = _slots(positions, block_size, num_blocked)
     loose = num_features - num_blocked
     places = 2 * positions * max_active + 3 * loose
-    pieces = list(_block_rows_pieces(positions, max_active, block_size, num_blocked, loose > 0).values())
-    if loose > 0:
-        pieces += [
-            4 * (16 * loose + 2 * 512 + 1),  # counts, bins, taken, allotted
+    return _carved(
+        [
+            4 * (16 * loose + 2 * 512 + 2),  # counts, bins, taken, allotted, left_out_rows
             16,  # summary
             12 * loose,  # lists
             4 * loose,  # rank
@@ -87,9 +94,13 @@ def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: 
             4 * 17,  # dense_tiles
             4 * 16,  # dense_counts
             4 * 16 * 768,  # dense_ranked
-            8 * slots,  # row_entries
-            16 * slots,  # order
+            2 * positions,  # left_out
         ]
+    )
+
+
+def _carved(pieces: list[int]) -> int:
+    # Carver in csrc/cuda/block_rows.cuh.
     used = 0
     for piece in pieces:
         used = (used + 255) // 256 * 256 + piece
@@ -120,13 +131,16 @@ def _forward_fake(
     scale: float,
     output_dtype: int,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    positions, num_outputs = white.shape[0], weight.shape[1]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (positions, max_active), (num_features, num_outputs) = white.shape, weight.shape
     width = num_outputs if _ACTIVATIONS[activation] == "pairwise" else 2 * num_outputs
     on_cpu = weight.device.type == "cpu"
     saved_rows = 2 * positions if on_cpu else _slots(positions, block_size, num_blocked)
     if not save or _ACTIVATIONS[activation] == "identity":
         saved_rows = 0
+    list_bytes = 0
+    if save and not on_cpu and num_features > num_blocked:
+        list_bytes = _lists_bytes(positions, max_active, num_features, block_size, num_blocked)
     return (
         weight.new_empty((positions, width), dtype=_DTYPES[output_dtype]),
         weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
@@ -134,6 +148,7 @@ def _forward_fake(
             (saved_rows, num_outputs),
             dtype=torch.float32 if on_cpu or weight.dtype == torch.float32 else torch.float16,
         ),
+        white.new_empty((list_bytes,), dtype=torch.uint8),
     )
 
 
@@ -144,6 +159,7 @@ def _backward_fake(
     black: Tensor,
     rows: Tensor,
     saved: Tensor,
+    lists: Tensor,
     bucket: Tensor | None,
     num_features: int,
     num_outputs: int,
@@ -167,10 +183,10 @@ torch.library.register_fake(FORWARD, _forward_fake)
 torch.library.register_fake(BACKWARD, _backward_fake)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     white, black, rows, weight, _, psqt, bucket, *constants, output_dtype, save = inputs
-    ctx.save_for_backward(white, black, rows, bucket, output[2])
-    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(white, black, rows, bucket, *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # else `saved` gets a gradient of zeros, as large as itself
     ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
     ctx.psqt_buckets = 0 if psqt is None else psqt.shape[1]
@@ -178,12 +194,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.constants, ctx.save = constants, save  # block_size, num_blocked, activation, bound, scale
 
 
-def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     if grad_output is None and grad_psqt is None:
         return (None,) * 14
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
-    white, black, rows, bucket, saved = ctx.saved_tensors
+    white, black, rows, bucket, saved, lists = ctx.saved_tensors
     if grad_output is None:
         grad_output = white.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
     # CUDA's fp32 kernels read fp32 gradients.
@@ -196,6 +212,7 @@ def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, _:
         black,
         rows,
         saved,
+        lists,
         bucket,
         *ctx.weight_shape,
         psqt_buckets,
@@ -392,7 +409,7 @@ def perspective_transformer(
         if rows is None:
             rows = perspective_rows(white, black, black_to_move, weight.shape[0], block_size, num_blocked)
         parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
-        out, psqt_out, _ = torch.ops.nnue.perspective_transformer_forward(
+        out, psqt_out, *_ = torch.ops.nnue.perspective_transformer_forward(
             white,
             black,
             rows,

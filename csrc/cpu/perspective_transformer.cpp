@@ -174,10 +174,10 @@ Tensor rows_op(const Tensor& white, const Tensor& black, const Tensor& black_to_
     return rows;
 }
 
-Three forward_op(const Tensor& white, const Tensor& black, const Tensor& rows_in, const Tensor& weight_in,
-                 const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
-                 int64_t /*block_size*/, int64_t /*num_blocked*/, int64_t activation_in, double bound, double scale,
-                 int64_t output_dtype, bool save) {
+Four forward_op(const Tensor& white, const Tensor& black, const Tensor& rows_in, const Tensor& weight_in,
+                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
+                int64_t /*block_size*/, int64_t /*num_blocked*/, int64_t activation_in, double bound, double scale,
+                int64_t output_dtype, bool save) {
     check_parameters(weight_in, bias_in, white, Device::cpu);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_index_rows(kForward, white, black, num_features, Device::cpu);
@@ -213,7 +213,7 @@ Three forward_op(const Tensor& white, const Tensor& black, const Tensor& rows_in
     });
     Tensor psqt_output =
         psqt ? psqt_forward(rows, *psqt, *bucket) : torch::stable::new_empty(weight, {0}, ScalarType::Float);
-    return {output, psqt_output, saved};
+    return {output, psqt_output, saved, torch::stable::new_empty(white, {0}, ScalarType::Byte)};
 }
 
 // grad_psqt [F, P] from the lists: each element is one sum in the order of the rows.
@@ -239,7 +239,7 @@ Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const s
 }
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, const Tensor& white,
-                  const Tensor& black, const Tensor& rows_in, const Tensor& saved_in,
+                  const Tensor& black, const Tensor& rows_in, const Tensor& saved_in, const Tensor& /*lists*/,
                   const std::optional<Tensor>& bucket, int64_t num_features, int64_t num_outputs, int64_t psqt_buckets,
                   int64_t /*block_size*/, int64_t /*num_blocked*/, int64_t activation_in, double bound, double scale,
                   int64_t weight_dtype) {

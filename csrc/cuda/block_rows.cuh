@@ -161,8 +161,6 @@ constexpr int kCountBlocks = 132;
 constexpr int kSlotThreads = BlockRows::kChunkRows, kSlotWarps = kSlotThreads / 32;
 constexpr int kRanksEach = kBlockFeatures / kSlotThreads;
 constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32;
-// Copies of the counters of loose features: the most frequent ones are in a third of the rows.
-constexpr int kLooseCopies = 16;
 
 __device__ __forceinline__ const int32_t* row_pointer(const IndexRows& in, int row) {
     return row < in.positions ? in.white + size_t(row) * in.max_active
@@ -245,9 +243,9 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, i
 }
 
 // Each row's block, rows of each block in each stretch, entries of each feature (rows that turn out to be irregular
-// included), entries of loose features. A thread block takes kChunkRows rows at a time.
+// included). A thread block takes kChunkRows rows at a time.
 template <bool kShared>
-__global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockRows out, uint32_t* loose_counts) {
+__global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockRows out) {
     // Features of a row. In chess, where a feature is 64 times a kind plus a square, this order of bits keeps those of
     // a row apart: a word has two squares.
     constexpr int kSeenPitch = 33;
@@ -262,7 +260,6 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
     const uint32_t my_seen = keep(hopper::shared_address(seen + in_chunk * kSeenPitch));
     const uint32_t shared_counts = keep(hopper::shared_address(counts));
     uint32_t* const warp_seen = seen + threadIdx.x / 32 * (32 / kLanesEach) * kSeenPitch;
-    uint32_t* my_loose = loose_counts + size_t(blockIdx.x % kLooseCopies) * in.num_loose;
     hopper::let_next_kernel_start();
 
     const int chunks = out.stretch_rows / BlockRows::kChunkRows;
@@ -337,15 +334,9 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
             bad |= again != 0;
             if (others) {
 #pragma unroll
-                for (int j = 0; j < kEntriesEach; ++j) {
-                    const int loose = entries[j] - in.num_features;
-                    if (j >= count) continue;
-                    // index_check.cuh speaks of features that are not there.
-                    if (loose < 0)
-                        bad |= unsigned(entries[j] - first_feature) >= features;
-                    else if (loose < in.num_loose)
-                        atomicAdd(my_loose + loose, 1u);
-                }
+                for (int j = 0; j < kEntriesEach; ++j)
+                    bad |=
+                        j < count && entries[j] < in.num_features && unsigned(entries[j] - first_feature) >= features;
             }
             open = open && goes_on;
             base += kEntries;
@@ -739,23 +730,7 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
                 s.rank_bits)[threadIdx.x / kNearPieces * kPieces + threadIdx.x % kNearPieces];
 }
 
-// Rows that have become irregular since: their bits go. A thread block a row.
-__global__ void __launch_bounds__(kTileThreads) drop_irregular_rows(IndexRows in, BlockRows out) {
-    if (*out.irregular == 0) return;
-    for (int row = blockIdx.x; row < 2 * in.positions; row += gridDim.x) {
-        const int slot = ~out.row_slot[row];
-        if (slot < 0) continue;
-        const int tile = slot / kTileRows, in_tile = slot % kTileRows;
-        const uint32_t keep = ~(1u << bit_of_index(in_tile % 32));
-        for (int i = threadIdx.x; i < kBlockFeatures; i += kTileThreads) {
-            uint2* bits = out.feature_bits + size_t(tile) * kBlockFeatures + i;
-            atomicAnd(in_tile < 32 ? &bits->x : &bits->y, keep);
-        }
-        if (threadIdx.x < kNearWords) out.near_bits[size_t(slot) * kNearWords + threadIdx.x] = 0;
-    }
-}
-
-inline cudaError_t place(const IndexRows& in, const BlockRows& out, uint32_t* loose_counts, cudaStream_t stream) {
+inline cudaError_t place(const IndexRows& in, const BlockRows& out, cudaStream_t stream) {
     const int zeroed = int(BlockRows::zeroed(in.num_blocks));
     clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(
         reinterpret_cast<int32_t*>(out.block_cost), zeroed);
@@ -766,8 +741,8 @@ inline cudaError_t place(const IndexRows& in, const BlockRows& out, uint32_t* lo
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(count, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
     if (error == cudaSuccess)
-        error = hopper::launch_early(count, std::min(out.stretches, kCountBlocks), kCountThreads, shared, stream, in,
-                                     out, loose_counts);
+        error =
+            hopper::launch_early(count, std::min(out.stretches, kCountBlocks), kCountThreads, shared, stream, in, out);
     const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t);
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(make_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, int(stages));
@@ -777,12 +752,6 @@ inline cudaError_t place(const IndexRows& in, const BlockRows& out, uint32_t* lo
         error = hopper::launch_early(make_tiles, BlockRows::tiles(in.positions, in.num_blocks), kTileThreads, stages,
                                      stream, in, out);
     return error;
-}
-
-// After loose_rows::build, where a row may become irregular.
-inline cudaError_t drop_irregular(const IndexRows& in, const BlockRows& out, cudaStream_t stream) {
-    drop_irregular_rows<<<std::min(2 * in.positions, 1056), kTileThreads, 0, stream>>>(in, out);
-    return cudaGetLastError();
 }
 
 }  // namespace block_rows

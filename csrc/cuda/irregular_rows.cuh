@@ -70,11 +70,12 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
 
 // Adds to the weight gradient that the products have written, a thread per column, rows in order: each row's share is
 // rounded to the gradient's type as it is added. The bias gradient and the lists of loose features have these rows
-// already.
+// already. Rows that have a dense loose feature twice miss in that product alone.
 template <typename Weight, typename Grad, Activation kActivation>
 __global__ void irregular_backward_kernel(BackwardProblem p) {
     wait_for_kernels_before();
-    if (*p.rows.irregular == 0) return;
+    const bool any_left_out = p.in.num_loose > 0 && *p.loose.left_out_rows > 0;
+    if (*p.rows.irregular == 0 && !any_left_out) return;
     using Saved = std::conditional_t<sizeof(Weight) == 2, __half, float>;
     const int half = p.num_outputs / 2, c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= half) return;
@@ -86,8 +87,9 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
             return unpack(static_cast<const uint16_t*>(p.grad_out)[at], p.grad_type).x;
     };
     for (int row = 0; row < 2 * p.in.positions; ++row) {
-        if (p.rows.row_slot[row] >= 0) continue;
-        const int slot = ~p.rows.row_slot[row], target = p.rows.slot_target[slot];
+        const bool irregular = p.rows.row_slot[row] < 0;
+        if (!irregular && !(any_left_out && p.loose.left_out[row])) continue;
+        const int slot = irregular ? ~p.rows.row_slot[row] : p.rows.row_slot[row], target = p.rows.slot_target[slot];
         constexpr bool kPairwise = kActivation == Activation::kPairwise;
         const size_t at = size_t(target) * (kPairwise ? half : p.num_outputs) + c;
         float g[2] = {gradient(at) * p.scale, gradient(kPairwise ? at : at + half) * p.scale}, s[2] = {0, 0};
@@ -97,8 +99,11 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
         }
         differentiate<kActivation>(g[0], g[1], s[0], s[1], p.bound, limit);
         for_each_feature(p.in, row, [&](int feature) {
-            if (feature >= p.in.num_features && p.loose.rank[feature - p.in.num_features] >= p.loose.summary->dense)
+            if (feature < p.in.num_features) {
+                if (!irregular) return;
+            } else if (p.loose.rank[feature - p.in.num_features] >= p.loose.summary->dense) {
                 return;
+            }
             Weight* target_row = static_cast<Weight*>(p.grad_weight) + size_t(feature) * p.num_outputs + c;
             for (int h = 0; h < 2; ++h)
                 store(target_row + h * half, 0, to_float(target_row[h * half]) + g[h], p.weight_type);

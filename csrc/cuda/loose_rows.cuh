@@ -1,4 +1,5 @@
 // Loose features of a batch: what the backward needs of them, beside block_rows.cuh, and the forward's order of rows.
+// The order is made with the blocks' rows; the rest beside the forward (side_stream.cuh), which does not need it.
 //
 // Loose features come in no blocks: a row may hold any of them. In chess few of them make up most of a batch (of 64,368
 // threats and pawn pairs the 384 most frequent have two thirds of the entries), so they are *ranked*, most frequent
@@ -38,12 +39,16 @@ struct alignas(16) RowOrder {
     int slot, target, row, count;
 };
 
+// Copies of the counters of entries: the most frequent features are in a third of the rows.
+constexpr int kCounterCopies = 16;
+
 struct LooseRows {
     static constexpr int kBins = 512;
-    uint32_t* counts;          // scratch [kLooseCopies, num_loose]: entries in the batch
+    uint32_t* counts;          // scratch [kCounterCopies, num_loose]: entries in the batch
     uint32_t* bins;            // scratch [kBins]: features by rounded count
     uint32_t* taken;           // scratch [kBins]: ranks given out of each bin
     uint32_t* allotted;        // scratch [1]: places given out to lists
+    int32_t* left_out_rows;    // [1]: how many rows are left out of dense_bits though they are regular
     LooseSummary* summary;     // [1]
     LooseList* lists;          // [num_loose], by rank
     int32_t* rank;             // [num_loose]
@@ -55,14 +60,19 @@ struct LooseRows {
     int32_t* dense_tiles;      // [kDenseChunks + 1]: first tiles of the chunks
     int32_t* dense_counts;     // [kDenseChunks]: BlockRows::dense of the chunks
     int32_t* dense_ranked;     // [kDenseChunks, 768]: BlockRows::ranked of the chunks
-    int2* row_entries;         // scratch [slots]: the slot's row, how many entries it has
-    RowOrder* order;           // [slots]: a tile's slots, most entries first; padding last, with target −1
+    uint8_t* left_out;         // [rows]: which, since they have a dense feature twice
 
     static size_t places(int positions, int max_active, int num_loose) {
         return 2 * size_t(positions) * max_active + 3 * size_t(num_loose);  // lists begin at multiples of four
     }
-    static size_t zeroed(int num_loose) { return size_t(block_rows::kLooseCopies) * num_loose + 2 * kBins + 1; }
+    static size_t zeroed(int num_loose) { return size_t(kCounterCopies) * num_loose + 2 * kBins + 2; }
 };
+
+// [slots]: a tile's slots, most entries first; padding last, with target −1.
+inline RowOrder* carve_row_order(Carver& carver, const IndexRows& in) {
+    if (in.num_loose == 0) return nullptr;
+    return carver.take<RowOrder>(size_t(BlockRows::tiles(in.positions, in.num_blocks)) * kTileRows);
+}
 
 inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
     const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), slots = tiles * kTileRows;
@@ -70,9 +80,10 @@ inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
     LooseRows rows{};
     if (in.num_loose == 0) return rows;
     rows.counts = carver.take<uint32_t>(LooseRows::zeroed(in.num_loose));
-    rows.bins = rows.counts + size_t(block_rows::kLooseCopies) * in.num_loose;
+    rows.bins = rows.counts + size_t(kCounterCopies) * in.num_loose;
     rows.taken = rows.bins + LooseRows::kBins;
     rows.allotted = rows.taken + LooseRows::kBins;
+    rows.left_out_rows = reinterpret_cast<int32_t*>(rows.allotted + 1);
     rows.summary = carver.take<LooseSummary>(1);
     rows.lists = carver.take<LooseList>(in.num_loose);
     rows.rank = carver.take<int32_t>(in.num_loose);
@@ -84,8 +95,7 @@ inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
     rows.dense_tiles = carver.take<int32_t>(kDenseChunks + 1);
     rows.dense_counts = carver.take<int32_t>(kDenseChunks);
     rows.dense_ranked = carver.take<int32_t>(kDenseChunks * kBlockFeatures);
-    rows.row_entries = carver.take<int2>(slots);
-    rows.order = carver.take<RowOrder>(slots);
+    rows.left_out = carver.take<uint8_t>(2 * size_t(in.positions));
     return rows;
 }
 
@@ -102,6 +112,56 @@ __host__ __device__ inline int bin_of_count(uint32_t count) {
     return 16 * (e - 3) + int(count >> (e - 4) & 15);
 }
 
+// Calls visit(base, features) for the entries of kBatch rows from `first_row` on, two times 32 of each row at a time:
+// entry base + 32 · part + lane of row first_row + r, −1 if there is none or it is not loose.
+template <int kBatch, typename Visit>
+__device__ __forceinline__ void for_each_loose(const IndexRows& in, int first_row, const Visit& visit) {
+    const int lane = threadIdx.x % 32;
+    bool open[kBatch];
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) open[r] = first_row + r < 2 * in.positions;
+    for (int base = 0; base < in.max_active; base += 64) {
+        int features[kBatch][2];
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r)
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                const int k = base + 32 * part + lane;
+                features[r][part] = open[r] && k < in.max_active ? block_rows::row_pointer(in, first_row + r)[k] : -1;
+            }
+        bool any = false;
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r) {
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                int& feature = features[r][part];
+                const unsigned ends = __ballot_sync(~0u, feature < 0);
+                if (!open[r] || (ends & ((2u << lane) - 1)) != 0) feature = -1;  // behind the end
+                if (ends != 0) open[r] = false;
+                // index_check.cuh speaks of those that are too large.
+                if (feature < in.num_features || feature >= in.num_features + in.num_loose) feature = -1;
+            }
+            any |= open[r];
+        }
+        visit(base, features);
+        if (!any) break;
+    }
+}
+
+constexpr int kCountThreads = 256, kCountBatch = 4;  // rows of which a warp has the loads in flight
+
+__global__ void __launch_bounds__(kCountThreads) count_entries(IndexRows in, LooseRows rows) {
+    uint32_t* counts = rows.counts + size_t(blockIdx.x % kCounterCopies) * in.num_loose;
+    const int warp = blockIdx.x * (kCountThreads / 32) + threadIdx.x / 32;
+    for_each_loose<kCountBatch>(in, warp * kCountBatch, [&](int, const int(&features)[kCountBatch][2]) {
+#pragma unroll
+        for (int i = 0; i < 2 * kCountBatch; ++i) {
+            const int feature = features[i / 2][i % 2];
+            if (feature >= 0) atomicAdd(counts + (feature - in.num_features), 1u);
+        }
+    });
+}
+
 constexpr int kRankThreads = 1024;
 
 // Features by count; those that no row has are left out.
@@ -113,8 +173,7 @@ __global__ void __launch_bounds__(kRankThreads) bin_counts(LooseRows rows, int n
     uint32_t count = 0;
     if (feature < num_loose) {
 #pragma unroll
-        for (int copy = 0; copy < block_rows::kLooseCopies; ++copy)
-            count += rows.counts[size_t(copy) * num_loose + feature];
+        for (int copy = 0; copy < kCounterCopies; ++copy) count += rows.counts[size_t(copy) * num_loose + feature];
         rows.next[feature] = count;
     }
     if (count > 0) atomicAdd(&bins[bin_of_count(count)], 1u);
@@ -182,10 +241,10 @@ __global__ void __launch_bounds__(kRankThreads) rank_features(IndexRows in, Bloc
     rows.lists[rank] = {feature, begin, count};
 }
 
-constexpr int kSplitThreads = 256, kSplitBatch = 2;  // rows of which a warp has the loads in flight
+constexpr int kSplitThreads = 256, kSplitBatch = 2;
 
-// A warp per row, two at a time: bits of dense features, places in the lists of the others, the number of entries. A
-// row that has a dense feature twice becomes irregular.
+// A warp per row, two at a time: bits of dense features, places in the lists of the others. A row that has a dense
+// feature twice is left out of the bits; irregular_rows.cuh sees to it.
 __global__ void __launch_bounds__(kSplitThreads, 4) split_rows(IndexRows in, BlockRows blocks, LooseRows rows) {
     constexpr int kWarps = kSplitThreads / 32, kBatch = kSplitBatch;
     __shared__ uint32_t bits[kWarps][kBatch][kDenseWords];
@@ -194,84 +253,46 @@ __global__ void __launch_bounds__(kSplitThreads, 4) split_rows(IndexRows in, Blo
     const LooseSummary summary = *rows.summary;
     for (int i = lane; i < kBatch * kDenseWords; i += 32) bits[warp][0][i] = 0;
     __syncwarp();
-    int slots[kBatch], counts[kBatch] = {};
-    bool irregular[kBatch], twice[kBatch] = {}, open[kBatch];
+    int slots[kBatch];
+    bool irregular[kBatch], twice[kBatch] = {};
 #pragma unroll
     for (int r = 0; r < kBatch; ++r) {
-        open[r] = first_row + r < 2 * in.positions;
-        slots[r] = open[r] ? blocks.row_slot[first_row + r] : 0;
+        slots[r] = first_row + r < 2 * in.positions ? blocks.row_slot[first_row + r] : 0;
         irregular[r] = slots[r] < 0;
         if (irregular[r]) slots[r] = ~slots[r];
     }
-    for (int base = 0; base < in.max_active; base += 64) {
-        int features[kBatch][2], ranks[kBatch][2];
+    for_each_loose<kBatch>(in, first_row, [&](int base, const int(&features)[kBatch][2]) {
+        int ranks[kBatch][2];
 #pragma unroll
-        for (int r = 0; r < kBatch; ++r)
+        for (int i = 0; i < 2 * kBatch; ++i) {
+            const int feature = features[i / 2][i % 2];
+            ranks[i / 2][i % 2] = feature >= 0 ? __ldg(rows.rank + (feature - in.num_features)) : -1;
+        }
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                const int k = base + 32 * part + lane;
-                features[r][part] = open[r] && k < in.max_active ? block_rows::row_pointer(in, first_row + r)[k] : -1;
+        for (int i = 0; i < 2 * kBatch; ++i) {
+            const int r = i / 2, part = i % 2, rank = ranks[r][part];
+            if (rank < 0) continue;
+            if (rank < summary.dense) {
+                const uint32_t bit = 1u << bit_of_index(rank & 31);
+                twice[r] |= (atomicOr(&bits[warp][r][rank >> 5], bit) & bit) != 0;
+            } else {
+                const uint32_t place = atomicAdd(rows.next + (features[r][part] - in.num_features), 1u);
+                rows.keys[place] = uint32_t(slots[r]) * in.max_active + (base + 32 * part + lane);
             }
-#pragma unroll
-        for (int r = 0; r < kBatch; ++r)
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                int& feature = features[r][part];
-                const unsigned ends = __ballot_sync(~0u, feature < 0);
-                if (!open[r] || (ends & ((2u << lane) - 1)) != 0) feature = -1;  // behind the end
-                if (open[r]) counts[r] += ends != 0 ? __ffs(int(ends)) - 1 : 32;
-                if (ends != 0) open[r] = false;
-                if (feature >= in.num_features + in.num_loose) feature = -1;  // index_check.cuh speaks of those
-                ranks[r][part] = feature >= in.num_features ? __ldg(rows.rank + (feature - in.num_features)) : -1;
-            }
-        bool any = false;
-#pragma unroll
-        for (int r = 0; r < kBatch; ++r)
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                const int feature = features[r][part], rank = ranks[r][part], slot = slots[r];
-                any |= open[r];
-                if (rank >= 0) {
-                    if (rank < summary.dense) {
-                        const uint32_t bit = 1u << bit_of_index(rank & 31);
-                        twice[r] |= (atomicOr(&bits[warp][r][rank >> 5], bit) & bit) != 0;
-                    } else {
-                        const uint32_t place = atomicAdd(rows.next + (feature - in.num_features), 1u);
-                        rows.keys[place] = uint32_t(slot) * in.max_active + (base + 32 * part + lane);
-                    }
-                }
-            }
-        if (!any) break;
-    }
+        }
+    });
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < kBatch; ++r) {
-        const int row = first_row + r, slot = slots[r];
+        const int row = first_row + r;
         if (row >= 2 * in.positions) break;
-        const bool found = __any_sync(~0u, twice[r]);
+        const bool found = __any_sync(~0u, twice[r]) && !irregular[r];
         if (lane < kDenseWords)
-            rows.dense_row_bits[size_t(slot) * kDenseWords + lane] = irregular[r] || found ? 0 : bits[warp][r][lane];
-        if (lane == 0) rows.row_entries[slot] = {row, counts[r]};
-        if (!found || irregular[r]) continue;
-        if (lane == 0) blocks.row_slot[row] = ~slot;
-        if (lane == 0) atomicAdd(blocks.irregular, 1);
+            rows.dense_row_bits[size_t(slots[r]) * kDenseWords + lane] =
+                irregular[r] || found ? 0 : bits[warp][r][lane];
+        if (lane == 0) rows.left_out[row] = found;
+        if (lane == 0 && found) atomicAdd(rows.left_out_rows, 1);
     }
-}
-
-// Thread blocks (tile): the tile's slots by how much there is to add, so that neighbours take equally long.
-__global__ void __launch_bounds__(kTileRows) order_rows(BlockRows blocks, LooseRows rows, int num_blocks) {
-    __shared__ int keys[kTileRows];
-    if (int(blockIdx.x) >= blocks.tile_begin[num_blocks]) return;
-    const int slot = blockIdx.x * kTileRows + threadIdx.x, target = blocks.slot_target[slot];
-    const int2 entries = target >= 0 ? rows.row_entries[slot] : int2{0, 0};
-    const int key =
-        entries.y * kTileRows + (target >= 0 ? kTileRows - 1 - int(threadIdx.x) : int(threadIdx.x) - kTileRows);
-    keys[threadIdx.x] = key;
-    __syncthreads();
-    int place = 0;
-#pragma unroll 16
-    for (int i = 0; i < kTileRows; ++i) place += keys[i] > key;
-    rows.order[blockIdx.x * kTileRows + place] = {slot, target, entries.x, entries.y};
 }
 
 // One warp per (tile, word), as for the blocks' features.
@@ -323,20 +344,86 @@ __global__ void __launch_bounds__(kSortThreads) sort_lists(LooseRows rows, int m
         sort_list(rows, rows.lists[rank], max_active, threadIdx.x % 32, 32, [] { __syncwarp(); });
 }
 
-inline cudaError_t clear(const IndexRows& in, const LooseRows& rows, cudaStream_t stream) {
-    return cudaMemsetAsync(rows.counts, 0, LooseRows::zeroed(in.num_loose) * sizeof(uint32_t), stream);
+// Thread blocks (tile): the tile's slots by how much there is to add, so that neighbours take equally long.
+constexpr int kOrderThreads = 256;
+__global__ void __launch_bounds__(kOrderThreads) order_rows(IndexRows in, BlockRows blocks, RowOrder* order) {
+    constexpr int kWarps = kOrderThreads / 32, kEach = kTileRows / kWarps;
+    __shared__ RowOrder unordered[kTileRows];
+    __shared__ int keys[kTileRows];
+    if (int(blockIdx.x) >= blocks.tile_begin[in.num_blocks]) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_slot = blockIdx.x * kTileRows;
+    // A row's number from its target: which perspective it is of, and which of them is to move.
+    int target = -1, row = 0;
+    if (lane < kEach) {
+        target = blocks.slot_target[first_slot + warp * kEach + lane];
+        const int position = target >> 1;
+        if (target >= 0) row = position + ((target & 1) != (in.black_to_move[position] != 0) ? in.positions : 0);
+    }
+    const int32_t* lists[kEach];
+    int counts[kEach] = {};
+    bool open[kEach];
+#pragma unroll
+    for (int r = 0; r < kEach; ++r) {
+        lists[r] = block_rows::row_pointer(in, __shfl_sync(~0u, row, r));
+        open[r] = __shfl_sync(~0u, target, r) >= 0;
+    }
+    for (int base = 0; base < in.max_active; base += 64) {
+        int features[kEach][2];
+#pragma unroll
+        for (int r = 0; r < kEach; ++r)
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                const int k = base + 32 * part + lane;
+                features[r][part] = open[r] && k < in.max_active ? lists[r][k] : -1;
+            }
+        bool any = false;
+#pragma unroll
+        for (int r = 0; r < kEach; ++r) {
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                const unsigned ends = __ballot_sync(~0u, features[r][part] < 0);
+                if (open[r]) counts[r] += ends != 0 ? __ffs(int(ends)) - 1 : 32;
+                if (ends != 0) open[r] = false;
+            }
+            any |= open[r];
+        }
+        if (!any) break;
+    }
+    int count = 0;
+#pragma unroll
+    for (int r = 0; r < kEach; ++r)
+        if (lane == r) count = counts[r];
+    if (lane < kEach) {
+        const int i = warp * kEach + lane;
+        unordered[i] = {first_slot + i, target, row, count};
+        keys[i] = count * kTileRows + (target >= 0 ? kTileRows - 1 - i : i - kTileRows);
+    }
+    __syncthreads();
+    if (threadIdx.x >= kTileRows) return;
+    int place = 0;
+#pragma unroll 16
+    for (int i = 0; i < kTileRows; ++i) place += keys[i] > keys[threadIdx.x];
+    order[first_slot + place] = unordered[threadIdx.x];
 }
 
-// After block_rows::place, which counts entries, and before drop_irregular, as rows may become irregular here.
+// After the blocks' rows.
+inline cudaError_t order(const IndexRows& in, const BlockRows& blocks, RowOrder* order, cudaStream_t stream) {
+    order_rows<<<BlockRows::tiles(in.positions, in.num_blocks), kOrderThreads, 0, stream>>>(in, blocks, order);
+    return cudaGetLastError();
+}
+
+// All the backward needs, after the blocks' rows.
 inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const LooseRows& rows, cudaStream_t stream) {
+    const cudaError_t error =
+        cudaMemsetAsync(rows.counts, 0, LooseRows::zeroed(in.num_loose) * sizeof(uint32_t), stream);
+    if (error != cudaSuccess) return error;
     const int rank_blocks = (in.num_loose + kRankThreads - 1) / kRankThreads;
-    const int split_rows_each = kSplitThreads / 32 * kSplitBatch;
+    const auto row_blocks = [&](int rows_each) { return (2 * in.positions + rows_each - 1) / rows_each; };
+    count_entries<<<row_blocks(kCountThreads / 32 * kCountBatch), kCountThreads, 0, stream>>>(in, rows);
     bin_counts<<<rank_blocks, kRankThreads, 0, stream>>>(rows, in.num_loose);
     rank_features<<<rank_blocks, kRankThreads, 0, stream>>>(in, blocks, rows);
-    split_rows<<<(2 * in.positions + split_rows_each - 1) / split_rows_each, kSplitThreads, 0, stream>>>(in, blocks,
-                                                                                                         rows);
+    split_rows<<<row_blocks(kSplitThreads / 32 * kSplitBatch), kSplitThreads, 0, stream>>>(in, blocks, rows);
     const int words = BlockRows::tiles(in.positions, in.num_blocks) * kDenseWords;
-    order_rows<<<BlockRows::tiles(in.positions, in.num_blocks), kTileRows, 0, stream>>>(blocks, rows, in.num_blocks);
     transpose_dense<<<(words + 7) / 8, 256, 0, stream>>>(blocks, rows);
     sort_lists<<<kSortBlocks, kSortThreads, 0, stream>>>(rows, in.max_active);
     return cudaGetLastError();

@@ -19,6 +19,7 @@
 #include "index_check.cuh"
 #include "loose_gradient.cuh"
 #include "psqt.cuh"
+#include "side_stream.cuh"
 #include "slab_forward.cuh"
 
 namespace nnue::perspective_transformer {
@@ -64,30 +65,42 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
     return in;
 }
 
+// What perspective_rows makes.
 struct Rows {
     BlockRows blocks;
-    LooseRows loose;
+    RowOrder* order;
 };
 
 Rows carve(Carver& carver, const IndexRows& in) {
     const BlockRows blocks = carve_rows(carver, in);
-    return {blocks, carve_loose_rows(carver, in)};
+    return {blocks, carve_row_order(carver, in)};
 }
 
-int64_t rows_bytes(const IndexRows& in) {
+template <class Carve>
+int64_t bytes_of(const Carve& carve, const IndexRows& in) {
     Carver carver{nullptr};
     carve(carver, in);
     return static_cast<int64_t>(carver.used);
 }
 
-Rows open_rows(const char* op, const Tensor& rows, const IndexRows& in) {
-    check_dtype(op, "rows", rows, {ScalarType::Byte});
-    if (rows.dim() != 1 || rows.size(0) != rows_bytes(in)) {
-        fail(op, "rows", "shape " + shape_text(rows.sizes()),
-             "[" + std::to_string(rows_bytes(in)) + "], what perspective_rows makes for these sizes");
+template <class Carve>
+auto open_tensor(const char* op, const char* name, const Tensor& tensor, const Carve& carve, const IndexRows& in,
+                 const char* what) {
+    check_dtype(op, name, tensor, {ScalarType::Byte});
+    const int64_t bytes = bytes_of(carve, in);
+    if (tensor.dim() != 1 || tensor.size(0) != bytes) {
+        fail(op, name, "shape " + shape_text(tensor.sizes()), "[" + std::to_string(bytes) + "], " + what);
     }
-    Carver carver{static_cast<char*>(rows.mutable_data_ptr())};
+    Carver carver{static_cast<char*>(tensor.mutable_data_ptr())};
     return carve(carver, in);
+}
+
+Rows open_rows(const char* op, const Tensor& rows, const IndexRows& in) {
+    return open_tensor(op, "rows", rows, carve, in, "what perspective_rows makes for these sizes");
+}
+
+LooseRows open_lists(const char* op, const Tensor& lists, const IndexRows& in) {
+    return open_tensor(op, "lists", lists, carve_loose_rows, in, "what the forward saved");
 }
 
 Float float_type(const char* op, const char* argument, ScalarType dtype) {
@@ -120,15 +133,11 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     const int device = white.get_device_index();
     IndexCheck white_check(kRows, in.white, in.positions, in.max_active, num_features, device, stream);
     IndexCheck black_check(kRows, in.black, in.positions, in.max_active, num_features, device, stream);
-    Tensor rows = torch::stable::new_empty(white, {rows_bytes(in)}, ScalarType::Byte);
+    Tensor rows = torch::stable::new_empty(white, {bytes_of(carve, in)}, ScalarType::Byte);
     if (in.positions > 0) {
-        const auto [blocks, loose] = open_rows(kRows, rows, in);
-        if (in.num_loose > 0) check_cuda(loose_rows::clear(in, loose, stream), kRows);
-        check_cuda(block_rows::place(in, blocks, loose.counts, stream), kRows);
-        if (in.num_loose > 0) {
-            check_cuda(loose_rows::build(in, blocks, loose, stream), kRows);
-            check_cuda(block_rows::drop_irregular(in, blocks, stream), kRows);
-        }
+        const auto [blocks, order] = open_rows(kRows, rows, in);
+        check_cuda(block_rows::place(in, blocks, stream), kRows);
+        if (in.num_loose > 0) check_cuda(loose_rows::order(in, blocks, order, stream), kRows);
     }
     white_check.finish();
     black_check.finish();
@@ -171,9 +180,21 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
     return grad_psqt;
 }
 
+// The lists that the backward needs of loose features are made beside it.
 template <class Weight>
-cudaError_t run_forward(const ForwardProblem& p, cudaStream_t stream) {
-    if (p.in.num_loose > 0) return slab_forward::forward<Weight>(p, stream);
+cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
+    if (lists == nullptr) return slab_forward::forward<Weight>(p, stream);
+    Fork fork(stream);
+    if (fork.ok() != cudaSuccess) return fork.ok();
+    cudaError_t error = slab_forward::forward<Weight>(p, stream);
+    if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, *lists, fork.stream());
+    const cudaError_t joined = fork.join();
+    return error == cudaSuccess ? joined : error;
+}
+
+template <class Weight>
+cudaError_t run_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
+    if (p.in.num_loose > 0) return run_loose_forward<Weight>(p, lists, stream);
     if constexpr (sizeof(Weight) == 2) {
         return block_product::forward<Weight>(p, stream);
     } else {
@@ -181,10 +202,10 @@ cudaError_t run_forward(const ForwardProblem& p, cudaStream_t stream) {
     }
 }
 
-Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows, const Tensor& weight_in,
-                 const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
-                 int64_t block_size, int64_t num_blocked, int64_t activation, double bound, double scale,
-                 int64_t output_dtype, bool save) {
+Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows, const Tensor& weight_in,
+                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
+                int64_t block_size, int64_t num_blocked, int64_t activation, double bound, double scale,
+                int64_t output_dtype, bool save) {
     check_parameters(weight_in, bias_in, white_in, Device::cuda);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_rows_arguments(kForward, white_in, black_in, num_features, block_size, num_blocked);
@@ -202,7 +223,7 @@ Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& r
     p.in = index_rows(white, black, num_features, block_size, num_blocked);
     const Rows open = open_rows(kForward, rows, p.in);
     p.rows = open.blocks;
-    p.loose = open.loose;
+    p.order = open.order;
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = Activation(activation);
     p.bound = static_cast<float>(bound);
@@ -213,18 +234,23 @@ Three forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& r
     const bool saves = save && p.activation != Activation::kIdentity;
     Tensor saved = torch::stable::new_empty(weight, {saves ? slots(p.in) : 0, num_outputs},
                                             weight_type == Float::kFloat32 ? ScalarType::Float : ScalarType::Half);
+    const bool makes_lists = save && p.in.num_loose > 0;
+    Tensor lists =
+        torch::stable::new_empty(white, {makes_lists ? bytes_of(carve_loose_rows, p.in) : 0}, ScalarType::Byte);
     Tensor psqt_out = psqt ? psqt_forward(p.in, p.rows, *psqt, *bucket, stream)
                            : torch::stable::new_empty(weight, {0}, ScalarType::Float);
-    if (p.in.positions == 0) return {out, psqt_out, saved};
+    if (p.in.positions == 0) return {out, psqt_out, saved, lists};
     p.weight = weight.const_data_ptr();
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
-    const cudaError_t error = weight_type == Float::kFloat32   ? run_forward<float>(p, stream)
-                              : weight_type == Float::kFloat16 ? run_forward<__half>(p, stream)
-                                                               : run_forward<__nv_bfloat16>(p, stream);
-    check_cuda(error, kForward);
-    return {out, psqt_out, saved};
+    std::optional<LooseRows> loose;
+    if (makes_lists) loose = open_lists(kForward, lists, p.in);
+    const auto run = weight_type == Float::kFloat32   ? run_forward<float>
+                     : weight_type == Float::kFloat16 ? run_forward<__half>
+                                                      : run_forward<__nv_bfloat16>;
+    check_cuda(run(p, loose ? &*loose : nullptr, stream), kForward);
+    return {out, psqt_out, saved, lists};
 }
 
 template <class Weight, class Grad>
@@ -253,14 +279,14 @@ cudaError_t run_backward_16(const BackwardProblem& p, cudaStream_t stream) {
 }
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, const Tensor& white_in,
-                  const Tensor& black_in, const Tensor& rows, const Tensor& saved_in,
+                  const Tensor& black_in, const Tensor& rows, const Tensor& saved_in, const Tensor& lists,
                   const std::optional<Tensor>& bucket, int64_t num_features, int64_t num_outputs, int64_t psqt_buckets,
                   int64_t block_size, int64_t num_blocked, int64_t activation, double bound, double scale,
                   int64_t weight_dtype) {
     check_rows_arguments(kBackward, white_in, black_in, num_features, block_size, num_blocked);
     check_activation(kBackward, activation, num_outputs, kMultiple);
     for (const auto& [name, tensor] :
-         {std::pair{"grad_output", &grad_output_in}, {"rows", &rows}, {"saved", &saved_in}}) {
+         {std::pair{"grad_output", &grad_output_in}, {"rows", &rows}, {"saved", &saved_in}, {"lists", &lists}}) {
         check_device(kBackward, name, *tensor, Device::cuda, white_in, "white");
     }
     const ScalarType dtype = float_dtype(kBackward, "weight_dtype", weight_dtype);
@@ -278,7 +304,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     p.in = index_rows(white, black, num_features, block_size, num_blocked);
     const Rows open = open_rows(kBackward, rows, p.in);
     p.rows = open.blocks;
-    p.loose = open.loose;
+    if (p.in.num_loose > 0) p.loose = open_lists(kBackward, lists, p.in);
     p.num_outputs = static_cast<int>(num_outputs);
     p.bound = static_cast<float>(bound);
     p.scale = static_cast<float>(scale);

@@ -644,7 +644,7 @@ def test_opcheck(device: torch.device, activation: Activation, loose: int, dtype
     bucket = torch.arange(100, device=device) % buckets if buckets else None
     forward = (case.white, case.black, rows, case.weight.requires_grad_(), case.bias.requires_grad_(), psqt, bucket)
     constants = (96, 480, code, 1.0, 1.0, dtype_code)
-    # On CUDA `rows` and `saved` have padding that nothing reads or writes: its bits are not comparable.
+    # On CUDA `rows`, `saved` and `lists` have padding that nothing reads or writes: its bits are not comparable.
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
         torch.ops.nnue.perspective_rows.default,
@@ -654,13 +654,13 @@ def test_opcheck(device: torch.device, activation: Activation, loose: int, dtype
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_forward.default, (*forward, *constants, True), test_utils=comparable
     )
-    out, psqt_out, saved = torch.ops.nnue.perspective_transformer_forward(*forward, *constants, True)
+    out, psqt_out, saved, lists = torch.ops.nnue.perspective_transformer_forward(*forward, *constants, True)
     assert psqt_out.shape == (100 if buckets else 0,)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
         (
             torch.randn_like(out), torch.randn(100, device=device) if buckets else None, case.white, case.black, rows,
-            saved.detach(), bucket, features, 64, buckets, *constants,
+            saved.detach(), lists, bucket, features, 64, buckets, *constants,
         ),
     )  # fmt: skip
 
