@@ -291,7 +291,7 @@ def table(results: list[dict[str, Any]]) -> None:
             print(f"    {name:34s}" + " ".join(cells))
 
 
-def plot(results: list[dict[str, Any]], path: Path) -> None:
+def plot(results: list[dict[str, Any]], path: Path, device: str) -> None:
     try:
         import matplotlib
     except ImportError:
@@ -301,7 +301,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     names = ["embedding_bag", "plain, classic atomics", "plain, deterministic", "fused", "floor"]
-    figure, axes = pyplot.subplots(figsize=(16, 5))
+    figure, axes = pyplot.subplots(figsize=(max(8, 0.75 * len(results)), 6))
     for i, name in enumerate(names):
         axes.bar(
             [x + (i - 2) * 0.16 for x in range(len(results))], [r[name]["step"] for r in results], 0.16, label=name
@@ -313,7 +313,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     axes.set_xticks(range(len(results)), labels, fontsize=7)
     axes.set_yscale("log")
     axes.set_ylabel("forward + backward, ms")
-    axes.set_title(f"Feature transformer, both perspectives, pairwise: {torch.cuda.get_device_name()}")
+    axes.set_title(f"Feature transformer, both perspectives, pairwise: {device}")
     axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -358,7 +358,7 @@ def main() -> None:
                 )
     table(results)
     report.write(args.out / "feature_transformer-cuda.json", record | {"results": results})
-    plot(results, args.out / "feature_transformer-cuda.png")
+    plot(results, args.out / "feature_transformer-cuda.png", record["device"])
 
 
 if __name__ == "__main__":
