@@ -1,6 +1,8 @@
 """Fixtures of every room's tests."""
 
+import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,10 @@ settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# torch.compile keeps what it compiled from run to run, and does not notice that an operator's schema has changed.
+SCHEMAS = hashlib.sha256((ROOT / "csrc" / "library.cpp").read_bytes()).hexdigest()[:12]
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"nnue-inductor-{SCHEMAS}"))
 
 
 @pytest.fixture(scope="session")

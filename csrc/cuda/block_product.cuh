@@ -1,11 +1,11 @@
 // The feature transformer of king-bucketed sets as a product on Hopper's tensor cores.
 //
 // All rows of a feature block form a 0/1 matrix [rows, 768]; the forward is that matrix times the block's weights, the
-// weight gradient its transpose times the row gradients. The 0/1 matrix is never stored: it lives as one bit per entry
-// (block_rows.cuh) and becomes 16-bit floats in registers, the left operand of wgmma. Every product has a factor 0 or
-// 1, so 16-bit weights are exact and sums are fp32. An fp32 gradient x is cut into two fp16 parts, x = high + 2⁻¹¹ ·
-// low, which keeps 22 bits or more of it; each part has its own sums. The forward of fp32 weights is in
-// block_gather.cuh.
+// weight gradient its transpose times the row gradients: of frequent features, as the others are gathered. The 0/1
+// matrix is never stored: it lives as one bit per entry (block_rows.cuh) and becomes 16-bit floats in registers, the
+// left operand of wgmma. Every product has a factor 0 or 1, so 16-bit weights are exact and sums are fp32. An fp32
+// gradient x is cut into two fp16 parts, x = high + 2⁻¹¹ · low, which keeps 22 bits or more of it; each part has its
+// own sums. The forward of fp32 weights is in block_gather.cuh.
 //
 // Columns: a slab is `kSlab` columns of the first half of the outputs and the same columns of the second half, so that
 // the pairwise product of clipped halves is local to a thread. A fixed number of thread blocks (workers) share the work
@@ -75,7 +75,7 @@ constexpr uint32_t kOneFp16 = 0x3c00, kOneBf16 = 0x3f80;
 
 constexpr int kMaxBlocks = 255;
 
-// All threads: the first tiles of the blocks to shared memory, where Pieces searches them.
+// All threads: the first tiles of the blocks to shared memory.
 __device__ __forceinline__ const int32_t* load_tile_begin(const BlockRows& rows, int num_blocks) {
     __shared__ int32_t tile_begin[kMaxBlocks + 1];
     for (int b = threadIdx.x; b <= num_blocks; b += blockDim.x) tile_begin[b] = rows.tile_begin[b];
@@ -83,8 +83,7 @@ __device__ __forceinline__ const int32_t* load_tile_begin(const BlockRows& rows,
     return tile_begin;
 }
 
-// Where the sum of a column (of half `h`) is saved. Neighbouring columns lie together within the slabs of the kernels:
-// 64 columns of a half in 16 bits, 32 in fp32.
+// Where the sum of a column (of half `h`) is saved.
 __device__ __forceinline__ size_t saved_at(int slot, int h, int column, int num_outputs) {
     return size_t(slot) * num_outputs + h * (num_outputs / 2) + column;
 }
@@ -142,60 +141,6 @@ __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t
     const __half2 l = __floats2half2_rn((x - back.x) * 2048.0f, (y - back.y) * 2048.0f);
     high = reinterpret_cast<const uint32_t&>(h);
     low = reinterpret_cast<const uint32_t&>(l);
-}
-
-// Lane t of a quad gives v[0…3], and gets v[t] of lanes 0…3.
-__device__ __forceinline__ void quad_transpose(uint32_t (&v)[4], int t) {
-    uint32_t other = __shfl_xor_sync(~0u, (t & 1) ? v[0] : v[1], 1);
-    if (t & 1)
-        v[0] = other;
-    else
-        v[1] = other;
-    other = __shfl_xor_sync(~0u, (t & 1) ? v[2] : v[3], 1);
-    if (t & 1)
-        v[2] = other;
-    else
-        v[3] = other;
-    other = __shfl_xor_sync(~0u, (t & 2) ? v[0] : v[2], 2);
-    if (t & 2)
-        v[0] = other;
-    else
-        v[2] = other;
-    other = __shfl_xor_sync(~0u, (t & 2) ? v[1] : v[3], 2);
-    if (t & 2)
-        v[1] = other;
-    else
-        v[3] = other;
-}
-
-// Four packed pairs of each lane of a quad to 32 16-bit columns of a row.
-__device__ __forceinline__ void store_packed(void* base, size_t offset, uint32_t (&packed)[4], int t, int columns,
-                                             bool write) {
-    quad_transpose(packed, t);
-    if (write && 8 * t < columns)
-        *reinterpret_cast<uint4*>(static_cast<uint16_t*>(base) + offset + 8 * t) = {packed[0], packed[1], packed[2],
-                                                                                    packed[3]};
-}
-
-// 8 · kPairs columns of one row, held by a quad as wgmma leaves them (lane t: columns 8 j + 2 t, + 1 for pair j), to
-// memory. All lanes of the warp take part; `columns` of them exist (a multiple of 8), none if `write` is false.
-template <int kPairs>
-__device__ __forceinline__ void store_columns(void* base, size_t offset, const float (&v)[2 * kPairs], Float type,
-                                              int t, int columns, bool write) {
-    if (type == Float::kFloat32) {
-        float* target = static_cast<float*>(base) + offset + 2 * t;
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j)
-            if (write && 8 * j < columns) *reinterpret_cast<float2*>(target + 8 * j) = {v[2 * j], v[2 * j + 1]};
-    } else {
-#pragma unroll
-        for (int group = 0; group < kPairs / 4; ++group) {
-            uint32_t packed[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) packed[j] = pack(v[8 * group + 2 * j], v[8 * group + 2 * j + 1], type);
-            store_packed(base, offset + 32 * group, packed, t, columns - 32 * group, write);
-        }
-    }
 }
 
 // Left operand of wgmma from bitmap words of rows g and g + 8 (already shifted right by 4 · lane-in-quad): k16 step

@@ -7,9 +7,9 @@
 // the others *far*. So everything here is a function of the batch alone. A row that breaks the rule (a duplicate, a
 // feature of another block) is irregular: it has no bits and no lists, and is worked off row by row.
 //
-// Four kernels, each started while the one before drains: `clear_counts`; `count_rows` reads the batch, finds each
-// row's block and counts rows and features; `assign_slots` ranks each block's features and gives every row its slot;
-// `make_tiles`, a thread block a tile, writes all else that consumers read.
+// Four kernels, the last three started while the one before drains: `clear_counts`; `count_rows` reads the batch, finds
+// each row's block and counts rows and features; `assign_slots` ranks each block's features and gives every row its
+// slot; `make_tiles`, a thread block a tile, writes all else that consumers read.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -731,7 +731,11 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
 }
 
 inline cudaError_t place(const IndexRows& in, const BlockRows& out, cudaStream_t stream) {
+    // The attribute is the kernel's, whoever launches it: it must not depend on this call.
+    constexpr int kMostCounts = kSharedBlocks * (kBlockFeatures + 2) * sizeof(int);
+    constexpr int kMostStages = kTileRows * kBlockFeatures * sizeof(uint16_t);
     const int zeroed = int(BlockRows::zeroed(in.num_blocks));
+    // An ordinary launch: count_rows writes what earlier kernels may still read, before it waits for this one.
     clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(
         reinterpret_cast<int32_t*>(out.block_cost), zeroed);
     const bool is_shared = in.num_blocks <= kSharedBlocks;
@@ -739,13 +743,13 @@ inline cudaError_t place(const IndexRows& in, const BlockRows& out, cudaStream_t
     const size_t shared = (size_t(is_shared ? in.num_blocks * kBlockFeatures : 0) + 2 * in.num_blocks) * sizeof(int);
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(count, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+        error = cudaFuncSetAttribute(count, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostCounts);
     if (error == cudaSuccess)
         error =
             hopper::launch_early(count, std::min(out.stretches, kCountBlocks), kCountThreads, shared, stream, in, out);
     const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t);
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(make_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, int(stages));
+        error = cudaFuncSetAttribute(make_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostStages);
     if (error == cudaSuccess)
         error = hopper::launch_early(assign_slots, in.num_blocks + out.stretches, kSlotThreads, 0, stream, in, out);
     if (error == cudaSuccess)

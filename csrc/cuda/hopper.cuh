@@ -84,8 +84,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, s
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, kernel, parameters...);
 }
-// In such a kernel: waits until the kernels before it are done and their results
-// visible.
+// In such a kernel: waits until the kernels before it are done and their results visible.
 __device__ __forceinline__ void wait_for_kernels_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n" ::: "memory");

@@ -40,7 +40,7 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
         if (p.rows.row_slot[row] >= 0) continue;
         const int slot = ~p.rows.row_slot[row], target = p.rows.slot_target[slot];
         for (int c = threadIdx.x; c < half; c += blockDim.x) {
-            float v[2] = {p.bias[c], p.bias[half + c]};
+            float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // no sum is −0
             for_each_feature(p.in, row, [&](int feature) {
                 const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(feature) * p.num_outputs + c;
                 v[0] += to_float(weight[0]);

@@ -181,8 +181,8 @@ __global__ void __launch_bounds__(kRankThreads) bin_counts(LooseRows rows, int n
     if (threadIdx.x < LooseRows::kBins && bins[threadIdx.x] > 0) atomicAdd(rows.bins + threadIdx.x, bins[threadIdx.x]);
 }
 
-// Gives every feature its rank and its list. A feature is worth a place in a product, or in shared memory, from so many
-// rows on: measured, relative to the batch.
+// Gives every feature its rank and its list. A feature is worth a place in a product from so many rows on: measured,
+// relative to the batch.
 __global__ void __launch_bounds__(kRankThreads) rank_features(IndexRows in, BlockRows blocks, LooseRows rows) {
     constexpr int kBins = LooseRows::kBins;
     __shared__ int first_rank[kBins], warp_sums[kBins / 32];

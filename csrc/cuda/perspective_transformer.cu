@@ -1,5 +1,5 @@
 // The operators of perspective_transformer.h on CUDA: tensors are checked and taken apart here, and the kernels of
-// the headers below are launched on torch's current stream.
+// the headers below are launched on torch's current stream, or a fork of it.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -250,7 +250,9 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
     cuda::launch("psqt prepare", prepare_kernel, kPrepareBlocks, kPrepareThreads, 0, stream, grad, p.in.positions,
                  count, scratch);
     const int shared_bytes = p.buckets <= kSharedBuckets ? 2 * p.buckets * kBlockFeatures * int(sizeof(int)) : 0;
-    cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+    // The attribute is the kernel's, whoever launches it: it must not depend on this call.
+    constexpr int kMostBytes = 2 * kSharedBuckets * kBlockFeatures * int(sizeof(int));
+    cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
                      "psqt scatter");
     // Blocks there always are, so that one says the exponent.
     cuda::launch("psqt scatter", scatter_kernel, BlockRows::tiles(p.in.positions, p.in.num_blocks), kThreads,

@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, 5) slab_kernel(Forwar
 #pragma unroll
     for (int i = 0; i < kPer; i += 4) {
         const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + at + i));
-        sum[i] = bias.x, sum[i + 1] = bias.y, sum[i + 2] = bias.z, sum[i + 3] = bias.w;
+        sum[i] = bias.x + 0.0f, sum[i + 1] = bias.y + 0.0f;  // no sum is −0
+        sum[i + 2] = bias.z + 0.0f, sum[i + 3] = bias.w + 0.0f;
     }
     const RowSum<Weight> adder{static_cast<const Weight*>(p.weight) + at, uint32_t(p.num_outputs * sizeof(Weight)),
                                uint32_t(p.in.num_features + p.in.num_loose)};

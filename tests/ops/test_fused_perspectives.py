@@ -244,6 +244,21 @@ def test_float32_is_exact(device: torch.device) -> None:
     assert ((out.double() - expected).abs() <= 33 * 2.0**-24 * largest).all()
 
 
+@pytest.mark.parametrize("loose", [0, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_negative_zero(device: torch.device, dtype: torch.dtype, loose: int) -> None:
+    """A sum of -0 lies in [0, bound]: the gradient of the clip is 1 there."""
+    rows = torch.full((3, 4), -1, dtype=torch.int32, device=device)
+    rows[1, 0], rows[2, 0] = 0, 1
+    weight = torch.full((2 * 768 + loose, 32), -0.0, dtype=dtype, device=device)
+    bias = torch.cat([torch.full((16,), -0.0), torch.full((16,), 0.5)]).to(device).requires_grad_()
+    to_move = torch.zeros(3, dtype=torch.uint8, device=device)
+    out = perspective_transformer(rows, rows, to_move, weight, bias, block_size=768, num_blocked=2 * 768)
+    out.sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.tolist() == [3.0] * 16 + [0.0] * 16
+
+
 def test_empty_batch(device: torch.device) -> None:
     case = Case(0, 5, device=device)
     out, grad_weight, grad_bias, _ = case.run("pairwise")
