@@ -23,7 +23,7 @@ template <typename Weight>
 struct ForwardShape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
-    static constexpr int kSlab = 64, kPairs = kSlab / 8;
+    static constexpr int kSlab = 64;
     static constexpr int kGroups = 3;  // warpgroups that multiply; one more brings weights, one rows
     static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 256;
     // 96 registers a thread at the launch.
@@ -62,18 +62,6 @@ struct ForwardUnits {
         const int n = each(block), rest = cost - starting(block);
         return rest <= 0 ? 0 : min(tile_begin[block + 1] - tile_begin[block], (rest + n - 1) / n);
     }
-    // The last unit of a slab that begins at `cost` or before: it costs something.
-    __device__ int unit_at(int cost, int num_blocks) const {
-        int low = 0, high = num_blocks - 1;
-        while (low < high) {
-            const int middle = (low + high + 1) / 2;
-            if (cost_begin[middle] <= cost)
-                low = middle;
-            else
-                high = middle - 1;
-        }
-        return low;
-    }
 
     // All threads of the thread block.
     __device__ void load(const BlockRows& rows, int num_blocks, int chunk, int max_chunks) {
@@ -82,16 +70,7 @@ struct ForwardUnits {
             if (b < num_blocks) chunks[b] = uint8_t(min(max((rows.used[b] + chunk - 1) / chunk, 1), max_chunks));
         }
         __syncthreads();
-        if (threadIdx.x < 32) {
-            int carry = 0;
-            for (int base = 0; base < num_blocks; base += 32) {
-                const int b = base + threadIdx.x, mine = b < num_blocks ? cost(b) : 0;
-                const int inclusive = block_rows::warp_inclusive_sum(mine, threadIdx.x);
-                if (b < num_blocks) cost_begin[b] = carry + inclusive - mine;
-                carry += __shfl_sync(~0u, inclusive, 31);
-            }
-            if (threadIdx.x == 0) cost_begin[num_blocks] = carry;
-        }
+        if (threadIdx.x < 32) sums_before(cost_begin, num_blocks, [&](int block) { return cost(block); });
         __syncthreads();
     }
 };
@@ -110,21 +89,17 @@ struct ForwardPieces {
         end = begin_of(blockIdx.x + 1, slabs);
     }
 
-    // Where a worker's stretch begins: with a unit, if one begins or ends nearby.
     __device__ int begin_of(int worker, int slabs) const {
-        const int slab_cost = units.cost_begin[num_blocks], total = slab_cost * slabs;
-        const int even = int((long long)total * worker / kWorkers);
-        if (even == total) return total;
-        const int rest = even % slab_cost, unit = units.unit_at(rest, num_blocks);
-        const int before = rest - units.cost_begin[unit], after = units.cost_begin[unit + 1] - rest;
-        return min(before, after) > ForwardUnits::kSharing ? even : before <= after ? even - before : even + after;
+        const int total = units.cost_begin[num_blocks] * slabs;
+        return stretch_begin(int((long long)total * worker / kWorkers), total, units.cost_begin, num_blocks,
+                             ForwardUnits::kSharing);
     }
 
     __device__ bool next() {
         while (cost < end) {
             slab = cost / units.cost_begin[num_blocks];
             const int rest = cost - slab * units.cost_begin[num_blocks];
-            block = units.unit_at(rest, num_blocks);
+            block = last_begun(units.cost_begin, num_blocks, rest);
             const int from = rest - units.cost_begin[block];
             const int take = min(units.cost_begin[block + 1] - rest, end - cost);
             lo = units.tile_begin[block] + units.tiles_in(block, from);
@@ -176,25 +151,10 @@ __device__ __forceinline__ uint32_t bit_range(int begin, int end) {
     return mask;
 }
 
-__device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
-}
-
-// A value that the compiler does not know how to compute again.
-__device__ __forceinline__ int keep(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 // The compiler moves nothing that has to do with these registers across.
 __device__ __forceinline__ void fence_registers(float (&v)[64]) {
 #pragma unroll
     for (float& x : v) asm volatile("" : "+f"(x)::"memory");
-}
-
-// The threads of a warpgroup wait for each other.
-__device__ __forceinline__ void group_barrier(int group) {
-    asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");
 }
 
 // A warp's 16 rows × 64 columns of 16 bits, as wgmma leaves them, to memory by way of shared memory: eight lanes store
@@ -485,8 +445,9 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
     } else {  // ---- products
         take_registers<Shape::kConsumerRegisters>();
         // Kept in registers, not computed anew wherever they are used.
-        const int row_offset = keep(warp % 4 * 16 + lane / 4), t = lane % 4, shift = keep(4 * t);
-        const int stored_row = keep(warp % 4 * 16 + lane / 8);
+        const int row_offset = block_rows::keep(warp % 4 * 16 + lane / 4), t = lane % 4,
+                  shift = block_rows::keep(4 * t);
+        const int stored_row = block_rows::keep(warp % 4 * 16 + lane / 8);
         const uint32_t turn = shared + Shape::kTurn + warp * Shape::kTurnBytes;
         RingPlace<Shape::kTileStages> tile_place;
         tile_place.advance(warp / 4);

@@ -56,6 +56,14 @@ struct Sums {
     }
 };
 
+// All threads: the first tiles of the blocks to shared memory.
+__device__ __forceinline__ const int32_t* load_tile_begin(const BlockRows& rows, int num_blocks) {
+    __shared__ int32_t tile_begin[kMaxBlocks + 1];
+    for (int b = threadIdx.x; b <= num_blocks; b += blockDim.x) tile_begin[b] = rows.tile_begin[b];
+    __syncthreads();
+    return tile_begin;
+}
+
 // The stretch of units, or parts of them, that a worker takes, the slab outermost. A function of the batch alone.
 struct Work {
     const int32_t* tile_begin;  // in shared memory, as `prefix`
@@ -74,16 +82,8 @@ struct Work {
     __device__ bool next() {
         while (cost < end) {
             const long long slab = cost / prefix[num_blocks], at = cost - slab * prefix[num_blocks];
-            int low = 0, high = num_blocks - 1;
-            while (low < high) {
-                const int middle = (low + high + 1) / 2;
-                if (prefix[middle] <= at)
-                    low = middle;
-                else
-                    high = middle - 1;
-            }
             column = int(slab) * kSlab;
-            block = low;
+            block = last_begun(prefix, num_blocks, at);
             const long long unit = prefix[block + 1] - prefix[block], from = at - prefix[block];
             const long long take = min(unit - from, end - cost);
             const int tiles = tile_begin[block + 1] - tile_begin[block];
@@ -145,7 +145,6 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
         *reinterpret_cast<uint4*>(shared + threadIdx.x / 16 * kUnitBytes + kNearFeatures * kSlabBytes +
                                   threadIdx.x % 16 * 16) = {0, 0, 0, 0};
     if (threadIdx.x == 0) {
-        prefix[0] = 0;
         next_ticket = 0;
         for (int i = 0; i < 2; ++i) {
             barrier_init(full + 8 * i, kProducers * 32);
@@ -154,18 +153,10 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     }
     wait_for_kernels_before();
     if (warp == 0) {
-        long long carry = 0;
-        for (int base = 0; base < p.in.num_blocks; base += 32) {
-            const int b = base + lane;
-            const long long cost = b < p.in.num_blocks ? (long long)p.rows.block_cost[b] : 0;
-            long long sum = cost > 0 ? cost + kUnitCost : 0;
-            for (int d = 1; d < 32; d *= 2) {
-                const long long other = __shfl_up_sync(~0u, sum, d);
-                if (lane >= d) sum += other;
-            }
-            if (b < p.in.num_blocks) prefix[b + 1] = carry + sum;
-            carry += __shfl_sync(~0u, sum, 31);
-        }
+        sums_before(prefix, p.in.num_blocks, [&](int block) {
+            const long long cost = (long long)p.rows.block_cost[block];
+            return cost > 0 ? cost + kUnitCost : 0;
+        });
     }
     const int32_t* tile_begin = load_tile_begin(p.rows, p.in.num_blocks);
     const float* weights = static_cast<const float*>(p.weight);

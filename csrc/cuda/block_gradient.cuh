@@ -227,19 +227,6 @@ struct Units {
         return cost <= finishing ? 0 : int(min((long long)n, (cost - finishing + each - 1) / each));
     }
 
-    // The last unit of a slab that begins at `cost` or before: it costs something.
-    __device__ int unit_at(int cost, int num_units) const {
-        int low = 0, high = num_units - 1;
-        while (low < high) {
-            const int middle = (low + high + 1) / 2;
-            if (cost_begin[middle] <= cost)
-                low = middle;
-            else
-                high = middle - 1;
-        }
-        return low;
-    }
-
     // All threads of the thread block.
     __device__ void load(const BlockRows& rows, int num_blocks, int slabs) {
         for (int b = threadIdx.x; b <= num_blocks; b += blockDim.x) {
@@ -250,16 +237,9 @@ struct Units {
         if (threadIdx.x < 32) {
             int stretch = INT_MAX;
             for (int pass = 0; pass < 2; ++pass) {
-                int carry = 0;
-                for (int base = 0; base < kMaxGroups * num_blocks; base += 32) {
-                    const int unit = base + threadIdx.x,
-                              mine = unit < kMaxGroups * num_blocks ? cost(unit, stretch) : 0;
-                    const int inclusive = block_rows::warp_inclusive_sum(mine, threadIdx.x);
-                    if (unit < kMaxGroups * num_blocks) cost_begin[unit] = carry + inclusive - mine;
-                    carry += __shfl_sync(~0u, inclusive, 31);
-                }
-                if (threadIdx.x == 0) cost_begin[kMaxGroups * num_blocks] = carry;
-                stretch = int(min((long long)INT_MAX, (long long)carry * slabs / kWorkers + 1));
+                const int slab_cost =
+                    sums_before(cost_begin, kMaxGroups * num_blocks, [&](int unit) { return cost(unit, stretch); });
+                stretch = int(min((long long)INT_MAX, (long long)slab_cost * slabs / kWorkers + 1));
             }
         }
         __syncthreads();
@@ -290,19 +270,15 @@ struct UnitCursor {
           cost(begin_of(worker)),
           end(begin_of(worker + 1)) {}
 
-    // Where a worker's stretch begins: with a unit, if one begins or ends nearby.
     __device__ long long begin_of(int worker) const {
-        const long long even = total * worker / kWorkers;
-        if (even == total) return total;
-        const int rest = int(even % slab_cost), unit = units.unit_at(rest, num_units);
-        const int before = rest - units.cost_begin[unit], after = units.cost_begin[unit + 1] - rest;
-        return min(before, after) > kSharing ? even : before <= after ? even - before : even + after;
+        return stretch_begin(total * worker / kWorkers, total, units.cost_begin, num_units, kSharing);
     }
 
     __device__ bool next(UnitPiece& piece) {
         while (cost < end) {
             piece.slab = int(cost / slab_cost);
-            const int rest = int(cost - (long long)piece.slab * slab_cost), low = units.unit_at(rest, num_units);
+            const int rest = int(cost - (long long)piece.slab * slab_cost),
+                      low = last_begun(units.cost_begin, num_units, rest);
             piece.unit = low;
             piece.begin = cost - rest + units.cost_begin[low];
             const long long take = min((long long)units.cost_begin[low + 1] - rest, end - cost);
@@ -684,29 +660,12 @@ __global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardP
             p.grad_bias[column] = sum;
         }
     } else {
-        if (warp == 0) {
-            int carry = 0;
-            for (int base = 0; base < num_blocks; base += 32) {
-                const int b = base + lane;
-                const int rare = b < num_blocks ? max(p.rows.used[b] - p.rows.dense[b], 0) : 0;
-                const int inclusive = block_rows::warp_inclusive_sum(rare, lane);
-                if (b < num_blocks) begin[b] = carry + inclusive - rare;
-                carry += __shfl_sync(~0u, inclusive, 31);
-            }
-            if (lane == 0) begin[num_blocks] = carry;
-        }
+        if (warp == 0) sums_before(begin, num_blocks, [&](int b) { return max(p.rows.used[b] - p.rows.dense[b], 0); });
         __syncthreads();
         const int pieces = (p.num_outputs + kColumns - 1) / kColumns, items = begin[num_blocks] * pieces;
         for (int item = (blockIdx.x - bias_blocks) * kWarps + warp; item < items;
              item += kRareBlocks<kParts> * kWarps) {
-            int block = 0, last = num_blocks - 1;  // the last block that begins here or before
-            while (block < last) {
-                const int middle = (block + last + 1) / 2;
-                if (begin[middle] <= item / pieces)
-                    block = middle;
-                else
-                    last = middle - 1;
-            }
+            const int block = last_begun(begin, num_blocks, item / pieces);
             const int rank = p.rows.dense[block] + item / pieces - begin[block];
             const int local = __ldg(p.rows.ranked + block * kBlockFeatures + rank), end = p.rows.tile_begin[block + 1];
             int operands[kChunks];  // the first of the slab; −1: no such columns

@@ -75,12 +75,43 @@ constexpr uint32_t kOneFp16 = 0x3c00, kOneBf16 = 0x3f80;
 
 constexpr int kMaxBlocks = 255;
 
-// All threads: the first tiles of the blocks to shared memory.
-__device__ __forceinline__ const int32_t* load_tile_begin(const BlockRows& rows, int num_blocks) {
-    __shared__ int32_t tile_begin[kMaxBlocks + 1];
-    for (int b = threadIdx.x; b <= num_blocks; b += blockDim.x) tile_begin[b] = rows.tile_begin[b];
-    __syncthreads();
-    return tile_begin;
+// A warp: to[i] = the sum of value_of(0) … value_of(i − 1), up to i = `count`, which is returned.
+template <typename T, typename ValueOf>
+__device__ __forceinline__ T sums_before(T* to, int count, const ValueOf& value_of) {
+    const int lane = threadIdx.x % 32;
+    T carry = 0;
+    for (int base = 0; base < count; base += 32) {
+        const int i = base + lane;
+        const T mine = i < count ? value_of(i) : 0, inclusive = block_rows::warp_inclusive_sum(mine, lane);
+        if (i < count) to[i] = carry + inclusive - mine;
+        carry += __shfl_sync(~0u, inclusive, 31);
+    }
+    if (lane == 0) to[count] = carry;
+    return carry;
+}
+
+// The last of `count` that begins at `place` or before: the one of several at one place that is not empty.
+template <typename T>
+__device__ __forceinline__ int last_begun(const T* begin, int count, T place) {
+    int low = 0, high = count - 1;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (begin[middle] <= place)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+// Where a worker's stretch of units begins that would begin at `even`, of `total`: with a unit, if one begins or ends
+// nearer than `sharing`, what it costs that two workers share one. `cost_begin`: of the `num_units` units of a slab.
+template <typename T>
+__device__ __forceinline__ T stretch_begin(T even, T total, const int* cost_begin, int num_units, int sharing) {
+    if (even == total) return total;
+    const int rest = int(even % cost_begin[num_units]), unit = last_begun(cost_begin, num_units, rest);
+    const int before = rest - cost_begin[unit], after = cost_begin[unit + 1] - rest;
+    return min(before, after) > sharing ? even : before <= after ? even - before : even + after;
 }
 
 // Where the sum of a column (of half `h`) is saved.

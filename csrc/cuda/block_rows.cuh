@@ -167,9 +167,10 @@ __device__ __forceinline__ const int32_t* row_pointer(const IndexRows& in, int r
                               : in.black + size_t(row - in.positions) * in.max_active;
 }
 
-__device__ __forceinline__ int warp_inclusive_sum(int x, int lane) {
+template <typename T>
+__device__ __forceinline__ T warp_inclusive_sum(T x, int lane) {
     for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(~0u, x, d);
+        const T other = __shfl_up_sync(~0u, x, d);
         if (lane >= d) x += other;
     }
     return x;

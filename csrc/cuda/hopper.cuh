@@ -18,6 +18,9 @@ __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* globa
     const int bytes = valid ? 16 : 0;  // 0: nothing is read, sixteen zero bytes are written
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
+}
 __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
@@ -156,6 +159,11 @@ __device__ __forceinline__ void flag_wait(const unsigned* flag) {
     unsigned value;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(flag) : "memory");
     while (value == 0);
+}
+
+// The threads of warpgroup `group` wait for each other.
+__device__ __forceinline__ void group_barrier(int group) {
+    asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");
 }
 
 __device__ __forceinline__ void wgmma_fence() {

@@ -3,20 +3,11 @@
 #pragma once
 
 #include "block_product.cuh"
+#include "common.cuh"
 
 namespace nnue::block_product {
 
 constexpr int kIrregularBlocks = 264;
-
-__device__ __forceinline__ float to_float(float x) {
-    return x;
-}
-__device__ __forceinline__ float to_float(__half x) {
-    return __half2float(x);
-}
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) {
-    return __bfloat162float(x);
-}
 
 __device__ __forceinline__ void store(void* base, size_t offset, float x, Float type) {
     if (type == Float::kFloat32) static_cast<float*>(base)[offset] = x;
@@ -43,8 +34,8 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
             float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // no sum is −0
             for_each_feature(p.in, row, [&](int feature) {
                 const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(feature) * p.num_outputs + c;
-                v[0] += to_float(weight[0]);
-                v[1] += to_float(weight[half]);
+                v[0] += cuda::to_sum(weight[0]);
+                v[1] += cuda::to_sum(weight[half]);
             });
             if (p.saved != nullptr) {
                 const uint32_t encoded = encode(v[0], v[1], p.bound);
@@ -95,7 +86,7 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
         float g[2] = {gradient(at) * p.scale, gradient(kPairwise ? at : at + half) * p.scale}, s[2] = {0, 0};
         if constexpr (kActivation != Activation::kIdentity) {
             for (int h = 0; h < 2; ++h)
-                s[h] = to_float(static_cast<const Saved*>(p.saved)[saved_at(slot, h, c, p.num_outputs)]);
+                s[h] = cuda::to_sum(static_cast<const Saved*>(p.saved)[saved_at(slot, h, c, p.num_outputs)]);
         }
         differentiate<kActivation>(g[0], g[1], s[0], s[1], p.bound, limit);
         for_each_feature(p.in, row, [&](int feature) {
@@ -106,7 +97,7 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
             }
             Weight* target_row = static_cast<Weight*>(p.grad_weight) + size_t(feature) * p.num_outputs + c;
             for (int h = 0; h < 2; ++h)
-                store(target_row + h * half, 0, to_float(target_row[h * half]) + g[h], p.weight_type);
+                store(target_row + h * half, 0, cuda::to_sum(target_row[h * half]) + g[h], p.weight_type);
         });
     }
 }

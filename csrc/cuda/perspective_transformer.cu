@@ -256,9 +256,8 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& ro
 template <class Weight, class Grad>
 cudaError_t run_backward(const BackwardProblem& p, cudaStream_t stream) {
     constexpr auto kLoose = [](const BackwardProblem& problem, cudaStream_t on) {
-        return problem.in.num_loose == 0                   ? cudaSuccess
-               : loose_gradient::run < sizeof(Weight) == 4 ? 2
-                                                           : 1 > (problem, on);
+        constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
+        return problem.in.num_loose == 0 ? cudaSuccess : loose_gradient::run<kParts>(problem, on);
     };
     switch (p.activation) {
         case Activation::kIdentity:
