@@ -1,0 +1,199 @@
+"""Builds of the CUDA op library against each other: are they right, equal bit for bit from run to run, and how fast.
+
+    python benchmarks/feature_transformer/compare.py --data FILE.binpack old=PATH/_ops_cuda.so new=PATH/_ops_cuda.so
+
+Each build runs in a process of its own, one after the other on the same positions: outputs and gradients against sums
+in float64, five more runs for equal bits, medians with a cold L2 cache (run.py's timer), and with --profile each
+kernel's time. A change of a kernel is measured with this before it is merged; run.py then makes the figures that are
+kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+HERE = Path(__file__).resolve().parent
+
+
+def reference(
+    indices: tuple[Tensor, Tensor], black_first: Tensor, weight: Tensor, bias: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """float64: output [B, N], gradients of weight [F, N] and bias [N]; pairwise, bound 1."""
+    weight, bias, grad = weight.double(), bias.double(), grad.double()
+    half = weight.shape[1] // 2
+    sums, outputs = [], []
+    for rows in indices:
+        total = bias.repeat(len(rows), 1)
+        for column in rows.unbind(1):
+            alive = column >= 0
+            if not alive.any():
+                break
+            total[alive] += weight[column[alive].long()]
+        sums.append(total)
+        clipped = total.clamp(0, 1)
+        outputs.append(clipped[:, :half] * clipped[:, half:])
+    own = torch.where(black_first, outputs[1], outputs[0])
+    other = torch.where(black_first, outputs[0], outputs[1])
+    grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+    for side, (rows, total) in enumerate(zip(indices, sums, strict=True)):
+        first, second = grad[:, :half], grad[:, half:]
+        g = torch.where(black_first, second, first) if side == 0 else torch.where(black_first, first, second)
+        clipped = total.clamp(0, 1)
+        g = torch.cat([g * clipped[:, half:], g * clipped[:, :half]], 1) * ((total >= 0) & (total <= 1))
+        grad_bias += g.sum(0)
+        for column in rows.unbind(1):
+            alive = column >= 0
+            if not alive.any():
+                break
+            grad_weight.index_add_(0, column[alive].long(), g[alive])
+    return torch.cat([own, other], 1), grad_weight, grad_bias
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+class Case:
+    """One batch and one dtype, and what is done with them."""
+
+    def __init__(
+        self, run: Any, name: str, rows: tuple[Tensor, Tensor, Tensor], outputs: int, dtype: torch.dtype
+    ) -> None:
+        self.run, self.features = run, run.FEATURES[name]
+        self.white, self.black, self.black_to_move = (t.cuda() for t in rows)
+        g = torch.Generator("cuda").manual_seed(2)
+        weight = torch.randn(self.features, outputs, generator=g, device="cuda") * 0.1
+        self.weight = weight.to(dtype).requires_grad_()
+        self.bias = (torch.rand(outputs, generator=g, device="cuda") * 0.5).requires_grad_()
+        self.grad = (torch.randn(len(self.white), outputs, generator=g, device="cuda") * 1e-4).to(dtype)
+
+    def lists(self) -> Tensor:
+        run = self.run
+        rows = run.perspective_rows(self.white, self.black, self.black_to_move, self.features, run.BLOCK, run.BLOCKED)
+        return cast(Tensor, rows)
+
+    def forward(self, rows: Tensor | None = None) -> Tensor:
+        run = self.run
+        out = run.perspective_transformer(
+            self.white, self.black, self.black_to_move, self.weight, self.bias,
+            block_size=run.BLOCK, num_blocked=run.BLOCKED, rows=rows,
+        )  # fmt: skip
+        return cast(Tensor, out)
+
+    def backward(self, out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, (self.weight, self.bias), self.grad, retain_graph=True)
+
+    def step(self) -> tuple[Tensor, ...]:
+        out = self.forward()
+        return (out, *torch.autograd.grad(out, (self.weight, self.bias), self.grad))
+
+    def check(self, flush: Tensor) -> str:
+        found = self.step()
+        weight, bias = self.weight.detach(), self.bias.detach()
+        expected = reference((self.white, self.black), self.black_to_move.bool()[:, None], weight, bias, self.grad)
+        errors = [error(f, e) for f, e in zip(found, expected, strict=True)]
+        size = expected[1].norm(dim=1)
+        used = size > 0
+        worst = float(((found[1].double() - expected[1]).norm(dim=1)[used] / size[used]).max())
+        stray = int((found[1][~used] != 0).sum())
+        equal = True
+        for _ in range(5):
+            flush.random_()
+            equal &= all(torch.equal(a, b) for a, b in zip(found, self.step(), strict=True))
+        return (
+            f"errors: output {errors[0]:.1e} weight {errors[1]:.1e} (worst feature {worst:.1e}) bias {errors[2]:.1e}; "
+            f"gradients of unused features that are not 0: {stray}; equal bits: {equal}"
+        )
+
+    def times(self, timer: Any) -> str:
+        rows = self.lists()
+        out = self.forward(rows)
+        found = {
+            "lists": timer(self.lists),
+            "forward": timer(lambda: self.forward(rows)),
+            "backward": timer(lambda: self.backward(out)),
+            "step": timer(self.step),
+        }
+        return "ms: " + "  ".join(f"{k} {v:.4f}" for k, v in found.items())
+
+    def kernels(self, flush: Tensor) -> dict[str, list[float]]:
+        """Microseconds of each launch in ten steps."""
+        found: dict[str, list[float]] = {}
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(10):
+                flush.zero_()
+                self.step()
+            torch.cuda.synchronize()
+        for event in profile.events() or []:
+            if "nnue::" in event.name:
+                name = event.name.split("(")[0].split("<")[0].removeprefix("void ")
+                found.setdefault(name, []).append(event.device_time)
+        return found
+
+
+def measure(name: str, library: str, args: argparse.Namespace) -> None:
+    """In the build's own process: a library is loaded once."""
+    from nnue_trainer import _library
+
+    _library.CUDA_LIBRARY = Path(library)
+    sys.path.insert(0, str(HERE))
+    import run  # the benchmark beside this one; it loads the library
+
+    run.ops.set_index_check("off")
+    timer = run.Timer(args.repeats)
+    for text in args.cases:
+        kind, outputs, batch = run.parse_case(text)
+        rows = run.real_rows(args.data, kind, batch) if args.data else run.random_rows(kind, batch)
+        for dtype in args.dtypes:
+            case, label = Case(run, kind, rows, outputs, getattr(torch, dtype)), f"{name:12s} {text} {dtype:9s}"
+            print(label, case.check(timer.flush))
+            print(label, case.times(timer), flush=True)
+            if args.profile:
+                for kernel, spent in case.kernels(timer.flush).items():
+                    print(f"    {kernel:60s} {statistics.median(spent):8.1f} us  x {len(spent) / 10:g}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Builds of the CUDA op library against each other")
+    parser.add_argument("builds", nargs="+", metavar="NAME=LIBRARY", help="for example old=/tmp/old/_ops_cuda.so")
+    parser.add_argument("--data", help="a binpack file; random rows without one")
+    parser.add_argument("--cases", nargs="+", default=["buckets:1024:16384"], metavar="SET:N:B")
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16", "float16"]
+    )
+    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--limit", type=int, default=120, metavar="SECONDS", help="for one build; a hang is stopped")
+    parser.add_argument("--profile", action="store_true", help="print each kernel's time")
+    args = parser.parse_args()
+    builds = [build.partition("=") for build in args.builds]
+    for name, _, library in builds:
+        if not Path(library).is_file():
+            print(f"compare: {name}={library}: found no file, expected a library", file=sys.stderr)
+            return 1
+    if len(builds) == 1:
+        measure(builds[0][0], builds[0][2], args)
+        return 0
+    failed = 0
+    others = [a for a in sys.argv[1:] if a not in args.builds]
+    for build in args.builds:
+        command = [sys.executable, __file__, build, *others]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        try:
+            failed |= subprocess.run(command, timeout=args.limit, env=environment, check=False).returncode
+        except subprocess.TimeoutExpired:
+            print(f"compare: {build}: stopped after {args.limit} s", file=sys.stderr)
+            failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
