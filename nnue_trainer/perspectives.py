@@ -44,8 +44,7 @@ def _block_rows_pieces(
     blocks = _num_blocks(num_blocked, block_size)
     slots = _slots(positions, block_size, num_blocked)
     pitch = (max(1, min(max_active, 768)) + 7) // 8 * 8
-    stretch_rows = max(1, (2 * positions + 2**18 - 1) // 2**18) * 256
-    stretches = (2 * positions + stretch_rows - 1) // stretch_rows
+    chunks = (2 * positions + 255) // 256
     return {
         "slot_target": 4 * slots,
         "tile_begin": 4 * (blocks + 1),
@@ -58,11 +57,8 @@ def _block_rows_pieces(
         "far_begin": 4 * 65 * (slots // 64),
         "far": 2 * slots * pitch,
         **({} if has_loose else {"entries": 16 * slots, "near": 2 * slots * pitch}),
-        "row_block": 2 * stretches * stretch_rows,
-        "stretch_counts": 4 * blocks * stretches,
-        "rank_of": 2 * 768 * blocks,
-        "tile_block": 2 * (slots // 64),
-        "slot_row": 4 * slots,
+        "listed": 512 * chunks,
+        "chunk_rows": 4 * blocks * chunks,
         "counts": 8 * ((771 * blocks + 2) // 2),  # and others that are zeroed with them
     }
 

@@ -136,8 +136,7 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     Tensor rows = torch::stable::new_empty(white, {bytes_of(carve, in)}, ScalarType::Byte);
     if (in.positions > 0) {
         const auto [blocks, order] = open_rows(kRows, rows, in);
-        check_cuda(block_rows::place(in, blocks, stream), kRows);
-        if (in.num_loose > 0) check_cuda(loose_rows::order(in, blocks, order, stream), kRows);
+        check_cuda(block_rows::place(in, blocks, order, stream), kRows);
     }
     white_check.finish();
     black_check.finish();
