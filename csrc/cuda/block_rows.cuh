@@ -27,11 +27,29 @@ constexpr int kBlockWords = kBlockFeatures / 32;  // words of one row's bitmap
 constexpr int kTileRows = 64;                     // slots of a tile
 constexpr int kNearFeatures = 384;                // of a block, the most frequent
 constexpr int kNearWords = kNearFeatures / 32;
-constexpr int kGroupFeatures = 384;            // features of a block that the weight gradient's product takes at once
-constexpr int kLastDenseClass = 16;            // features as frequent as this go into the product
-constexpr int kGroupRows = 4;                  // rows of a tile that the fp32 forward takes at a time
-constexpr int kGroupCost = 4;                  // of a group besides its near features, in features; measured
-constexpr int kNoFeature = 2 * kNearFeatures;  // behind the end of a near list
+constexpr int kGroupFeatures = 384;  // features of a block that the weight gradient's product takes at once
+constexpr int kLastDenseClass = 16;  // features as frequent as this go into the product
+constexpr int kGroupRows = 4;        // rows of a tile that the fp32 forward takes at a time
+constexpr int kNearCost = 2, kGroupCost = 31, kFarCost = 3;  // of a place, a group, a far feature there; measured
+
+// What the fp32 forward keeps of a block, in *places*: a place of zeros, all sums of a few of the most frequent
+// features, so that a row adds such features up with one read, and the other near features. Of the first 32 ranks each
+// four consecutive ones are a *team*: of the first kFours teams there are all 15 sums, of the others the 7 sums of
+// three and the fourth alone. Sum v is of those whose bits v has. Those of team kBiasTeam have the bias as well: every
+// row begins with one of them, be it sum 0.
+constexpr int kSummedRanks = 32, kTeams = kSummedRanks / 4, kFours = 4, kBiasTeam = kFours, kNoFeature = 0;
+__host__ __device__ constexpr int team_place(int team, int sum) {
+    return team < kFours ? 15 * team + sum : 15 * kFours + 7 * (team - kFours) + 1 + sum;
+}
+// Of a feature that is in no sum: the fourth of a team, or behind all teams.
+__host__ __device__ constexpr int single_place(int rank) {
+    constexpr int kFirst = team_place(kTeams, 1);
+    return rank < kSummedRanks ? kFirst + rank / 4 - kFours : kFirst + kTeams - kFours + rank - kSummedRanks;
+}
+__host__ __device__ constexpr bool is_single(int rank) {
+    return rank >= kSummedRanks || (rank >= 4 * kFours && rank % 4 == 3);
+}
+constexpr int kPlaces = single_place(kNearFeatures);
 
 struct IndexRows {
     const int32_t* white;          // [positions, max_active]
@@ -48,8 +66,8 @@ struct IndexRows {
 // A row of the fp32 forward.
 struct alignas(16) RowEntry {
     int target, slot;  // as in BlockRows; target −1: padding, or an irregular row
-    // Features in its near list, from bit 9 on those in its far list, from bit 18 on the first of them; −1 without
-    // a row.
+    // Places in its near list, from bit 9 on features in its far list, from bit 18 on the first of them, from bit 28 on
+    // the sum of team kBiasTeam; −1 without a row.
     int counts;
     int far_begin;  // of its far entries, in the tile's
 };
@@ -70,8 +88,8 @@ struct BlockRows {
     // For the fp32 forward, where there are no loose features. Rows of a tile come in order of their near lists'
     // length, longest first.
     RowEntry* entries;               // [slots]
-    uint16_t* near;                  // [slots, pitch]: twice the rank of a near feature; then kNoFeature
-    unsigned long long* block_cost;  // [num_blocks]: work for the block's rows in a slab, in features
+    uint16_t* near;                  // [slots, pitch]: twice the places of near features; then kNoFeature
+    unsigned long long* block_cost;  // [num_blocks]: work for the block's rows in a slab
 
     int pitch;                // places for a row's features, a multiple of 8
     int stretch_rows;         // rows of a stretch: a multiple of kChunkRows
@@ -631,9 +649,9 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
                 shared_or(bits + 4 * rank, slot_bit);
                 shared_or(rank_bits + (rank >> 5) * 4, 1u << (rank_bit >> 10));
             }
-            const bool near = has && rank < kNearFeatures;
-            values[j] = near ? 2 * rank : local;
-            if (near) is_near |= 1u << j;
+            const bool near = rank < kNearFeatures;
+            values[j] = near ? 2 * single_place(rank) : local;
+            if (has && near && is_single(rank)) is_near |= 1u << j;
             if (has && !near) is_far |= 1u << j;
         }
         have = __popc(is_near) | __popc(is_far) << 16;
@@ -665,6 +683,31 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
         if (base >= in.max_active || !__any_sync(~0u, open)) break;
         load_entries(entries, in, open, found, base + quarter * kEntriesEach);
     }
+    int with_bias = 0;
+    if (has_lists) {  // a lane adds one sum of four and one of three
+        static_assert(kFours == kLanesEach && kTeams == 2 * kLanesEach);
+        __syncwarp();
+        const uint32_t word = hopper::load_shared_4(rank_bits) >> bit_of_index(4 * quarter);
+        const auto sum_of = [](uint32_t bits) {  // bits of four consecutive ranks lie at 0, 16, 4, 20
+            bits &= 0x00110011;
+            bits |= bits >> 15;
+            return int(bits | bits >> 2) & 15;
+        };
+        const int four = sum_of(word), three = sum_of(word >> 2) & 7;
+        const bool listed = three != 0 && kFours + quarter != kBiasTeam;
+        const int have = (four != 0) + listed;
+        with_bias = __shfl_sync(~0u, three, kBiasTeam - kFours, kLanesEach);
+        int until = have;
+#pragma unroll
+        for (int d = 1; d < kLanesEach; d *= 2) {
+            const int other = __shfl_up_sync(~0u, until, d, kLanesEach);
+            if (quarter >= d) until += other;
+        }
+        uint32_t to = stage + 2 * (near_count + until - have);
+        near_count += __shfl_sync(~0u, until, kLanesEach - 1, kLanesEach);
+        if (four != 0) shared_store_16(to, 2 * team_place(quarter, four)), to += 2;
+        if (listed) shared_store_16(to, 2 * team_place(kFours + quarter, three));
+    }
     const int key = (regular ? near_count + 1 : 0) * kTileRows + kTileRows - 1 - slot;
     if (quarter == 0) s.keys[slot] = key, s.far_counts[slot] = far_count;
     __syncthreads();
@@ -695,9 +738,12 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
             s.slot_at[place] = slot;
             out.entries[first_slot + place] = {
                 target, first_slot + slot,
-                regular ? near_count | far_count << 9 | (far_count > 0 ? stages[(slot + 1) * pitch - 1] << 18 : 0) : -1,
+                regular ? near_count | far_count << 9 | (far_count > 0 ? stages[(slot + 1) * pitch - 1] << 18 : 0) |
+                              with_bias << 28
+                        : -1,
                 far_begin};
-            if (regular) cost = (place % kGroupRows == 0 ? near_count + kGroupCost : 0) + far_count;
+            if (regular)
+                cost = (place % kGroupRows == 0 ? kNearCost * near_count + kGroupCost : 0) + kFarCost * far_count;
         }
         cost = __reduce_add_sync(~0u, cost);
         if (lane == 0) atomicAdd(&s.cost, cost);
