@@ -44,22 +44,21 @@ struct ForwardShape {
 
 // What a worker's share is counted in: products of a tile and a chunk.
 struct ForwardUnits {
-    static constexpr int kTileCost = 1, kUnitCost = 1, kChunkCost = 1;  // measured
-    static constexpr int kSharing = 12;                                 // what it costs that two workers share a unit
+    static constexpr int kTileCost = 14, kUnitCost = 8;  // of a tile besides its products, of a unit; measured
+    static constexpr int kSharing = 6;                   // what it costs that two workers share a unit
 
     int cost_begin[kMaxBlocks + 1];  // of a slab's units
     int tile_begin[kMaxBlocks + 1];
     uint8_t chunks[kMaxBlocks];  // at least one, so that no sum stays −0
 
-    __device__ int starting(int block) const { return kUnitCost + chunks[block] * kChunkCost; }
     __device__ int each(int block) const { return chunks[block] + kTileCost; }
     __device__ int cost(int block) const {
         const int tiles = tile_begin[block + 1] - tile_begin[block];
-        return tiles == 0 ? 0 : starting(block) + tiles * each(block);
+        return tiles == 0 ? 0 : kUnitCost + tiles * each(block);
     }
     // How many of the unit's tiles begin in the first `cost` of it.
     __device__ int tiles_in(int block, int cost) const {
-        const int n = each(block), rest = cost - starting(block);
+        const int n = each(block), rest = cost - kUnitCost;
         return rest <= 0 ? 0 : min(tile_begin[block + 1] - tile_begin[block], (rest + n - 1) / n);
     }
 
@@ -157,11 +156,18 @@ __device__ __forceinline__ void fence_registers(float (&v)[64]) {
     for (float& x : v) asm volatile("" : "+f"(x)::"memory");
 }
 
+// To global memory, without a branch around it.
+__device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(int(wanted))
+                 : "memory");
+}
+
 // A warp's 16 rows × 64 columns of 16 bits, as wgmma leaves them, to memory by way of shared memory: eight lanes store
 // a row's 128 bytes. `word(j, r)` gives columns 8 j + 2 t, + 1 of row g + 8 r; `where(k)` the address of row lane / 8 +
-// 4 k, or null.
+// 4 k, which is wanted where bit k of `wanted` is set.
 template <typename Word, typename Where>
-__device__ __forceinline__ void store_turned(uint32_t turn, int columns, const Word& word, const Where& where) {
+__device__ __forceinline__ void store_turned(uint32_t turn, unsigned wanted, const Word& word, const Where& where) {
     const int lane = threadIdx.x % 32;
     const uint32_t to = turn + operand_offset(lane % 16, lane / 16), from = turn + operand_offset(lane / 8, lane % 8);
 #pragma unroll
@@ -170,14 +176,16 @@ __device__ __forceinline__ void store_turned(uint32_t turn, int columns, const W
         store_matrices(to ^ (j << 4), words);
     }
     __syncwarp();
-    uint4 pieces[4];
+    constexpr int kAtOnce = 2;  // all four take more registers than there are
 #pragma unroll
-    for (int k = 0; k < 4; ++k) pieces[k] = load_shared_16<true>((from + k * 512) ^ (k % 2 * 64));
-    __syncwarp();
+    for (int first = 0; first < 4; first += kAtOnce) {
+        uint4 pieces[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        char* row = where(k);
-        if (row != nullptr && lane % 8 * 8 < columns) *reinterpret_cast<uint4*>(row + lane % 8 * 16) = pieces[k];
+        for (int k = 0; k < kAtOnce; ++k) pieces[k] = load_shared_16<true>((from + (first + k) * 512) ^ (k % 2 * 64));
+        if (first + kAtOnce == 4) __syncwarp();
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k)
+            store_global_16(where(first + k), pieces[k], (wanted >> (first + k) & 1) != 0);
     }
 }
 
@@ -186,20 +194,22 @@ template <typename Shape>
 __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc)[64], uint32_t turn, int slot,
                                             int column, const int (&targets)[4]) {
     const int half = p.num_outputs / 2, columns = min(half - column, Shape::kSlab);
+    const int my_column = column + threadIdx.x % 8 * 8;  // of those stored
+    unsigned wanted = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wanted |= unsigned(targets[k] >= 0 && my_column < half) << k;
     if (p.saved != nullptr) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int h = 0; h < 2; ++h) {
+            char* const saved = static_cast<char*>(p.saved) + (h * half + my_column) * 2;  // saved_at(0, h, my_column)
             store_turned(
-                turn, columns,
+                turn, wanted,
                 [&](int j, int r) {
                     const int i = 32 * h + 4 * j + 2 * r;
                     return encode(acc[i], acc[i + 1], p.bound);
                 },
-                [&](int k) {
-                    return targets[k] < 0
-                               ? nullptr
-                               : static_cast<char*>(p.saved) + saved_at(slot + 4 * k, h, column, p.num_outputs) * 2;
-                });
+                [&](int k) { return row_of(saved, slot + 4 * k, p.num_outputs * 2); });
+        }
     }
     if (p.activation != Activation::kIdentity) {
 #pragma unroll
@@ -233,18 +243,14 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
                                                                    acc[32 * h + 4 * j + 2 * r + 1]};
             }
         } else {
+            char* const out = static_cast<char*>(p.out) + (h * half + my_column) * 2;
             store_turned(
-                turn, columns,
+                turn, wanted,
                 [&](int j, int r) {
                     const int i = 32 * h + 4 * j + 2 * r;
                     return pack(acc[i], acc[i + 1], p.out_type);
                 },
-                [&](int k) {
-                    return targets[k] < 0
-                               ? nullptr
-                               : static_cast<char*>(p.out) +
-                                     (size_t(unsigned(targets[k])) * unsigned(width) + h * half + column) * 2;
-                });
+                [&](int k) { return row_of(out, max(targets[k], 0), width * 2); });
         }
     }
 }
@@ -509,13 +515,15 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                                        high = bit_range(begin_high - first, end_high - first) >> shift;
 #pragma unroll
                         for (int k = 0; k < 2; ++k) expand(a[s][k], low, high, k, kOne);
-                    }
-                    wgmma_fence();
+                        wgmma_fence();
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) wgmma_k16<Shape::kBf16>(acc, a[k / 2][k % 2], operand + k * 128);
-                    wgmma_commit();
-                    wgmma_wait<0>();
-                    barrier_arrive(far_empty + 8 * place.stage);
+                        for (int k = 0; k < 2; ++k) wgmma_k16<Shape::kBf16>(acc, a[s][k], operand + (s * 2 + k) * 128);
+                        wgmma_commit();
+                    }
+                    if (base + Shape::kFarChunk < far) {  // else those of near ones follow at once
+                        wgmma_wait<0>();
+                        barrier_arrive(far_empty + 8 * place.stage);
+                    }
                 }
             }
             RingPlace<Shape::kStages> place{int(second.y), second.z};
@@ -535,6 +543,8 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     wgmma_wait<1>();
+                    if (c == 0 && s == 1 && far > 0)  // the far ones are done
+                        barrier_arrive(far_empty + 8 * FarPlace<Shape::kFarStages>(warp / 4, far_uses - 1).stage);
                     const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
 #pragma unroll
                     for (int k = 0; k < 2; ++k) expand(a[s][k], word_low, word_high, k, kOne);

@@ -3,10 +3,11 @@
 // A *slab* is 256 bytes of a weight row: 32 columns of the first half of the outputs and the same columns of the
 // second, so that the pairwise product of clipped halves is local to a thread. A *unit* is a slab and a feature block:
 // the slabs of the block's `kNearFeatures` most frequent features are brought to shared memory by four warps while the
-// others work on the unit before. A quarter of a warp takes a row: its eight lanes read 128 bytes at a time, without a
-// bank conflict, and add them in the order of the row's list. A rarer feature of a row comes to a place of its own
-// while the others are added. So the sums are as exact as fp32 is, and which feature counts as rare changes no more
-// than their order.
+// others work on the unit before. They also make all sums of the most frequent features in teams of three and four
+// (see `kPlaces`), so that a row reads one place for all it has of a team, 15 places in all instead of 20 features. A
+// quarter of a warp takes a row: its eight lanes read 128 bytes at a time, without a bank conflict, and add them in the
+// order of the row's list. A rarer feature comes from L2, the first one while the others are added. So the sums are as
+// exact as fp32 is, and which features are frequent changes no more than their order.
 //
 // 16-bit weights take the product of block_forward.cuh, which is faster for them.
 #pragma once
@@ -22,16 +23,33 @@ namespace nnue::block_gather {
 
 using namespace block_product;
 
-constexpr int kSlabBytes = 256, kUnitBytes = (kNearFeatures + 1) * kSlabBytes;  // the last is of zeros
-constexpr int kUnitCost = 800;                           // of starting a unit, in features; measured
+constexpr int kSlabBytes = 256, kUnitBytes = kPlaces * kSlabBytes;
+constexpr int kUnitCost = 1276;                          // of starting a unit: see kNearCost; measured
 constexpr int kSlab = kSlabBytes / 2 / 4, kColumns = 4;  // columns of each half: of a slab, of a lane
-constexpr int kProducers = 4, kConsumers = 24, kThreads = 32 * (kConsumers + kProducers);
-constexpr int kSharedBytes = 2 * kUnitBytes + kConsumers * kGroupRows * kSlabBytes;
+constexpr int kProducers = 4, kConsumers = 28, kThreads = 32 * (kConsumers + kProducers);
+constexpr int kSharedBytes = 2 * kUnitBytes;
+constexpr int kBiasPlace = team_place(kBiasTeam, 0);
+static_assert(kProducers == kFours && 2 * kProducers == kTeams);
 
 // A row's sums: a lane has 4 columns of either half.
 struct Sums {
     float sum[2][kColumns];
 
+    __device__ explicit Sums(uint32_t first) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint4 piece = load_shared_16(first + i * 128);
+            sum[i][0] = __uint_as_float(piece.x), sum[i][1] = __uint_as_float(piece.y);
+            sum[i][2] = __uint_as_float(piece.z), sum[i][3] = __uint_as_float(piece.w);
+        }
+    }
+    __device__ __forceinline__ void add(const uint4 (&halves)[2]) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            sum[i][0] += __uint_as_float(halves[i].x), sum[i][1] += __uint_as_float(halves[i].y);
+            sum[i][2] += __uint_as_float(halves[i].z), sum[i][3] += __uint_as_float(halves[i].w);
+        }
+    }
     // Features at these addresses: 16 bytes a lane, of the other half 128 bytes further on.
     template <int kCount>
     __device__ __forceinline__ void add(const uint32_t (&from)[kCount]) {
@@ -39,57 +57,89 @@ struct Sums {
 #pragma unroll
         for (int i = 0; i < 2 * kCount; ++i) pieces[i] = load_shared_16(from[i / 2] + i % 2 * 128);
 #pragma unroll
-        for (int i = 0; i < 2 * kCount; ++i) {
-            float* to = sum[i % 2];
-            to[0] += __uint_as_float(pieces[i].x), to[1] += __uint_as_float(pieces[i].y);
-            to[2] += __uint_as_float(pieces[i].z), to[3] += __uint_as_float(pieces[i].w);
-        }
+        for (int i = 0; i < kCount; ++i) add({pieces[2 * i], pieces[2 * i + 1]});
     }
     // kWords words of a near list, two features a word; dp2a: base + 128 · one half of the word.
     template <int kWords>
     __device__ __forceinline__ void add_listed(const uint32_t (&words)[kWords], uint32_t base) {
 #pragma unroll
-        for (const uint32_t word : words) {
-            const uint32_t from[2] = {__dp2a_lo(word, 0x0080u, base), __dp2a_lo(word, 0x8000u, base)};
-            add(from);
-        }
+        for (const uint32_t word : words) add<2>({__dp2a_lo(word, 0x0080u, base), __dp2a_lo(word, 0x8000u, base)});
     }
 };
 
-// All threads: the first tiles of the blocks to shared memory.
-__device__ __forceinline__ const int32_t* load_tile_begin(const BlockRows& rows, int num_blocks) {
-    __shared__ int32_t tile_begin[kMaxBlocks + 1];
-    for (int b = threadIdx.x; b <= num_blocks; b += blockDim.x) tile_begin[b] = rows.tile_begin[b];
-    __syncthreads();
-    return tile_begin;
+// A warp: all sums of kCount features, of which it finds number i at place 1 << i behind `first`, on top of `more` if
+// kMore, which is then sum 0. A lane has two columns.
+template <int kCount, bool kMore = false>
+__device__ __forceinline__ void add_up(uint32_t first, float2 more = {}) {
+    const uint32_t at = first + threadIdx.x % 32 * 8;
+    float2 sums[1 << kCount], feature;
+    sums[0] = more;
+    if (kMore) store_shared_8(at, more.x, more.y);
+#pragma unroll
+    for (int sum = 1; sum < 1 << kCount; ++sum) {
+        const int others = sum & (sum >= 8 ? 7 : sum >= 4 ? 3 : sum >= 2 ? 1 : 0);  // all but the last feature
+        static_assert(kCount <= 4);
+        if (others == 0) {
+            const uint2 words = load_shared_8(at + sum * kSlabBytes);
+            feature = {__uint_as_float(words.x), __uint_as_float(words.y)};
+        }
+        sums[sum] = feature;
+        if (others != 0 || kMore) {
+            sums[sum].x += sums[others].x, sums[sum].y += sums[others].y;
+            store_shared_8(at + sum * kSlabBytes, sums[sum].x, sums[sum].y);
+        }
+    }
+}
+
+// Where a worker's stretch of units begins or ends.
+struct Cut {
+    long long at;    // what lies before it in its slab costs
+    int slab, tile;  // `tile` tiles of its unit lie before it
+};
+
+// Where stretch number `worker` begins: all are equal. Whoever asks gets the same answer, so rounding does no harm.
+__device__ __forceinline__ Cut cut_before(int worker, const int32_t* tile_begin, const long long* prefix,
+                                          int num_blocks, int slabs) {
+    const long long each = prefix[num_blocks], cost = each * slabs * worker / kWorkers;
+    Cut cut;
+    cut.slab = int(double(cost) / double(each));
+    cut.at = cost - cut.slab * each;
+    if (cut.at < 0) cut.at += each, --cut.slab;
+    if (cut.at >= each) cut.at -= each, ++cut.slab;
+    const int block = last_begun(prefix, num_blocks, cut.at), tiles = tile_begin[block + 1] - tile_begin[block];
+    const float share = float(cut.at - prefix[block]) / float(prefix[block + 1] - prefix[block]);
+    cut.tile = min(int(ceilf(share * float(tiles))), tiles);
+    return cut;
 }
 
 // The stretch of units, or parts of them, that a worker takes, the slab outermost. A function of the batch alone.
 struct Work {
     const int32_t* tile_begin;  // in shared memory, as `prefix`
     const long long* prefix;    // costs of a slab of the blocks before
-    int num_blocks;
-    long long cost, end;
+    int num_blocks, first_tile, last_tile;
+    long long at, left;
     int column, block, lo, hi;  // the slab's first column; tiles lo … hi − 1 of the block
 
-    __device__ Work(const int32_t* tile_begin_, const long long* prefix_, int num_blocks_, int slabs)
-        : tile_begin(tile_begin_), prefix(prefix_), num_blocks(num_blocks_) {
-        const long long total = prefix[num_blocks] * slabs;
-        cost = total * blockIdx.x / gridDim.x;
-        end = total * (blockIdx.x + 1) / gridDim.x;
-    }
+    __device__ Work(const int32_t* tile_begin_, const long long* prefix_, int num_blocks_, const Cut& first,
+                    const Cut& last)
+        : tile_begin(tile_begin_),
+          prefix(prefix_),
+          num_blocks(num_blocks_),
+          first_tile(first.tile),
+          last_tile(last.tile),
+          at(first.at),
+          left(last.at - first.at + (last.slab - first.slab) * prefix_[num_blocks_]),
+          column(first.slab * kSlab) {}
 
     __device__ bool next() {
-        while (cost < end) {
-            const long long slab = cost / prefix[num_blocks], at = cost - slab * prefix[num_blocks];
-            column = int(slab) * kSlab;
+        while (left > 0) {
+            if (at == prefix[num_blocks]) at = 0, column += kSlab;
             block = last_begun(prefix, num_blocks, at);
-            const long long unit = prefix[block + 1] - prefix[block], from = at - prefix[block];
-            const long long take = min(unit - from, end - cost);
-            const int tiles = tile_begin[block + 1] - tile_begin[block];
-            lo = int((from * tiles + unit - 1) / unit);
-            hi = int(((from + take) * tiles + unit - 1) / unit);
-            cost += take;
+            const long long to = min(prefix[block + 1], at + left);
+            lo = at == prefix[block] ? 0 : first_tile;
+            hi = to == prefix[block + 1] ? tile_begin[block + 1] - tile_begin[block] : last_tile;
+            left -= to - at;
+            at = to;
             if (lo < hi) return true;
         }
         return false;
@@ -97,21 +147,22 @@ struct Work {
     __device__ int groups() const { return (hi - lo) * (kTileRows / kGroupRows); }
 };
 
-// Four columns to memory.
-__device__ __forceinline__ void store_four(void* base, size_t offset, const float (&v)[kColumns], Float type) {
+// Four columns to memory: to column `column` of row `row` of rows of `width` columns.
+__device__ __forceinline__ void store_four(void* base, int row, int width, int column, const float (&v)[kColumns],
+                                           Float type) {
+    const size_t at = size_t(unsigned(row)) * unsigned(width) + column;
     if (type == Float::kFloat32)
-        *reinterpret_cast<float4*>(static_cast<float*>(base) + offset) = {v[0], v[1], v[2], v[3]};
+        *reinterpret_cast<float4*>(static_cast<float*>(base) + at) = {v[0], v[1], v[2], v[3]};
     else
-        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(base) + offset) = {pack(v[0], v[1], type),
-                                                                            pack(v[2], v[3], type)};
+        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(base) + at) = {pack(v[0], v[1], type), pack(v[2], v[3], type)};
 }
 
 __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&first)[kColumns], float (&second)[kColumns],
                                            int column, int slot, int target) {
     const int half = p.num_outputs / 2;
-    if (p.saved != nullptr) {
-        store_four(p.saved, saved_at(slot, 0, column, p.num_outputs), first, Float::kFloat32);
-        store_four(p.saved, saved_at(slot, 1, column, p.num_outputs), second, Float::kFloat32);
+    if (p.saved != nullptr) {  // at saved_at(slot, 0, column, p.num_outputs), and of the second half
+        store_four(p.saved, slot, p.num_outputs, column, first, Float::kFloat32);
+        store_four(p.saved, slot, p.num_outputs, half + column, second, Float::kFloat32);
     }
     if (p.activation != Activation::kIdentity) {
 #pragma unroll
@@ -120,7 +171,7 @@ __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&firs
     if (p.activation == Activation::kPairwise) {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) first[i] *= second[i] * p.scale;
-        store_four(p.out, size_t(target) * half + column, first, p.out_type);
+        store_four(p.out, target, half, column, first, p.out_type);
         return;
     }
 #pragma unroll
@@ -128,9 +179,15 @@ __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&firs
         first[i] *= p.activation == Activation::kSCReLU ? first[i] * p.scale : p.scale;
         second[i] *= p.activation == Activation::kSCReLU ? second[i] * p.scale : p.scale;
     }
-    const size_t at = size_t(target) * p.num_outputs + column;
-    store_four(p.out, at, first, p.out_type);
-    store_four(p.out, at + half, second, p.out_type);
+    store_four(p.out, target, p.num_outputs, column, first, p.out_type);
+    store_four(p.out, target, p.num_outputs, half + column, second, p.out_type);
+}
+
+// Adds one to a number in shared memory; returns what it was.
+__device__ __forceinline__ int fetch_increment(uint32_t address) {
+    int before;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(address) : "memory");
+    return before;
 }
 
 __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
@@ -139,67 +196,107 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     __shared__ uint64_t barriers[4];
     __shared__ int next_ticket;
     __shared__ long long prefix[kMaxBlocks + 1];
+    __shared__ int32_t tile_begin[kMaxBlocks + 1];
+    __shared__ Cut cuts[2];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
     const uint32_t full = shared_address(barriers), empty = full + 16;  // two each, 8 bytes apart
     if (threadIdx.x < 2 * kSlabBytes / 16)
-        *reinterpret_cast<uint4*>(shared + threadIdx.x / 16 * kUnitBytes + kNearFeatures * kSlabBytes +
-                                  threadIdx.x % 16 * 16) = {0, 0, 0, 0};
+        *reinterpret_cast<uint4*>(shared + threadIdx.x / 16 * kUnitBytes + threadIdx.x % 16 * 16) = {0, 0, 0, 0};
     if (threadIdx.x == 0) {
         next_ticket = 0;
         for (int i = 0; i < 2; ++i) {
-            barrier_init(full + 8 * i, kProducers * 32);
+            barrier_init(full + 8 * i, 2 * kProducers * 32);  // for what is copied, and for sums
             barrier_init(empty + 8 * i, kConsumers * 32);
         }
     }
     wait_for_kernels_before();
+    let_next_kernel_start();
+    const int num_blocks = p.in.num_blocks;
+    const float* weights = static_cast<const float*>(p.weight);
+    const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(float);
     if (warp == 0) {
-        sums_before(prefix, p.in.num_blocks, [&](int block) {
+        for (int b = lane; b <= num_blocks; b += 32) tile_begin[b] = p.rows.tile_begin[b];
+        sums_before(prefix, num_blocks, [&](int block) {
             const long long cost = (long long)p.rows.block_cost[block];
             return cost > 0 ? cost + kUnitCost : 0;
         });
+        __syncwarp();
+        if (lane < 2)
+            cuts[lane] = cut_before(blockIdx.x + lane, tile_begin, prefix, num_blocks, (half + kSlab - 1) / kSlab);
     }
-    const int32_t* tile_begin = load_tile_begin(p.rows, p.in.num_blocks);
-    const float* weights = static_cast<const float*>(p.weight);
-    Work work(tile_begin, prefix, p.in.num_blocks, (half + kSlab - 1) / kSlab);
+    __syncthreads();
+    Work work(tile_begin, prefix, num_blocks, cuts[0], cuts[1]);
     int buffer = 0;
     uint32_t phase = 0;
 
     if (warp >= kConsumers) {  // brings weights: 16 lanes a feature, of each half eight
-        const int producer = warp - kConsumers, part = lane % 16;
-        int features[3], next_features[3] = {-1, -1, -1}, of_block = -1;  // places 4 (32 i + lane) + producer
+        // Feature j of this warp's is rank 16 (j / 4) + 4 producer + j % 4: so the first eight are two teams.
+        const int producer = warp - kConsumers, part = lane % 16, upper = lane / 16;
+        int features[3], next_features[3] = {-1, -1, -1}, of_block = -1;  // 32 i + lane
         const auto look_ahead = [&] {
             const bool more = work.next();
             if (more && work.block != of_block) {
                 of_block = work.block;
+                const int32_t* ranked =
+                    p.rows.ranked + of_block * kBlockFeatures + lane / 4 * 16 + producer * 4 + lane % 4;
 #pragma unroll
-                for (int i = 0; i < 3; ++i)
-                    next_features[i] =
-                        __ldg(p.rows.ranked + of_block * kBlockFeatures + (32 * i + lane) * kProducers + producer);
+                for (int i = 0; i < 3; ++i) next_features[i] = __ldg(ranked + 128 * i);
             }
             return more;
         };
         bool more = look_ahead();
         while (more) {
             const int column = work.column + part % 8 * kColumns;
-            const float* from =
-                weights + size_t(work.block) * p.in.block_size * p.num_outputs + column + (part < 8 ? 0 : half);
+            const bool exists = column < half;
+            const char* from = reinterpret_cast<const char*>(
+                weights + size_t(work.block) * p.in.block_size * p.num_outputs + column + (part < 8 ? 0 : half));
 #pragma unroll
             for (int i = 0; i < 3; ++i) features[i] = next_features[i];
-            more = look_ahead();
+            float2 bias{};  // no sum is −0
+            if (producer == 0) {
+                const int two = work.column + lane % 16 * 2;
+                const float* at = p.bias + (lane < 16 ? two : two + half);
+                if (two < half) bias = {__ldg(at) + 0.0f, __ldg(at + 1) + 0.0f};
+            }
             barrier_wait(empty + 8 * buffer, phase ^ 1);  // a new barrier passes for the phase before its first
-            const uint32_t to = shared_address(shared) + buffer * kUnitBytes + part * 16;
+            const uint32_t unit = shared_address(shared) + buffer * kUnitBytes;
+            const uint32_t four = unit + team_place(producer, 0) * kSlabBytes,
+                           three = unit + team_place(kFours + producer, 0) * kSlabBytes,
+                           fourth = unit + single_place(16 + 4 * producer) * kSlabBytes,
+                           singles = block_rows::keep(unit + (4 * producer + upper) * kSlabBytes + part * 16);
+            const uint32_t teams[4] = {four + (kSlabBytes << upper), four + (4 * kSlabBytes << upper),
+                                       three + (kSlabBytes << upper), upper ? fourth : three + 4 * kSlabBytes};
 #pragma unroll
             for (int i = 0; i < 3; ++i) {
                 if (!__any_sync(~0u, features[i] >= 0)) break;
-#pragma unroll 8
-                for (int j = 0; j < 16; ++j) {
-                    const int feature = __shfl_sync(~0u, features[i], 2 * j + lane / 16);
-                    const int place = (32 * i + 2 * j + lane / 16) * kProducers + producer;
-                    if (feature >= 0 && column < half)
-                        copy_async_16(to + place * kSlabBytes, from + size_t(feature) * p.num_outputs, true);
+#pragma unroll
+                for (int batch = 0; batch < 16; batch += 8) {  // what is shuffled arrives late
+                    int feature[8];
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) feature[j] = __shfl_sync(~0u, features[i], 2 * (batch + j) + upper);
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) {
+                        const int pair = batch + j;
+                        const uint32_t to =
+                            i == 0 && pair < 4
+                                ? teams[pair] + part * 16
+                                : singles + single_place(i * 128 + pair / 2 * 16 + pair % 2 * 2) * kSlabBytes;
+                        if (feature[j] >= 0 && exists) copy_async_16(to, row_of(from, feature[j], row_bytes), true);
+                        if (i == 0 && pair == 3) copy_async_commit();  // the teams
+                    }
                 }
             }
             barrier_arrive_copied(full + 8 * buffer);
+            copy_async_commit();
+            more = look_ahead();
+            copy_async_wait<1>();
+            __syncwarp();
+            add_up<4>(four);
+            if (producer > 0)
+                add_up<3>(three);
+            else
+                add_up<3, true>(three, bias);
+            barrier_arrive(full + 8 * buffer);
             buffer ^= 1;
             if (buffer == 0) phase ^= 1;
         }
@@ -208,44 +305,46 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     }
 
     // A group of rows is taken by ticket: `ticket` counts all groups of this thread block's units.
-    const int pitch = p.rows.pitch, eighth = lane % 8;
-    const uint32_t place = shared_address(shared) + 2 * kUnitBytes + (warp * kGroupRows + lane / 8) * kSlabBytes +
-                           eighth * 16;  // where this row's rarer features come
+    const unsigned pitch = p.rows.pitch;
+    const int eighth = lane % 8;
+    const uint32_t tickets = shared_address(&next_ticket);
     const auto take = [&] {
         int ticket = 0;
-        if (lane == 0) ticket = atomicAdd(&next_ticket, 1);
+        if (lane == 0) ticket = fetch_increment(tickets);
         return __shfl_sync(~0u, ticket, 0);
     };
     int ticket = take(), first_ticket = 0;
     while (work.next()) {
-        const int end_ticket = first_ticket + work.groups(), first_feature = work.block * p.in.block_size;
-        const size_t first_slot = size_t(tile_begin[work.block] + work.lo) * kTileRows;
+        const int end_ticket = first_ticket + work.groups();
+        const int first_row = (tile_begin[work.block] + work.lo) * kTileRows + lane / 8 - first_ticket * kGroupRows;
         const uint32_t base = shared_address(shared) + buffer * kUnitBytes + eighth * 16;
         const int column = work.column + eighth * kColumns;
         const bool exists = column < half;
-        float bias[2][kColumns];
-#pragma unroll
-        for (int i = 0; i < 2 * kColumns; ++i)  // no sum is −0
-            bias[i / kColumns][i % kColumns] =
-                exists ? __ldg(p.bias + i / kColumns * half + column + i % kColumns) + 0.0f : 0.0f;
+        const char* first_weight =
+            reinterpret_cast<const char*>(weights + size_t(work.block) * p.in.block_size * p.num_outputs + column);
+        uint4 rarer[2] = {};
         const auto bring = [&](int feature) {
             if (!exists) return;
-            const float* from = weights + size_t(first_feature + feature) * p.num_outputs + column;
-            copy_async_16(place, from, true);
-            copy_async_16(place + 128, from + half, true);
+            const char* from = row_of(first_weight, feature, row_bytes);
+            rarer[0] = __ldg(reinterpret_cast<const uint4*>(from));
+            rarer[1] = __ldg(reinterpret_cast<const uint4*>(from + half * sizeof(float)));
         };
+        const auto near_list = [&](int row) {
+            return reinterpret_cast<const uint4*>(p.rows.near) + unsigned(row) * (pitch / 8);
+        };
+        int next_row;
         RowEntry next_entry;
         uint4 next_list;
         const auto prepare = [&] {  // for the next group; where there is none, for any
-            const size_t at = first_slot + size_t(min(ticket, end_ticket - 1) - first_ticket) * kGroupRows + lane / 8;
-            const int4 entry = __ldg(reinterpret_cast<const int4*>(p.rows.entries + at));
+            next_row = first_row + min(ticket, end_ticket - 1) * kGroupRows;
+            const int4 entry = __ldg(reinterpret_cast<const int4*>(p.rows.entries + next_row));
             next_entry = {entry.x, entry.y, entry.z, entry.w};
-            next_list = __ldg(reinterpret_cast<const uint4*>(p.rows.near + at * pitch));
+            next_list = __ldg(near_list(next_row));
         };
         prepare();
         barrier_wait(full + 8 * buffer, phase);
         while (ticket < end_ticket) {
-            const size_t at = first_slot + size_t(ticket - first_ticket) * kGroupRows + lane / 8;
+            const uint4* near = near_list(next_row);
             const RowEntry entry = next_entry;
             uint4 eight = next_list;
             ticket = take();
@@ -253,20 +352,17 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             int longest = __shfl_sync(~0u, entry.counts, 0);  // they come in order
             if (longest < 0) continue;
             longest &= 511;
-            const uint4* near = reinterpret_cast<const uint4*>(p.rows.near + at * pitch);
-            const uint16_t* far = p.rows.far + size_t(entry.slot / kTileRows) * kTileRows * pitch + entry.far_begin;
+            const uint16_t* far =
+                p.rows.far + (unsigned(entry.slot) / kTileRows * kTileRows * pitch + unsigned(entry.far_begin));
             const int rare = entry.counts < 0 ? 0 : entry.counts >> 9 & 511;
-            int next_far = entry.counts >> 18;
+            int next_far = entry.counts >> 18 & 1023;
             if (rare > 0) bring(next_far);
             if (rare > 1) next_far = __ldg(far + 1);
 
-            Sums sums;
-#pragma unroll
-            for (int i = 0; i < 2 * kColumns; ++i)
-                sums.sum[i / kColumns][i % kColumns] = bias[i / kColumns][i % kColumns];
+            Sums sums(base + (kBiasPlace + (entry.counts >> 28 & 7)) * kSlabBytes);
             for (int k = 8; k <= longest; k += 8) {
                 const uint4 now = eight;
-                if (k < longest) eight = __ldg(near + k / 8);
+                if (k < longest) eight = __ldg(++near);
                 sums.add_listed<4>({now.x, now.y, now.z, now.w}, base);
             }
             if (longest & 4) {
@@ -278,16 +374,14 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
                 eight.x = eight.y;
             }
             if (longest & 1) sums.add<1>({__dp2a_lo(eight.x, 0x0080u, base)});
-            for (int i = 0; __any_sync(~0u, i < rare); ++i) {
-                if (i > 0 && i < rare) {
+            for (int i = 0; i < rare; ++i) {
+                if (i > 0) {
                     bring(next_far);
                     if (i + 1 < rare) next_far = __ldg(far + i + 1);
                 }
-                copy_async_wait_all();
-                __syncwarp();
-                sums.add<1>({i < rare ? place : base + kNoFeature * 128});
-                __syncwarp();
+                sums.add(rarer);
             }
+            __syncwarp();
             if (exists && entry.target >= 0) finish_row(p, sums.sum[0], sums.sum[1], column, entry.slot, entry.target);
         }
         barrier_arrive(empty + 8 * buffer);
@@ -303,8 +397,7 @@ inline cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
     error = launch_early(gather_kernel, kWorkers, kThreads, kSharedBytes, stream, p);
     if (error != cudaSuccess) return error;
-    irregular_forward_kernel<float><<<kIrregularBlocks, 256, 0, stream>>>(p);
-    return cudaGetLastError();
+    return launch_early(irregular_forward_kernel<float>, kIrregularBlocks, 256, 0, stream, p);
 }
 
 }  // namespace nnue::block_gather

@@ -28,11 +28,29 @@ constexpr int kBlockWords = kBlockFeatures / 32;  // words of one row's bitmap
 constexpr int kTileRows = 64;                     // slots of a tile
 constexpr int kNearFeatures = 384;                // of a block, the most frequent
 constexpr int kNearWords = kNearFeatures / 32;
-constexpr int kGroupFeatures = 384;            // features of a block that the weight gradient's product takes at once
-constexpr int kLastDenseClass = 16;            // features as frequent as this go into the product
-constexpr int kGroupRows = 4;                  // rows of a tile that the fp32 forward takes at a time
-constexpr int kGroupCost = 4;                  // of a group besides its near features, in features; measured
-constexpr int kNoFeature = 2 * kNearFeatures;  // behind the end of a near list
+constexpr int kGroupFeatures = 384;  // features of a block that the weight gradient's product takes at once
+constexpr int kLastDenseClass = 16;  // features as frequent as this go into the product
+constexpr int kGroupRows = 4;        // rows of a tile that the fp32 forward takes at a time
+constexpr int kNearCost = 2, kGroupCost = 31, kFarCost = 3;  // of a place, a group, a far feature there; measured
+
+// What the fp32 forward keeps of a block, in *places*: a place of zeros, all sums of a few of the most frequent
+// features, so that a row adds such features up with one read, and the other near features. Of the first 32 ranks each
+// four consecutive ones are a *team*: of the first kFours teams there are all 15 sums, of the others the 7 sums of
+// three and the fourth alone. Sum v is of those whose bits v has. Those of team kBiasTeam have the bias as well: every
+// row begins with one of them, be it sum 0.
+constexpr int kSummedRanks = 32, kTeams = kSummedRanks / 4, kFours = 4, kBiasTeam = kFours, kNoFeature = 0;
+__host__ __device__ constexpr int team_place(int team, int sum) {
+    return team < kFours ? 15 * team + sum : 15 * kFours + 7 * (team - kFours) + 1 + sum;
+}
+// Of a feature that is in no sum: the fourth of a team, or behind all teams.
+__host__ __device__ constexpr int single_place(int rank) {
+    constexpr int kFirst = team_place(kTeams, 1);
+    return rank < kSummedRanks ? kFirst + rank / 4 - kFours : kFirst + kTeams - kFours + rank - kSummedRanks;
+}
+__host__ __device__ constexpr bool is_single(int rank) {
+    return rank >= kSummedRanks || (rank >= 4 * kFours && rank % 4 == 3);
+}
+constexpr int kPlaces = single_place(kNearFeatures);
 
 struct IndexRows {
     const int32_t* white;          // [positions, max_active]
@@ -49,8 +67,8 @@ struct IndexRows {
 // A row of the fp32 forward.
 struct alignas(16) RowEntry {
     int target, slot;  // as in BlockRows; target −1: padding, or an irregular row
-    // Features in its near list, from bit 9 on those in its far list, from bit 18 on the first of them; −1 without
-    // a row.
+    // Places in its near list, from bit 9 on features in its far list, from bit 18 on the first of them, from bit 28 on
+    // the sum of team kBiasTeam; −1 without a row.
     int counts;
     int far_begin;  // of its far entries, in the tile's
 };
@@ -77,8 +95,8 @@ struct BlockRows {
     // For the fp32 forward, where there are no loose features. Rows of a tile come in order of their near lists'
     // length, longest first.
     RowEntry* entries;               // [slots]
-    uint16_t* near;                  // [slots, pitch]: twice the rank of a near feature; then kNoFeature
-    unsigned long long* block_cost;  // [num_blocks]: work for the block's rows in a slab, in features
+    uint16_t* near;                  // [slots, pitch]: twice the places of near features; then kNoFeature
+    unsigned long long* block_cost;  // [num_blocks]: work for the block's rows in a slab
 
     int pitch;               // places for a row's features, a multiple of 8
     int chunks;              // of kChunkRows rows
@@ -430,8 +448,19 @@ constexpr int kGroups = kBlockFeatures / 32;  // of 32 features of a block
 static_assert(kClasses * kGroups == kBlockFeatures && kRanksEach * kHalf == kBlockFeatures && kHalf >= kTileRows);
 
 // Of a rank: from bit 20 on four times the rank, from bit 8 on four times its word in a bitmap, its bit in the word.
+// For near lists: kListed if they have it by itself, from bit 16 on what its place is besides rank and kPlaceOffset.
+constexpr int kPlaceOffset = single_place(kSummedRanks) - kSummedRanks;
+constexpr uint32_t kListed = 1 << 5;
+static_assert(single_place(4 * kFours + 3) - (4 * kFours + 3) - kPlaceOffset < 16);
+template <bool kLists>
 __device__ __forceinline__ uint32_t rank_entry(int rank) {
-    return uint32_t(rank) << 22 | uint32_t(rank / 32) << 10 | uint32_t(bit_of_index(rank % 32));
+    const uint32_t entry = uint32_t(rank) << 22 | uint32_t(rank / 32) << 10 | uint32_t(bit_of_index(rank % 32));
+    if (!kLists || rank >= kNearFeatures || !is_single(rank)) return entry;
+    return entry | uint32_t(single_place(rank) - rank - kPlaceOffset) << 16 | kListed;
+}
+// What a near list has for it.
+__device__ __forceinline__ int listed_place(uint32_t entry) {
+    return int((entry >> 21) + ((entry & 0xf0000) >> 15) + 2 * kPlaceOffset);
 }
 constexpr uint32_t kFarEntry = uint32_t(kNearFeatures) << 22;  // the least of a far feature
 constexpr uint32_t kNowhere = uint32_t(kBlockFeatures) << 22;  // of none
@@ -467,6 +496,7 @@ struct TileShared {
 // Ranks a block's features by class, within a class in their own order; the second half of the threads. In chess an
 // eighth of a block's features has nearly nine tenths of its rows' entries, and a quarter of them has none. A second
 // group of features is worth its product only if more than two entries a row would otherwise be gathered.
+template <bool kLists>
 __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, int block, int tiles, bool tells) {
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
     const auto wait = [] { asm volatile("bar.sync 2, %0;" ::"n"(kHalf) : "memory"); };
@@ -510,7 +540,7 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
     int dense = (cells[(kLastDenseClass + 1) * kGroups] + 63) / 64 * 64;
     wait();
 #pragma unroll
-    for (int j = 0; j < kRanksEach; ++j) s.rank_of[j * kHalf + thread] = rank_entry(ranks[j]);
+    for (int j = 0; j < kRanksEach; ++j) s.rank_of[j * kHalf + thread] = rank_entry<kLists>(ranks[j]);
     if (!tells) return;
     int rare = 0;
 #pragma unroll
@@ -709,7 +739,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                 out.slot_target[first_slot + threadIdx.x] = target;
             }
         } else if (is_new) {
-            rank_block(out, s, block.block, block.end - block.first, tile == block.first);
+            rank_block<!kLoose>(out, s, block.block, block.end - block.first, tile == block.first);
         }
         __syncthreads();
         const int row = s.row[slot];
@@ -720,13 +750,14 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
 
         const uint32_t ranks_of = keep(ranks - 4 * first_feature);
         int near_count = 0, far_count = 0, length = 0;  // of the row
+        int feature_count = 0;                          // of this lane's entries
         bool open = kLoose ? has_row : regular;
         for (int base = 0;;) {
             const auto [reached, passed] = reach<kLanes>(entries, lane);
             bool alive = reached;
             open = passed;
             uint32_t places[kEach];
-            int have = 0, near = 0;
+            int have = 0, near = 0, listed = 0;
             const unsigned features = regular ? in.num_features : 0;
 #pragma unroll
             for (int j = 0; j < kEach; ++j) {
@@ -741,10 +772,12 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                 shared_or(bits + (places[j] >> 20), slot_bit);
                 shared_or(rank_bits + __byte_perm(places[j], 0, 0x4441), 1u << (places[j] & 31));
                 near += places[j] < kFarEntry ? 1 : 0;
+                if constexpr (!kLoose) listed += (places[j] & kListed) != 0 ? 1 : 0;
             }
+            feature_count += have;
             base += kLanes * kEach;
             const bool goes_on = base < in.max_active && __any_sync(~0u, open);
-            have = near | (have - near) << 16;  // near ones, 65536 times the far ones
+            have = listed | (have - near) << 16;  // listed near ones, 65536 times the far ones
             int until = have;
 #pragma unroll
             for (int d = 1; d < kLanes; d *= 2) {
@@ -755,7 +788,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
             // A row that has a feature twice has fewer bits than features.
             if (!goes_on || in.max_active > kBlockFeatures) {
                 __syncwarp();
-                int set = 0;
+                int set = -feature_count;
 #pragma unroll
                 for (int w = part; w < kBlockWords / 2; w += kLanes) {
                     const uint2 two = hopper::load_shared_8(rank_bits + 8 * w);
@@ -763,25 +796,27 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                 }
 #pragma unroll
                 for (int d = 1; d < kLanes; d *= 2) set += __shfl_xor_sync(~0u, set, d);
-                const bool twice = set != near_count + far_count + (all & 0xffff) + (all >> 16);
+                const bool twice = set != 0;
                 if (__any_sync(~0u, twice)) {
                     if (twice) {
                         forget_row(in, s, row, base, first_feature, slot, part);
                         if (part == 0) atomicAdd(out.irregular, 1);
-                        regular = false, near_count = far_count = all = have = until = 0;
+                        regular = false, near_count = far_count = feature_count = all = have = until = 0;
                         if (!kLoose) open = false;
 #pragma unroll
-                        for (int j = 0; j < kEach; ++j) places[j] = ~0u;
+                        for (int j = 0; j < kEach; ++j) places[j] = kNowhere;
                     }
                     __syncwarp();
                 }
             }
-            uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
+            if constexpr (!kLoose) {
+                uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
 #pragma unroll
-            for (int j = 0; j < kEach; ++j) {
-                const bool is_near = places[j] < kFarEntry;
-                if (is_near) shared_store_16(to_near, int(places[j] >> 21));
-                to_near += is_near ? 2 : 0;
+                for (int j = 0; j < kEach; ++j) {
+                    const bool is_listed = (places[j] & kListed) != 0;
+                    if (is_listed) shared_store_16(to_near, listed_place(places[j]));
+                    to_near += is_listed ? 2 : 0;
+                }
             }
             if (have >> 16 != 0) {
                 uint32_t to_far = stage + 2 * pitch - 2 - 2 * (far_count + ((until - have) >> 16));
@@ -796,9 +831,32 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
             if (!goes_on) break;
             load_entries(entries, in, open, row, base + part * kEach);
         }
+        int with_bias = 0;
         if constexpr (kLoose) {
 #pragma unroll
             for (int d = 1; d < kLanes; d *= 2) length += __shfl_xor_sync(~0u, length, d);
+        } else {  // a lane lists one sum of four and one of three; the row's bits have been waited for
+            static_assert(kFours == kLanes && kTeams == 2 * kLanes);
+            const uint32_t word = hopper::load_shared_4(rank_bits) >> bit_of_index(4 * part);
+            const auto sum_of = [](uint32_t bits) {  // bits of four consecutive ranks lie at 0, 16, 4, 20
+                bits &= 0x00110011;
+                bits |= bits >> 15;
+                return int(bits | bits >> 2) & 15;
+            };
+            const int four = sum_of(word), three = sum_of(word >> 2) & 7;
+            const bool is_listed = three != 0 && kFours + part != kBiasTeam;
+            const int have = (four != 0) + is_listed;
+            with_bias = __shfl_sync(~0u, three, kBiasTeam - kFours, kLanes);
+            int until = have;
+#pragma unroll
+            for (int d = 1; d < kLanes; d *= 2) {
+                const int other = __shfl_up_sync(~0u, until, d, kLanes);
+                if (part >= d) until += other;
+            }
+            uint32_t to = stage + 2 * (near_count + until - have);
+            near_count += __shfl_sync(~0u, until, kLanes - 1, kLanes);
+            if (four != 0) shared_store_16(to, 2 * team_place(part, four)), to += 2;
+            if (is_listed) shared_store_16(to, 2 * team_place(kFours + part, three));
         }
         const int longest_first = kTileRows - 1 - slot;
         const int key = !kLoose   ? (regular ? near_count + 1 : 0) * kTileRows + longest_first
@@ -837,9 +895,11 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
             if (part == 0) {
                 s.slot_at[place] = slot;
                 const int first_far = far_count > 0 ? stages[(slot + 1) * pitch - 1] << 18 : 0;
-                out.entries[first_slot + place] = {regular ? s.target[slot] : -1, first_slot + slot,
-                                                   regular ? near_count | far_count << 9 | first_far : -1, far_begin};
-                if (regular) cost = (place % kGroupRows == 0 ? near_count + kGroupCost : 0) + far_count;
+                out.entries[first_slot + place] = {
+                    regular ? s.target[slot] : -1, first_slot + slot,
+                    regular ? near_count | far_count << 9 | first_far | with_bias << 28 : -1, far_begin};
+                if (regular)
+                    cost = (place % kGroupRows == 0 ? kNearCost * near_count + kGroupCost : 0) + kFarCost * far_count;
             }
             cost = __reduce_add_sync(~0u, cost);
             if (lane == 0) atomicAdd(&s.cost, cost);

@@ -11,6 +11,9 @@ from torch import Tensor
 from nnue_trainer.perspectives import _block_rows_pieces, _carved, is_fused, perspective_rows
 
 NEAR = 384
+# The fp32 forward adds up teams of four ranks, from the fifth team on of three: those are read with one place, which
+# has the sum of what the row has of them. What the fifth team has is no list's business.
+TEAMS, FOURS, BIAS_TEAM = 8, 4, 4
 # Bit p of a word stands for number INDEX_OF_BIT[p] of 32.
 INDEX_OF_BIT = np.array([(p >> 4 & 1) | (p >> 2 & 3) << 1 | (p >> 1 & 1) << 4 | (p & 1) << 3 for p in range(32)])
 
@@ -35,6 +38,23 @@ def unpack(words: NDArray[Any]) -> NDArray[np.bool_]:
     for p, index in enumerate(INDEX_OF_BIT):
         flags[..., index] = words >> np.uint32(p) & np.uint32(1)
     return flags.reshape(*words.shape[:-1], -1)
+
+
+def places_of(has: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+    """Which places a row of ranks reads, and what it has of BIAS_TEAM."""
+    slots = len(has)
+    first, fourths = [np.zeros((slots, 1), dtype=bool)], []
+    for team in range(TEAMS):
+        size = 4 if team < FOURS else 3
+        sums = has[:, 4 * team : 4 * team + size] @ (1 << np.arange(size))
+        if team == BIAS_TEAM:
+            with_bias = sums
+            first.append(np.zeros((slots, 1), dtype=bool))
+            sums = np.zeros_like(sums)
+        first.append(sums[:, None] == 1 + np.arange(2**size - 1))
+        if size == 3:
+            fourths.append(has[:, 4 * team + 3 : 4 * team + 4])
+    return np.concatenate([*first, *fourths, has[:, 4 * TEAMS : NEAR]], axis=1), with_bias
 
 
 def check_lists(
@@ -121,7 +141,8 @@ def check_lists(
     lists = found["near"].reshape(-1, pitch)[:slots]
     usable = np.zeros(slots, dtype=bool)
     usable[slot[regular]] = True
-    length = np.where(usable, has[:, :NEAR].sum(1), -1)
+    reads, with_bias = places_of(has)
+    length = np.where(usable, reads.sum(1), -1)
     order = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
     order = order.ravel()
     np.testing.assert_array_equal(entries[:, 1], order)
@@ -131,12 +152,13 @@ def check_lists(
     np.testing.assert_array_equal(some[:, 2] & 511, length[some[:, 1]])
     np.testing.assert_array_equal(some[:, 2] >> 9 & 511, far_counts.ravel()[some[:, 1]])
     np.testing.assert_array_equal(some[:, 3], far_begin[some[:, 1] // 64, some[:, 1] % 64])
+    np.testing.assert_array_equal(some[:, 2] >> 28, with_bias[some[:, 1]])
     for entry in some[(some[:, 2] >> 9 & 511) > 0]:
-        assert entry[2] >> 18 == far[entry[1] // 64, entry[3]]
+        assert entry[2] >> 18 & 1023 == far[entry[1] // 64, entry[3]]
     for of_slot, listed in zip(order, lists, strict=True):
         end = max(length[of_slot], 0)
-        np.testing.assert_array_equal(np.sort(listed[:end]), 2 * np.flatnonzero(has[of_slot, :NEAR]))
-        assert (listed[end:] == 2 * NEAR).all()
+        np.testing.assert_array_equal(np.sort(listed[:end]), 2 * np.flatnonzero(reads[of_slot]))
+        assert (listed[end:] == 0).all()
 
 
 def make_batch(
