@@ -1,0 +1,197 @@
+// What the functions with inline assembly do, for translate.py, which calls these in their place; by the same names.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "emulator.h"
+
+namespace emulator {
+
+// For operators: what was launched is done when this goes out of scope.
+struct Finish {
+    ~Finish() { synchronize(); }
+};
+
+}  // namespace emulator
+
+inline uint32_t __cvta_generic_to_shared(const void* pointer) {
+    return emulator::shared_address(pointer);
+}
+
+namespace emulated {
+
+using emulator::at;
+
+inline void copy_async_16(uint32_t to, const void* from, bool valid) {
+    emulator::copy_async(to, from, 16, valid);
+}
+inline void copy_async_4(uint32_t to, const void* from) {
+    emulator::copy_async(to, from, 4, true);
+}
+inline void copy_async_commit() {
+    emulator::copy_commit();
+}
+template <int kPending>
+void copy_async_wait() {
+    emulator::copy_wait(kPending);
+}
+inline void copy_async_wait_all() {
+    emulator::copy_wait(0);
+}
+inline void fence_shared_for_wgmma() {}
+inline void fence_global_for_copies() {
+    emulator::memory_fence();
+}
+inline void fence_barrier_init() {}
+inline void barrier_init(uint32_t barrier, int arrivals) {
+    emulator::barrier_init(barrier, arrivals);
+}
+inline void barrier_arrive(uint32_t barrier) {
+    emulator::barrier_arrive(barrier), emulator::pause();
+}
+inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+    emulator::barrier_wait(barrier, parity);
+}
+inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    emulator::barrier_arrive(barrier, int(bytes));
+}
+inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+    emulator::copy_bulk(to, from, bytes, barrier);
+}
+inline void barrier_arrive_copied(uint32_t barrier) {
+    emulator::copy_arrive(barrier);
+}
+inline void wait_for_kernels_before() {
+    emulator::kernel_wait();
+}
+inline void let_next_kernel_start() {
+    emulator::kernel_trigger();
+}
+
+template <bool kOrdered>
+uint4 load_shared_16(uint32_t from) {
+    return at<uint4>(from);
+}
+inline uint2 load_shared_8(uint32_t from) {
+    return at<uint2>(from);
+}
+inline uint32_t load_shared_4(uint32_t from) {
+    return at<uint32_t>(from);
+}
+inline void store_shared_4(uint32_t to, uint32_t v) {
+    at<uint32_t>(to) = v;
+}
+inline void store_shared_8(uint32_t to, float x, float y) {
+    at<float2>(to) = {x, y};
+}
+inline void store_shared_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    at<uint4>(to) = {x, y, z, w};
+}
+inline void shared_or(uint32_t to, uint32_t bits) {
+    at<uint32_t>(to) |= bits, emulator::pause();
+}
+inline uint32_t shared_fetch_or(uint32_t to, uint32_t bits) {
+    const uint32_t before = at<uint32_t>(to);
+    at<uint32_t>(to) |= bits;
+    emulator::pause();
+    return before;
+}
+inline void shared_increment(uint32_t to) {
+    ++at<uint32_t>(to);
+}
+inline int fetch_increment(uint32_t to) {
+    const int before = at<int>(to)++;
+    emulator::pause();
+    return before;
+}
+inline int shared_load_16(uint32_t from) {
+    return at<uint16_t>(from);
+}
+inline void shared_store_16(uint32_t to, int value) {
+    at<uint16_t>(to) = uint16_t(value);
+}
+
+inline void flag_set(unsigned* flag) {
+    __atomic_store_n(flag, 1u, __ATOMIC_SEQ_CST);
+}
+inline unsigned load_acquire(const unsigned* counter) {
+    return __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+}
+inline void flag_wait(const unsigned* flag) {
+    emulator::wait_until([=] { return load_acquire(flag) != 0; });
+}
+inline void counter_wait(const unsigned* counter, unsigned value) {
+    emulator::wait_until([=] { return load_acquire(counter) == value; });
+}
+inline void counter_add(unsigned* counter) {
+    __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST);
+}
+
+inline void group_barrier(int group) {
+    emulator::named_barrier(group + 1, 128);
+}
+inline void consumer_barrier() {
+    emulator::named_barrier(1, 256);
+}
+inline void team_barrier(int team) {
+    emulator::named_barrier(team + 1, 256);
+}
+inline int thread_number() {
+    return int(threadIdx.x);
+}
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int kPending>
+void wgmma_wait() {
+    emulator::pause();
+}
+template <int kRegisters>
+void take_registers() {}
+template <int kRegisters>
+void give_registers() {}
+
+// Four 8 × 8 matrices: lane i knows where row i % 8 of matrix i / 8 goes, and two elements of row i / 4 of each.
+inline void store_matrices(uint32_t to, const uint32_t (&v)[4]) {
+    const uint64_t* addresses = emulator::exchange(to);
+    for (int m = 0; m < 4; ++m) {
+        const uint32_t row = uint32_t(addresses[m * 8 + lane_number() / 4]);
+        if (row % 16 != 0) std::abort();
+        at<uint32_t>(row + lane_number() % 4 * 4) = v[m];
+    }
+    emulator::exchange(0);
+}
+
+// d[64, 128] += a[64, 16] · b[16, 128]: each warp its sixteen rows. See hopper.cuh for where b lies.
+template <bool kBf16>
+void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
+    const auto number = [](uint32_t bits) {
+        return kBf16 ? __uint_as_float(bits << 16) : float(emulator::from_bits<_Float16>(bits & 0xffff));
+    };
+    const int quad = lane_number() / 4 * 4, t = lane_number() % 4;
+    float left[2][16];
+    for (int part = 0; part < 2; ++part) {  // a[0], a[1]: k = 2 t, 2 t + 1 of rows g, g + 8; a[2], a[3] the next eight
+        const uint64_t* all = emulator::exchange(uint64_t(a[2 * part + 1]) << 32 | a[2 * part]);
+        for (int q = 0; q < 4; ++q)
+            for (int r = 0; r < 2; ++r) {
+                const uint32_t word = uint32_t(all[quad + q] >> (32 * r));
+                left[r][part * 8 + 2 * q] = number(word & 0xffff);
+                left[r][part * 8 + 2 * q + 1] = number(word >> 16);
+            }
+    }
+    const uint32_t base = (b & 0x3fff) << 4, stride = b >> 16 << 4;
+    for (int j = 0; j < 16; ++j)
+        for (int c = 0; c < 2; ++c) {
+            const int n = 8 * j + 2 * t + c;
+            for (int k = 0; k < 16; ++k) {
+                const uint32_t from = base + n / 64 * stride + k * 128 + ((n % 64 / 8 ^ (k & 7)) << 4) + n % 8 * 2;
+                const float right = number(at<uint16_t>(from));
+                for (int r = 0; r < 2; ++r)
+                    if (left[r][k] != 0 || right != right || std::isinf(right))
+                        d[4 * j + 2 * r + c] += left[r][k] * right;
+            }
+        }
+}
+
+}  // namespace emulated

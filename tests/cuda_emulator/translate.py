@@ -1,0 +1,162 @@
+"""The CUDA sources of the fused operator as C++, to be built with emulator.cpp: tests of the kernels without a GPU.
+
+    python tests/cuda_emulator/translate.py CSRC OUT
+
+Copies CSRC to OUT and changes what a C++ compiler does not know: launches, dynamic shared memory, and functions that
+consist of inline assembly, whose place the functions of the same name in instructions.h take. The operators are
+registered as torch.ops.nnue_emulated, on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+# Assembly whose meaning is C++.
+BODIES = {
+    "keep": "return x;",
+    "clip": "if (x != x) return x; x = x > 0 ? x : 0.0f; return x < bound ? x : bound;",
+    "bit_range": "begin = begin < 0 ? 0 : begin; const int count = end > begin ? end - begin : 0; "
+    "if (begin > 31 || count == 0) return 0; return uint32_t((uint64_t(1) << std::min(count, 32)) - 1) << begin;",
+    "fence_registers": "",
+    "load": "return *reinterpret_cast<const uint4*>(static_cast<const char*>(weight) + size_t(feature) * row_bytes);",
+    "row_of": "return (T*)((uint64_t)first + uint64_t(row) * uint64_t(row_bytes));",
+}
+SCHEMA = re.compile(r'm\.def\(\s*((?:"[^"]*"\s*)+)\);')
+
+
+def without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def blocks(text: str) -> list[tuple[int, int]]:
+    """(begin, end) of all braces, inner ones first."""
+    found, stack = [], []
+    for i, c in enumerate(text):
+        if c == "{":
+            stack.append(i)
+        elif c == "}":
+            found.append((stack.pop(), i + 1))
+    return found
+
+
+def header(text: str, brace: int) -> str:
+    begin = max(text.rfind(c, 0, brace) for c in ";}{")
+    return text[begin + 1 : brace]
+
+
+def split_commas(text: str) -> list[str]:
+    parts, depth, now = [], 0, ""
+    for c in text:
+        depth += (c in "(<[") - (c in ")>]")
+        if c == "," and depth == 0:
+            parts.append(now)
+            now = ""
+        else:
+            now += c
+    return [p.strip() for p in [*parts, now] if p.strip()]
+
+
+def parameter_name(parameter: str) -> str:
+    parameter = parameter.split("=")[0]
+    match = re.search(r"\(&(\w+)\)", parameter) or re.search(r"(\w+)\s*(?:\[\w*\])?\s*$", parameter)
+    assert match, parameter
+    return match[1]
+
+
+def body_of(head: str, name: str, parameters: str) -> str:
+    if name in BODIES:
+        return f"{{ {BODIES[name]} }}"
+    template = re.search(r"template\s*<([^>]*)>", head)
+    values = f"<{', '.join(parameter_name(p) for p in split_commas(template[1]))}>" if template else ""
+    arguments = ", ".join(parameter_name(p) for p in split_commas(parameters))
+    return f"{{ return emulated::{name}{values}({arguments}); }}"
+
+
+def without_assembly(text: str) -> str:
+    while match := re.search(r"\basm\b", text):
+        at = match.start()
+        for begin, end in sorted((b for b in blocks(text) if b[0] < at < b[1]), reverse=True):
+            head = header(text, begin)
+            function = re.search(r"(\w+)\s*\(([^{}]*)\)\s*(?:const)?\s*$", head)
+            if function and "__global__" in head:
+                break
+            if function and "__device__" in head and function[1] not in ("if", "for", "while"):
+                text = text[:begin] + body_of(head, function[1], function[2]) + text[end:]
+                break
+        else:
+            function = None
+        if function is None or "__global__" in head:  # a statement of a kernel: a fence
+            statement = re.match(r'asm volatile\("(fence[^"]*)"[^;]*;', text[at:])
+            if not statement:
+                sys.exit(f"translate: found {text[at : at + 80]!r}, expected a function of its own or a fence")
+            text = text[:at] + text[at + statement.end() :]
+    return text
+
+
+def translate(text: str) -> str:
+    text = without_assembly(without_comments(text))
+    text = re.sub(
+        r"extern\s+__shared__\s+(?:__align__\(\s*\d+\)\s*)?(\w+)\s+(\w+)\[\];",
+        r"\1* const \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());",
+        text,
+    )
+    text = re.sub(
+        r"([\w:]+(?:<[\w:, ]*>)?)<<<((?:[^<>]|<(?!<)|>(?!>>))*)>>>\(",
+        lambda m: f"emulator::launch_kernel({m[1]}, {m[2]}, ",
+        text,
+        flags=re.S,
+    )
+    # hopper::launch_early
+    begin = text.find("cudaError_t launch_early(")
+    if begin >= 0:
+        first, last = next(b for b in sorted(blocks(text)) if b[0] > begin)
+        text = (
+            text[:first]
+            + "{ emulator::launch(grid, block, shared, true, [=] { kernel(parameters...); }); return cudaSuccess; }"
+            + text[last:]
+        )
+    return text
+
+
+def operators(text: str, library: str) -> str:
+    """perspective_transformer.cu on CPU tensors, in a library of its own name."""
+    text = text.replace("Device::cuda", "Device::cpu")
+    text = re.sub(r"const torch::stable::accelerator::DeviceGuard guard\([^;]*;", "const emulator::Finish guard;", text)
+    text = text.replace("STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m)", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, CPU, m)")
+    text = re.sub(r"STABLE_TORCH_LIBRARY_IMPL\(nnue, CompositeExplicitAutograd, m\) \{.*?\n\}", "", text, flags=re.S)
+    schemas = [m[0] for m in SCHEMA.finditer(library) if '"perspective_' in m[0] and "available" not in m[0]]
+    assert len(schemas) == 3, schemas
+    return text + "\nSTABLE_TORCH_LIBRARY(nnue_emulated, m) {\n" + "\n".join(schemas) + "\n}\n"
+
+
+def main() -> int:
+    root, out = Path(sys.argv[1]), Path(sys.argv[2])
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "cuda").mkdir(parents=True)
+    for path in root.glob("*.h"):
+        shutil.copy(path, out)
+    for path in (root / "cuda").glob("*.cuh"):
+        text = translate(path.read_text())
+        if path.name == "common.cuh":
+            begin = text.index("cudaStream_t current_stream(")
+            first, last = next(b for b in sorted(blocks(text)) if b[0] > begin)
+            text = text[:first] + "{ return nullptr; }" + text[last:]
+            # Before what an operator has allocated goes out of scope.
+            text = text.replace(
+                "    if (error == cudaSuccess) return;",
+                "    emulator::synchronize();\n    if (error == cudaSuccess) return;",
+                1,
+            )
+        include = '#include "instructions.h"\n' if path.name == "hopper.cuh" else ""
+        (out / "cuda" / path.name).write_text(text.replace("#pragma once\n", "#pragma once\n" + include, 1))
+    source = (root / "cuda" / "perspective_transformer.cu").read_text()
+    library = (root / "library.cpp").read_text()
+    (out / "cuda" / "perspective_transformer.cpp").write_text(operators(translate(source), library))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,198 @@
+"""The CUDA kernels of the fused operator without a GPU, in the emulator of tests/cuda_emulator.
+
+Against the CPU operator, which test_fused_perspectives.py holds against float64. Weights are multiples of 1/64 and
+small: sums are exact in every type, so that sums on the edge of the clip are the same for both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nnue_trainer import ops  # noqa: F401 (registers the operators)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_emulator"))
+import emulated_library
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PAIRWISE = 3
+
+
+@pytest.fixture(scope="module")
+def emulator(project_root: Path) -> ctypes.CDLL:
+    if (reason := emulated_library.why_not()) is not None:
+        pytest.skip(reason)
+    library = str(emulated_library.build(project_root))
+    torch.ops.load_library(library)
+    found = ctypes.CDLL(library)
+    found.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    found.emulator_configure.restype = None
+    return found
+
+
+@dataclass
+class Case:
+    """A batch and parameters of the operator, small enough for an emulator."""
+
+    white: Tensor
+    black: Tensor
+    black_to_move: Tensor
+    weight: Tensor
+    bias: Tensor
+    psqt: Tensor | None
+    bucket: Tensor | None
+    block_size: int
+    num_blocked: int
+    activation: int
+    bound: float
+    scale: float
+    output: int  # in DTYPES
+    grad_dtype: torch.dtype
+
+    def run(self, library: str, backward: bool = True) -> list[Tensor]:
+        """[output, psqt], and with `backward` the gradients of weight, bias and psqt."""
+        namespace = getattr(torch.ops, library)
+        features, outputs = self.weight.shape
+        constants = self.block_size, self.num_blocked
+        activation = self.activation, self.bound, self.scale
+        batch = self.white, self.black
+        rows = namespace.perspective_rows(*batch, self.black_to_move, features, *constants)
+        out, values, saved, lists = namespace.perspective_transformer_forward(
+            *batch, rows, self.weight, self.bias, self.psqt, self.bucket, *constants, *activation, self.output, backward
+        )
+        if not backward:
+            return [out, values]
+        g = torch.Generator().manual_seed(5)
+        grad = torch.randn(out.shape, generator=g).to(self.grad_dtype)
+        grad_psqt = None if self.psqt is None else torch.randn(len(self.white), generator=g)
+        gradients = namespace.perspective_transformer_backward(
+            grad, grad_psqt, *batch, rows, saved, lists, self.bucket, features, outputs,
+            0 if self.psqt is None else self.psqt.shape[1], *constants, *activation, DTYPES.index(self.weight.dtype),
+        )  # fmt: skip
+        return [out, values, *gradients]
+
+
+def make_case(seed: int) -> Case:
+    r = np.random.default_rng(seed)
+    kinds = ("king buckets", "loose", "many blocks", "single features", "long rows", "loose only", "one block", "any")
+    kind = kinds[seed % len(kinds)]
+    block_size, blocks, width, batch, loose = (
+        768,
+        int(r.integers(1, 5)),
+        int(r.integers(1, 41)),
+        int(r.integers(1, 200)),
+        0,
+    )
+    if kind == "loose":
+        loose, width = int(r.integers(1, 3000)), int(r.integers(1, 100))
+    if kind == "many blocks":
+        block_size, blocks = int(r.integers(1, 6)), 255
+    if kind == "single features":
+        block_size, blocks, width = 1, int(r.integers(1, 256)), int(r.integers(1, 5))
+    if kind == "long rows":
+        blocks, width, batch = 2, int(r.integers(380, 780)), int(r.integers(1, 40))
+    if kind == "loose only":
+        block_size, blocks, loose = 768, 0, int(r.integers(1, 600))
+    if kind == "one block":
+        blocks, batch = 1, int(r.integers(150, 600))
+    if kind == "any":
+        block_size, blocks = int(r.integers(1, 769)), int(r.integers(1, 40))
+        width, loose = int(r.integers(0, 70)), int(r.integers(0, 2)) * int(r.integers(1, 100))
+    num_blocked = blocks * block_size - (int(r.integers(0, block_size)) if blocks else 0)
+    features = num_blocked + loose
+    breaks_rule = r.choice([0, 0, 0.1, 0.9])  # share of the rows
+    favourites, lengths = 1 + 5 * r.random(), r.choice(["any", "full", "empty"])
+
+    def rows() -> Tensor:
+        found = np.full((batch, width), -1, dtype=np.int32)
+        for i in range(batch):
+            block = int(r.random() ** 2 * max(blocks, 1))
+            first, size = block * block_size, max(0, min(block_size, num_blocked - block * block_size))
+            count = width if lengths == "full" else int(r.integers(0, width + 1))
+            if lengths == "empty" and r.random() < 0.7:
+                count = 0
+            in_block = count if loose == 0 else int(r.integers(0, count + 1)) if size else 0
+            picks = list(dict.fromkeys(first + (r.random(in_block) ** favourites * size).astype(int))) if size else []
+            picks += list(num_blocked + (r.random(count - in_block) ** favourites * loose).astype(int)) if loose else []
+            if r.random() > 0.2:  # a loose feature twice in a row is legal, too
+                picks = list(dict.fromkeys(picks))
+            r.shuffle(picks)
+            if picks and r.random() < breaks_rule:
+                picks[-1] = picks[0] if r.random() < 0.5 else int(r.integers(0, features))
+            found[i, : len(picks)] = picks
+            if len(picks) + 1 < width:  # what is behind the end does not count
+                found[i, len(picks) + 1 :] = r.integers(-3, features + 5, width - len(picks) - 1)
+        return torch.from_numpy(found)
+
+    dtype = DTYPES[int(r.integers(0, 3))]
+    outputs = 16 * int(r.integers(1, 15))
+    activation = PAIRWISE if r.random() < 0.5 else int(r.integers(0, 3))
+    weight = torch.from_numpy(r.integers(-24, 25, (features, outputs)) / 64).to(dtype)
+    bias = torch.from_numpy(r.integers(0, 65, outputs) / 64).float()
+    psqt = torch.from_numpy(r.integers(-64, 65, (features, 8)) / 64).float() if r.random() < 0.4 else None
+    return Case(
+        white=rows(), black=rows(), black_to_move=torch.from_numpy(r.integers(0, 2, batch).astype(np.uint8)),
+        weight=weight, bias=bias, psqt=psqt,
+        bucket=None if psqt is None else torch.from_numpy(r.integers(0, 8, batch)),
+        block_size=block_size, num_blocked=num_blocked, activation=activation,
+        bound=float(r.choice([1.0, 0.75])), scale=float(r.choice([1.0, 127 / 128])), output=int(r.integers(0, 3)),
+        grad_dtype=torch.float32 if dtype == torch.float32 else DTYPES[int(r.integers(0, 3))],
+    )  # fmt: skip
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    size = expected.double().norm().item()
+    error = (found.double() - expected.double()).norm().item()
+    assert error <= tolerance * size + 1e-12, f"{what}: error {error:.3e} of {size:.3e}"
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_against_the_cpu(emulator: ctypes.CDLL, seed: int) -> None:
+    """And equal bits with other schedules and another number of thread blocks at a time."""
+    case = make_case(seed)
+    expected = case.run("nnue")
+    emulator.emulator_configure(4, seed)
+    found = case.run("nnue_emulated")
+    fine = case.weight.dtype == torch.float32
+    rounded = {0: 1e-6, 1: 1e-3, 2: 8e-3}[case.output]
+    assert_close(found[0], expected[0], rounded, "output")
+    assert_close(found[1], expected[1], 1e-6, "psqt")
+    assert_close(found[2], expected[2], 1e-6 if fine else 8e-3, "gradient of the weight")
+    assert_close(found[3], expected[3], 1e-6 if fine else 8e-3, "gradient of the bias")
+    assert_close(found[4], expected[4], 1e-6, "gradient of psqt")
+    emulator.emulator_configure(2 + seed % 2 * 5, seed + 1000)
+    again = case.run("nnue_emulated")
+    for a, b, name in zip(found, again, ("output", "psqt", "weight", "bias", "grad_psqt"), strict=True):
+        assert torch.equal(a, b), f"{name}: other bits with another schedule"
+
+
+@pytest.mark.parametrize("seed", range(0, 48, 6))
+def test_without_gradient(emulator: ctypes.CDLL, seed: int) -> None:
+    case = make_case(seed)
+    emulator.emulator_configure(3, seed)
+    for a, b in zip(case.run("nnue_emulated", False), case.run("nnue_emulated", True)[:2], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("seed", range(0, 48, 4))
+def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, seed: int) -> None:
+    """In fp32 a weight that is not finite shows in the rows that have its feature, and nowhere else."""
+    case = make_case(seed)
+    case.weight = case.weight.float()
+    used = torch.zeros(len(case.weight), dtype=torch.bool)
+    for rows in (case.white, case.black):
+        alive = (rows == -1).cumsum(1) == 0
+        used[rows[alive & (rows < len(used))].long()] = True
+    case.grad_dtype = torch.float32
+    emulator.emulator_configure(4, seed)
+    expected = case.run("nnue_emulated")
+    case.weight[~used] = float("nan")
+    for a, b in zip(case.run("nnue_emulated"), expected, strict=True):
+        assert torch.equal(a, b)
