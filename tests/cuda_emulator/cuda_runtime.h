@@ -51,6 +51,8 @@ using cudaEvent_t = void*;
 constexpr cudaError_t cudaSuccess = 0;
 enum {
     cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cudaFuncAttributePreferredSharedMemoryCarveout,
+    cudaSharedmemCarveoutMaxShared,
     cudaDevAttrMultiProcessorCount,
     cudaDevAttrComputeCapabilityMajor,
     cudaDevAttrComputeCapabilityMinor,
@@ -231,6 +233,12 @@ inline int __reduce_add_sync(unsigned, int v) {
     for (int i = 0; i < 32; ++i) sum += emulator::from_bits<int>(all[i]);
     return sum;
 }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selectors) {
+    const uint64_t both = uint64_t(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= unsigned(both >> 8 * (selectors >> 4 * i & 7) & 255) << 8 * i;
+    return result;
+}
 inline void __syncwarp() {
     emulator::exchange(0);
 }
@@ -282,6 +290,10 @@ inline unsigned __dp2a_lo(unsigned a, unsigned b, unsigned c) {
     return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * (b >> 8 & 0xff);
 }
 
+template <typename T>
+T atomicAnd(T* p, T v) {
+    return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST);
+}
 template <typename T, typename U>
 T atomicAdd(T* p, U v) {
     if constexpr (std::is_floating_point_v<T>) {

@@ -88,6 +88,12 @@ inline void store_shared_8(uint32_t to, float x, float y) {
 inline void store_shared_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     at<uint4>(to) = {x, y, z, w};
 }
+inline uint32_t load_if(bool condition, uint32_t from, uint32_t otherwise) {
+    return condition ? at<uint32_t>(from) : otherwise;
+}
+inline void store_global_16(void* to, uint4 v, bool wanted) {
+    if (wanted) *static_cast<uint4*>(to) = v;
+}
 inline void shared_or(uint32_t to, uint32_t bits) {
     at<uint32_t>(to) |= bits, emulator::pause();
 }

@@ -97,7 +97,12 @@ def without_assembly(text: str) -> str:
 
 
 def translate(text: str) -> str:
-    text = without_assembly(without_comments(text))
+    text = re.sub(
+        r'asm volatile\("bar\.sync (\d+), %0;" ::"n"\((\w+)\) : "memory"\);',
+        r"emulator::named_barrier(\1, \2);",
+        without_comments(text),
+    )
+    text = without_assembly(text)
     text = re.sub(
         r"extern\s+__shared__\s+(?:__align__\(\s*\d+\)\s*)?(\w+)\s+(\w+)\[\];",
         r"\1* const \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());",
