@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             if (longest < 0) continue;
             longest &= 511;
             const uint16_t* far =
-                p.rows.far + (unsigned(entry.slot) / kTileRows * kTileRows * pitch + unsigned(entry.far_begin));
+                p.rows.far + (size_t(unsigned(entry.slot) / kTileRows * kTileRows) * pitch + unsigned(entry.far_begin));
             const int rare = entry.counts < 0 ? 0 : entry.counts >> 9 & 511;
             int next_far = entry.counts >> 18 & 1023;
             if (rare > 0) bring(next_far);
