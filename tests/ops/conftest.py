@@ -1,12 +1,17 @@
 """Every operator test runs on the CPU, and on CUDA where there is a device and a library for it."""
 
+import ctypes
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from nnue_trainer import _library
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_emulator"))
+import emulated_library
 
 
 def _cuda_reason() -> str | None:
@@ -28,6 +33,19 @@ def cuda() -> torch.device:
     if (reason := _cuda_reason()) is not None:
         pytest.skip(reason)
     return torch.device("cuda")
+
+
+@pytest.fixture(scope="session")
+def emulator(project_root: Path) -> ctypes.CDLL:
+    """`torch.ops.nnue_emulated`: the fused operator's CUDA kernels on CPU tensors."""
+    if (reason := emulated_library.why_not()) is not None:
+        pytest.skip(reason)
+    library = str(emulated_library.build(project_root))
+    torch.ops.load_library(library)
+    found = ctypes.CDLL(library)
+    found.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    found.emulator_configure.restype = None
+    return found
 
 
 @pytest.fixture(autouse=True)

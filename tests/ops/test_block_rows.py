@@ -1,5 +1,6 @@
 """What `perspective_rows` makes on CUDA of rows whose features come in blocks: every list, entry by entry."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -212,3 +213,14 @@ def test_lists(cuda: torch.device, case: tuple[int, ...]) -> None:
         white.to(cuda), black.to(cuda), black_to_move.to(cuda), num_blocked + loose, case[3], num_blocked
     )
     check_lists(memory.cpu().numpy(), white, black, black_to_move, num_blocked, case[3], loose > 0)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...]) -> None:
+    white, black, black_to_move, num_blocked = make_batch(*case)
+    loose = case[5] if len(case) > 5 else 0
+    emulator.emulator_configure(4, 1)
+    memory = torch.ops.nnue_emulated.perspective_rows(
+        white, black, black_to_move, num_blocked + loose, case[3], num_blocked
+    )
+    check_lists(memory.numpy(), white, black, black_to_move, num_blocked, case[3], loose > 0)

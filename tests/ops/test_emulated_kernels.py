@@ -7,9 +7,7 @@ small: sums are exact in every type, so that sums on the edge of the clip are th
 from __future__ import annotations
 
 import ctypes
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,23 +16,8 @@ from torch import Tensor
 
 from nnue_trainer import ops  # noqa: F401 (registers the operators)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_emulator"))
-import emulated_library
-
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PAIRWISE = 3
-
-
-@pytest.fixture(scope="module")
-def emulator(project_root: Path) -> ctypes.CDLL:
-    if (reason := emulated_library.why_not()) is not None:
-        pytest.skip(reason)
-    library = str(emulated_library.build(project_root))
-    torch.ops.load_library(library)
-    found = ctypes.CDLL(library)
-    found.emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint64]
-    found.emulator_configure.restype = None
-    return found
 
 
 @dataclass
