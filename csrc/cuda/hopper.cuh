@@ -161,6 +161,42 @@ __device__ __forceinline__ void flag_wait(const unsigned* flag) {
     while (value == 0);
 }
 
+__device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
+    unsigned value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+// Until the counter has this value.
+__device__ __forceinline__ void counter_wait(const unsigned* counter, unsigned value) {
+    while (load_acquire(counter) != value) continue;
+}
+// After all that this thread has seen or done.
+__device__ __forceinline__ void counter_add(unsigned* counter) {
+    asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
+}
+// threadIdx.x; what depends on it cannot be computed ahead, where it would take registers.
+__device__ __forceinline__ int thread_number() {
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(number));
+    return number;
+}
+
+// What ordinary stores wrote to global memory becomes visible to the copy engine: before a flag is set, and after it is
+// seen.
+__device__ __forceinline__ void fence_global_for_copies() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;\n" ::: "memory");
+#endif
+}
+
+// The 256 threads of team `team` wait for each other; and the first 256 threads, where there are no teams.
+__device__ __forceinline__ void team_barrier(int team) {
+    asm volatile("bar.sync %0, 256;\n" ::"r"(team + 1) : "memory");
+}
+__device__ __forceinline__ void consumer_barrier() {
+    asm volatile("bar.sync 1, 256;\n" ::: "memory");
+}
+
 // The threads of warpgroup `group` wait for each other.
 __device__ __forceinline__ void group_barrier(int group) {
     asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");
