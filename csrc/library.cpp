@@ -21,7 +21,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     // Contracts: perspective_transformer.h.
     m.def(
         "perspective_rows(Tensor white, Tensor black, Tensor black_to_move, int num_features, int block_size, "
-        "int num_blocked) -> Tensor");
+        "int num_blocked, bool near_lists=True) -> Tensor");
     m.def(
         "perspective_transformer_forward(Tensor white, Tensor black, Tensor rows, Tensor weight, Tensor bias, "
         "Tensor? psqt, Tensor? bucket, int block_size, int num_blocked, int activation, float bound, float scale, "

@@ -15,7 +15,9 @@
 // perspective_rows prepares the rows of a batch, and is shared by forward and backward; its layout and those of `saved`
 // and `lists`, which the forward leaves for the backward if `save` is set, are private to this version of the library
 // and to the device. The backward takes what it needs of shapes as numbers; psqt_buckets = 0 leaves the gradient of
-// psqt out. A bucket outside [0, P) is an error, reported on CUDA as an illegal index is (cuda/index_check.cuh).
+// psqt out. The fp32 forward on CUDA needs near_lists, where there are no loose features; nothing else does, and the
+// rows are made sooner without. A bucket outside [0, P) is an error, reported on CUDA as an illegal index is
+// (cuda/index_check.cuh).
 //
 // On CUDA, perspective_rows groups the rows by feature block. The first `num_blocked` features come in blocks of
 // `block_size` consecutive ones; the kernels are made for feature sets in which all such features of a row lie in one

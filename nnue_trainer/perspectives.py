@@ -37,15 +37,14 @@ def _slots(positions: int, block_size: int, num_blocked: int) -> int:
 
 
 def _block_rows_pieces(
-    positions: int, max_active: int, block_size: int, num_blocked: int, has_loose: bool
+    positions: int, max_active: int, block_size: int, num_blocked: int, has_loose: bool, near_lists: bool
 ) -> dict[str, int]:
     """Bytes of each piece of a CUDA device's `rows`, in order, up to those of loose features."""
     # carve_rows in csrc/cuda/block_rows.cuh.
     blocks = _num_blocks(num_blocked, block_size)
     slots = _slots(positions, block_size, num_blocked)
     pitch = (max(1, min(max_active, 768)) + 7) // 8 * 8
-    stretch_rows = max(1, (2 * positions + 2**18 - 1) // 2**18) * 256
-    stretches = (2 * positions + stretch_rows - 1) // stretch_rows
+    chunks = (2 * positions + 255) // 256
     return {
         "slot_target": 4 * slots,
         "tile_begin": 4 * (blocks + 1),
@@ -57,19 +56,19 @@ def _block_rows_pieces(
         "near_bits": 48 * slots,
         "far_begin": 4 * 65 * (slots // 64),
         "far": 2 * slots * pitch,
-        **({} if has_loose else {"entries": 16 * slots, "near": 2 * slots * pitch}),
-        "row_block": 2 * stretches * stretch_rows,
-        "stretch_counts": 4 * blocks * stretches,
-        "rank_of": 2 * 768 * blocks,
-        "tile_block": 2 * (slots // 64),
-        "slot_row": 4 * slots,
+        **({"entries": 16 * slots, "near": 2 * slots * pitch} if near_lists and not has_loose else {}),
+        "listed": 512 * chunks,
+        **({"extents": 2048 * chunks} if has_loose else {}),
+        "chunk_rows": 4 * blocks * ((chunks + 3) // 4 * 4),
         "counts": 8 * ((771 * blocks + 2) // 2),  # and others that are zeroed with them
     }
 
 
-def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
+def _rows_bytes(
+    positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int, near_lists: bool
+) -> int:
     has_loose = num_features > num_blocked
-    pieces = list(_block_rows_pieces(positions, max_active, block_size, num_blocked, has_loose).values())
+    pieces = list(_block_rows_pieces(positions, max_active, block_size, num_blocked, has_loose, near_lists).values())
     if has_loose:  # carve_row_order in csrc/cuda/loose_rows.cuh
         pieces.append(16 * _slots(positions, block_size, num_blocked))
     return _carved(pieces)
@@ -108,11 +107,19 @@ def _carved(pieces: list[int]) -> int:
 
 
 def _rows_fake(
-    white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, block_size: int, num_blocked: int
+    white: Tensor,
+    black: Tensor,
+    black_to_move: Tensor,
+    num_features: int,
+    block_size: int,
+    num_blocked: int,
+    near_lists: bool = True,
 ) -> Tensor:
     positions, max_active = white.shape
     on_cpu = white.device.type == "cpu"
-    size = positions if on_cpu else _rows_bytes(positions, max_active, num_features, block_size, num_blocked)
+    size = (
+        positions if on_cpu else _rows_bytes(positions, max_active, num_features, block_size, num_blocked, near_lists)
+    )
     return white.new_empty((size,), dtype=torch.uint8)
 
 
@@ -267,6 +274,7 @@ def perspective_rows(
     num_features: int,
     block_size: int | None = None,
     num_blocked: int | None = None,
+    near_lists: bool = True,
 ) -> Tensor:
     """The rows of a batch prepared, once, for every fused call on this batch.
 
@@ -279,6 +287,7 @@ def perspective_rows(
             look at blocks.
         num_blocked: features [0, num_blocked) come in blocks, those from there on are loose: a row may hold any of
             them, anywhere among the others. By default F: all come in blocks.
+        near_lists: whether they are for float32 weights too. For 16-bit weights alone they are made sooner without.
 
     Returns:
         uint8 [bytes] on the device: an opaque value. What is computed with it depends on the arguments alone.
@@ -286,7 +295,9 @@ def perspective_rows(
     num_blocked = num_features if num_blocked is None else num_blocked
     return cast(
         Tensor,
-        torch.ops.nnue.perspective_rows(white, black, black_to_move, num_features, block_size or 0, num_blocked),
+        torch.ops.nnue.perspective_rows(
+            white, black, black_to_move, num_features, block_size or 0, num_blocked, near_lists
+        ),
     )
 
 
@@ -407,7 +418,8 @@ def perspective_transformer(
         )
     if values is None and output_dtype in _DTYPES and is_fused(weight, block_size, num_blocked):
         if rows is None:
-            rows = perspective_rows(white, black, black_to_move, weight.shape[0], block_size, num_blocked)
+            near_lists = weight.dtype == torch.float32
+            rows = perspective_rows(white, black, black_to_move, weight.shape[0], block_size, num_blocked, near_lists)
         parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
         out, psqt_out, *_ = torch.ops.nnue.perspective_transformer_forward(
             white,

@@ -234,7 +234,8 @@ def measure(
             white, black, black_to_move, weight, bias, block_size=BLOCK, num_blocked=BLOCKED, rows=prepared
         )  # fmt: skip
 
-    make_rows = functools.partial(perspective_rows, white, black, black_to_move, features, BLOCK, BLOCKED)
+    near_lists = dtype == torch.float32
+    make_rows = functools.partial(perspective_rows, white, black, black_to_move, features, BLOCK, BLOCKED, near_lists)
     prepared = make_rows()
     result: dict[str, Any] = {
         "features": name,

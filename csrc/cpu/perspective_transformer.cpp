@@ -160,7 +160,7 @@ Tensor psqt_forward(const Rows& rows, const Tensor& psqt_in, const Tensor& bucke
 }
 
 Tensor rows_op(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
-               int64_t /*block_size*/, int64_t /*num_blocked*/) {
+               int64_t /*block_size*/, int64_t /*num_blocked*/, bool /*near_lists*/) {
     check_index_rows(kRows, white, black, num_features, Device::cpu);
     check_black_to_move(black_to_move, white, Device::cpu);
     for (const Tensor* indices : {&white, &black}) {

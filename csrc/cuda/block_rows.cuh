@@ -7,9 +7,10 @@
 // the others *far*. So everything here is a function of the batch alone. A row that breaks the rule (a duplicate, a
 // feature of another block) is irregular: it has no bits and no lists, and is worked off row by row.
 //
-// Four kernels, the last three started while the one before drains: `clear_counts`; `count_rows` reads the batch, finds
-// each row's block and counts rows and features; `assign_slots` ranks each block's features and gives every row its
-// slot; `make_tiles`, a thread block a tile, writes all else that consumers read.
+// Three kernels, the last two started while the one before drains: `clear_counts`; `count_rows` reads the batch in
+// chunks of 256 rows, finds each row's block, counts rows and features and lists each chunk's rows by block;
+// `make_tiles`, a thread block for a tile or a few, ranks the features of their block, finds their rows in those lists
+// and writes all that consumers read.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -54,6 +55,12 @@ struct alignas(16) RowEntry {
     int far_begin;  // of its far entries, in the tile's
 };
 
+// A row of the forward where there are loose features: where its sums go, its number in the batch and how many entries
+// it has. Rows of a tile come in order, most entries first; padding last, with target −1.
+struct alignas(16) RowOrder {
+    int slot, target, row, count;
+};
+
 struct BlockRows {
     int32_t* slot_target;  // [slots]: 2 · position + (0 side to move, 1 other side); −1 padding
     int32_t* tile_begin;   // [num_blocks + 1]
@@ -67,26 +74,26 @@ struct BlockRows {
     int32_t* far_begin;    // [tiles, 65]: where a slot's far entries begin in the tile's; the last is their number
     uint16_t* far;         // [tiles, 64 · pitch]: far features, less the block's first, slot by slot
 
-    // For the fp32 forward, where there are no loose features. Rows of a tile come in order of their near lists'
-    // length, longest first.
+    // For the fp32 forward, where there are no loose features; null where they are not wanted. Rows of a tile come in
+    // order of their near lists' length, longest first.
     RowEntry* entries;               // [slots]
     uint16_t* near;                  // [slots, pitch]: twice the rank of a near feature; then kNoFeature
     unsigned long long* block_cost;  // [num_blocks]: work for the block's rows in a slab, in features
 
-    int pitch;                // places for a row's features, a multiple of 8
-    int stretch_rows;         // rows of a stretch: a multiple of kChunkRows
-    int stretches;            // at most kMaxStretches
-    uint32_t block_inverse;   // feature · this >> 32 is its block; exact, as there are < 2^18 features
-    uint16_t* row_block;      // scratch [stretches, stretch_rows]: the row's block, or kNoBlock; flags
-    int32_t* stretch_counts;  // scratch [stretches, num_blocks]: rows of the block in a stretch
-    uint16_t* rank_of;        // scratch [num_blocks, 768]: ranks of features; from bit 10 on the rank's bit in a word
-    uint16_t* tile_block;     // scratch [tiles]
-    int32_t* slot_row;        // scratch [slots]: ~row of an irregular row, kNoRow padding
-    int32_t* counts;          // scratch [num_blocks, 768]: entries of each feature
-    int32_t* totals;          // scratch [num_blocks]: rows. block_cost, counts, this and irregular lie in a row
+    int pitch;               // places for a row's features, a multiple of 8
+    int chunks;              // of kChunkRows rows
+    int chunk_pitch;         // places for them, a multiple of four
+    uint32_t block_inverse;  // feature · this >> 32 is its block; exact, as there are < 2^18 features
+    uint16_t* listed;        // scratch [chunks, kChunkRows]: a chunk's rows by block: number in the chunk, flags
+    // Scratch, as `listed`, where there are loose features: entries of a row, and those up to the last in its block.
+    int2* extents;
+    // Scratch [num_blocks, chunk_pitch]: rows of the block in a chunk; from bit 16 on where they begin in `listed`.
+    uint32_t* chunk_rows;
+    int32_t* counts;  // scratch [num_blocks, 768]: entries of each feature
+    int32_t* totals;  // scratch [num_blocks]: rows. block_cost, counts, this and irregular lie in a row
 
-    static constexpr int kChunkRows = 256, kMaxStretches = 1024;
-    static constexpr int kIrregularRow = 0x8000, kSecondSide = 0x4000, kNoBlock = 0x3fff, kNoRow = INT32_MIN;
+    static constexpr int kChunkRows = 256;
+    static constexpr int kIrregularRow = 0x8000, kSecondSide = 0x4000;
 
     static __host__ __device__ int tiles(int positions, int num_blocks) {
         return (2 * positions + kTileRows - 1) / kTileRows + num_blocks;
@@ -107,14 +114,13 @@ struct Carver {
     }
 };
 
-inline BlockRows carve_rows(Carver& carver, const IndexRows& in) {
+inline BlockRows carve_rows(Carver& carver, const IndexRows& in, bool near_lists) {
     const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), slots = tiles * kTileRows;
     const size_t row_count = 2 * size_t(in.positions), blocks = in.num_blocks;
     BlockRows rows{};
     rows.pitch = (std::max(1, std::min(in.max_active, kBlockFeatures)) + 7) / 8 * 8;
-    constexpr size_t kShare = size_t(BlockRows::kMaxStretches) * BlockRows::kChunkRows;
-    rows.stretch_rows = int(std::max<size_t>(1, (row_count + kShare - 1) / kShare)) * BlockRows::kChunkRows;
-    rows.stretches = int((row_count + rows.stretch_rows - 1) / rows.stretch_rows);
+    rows.chunks = int((row_count + BlockRows::kChunkRows - 1) / BlockRows::kChunkRows);
+    rows.chunk_pitch = (rows.chunks + 3) / 4 * 4;
     rows.block_inverse = uint32_t(((uint64_t(1) << 32) + in.block_size - 1) / std::max(in.block_size, 2));
     rows.slot_target = carver.take<int32_t>(slots);
     rows.tile_begin = carver.take<int32_t>(blocks + 1);
@@ -126,15 +132,13 @@ inline BlockRows carve_rows(Carver& carver, const IndexRows& in) {
     rows.near_bits = carver.take<uint32_t>(slots * kNearWords);
     rows.far_begin = carver.take<int32_t>(tiles * (kTileRows + 1));
     rows.far = carver.take<uint16_t>(slots * rows.pitch);
-    if (in.num_loose == 0) {
+    if (near_lists && in.num_loose == 0) {
         rows.entries = carver.take<RowEntry>(slots);
         rows.near = carver.take<uint16_t>(slots * rows.pitch);
     }
-    rows.row_block = carver.take<uint16_t>(size_t(rows.stretches) * rows.stretch_rows);
-    rows.stretch_counts = carver.take<int32_t>(blocks * rows.stretches);
-    rows.rank_of = carver.take<uint16_t>(blocks * kBlockFeatures);
-    rows.tile_block = carver.take<uint16_t>(tiles);
-    rows.slot_row = carver.take<int32_t>(slots);
+    rows.listed = carver.take<uint16_t>(size_t(rows.chunks) * BlockRows::kChunkRows);
+    if (in.num_loose > 0) rows.extents = carver.take<int2>(size_t(rows.chunks) * BlockRows::kChunkRows);
+    rows.chunk_rows = carver.take<uint32_t>(blocks * rows.chunk_pitch);
     rows.block_cost = carver.take<unsigned long long>((BlockRows::zeroed(in.num_blocks) + 1) / 2);
     rows.counts = reinterpret_cast<int32_t*>(rows.block_cost + blocks);
     rows.totals = rows.counts + blocks * kBlockFeatures;
@@ -155,12 +159,12 @@ __host__ __device__ constexpr int index_of_bit(int p) {
 namespace block_rows {
 
 constexpr int kClearThreads = 256;
-constexpr int kCountThreads = 1024;
+constexpr int kCountThreads = 1024, kCountWarps = kCountThreads / 32;
+constexpr int kListThreads = BlockRows::kChunkRows, kListWarps = kListThreads / 32;
 constexpr int kSharedBlocks = 48;  // so many blocks' features are counted in shared memory
 constexpr int kCountBlocks = 132;
-constexpr int kSlotThreads = BlockRows::kChunkRows, kSlotWarps = kSlotThreads / 32;
-constexpr int kRanksEach = kBlockFeatures / kSlotThreads;
-constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32;
+constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32, kTileBlocks = 4 * 132;
+constexpr int kRankThreads = kTileThreads - kTileRows, kRanksEach = kBlockFeatures / kRankThreads;
 
 __device__ __forceinline__ const int32_t* row_pointer(const IndexRows& in, int row) {
     return row < in.positions ? in.white + size_t(row) * in.max_active
@@ -184,129 +188,176 @@ __device__ __forceinline__ T keep(T x) {
 }
 
 // On shared memory, by address.
+// `otherwise` where the condition does not hold; without a branch.
+__device__ __forceinline__ uint32_t load_if(bool condition, uint32_t address, uint32_t otherwise) {
+    uint32_t value = otherwise;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.shared.u32 %0, [%1];\n}\n"
+                 : "+r"(value)
+                 : "r"(address), "r"(uint32_t(condition))
+                 : "memory");
+    return value;
+}
 __device__ __forceinline__ void shared_or(uint32_t address, uint32_t bits) {
     asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
 }
-__device__ __forceinline__ uint32_t shared_fetch_or(uint32_t address, uint32_t bits) {
-    uint32_t before;
-    asm volatile("atom.shared.or.b32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(bits) : "memory");
-    return before;
-}
 __device__ __forceinline__ void shared_increment(uint32_t address) {
     asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
-}
-__device__ __forceinline__ int shared_load_16(uint32_t address) {
-    uint16_t value;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
-    return value;
 }
 __device__ __forceinline__ void shared_store_16(uint32_t address, int value) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(uint16_t(value)) : "memory");
 }
 
-// Four lanes take a row, eight entries each at a time.
-constexpr int kLanesEach = 4, kEntriesEach = 8, kEntries = kLanesEach * kEntriesEach;
-
-// Entries first … first + 7 of a row; −1 where there is no row or no such entry.
-__device__ __forceinline__ void load_entries(int (&entries)[kEntriesEach], const IndexRows& in, bool has_row, int row,
+// A few lanes take a row, kEach entries each at a time: entries first … first + kEach − 1; −1 where there is no row or
+// no such entry.
+template <int kEach>
+__device__ __forceinline__ void load_entries(int (&entries)[kEach], const IndexRows& in, bool has_row, int row,
                                              int first) {
     const int32_t* from = row_pointer(in, has_row ? row : 0) + first;
     const bool aligned = (reinterpret_cast<uintptr_t>(from) | in.max_active * sizeof(int32_t)) % 16 == 0;
+    const int there = has_row ? in.max_active - first : 0;
+    if (there >= kEach && aligned) {
 #pragma unroll
-    for (int i = 0; i < kEntriesEach; i += 4) {
-        const int there = has_row ? in.max_active - first - i : 0;
-        if (there >= 4 && aligned) {
+        for (int i = 0; i < kEach; i += 4) {
             const int4 four = __ldg(reinterpret_cast<const int4*>(from + i));
             entries[i] = four.x, entries[i + 1] = four.y, entries[i + 2] = four.z, entries[i + 3] = four.w;
-        } else {
+        }
+    } else {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) entries[i + j] = j < there ? __ldg(from + i + j) : -1;
+        for (int i = 0; i < kEach; ++i) entries[i] = i < there ? __ldg(from + i) : -1;
+    }
+}
+
+// Whether all of a lane's entries are some, and of the `kLanes` lanes of its row: those before it, and all.
+struct Reach {
+    bool before, all;
+};
+template <int kLanes, int kEach>
+__device__ __forceinline__ Reach reach(const int (&entries)[kEach], int lane) {
+    int any_end = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) any_end |= entries[j];
+    const unsigned full = __ballot_sync(~0u, any_end >= 0) >> lane / kLanes * kLanes & ((1u << kLanes) - 1);
+    const unsigned before = (1u << lane % kLanes) - 1;
+    return {(full & before) == before, full == (1u << kLanes) - 1};
+}
+
+// Zeroes counters, and asks for the index rows: they are on their way to the L2 cache while count_rows starts. Not for
+// long rows, of which little is read.
+__global__ void __launch_bounds__(kClearThreads) clear_counts(IndexRows in, int32_t* counts, int count) {
+    constexpr uint32_t kPiece = 2048, kMost = 16 << 20;  // bytes; the most of either perspective
+    hopper::let_next_kernel_start();
+    const int thread = threadIdx.x * gridDim.x + blockIdx.x, threads = gridDim.x * kClearThreads;
+    for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += threads) counts[i] = 0;
+    const size_t bytes = size_t(in.positions) * in.max_active * sizeof(int32_t);
+    if ((reinterpret_cast<uintptr_t>(in.white) | reinterpret_cast<uintptr_t>(in.black) | bytes) % 16 == 0 &&
+        in.max_active <= 64) {
+        const uint32_t wanted = uint32_t(min(bytes, size_t(kMost)));
+        for (uint32_t at = thread * kPiece; at < wanted; at += threads * kPiece) {
+            const uint32_t size = min(kPiece, wanted - at);
+            hopper::prefetch_bulk(reinterpret_cast<const char*>(in.white) + at, size);
+            hopper::prefetch_bulk(reinterpret_cast<const char*>(in.black) + at, size);
         }
     }
 }
 
-// How many of this lane's entries come before the row's first −1, given that all before them did; `goes_on`: all of
-// the four lanes' entries did.
-__device__ __forceinline__ int count_entries(const int (&entries)[kEntriesEach], int lane, bool& goes_on) {
-    int count = kEntriesEach;
+// What count_rows keeps in shared memory of a chunk whose rows are being listed.
+struct ListShared {
+    uint16_t found[2][BlockRows::kChunkRows];   // blocks of a chunk's rows, and whether they are irregular; two chunks
+    uint16_t places[kListWarps][kListThreads];  // rows of each block in each warp; then where they go
+    int warp_sums[kListWarps];
+    int2 extents[2][BlockRows::kChunkRows];
+};
+
+// Threads 0 … kListThreads − 1, a row each: lists a chunk's rows by block, in their order. Thread b returns how many
+// rows block b has.
+__device__ __forceinline__ int list_chunk(const IndexRows& in, const BlockRows& out, ListShared& s, int chunk,
+                                          int found, const int2* extent) {
+    const auto wait = [] { asm volatile("bar.sync 1, %0;" ::"n"(kListThreads) : "memory"); };
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
+              row = chunk * BlockRows::kChunkRows + thread;
+    const bool has_row = row < 2 * in.positions, is_black = row >= in.positions;
+    const bool side = has_row && __ldg(in.black_to_move + row - (is_black ? in.positions : 0)) != 0;
+    wait();  // the last chunk's places have been read
 #pragma unroll
-    for (int j = kEntriesEach - 1; j >= 0; --j)
-        if (entries[j] < 0) count = j;
-    const unsigned full = __ballot_sync(~0u, count == kEntriesEach) >> lane / kLanesEach * kLanesEach & 15;
-    const unsigned before = (1u << lane % kLanesEach) - 1;
-    goes_on = full == 15;
-    return (full & before) == before ? count : 0;
+    for (int w = 0; w < kListWarps; ++w) s.places[w][thread] = 0;
+    const int block = has_row ? found & 0xff : -1;
+    const unsigned same = __match_any_sync(~0u, block);
+    const int before = __popc(same & ((1u << lane) - 1));
+    wait();
+    if (has_row && before == 0) s.places[warp][block] = uint16_t(__popc(same));
+    wait();
+    int count = 0, counts[kListWarps];
+#pragma unroll
+    for (int w = 0; w < kListWarps; ++w) count += counts[w] = s.places[w][thread];
+    const int inclusive = warp_inclusive_sum(count, lane);
+    if (lane == 31) s.warp_sums[warp] = inclusive;
+    wait();
+    int begin = inclusive - count;
+#pragma unroll
+    for (int w = 0; w < kListWarps; ++w) begin += w < warp ? s.warp_sums[w] : 0;
+    if (thread < in.num_blocks)
+        out.chunk_rows[size_t(thread) * out.chunk_pitch + chunk] = uint32_t(count | begin << 16);
+#pragma unroll
+    for (int w = 0; w < kListWarps; ++w) {
+        s.places[w][thread] = uint16_t(begin);
+        begin += counts[w];
+    }
+    wait();
+    if (has_row) {
+        const size_t place = size_t(chunk) * BlockRows::kChunkRows + s.places[warp][block] + before;
+        out.listed[place] =
+            uint16_t(thread | (found & BlockRows::kIrregularRow) | (side != is_black ? BlockRows::kSecondSide : 0));
+        if (extent != nullptr) out.extents[place] = *extent;
+    }
+    return count;
 }
 
-__global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, int count) {
-    hopper::let_next_kernel_start();
-    for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += gridDim.x * kClearThreads) counts[i] = 0;
-}
-
-// Each row's block, rows of each block in each stretch, entries of each feature (rows that turn out to be irregular
-// included). A thread block takes kChunkRows rows at a time.
-template <bool kShared>
-__global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockRows out) {
-    // Features of a row. In chess, where a feature is 64 times a kind plus a square, this order of bits keeps those of
-    // a row apart: a word has two squares.
-    constexpr int kSeenPitch = 33;
-    __shared__ uint32_t seen[BlockRows::kChunkRows * kSeenPitch];
-    __shared__ int irregular;
+// Each row's block, each chunk's rows by block, entries of each feature (rows that turn out to be irregular included).
+// Features that a row has twice are found by make_tiles.
+template <bool kShared, bool kLoose>
+__global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, BlockRows out) {
+    __shared__ ListShared s;
     extern __shared__ __align__(16) int counts[];  // [num_blocks, 768] if kShared
-    const int lane = threadIdx.x % 32, rows = 2 * in.positions;
-    const int in_chunk = threadIdx.x / kLanesEach, first_lane = lane / kLanesEach * kLanesEach;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = 2 * in.positions;
+    constexpr int kLanes = kCountThreads / BlockRows::kChunkRows, kEach = kLoose ? 16 : 8;
+    const int in_chunk = threadIdx.x / kLanes, first_lane = lane / kLanes * kLanes;
     const int cells = kShared ? in.num_blocks * kBlockFeatures : 0;
-    int* stretch = counts + cells;          // [num_blocks]: rows in the stretch
-    int* totals = stretch + in.num_blocks;  // [num_blocks]
-    const uint32_t my_seen = keep(hopper::shared_address(seen + in_chunk * kSeenPitch));
     const uint32_t shared_counts = keep(hopper::shared_address(counts));
-    uint32_t* const warp_seen = seen + threadIdx.x / 32 * (32 / kLanesEach) * kSeenPitch;
     hopper::let_next_kernel_start();
 
-    const int chunks = out.stretch_rows / BlockRows::kChunkRows;
-    int at = blockIdx.x, chunk = 0;
-    const auto chunk_row = [&] { return at * out.stretch_rows + chunk * BlockRows::kChunkRows + in_chunk; };
-    int next[kEntriesEach], next_flags = 0;
+    int chunk = blockIdx.x, next[kEach];
     const auto load_next = [&] {
-        const int row = chunk_row();
-        const bool has_row = at < out.stretches && row < rows;
-        load_entries(next, in, has_row, row, lane % kLanesEach * kEntriesEach);
-        if (has_row && lane == first_lane) {
-            const bool is_black = row >= in.positions;
-            const bool second = is_black != (__ldg(in.black_to_move + row - (is_black ? in.positions : 0)) != 0);
-            next_flags = second ? BlockRows::kSecondSide : 0;
-        }
+        const int row = chunk * BlockRows::kChunkRows + in_chunk;
+        load_entries(next, in, chunk < out.chunks && row < rows, row, lane % kLanes * kEach);
     };
     load_next();
     for (int i = threadIdx.x; i < cells / 4; i += kCountThreads) reinterpret_cast<int4*>(counts)[i] = {0, 0, 0, 0};
-#pragma unroll 1
-    for (int i = threadIdx.x; i < 2 * in.num_blocks; i += kCountThreads) stretch[i] = 0;
-    if (threadIdx.x == 0) irregular = 0;
     __syncthreads();
     if constexpr (!kShared) hopper::wait_for_kernels_before();
 
-    while (at < out.stretches) {
-        const int row = chunk_row(), stretch_now = at, flags = next_flags;
-        int entries[kEntriesEach];
+    int total = 0, irregular = 0;  // of the block, and of the rows, that a thread of list_chunk has
+    for (int parity = 0; chunk < out.chunks; parity ^= 1) {
+        const int chunk_now = chunk, row = chunk * BlockRows::kChunkRows + in_chunk;
+        int entries[kEach];
 #pragma unroll
-        for (int j = 0; j < kEntriesEach; ++j) entries[j] = next[j];
-        __syncwarp();  // the last rows' bits have been read
-#pragma unroll
-        for (int i = lane; i < 32 / kLanesEach * kSeenPitch; i += 32) warp_seen[i] = 0;
-        if (++chunk == chunks) chunk = 0, at += gridDim.x;
+        for (int j = 0; j < kEach; ++j) entries[j] = next[j];
+        chunk += gridDim.x;
         load_next();
-        __syncwarp();
         int block = -1;
         bool bad = false, open = row < rows;
+        int2 extent{0, 0};
         for (int base = 0;;) {
-            bool goes_on;
-            const int count = count_entries(entries, lane, goes_on);
-            int first = count > 0 ? entries[0] : INT32_MAX;  // this lane's first that is in a block
-            if (count > 0 && first >= in.num_features) {
-                first = INT32_MAX;
+            const auto [before, goes_on] = reach<kLanes>(entries, lane);
+            if (!before) entries[0] = -1;
+            int first =
+                unsigned(entries[0]) < unsigned(in.num_features) ? entries[0] : INT32_MAX;  // that is in a block
+            if (entries[0] >= in.num_features) {
+                bool alive = true;
 #pragma unroll
-                for (int j = kEntriesEach - 1; j > 0; --j)
-                    if (j < count && entries[j] < in.num_features) first = entries[j];
+                for (int j = 1; j < kEach; ++j) {
+                    alive = alive && entries[j] >= 0;
+                    if (alive && entries[j] < in.num_features) first = min(first, entries[j]), alive = false;
+                }
             }
             const unsigned have = __ballot_sync(~0u, first != INT32_MAX) >> first_lane & 15;
             first = __shfl_sync(~0u, first, first_lane + __ffs(int(have | 16)) - 1);
@@ -316,72 +367,74 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(IndexRows in, BlockR
             // The last block may not be full.
             const unsigned features = keep(block < 0 ? 0 : min(in.block_size, in.num_features - first_feature));
             const uint32_t features_of = keep(shared_counts + block * (kBlockFeatures * 4));
-            bool others = false;
-            uint32_t again = 0;
+            bool others = false, alive = true;
 #pragma unroll
-            for (int j = 0; j < kEntriesEach; ++j) {
+            for (int j = 0; j < kEach; ++j) {
                 const int local = entries[j] - first_feature;
-                const bool inside = j < count && unsigned(local) < features;
-                others |= j < count && !inside;
-                const uint32_t bit = 1u << (local >> 5);
+                alive = alive && entries[j] >= 0;
+                const bool inside = alive && unsigned(local) < features;
+                others |= alive && !inside;
+                if constexpr (kLoose) {
+                    extent.x += alive ? 1 : 0;
+                    if (inside) extent.y = base + lane % kLanes * kEach + j + 1;
+                }
                 if (inside) {
-                    again |= shared_fetch_or(my_seen + (local & 31) * 4, bit) & bit;
                     if constexpr (kShared)
                         shared_increment(features_of + local * 4);
                     else
                         atomicAdd(out.counts + block * kBlockFeatures + local, 1);
                 }
             }
-            bad |= again != 0;
             if (others) {
+                alive = true;
 #pragma unroll
-                for (int j = 0; j < kEntriesEach; ++j)
-                    bad |=
-                        j < count && entries[j] < in.num_features && unsigned(entries[j] - first_feature) >= features;
-            }
-            open = open && goes_on;
-            base += kEntries;
-            if (base >= in.max_active || !__any_sync(~0u, open)) break;
-            load_entries(entries, in, open, row, base + lane % kLanesEach * kEntriesEach);
-        }
-        const bool is_irregular = (__ballot_sync(~0u, bad) >> first_lane & 15) != 0;
-        if (lane == first_lane) {
-            int mine = BlockRows::kNoBlock;
-            if (row < rows) {
-                mine = max(block, 0) | flags;
-                atomicAdd(&stretch[mine & BlockRows::kNoBlock], 1);
-                if (is_irregular) {
-                    mine |= BlockRows::kIrregularRow;
-                    atomicAdd(&irregular, 1);
+                for (int j = 0; j < kEach; ++j) {
+                    alive = alive && entries[j] >= 0;
+                    bad |= alive && entries[j] < in.num_features && unsigned(entries[j] - first_feature) >= features;
                 }
             }
-            out.row_block[row] = uint16_t(mine);
+            open = open && goes_on;
+            base += kLanes * kEach;
+            if (base >= in.max_active || !__any_sync(~0u, open)) break;
+            load_entries(entries, in, open, row, base + lane % kLanes * kEach);
         }
-        if (chunk == 0) {
-            __syncthreads();
-#pragma unroll 1
-            for (int b = threadIdx.x; b < in.num_blocks; b += kCountThreads) {
-                out.stretch_counts[size_t(stretch_now) * in.num_blocks + b] = stretch[b];
-                totals[b] += stretch[b];
-                stretch[b] = 0;
+        const bool is_irregular = (__ballot_sync(~0u, bad) >> first_lane & 15) != 0;
+        if (lane == first_lane)
+            s.found[parity][in_chunk] = uint16_t(max(block, 0) | (is_irregular ? BlockRows::kIrregularRow : 0));
+        if constexpr (kLoose) {
+#pragma unroll
+            for (int d = 1; d < kLanes; d *= 2) {
+                extent.x += __shfl_xor_sync(~0u, extent.x, d);
+                extent.y = max(extent.y, __shfl_xor_sync(~0u, extent.y, d));
             }
-            __syncthreads();
+            if (lane == first_lane) s.extents[parity][in_chunk] = extent;
+        }
+        __syncthreads();
+        // Beside the others' next chunk, or their last sums.
+        if (warp < kListWarps) {
+            const int found = s.found[parity][threadIdx.x];
+            if (chunk_now * BlockRows::kChunkRows + int(threadIdx.x) < rows)
+                irregular += (found & BlockRows::kIrregularRow) != 0;
+            total += list_chunk(in, out, s, chunk_now, found, kLoose ? &s.extents[parity][threadIdx.x] : nullptr);
         }
     }
     if constexpr (kShared) hopper::wait_for_kernels_before();
-    for (int i = threadIdx.x; i < cells / 4; i += kCountThreads) {
-        const int4 four = reinterpret_cast<const int4*>(counts)[i];
-        if ((four.x | four.y | four.z | four.w) == 0) continue;
-        int* to = out.counts + 4 * i;
-        if (four.x != 0) atomicAdd(to, four.x);
-        if (four.y != 0) atomicAdd(to + 1, four.y);
-        if (four.z != 0) atomicAdd(to + 2, four.z);
-        if (four.w != 0) atomicAdd(to + 3, four.w);
+    if (warp < kListWarps) {
+        if (total > 0) atomicAdd(out.totals + threadIdx.x, total);
+        irregular = __reduce_add_sync(~0u, irregular);
+        if (lane == 0 && irregular > 0) atomicAdd(out.irregular, irregular);
+    } else {
+        // Two sums an addition; thread blocks begin at different blocks.
+        const uint2* pairs = reinterpret_cast<const uint2*>(counts);
+        auto* to = reinterpret_cast<unsigned long long*>(out.counts);
+        const int first = int(blockIdx.x % unsigned(in.num_blocks)) * (kBlockFeatures / 2);
+#pragma unroll 4
+        for (int i = threadIdx.x - kListThreads; i < cells / 2; i += kCountThreads - kListThreads) {
+            const int pair = i + first < cells / 2 ? i + first : i + first - cells / 2;
+            const uint2 two = pairs[pair];
+            if ((two.x | two.y) != 0) atomicAdd(to + pair, two.x | (unsigned long long)two.y << 32);
+        }
     }
-#pragma unroll 1
-    for (int b = threadIdx.x; b < in.num_blocks; b += kCountThreads)
-        if (totals[b] > 0) atomicAdd(out.totals + b, totals[b]);
-    if (threadIdx.x == 0 && irregular > 0) atomicAdd(out.irregular, irregular);
 }
 
 // Lane i's bit j becomes lane j's bit i.
@@ -408,185 +461,231 @@ __device__ __forceinline__ int frequency_class(int count, float rows_in_256_each
     return max(0, min(kClasses - 2, 270 - int(__float_as_uint(rows_in_256) >> 22)));
 }
 
-// What a thread block of assign_slots keeps in shared memory.
-struct SlotShared {
-    int tile_begin[kSlotThreads + 1];
-    int warp_sums[kSlotWarps], total;
-    union {
-        struct {
-            int cells[kBlockFeatures];  // [kClasses, 24 groups of 32 features]
-            int rare_entries;
-        };
-        struct {
-            int before[kSlotThreads];                   // rows of each block in the stretches and chunks before
-            int warp_counts[kSlotWarps][kSlotThreads];  // and of this chunk, in each warp
-        };
-    };
-};
+constexpr int kGroups = kBlockFeatures / 32;  // of 32 features of a block
+static_assert(kClasses * kGroups == kBlockFeatures && kRanksEach * kRankThreads == kBlockFeatures);
 
-// All threads, a number each: the sum of those before. The sums of warps stay in `warp_sums` until the next call.
-__device__ __forceinline__ int sum_before(int x, int* warp_sums) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int inclusive = warp_inclusive_sum(x, lane);
-    if (lane == 31) warp_sums[warp] = inclusive;
-    __syncthreads();
-    int sum = inclusive - x;
-#pragma unroll
-    for (int w = 0; w < kSlotWarps; ++w) sum += w < warp ? warp_sums[w] : 0;
-    return sum;
+// Of a rank: from bit 20 on four times the rank, from bit 8 on four times its word in a bitmap, its bit in the word.
+__device__ __forceinline__ uint32_t rank_entry(int rank) {
+    return uint32_t(rank) << 22 | uint32_t(rank / 32) << 10 | uint32_t(bit_of_index(rank % 32));
 }
+constexpr uint32_t kFarEntry = uint32_t(kNearFeatures) << 22;  // the least of a far feature
+constexpr uint32_t kNowhere = uint32_t(kBlockFeatures) << 22;  // of none
 
-// Ranks a block's features by class, within a class in their own order. In chess an eighth of a block's features has
-// nearly nine tenths of its rows' entries, and a quarter of them has none. A second group of features is worth its
-// product only if more than two entries a row would otherwise be gathered.
-__device__ __forceinline__ void rank_block(const BlockRows& out, SlotShared& s, int block, int tiles,
-                                           const int (&counts)[kRanksEach]) {
-    constexpr int kGroups = kBlockFeatures / 32, kEach = kRanksEach;
-    static_assert(kClasses * kGroups == kBlockFeatures && kEach * kSlotThreads == kBlockFeatures);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float each = 4 / float(tiles);
-    int classes[kEach], before[kEach];
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-        classes[j] = frequency_class(counts[j], each);
-        const unsigned same = __match_any_sync(~0u, classes[j]);
-        before[j] = __popc(same & ((1u << lane) - 1));
-        if (before[j] == 0) s.cells[classes[j] * kGroups + j * kSlotWarps + warp] = __popc(same);
-    }
-    __syncthreads();
-    int cells[kEach], sum = 0;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) sum += cells[j] = s.cells[threadIdx.x * kEach + j];
-    sum = sum_before(sum, s.warp_sums);
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-        s.cells[threadIdx.x * kEach + j] = sum;
-        sum += cells[j];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-        const int feature = j * kSlotThreads + threadIdx.x;
-        const int rank = s.cells[classes[j] * kGroups + j * kSlotWarps + warp] + before[j];
-        out.rank_of[block * kBlockFeatures + feature] = uint16_t(rank | bit_of_index(rank % 32) << 10);
-        out.ranked[block * kBlockFeatures + rank] = counts[j] > 0 ? feature : ~feature;
-        if (rank >= kGroupFeatures && counts[j] > 0) atomicAdd(&s.rare_entries, counts[j]);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        int dense = (s.cells[(kLastDenseClass + 1) * kGroups] + 63) / 64 * 64;
-        if (dense > kGroupFeatures && s.rare_entries < 2LL * tiles * kTileRows) dense = kGroupFeatures;
-        out.dense[block] = dense;
-        out.used[block] = s.cells[(kClasses - 1) * kGroups];
-    }
-}
-
-// The first thread blocks take a block each: its features' ranks, what there is to say of its tiles, its padding. The
-// others take a stretch of rows each: their slots.
-__global__ void __launch_bounds__(kSlotThreads) assign_slots(IndexRows in, BlockRows out) {
-    __shared__ SlotShared s;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_blocks = in.num_blocks;
-    const int stretch = int(blockIdx.x) - num_blocks, first_row = stretch * out.stretch_rows;
-    if (stretch < 0) {
-        for (int i = threadIdx.x; i < kBlockFeatures; i += kSlotThreads) s.cells[i] = 0;
-        if (threadIdx.x == 0) s.rare_entries = 0;
-    } else {
-        s.before[threadIdx.x] = 0;
-        for (int w = 0; w < kSlotWarps; ++w) s.warp_counts[w][threadIdx.x] = 0;
-    }
-    __syncthreads();
-    hopper::let_next_kernel_start();
-    hopper::wait_for_kernels_before();
-
-    static_assert(kSlotThreads > 255);
-    const int total = int(threadIdx.x) < num_blocks ? out.totals[threadIdx.x] : 0;
-    int found = 0, counts[kRanksEach] = {};
-    if (stretch < 0) {
-#pragma unroll
-        for (int j = 0; j < kRanksEach; ++j)
-            counts[j] = __ldg(out.counts + blockIdx.x * kBlockFeatures + j * kSlotThreads + threadIdx.x);
-    } else {
-        found = out.row_block[first_row + threadIdx.x];
-        for (int base = 0; base < num_blocks; base += 32) {
-            const int block = base + lane;
-            int sum = 0;
-            if (block < num_blocks) {
-#pragma unroll 16
-                for (int i = warp; i < stretch; i += kSlotWarps)
-                    sum += __ldg(out.stretch_counts + size_t(i) * num_blocks + block);
-            }
-            if (sum > 0) atomicAdd(&s.before[block], sum);
-        }
-    }
-    const int tiles_before = sum_before((total + kTileRows - 1) / kTileRows, s.warp_sums);
-    s.tile_begin[threadIdx.x] = tiles_before;
-    if (stretch < 0 && threadIdx.x == blockIdx.x) s.total = total;
-    __syncthreads();
-    if (stretch < 0) {
-        const int block = blockIdx.x, first_tile = s.tile_begin[block], end_tile = s.tile_begin[block + 1];
-        if (block == 0 && int(threadIdx.x) <= num_blocks) out.tile_begin[threadIdx.x] = tiles_before;
-        for (int tile = first_tile + threadIdx.x; tile < end_tile; tile += kSlotThreads)
-            out.tile_block[tile] = uint16_t(block);
-        const int slot = first_tile * kTileRows + s.total + threadIdx.x;
-        if (slot < end_tile * kTileRows) out.slot_row[slot] = BlockRows::kNoRow, out.slot_target[slot] = -1;
-        rank_block(out, s, block, end_tile - first_tile, counts);
-        return;
-    }
-
-    for (int chunk = 0;;) {
-        const int row = first_row + chunk + threadIdx.x, block = found & BlockRows::kNoBlock;
-        const bool has_row = block != BlockRows::kNoBlock;
-        const unsigned same = __match_any_sync(~0u, block);
-        const int before = __popc(same & ((1u << lane) - 1));
-        if (has_row && before == 0) s.warp_counts[warp][block] = __popc(same);
-        __syncthreads();
-        if (has_row) {
-            int slot = s.tile_begin[block] * kTileRows + s.before[block] + before;
-            for (int w = 0; w < warp; ++w) slot += s.warp_counts[w][block];
-            const bool regular = (found & BlockRows::kIrregularRow) == 0;
-            out.row_slot[row] = regular ? slot : ~slot;
-            out.slot_row[slot] = regular ? row : ~row;
-            out.slot_target[slot] =
-                2 * (row < in.positions ? row : row - in.positions) + ((found & BlockRows::kSecondSide) != 0 ? 1 : 0);
-        }
-        chunk += BlockRows::kChunkRows;
-        if (chunk == out.stretch_rows) break;
-        found = out.row_block[first_row + chunk + threadIdx.x];
-        __syncthreads();
-        for (int w = 0; w < kSlotWarps; ++w) {
-            s.before[threadIdx.x] += s.warp_counts[w][threadIdx.x];
-            s.warp_counts[w][threadIdx.x] = 0;
-        }
-        __syncthreads();
-    }
-}
+constexpr int kBitsPitch = kBlockFeatures + 32, kRowPitch = kBlockWords + 4;
 
 // What a thread block of make_tiles keeps in shared memory.
 struct TileShared {
-    __align__(16) uint16_t rank_of[kBlockFeatures];
-    __align__(16) int keys[kTileRows];  // by which slots are ordered: from bit 6 on the near list's length + 1, 0: none
-    int far_counts[kTileRows];
-    int slot_at[kTileRows];  // in that order
-    int cost;
-    __align__(16) uint32_t bits[2][kBlockFeatures];  // feature_bits
-    __align__(
-        16) uint32_t rank_bits[kTileRows * kBlockWords];  // a row's bits by rank, of which the near ones are wanted
+    int warp_sums[kRankThreads / 32];
+    int warp_far[kTileWarps];  // far entries of a warp's rows
+    int rare_entries, cost;
+    int cells[kBlockFeatures];  // [kClasses, 24 groups of 32 features]: how many are of the class; then, before them
+    __align__(16) uint32_t rank_of[kBlockFeatures];  // of the block
+    int row[kTileRows];                              // of a slot, −1: none
+    int target[kTileRows];
+    uint16_t listed[kTileRows];  // its flags
+    int2 extents[kTileRows];
+    __align__(16) int keys[kTileRows];  // by which slots are ordered, a function of length and slot
+    int slot_at[kTileRows];             // in that order
+    // feature_bits; and a row's bits by rank, of which the near ones are wanted. Either with places for lanes that have
+    // nothing to put there.
+    __align__(16) uint32_t bits[2][kBitsPitch];
+    __align__(16) uint32_t rank_bits[kTileRows * kRowPitch];
 };
 
-// A thread block a tile, four lanes a row.
-__global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, BlockRows out) {
-    static_assert(kTileThreads == kTileRows * kLanesEach);
+// Ranks a block's features by class, within a class in their own order; kRankThreads threads. In chess an
+// eighth of a block's features has nearly nine tenths of its rows' entries, and a quarter of them has none. A second
+// group of features is worth its product only if more than two entries a row would otherwise be gathered.
+__device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, int block, int tiles, bool tells) {
+    const int thread = int(threadIdx.x) - kTileRows, warp = thread / 32, lane = thread % 32;
+    const auto wait = [] { asm volatile("bar.sync 1, %0;" ::"n"(kRankThreads) : "memory"); };
+    int* const cells = s.cells;
+    int counts[kRanksEach], places[kRanksEach];  // a feature's: its entries, its cell and its place there
+#pragma unroll
+    for (int j = 0; j < kRanksEach; ++j)
+        counts[j] = __ldg(out.counts + block * kBlockFeatures + j * kRankThreads + thread);
+#pragma unroll
+    for (int j = 0; j < kRanksEach; ++j) cells[j * kRankThreads + thread] = 0;
+    if (thread == 0) s.rare_entries = 0;
+    wait();
+    const float rows_in_256_each = 4 / float(tiles);
+#pragma unroll
+    for (int j = 0; j < kRanksEach; ++j) {
+        const int cell = frequency_class(counts[j], rows_in_256_each) * kGroups + j * (kRankThreads / 32) + warp;
+        const unsigned same = __match_any_sync(~0u, cell);
+        const int before = __popc(same & ((1u << lane) - 1));
+        if (before == 0) cells[cell] = __popc(same);
+        places[j] = cell | before << 16;
+    }
+    wait();
+    int in_cell[kRanksEach], sum = 0;
+#pragma unroll
+    for (int j = 0; j < kRanksEach; ++j) sum += in_cell[j] = cells[thread * kRanksEach + j];
+    const int inclusive = warp_inclusive_sum(sum, lane);
+    if (lane == 31) s.warp_sums[warp] = inclusive;
+    wait();
+    sum = inclusive - sum;
+#pragma unroll
+    for (int w = 0; w < kRankThreads / 32; ++w) sum += w < warp ? s.warp_sums[w] : 0;
+#pragma unroll
+    for (int j = 0; j < kRanksEach; ++j) {
+        cells[thread * kRanksEach + j] = sum;
+        sum += in_cell[j];
+    }
+    wait();
+    int ranks[kRanksEach];
+#pragma unroll
+    for (int j = 0; j < kRanksEach; ++j) ranks[j] = cells[places[j] & 0xffff] + (places[j] >> 16);
+    const int used = cells[(kClasses - 1) * kGroups];
+    int dense = (cells[(kLastDenseClass + 1) * kGroups] + 63) / 64 * 64;
+#pragma unroll
+    for (int j = 0; j < kRanksEach; ++j) s.rank_of[j * kRankThreads + thread] = rank_entry(ranks[j]);
+    if (!tells) return;
+    int rare = 0;
+#pragma unroll
+    for (int j = 0; j < kRanksEach; ++j) {
+        const int feature = j * kRankThreads + thread;
+        out.ranked[block * kBlockFeatures + ranks[j]] = counts[j] > 0 ? feature : ~feature;
+        if (ranks[j] >= kGroupFeatures) rare += counts[j];
+    }
+    rare = __reduce_add_sync(~0u, rare);
+    if (lane == 0) atomicAdd(&s.rare_entries, rare);
+    wait();
+    if (thread != 0) return;
+    if (dense > kGroupFeatures && s.rare_entries < 2LL * tiles * kTileRows) dense = kGroupFeatures;
+    out.dense[block] = dense;
+    out.used[block] = used;
+}
+
+// Where to look for rows of a block: kChunks chunks from `chunk` on, before which it has `rows`.
+struct Window {
+    static constexpr int kChunks = 128;
+    int chunk, rows;
+};
+
+// The places in `listed` of a block's rows number in_block, a warp's lanes one each; any for those behind the last.
+// Returns with the first lane's window, from which the search for later rows may start.
+__device__ __forceinline__ int find_listed(const BlockRows& out, int block, int in_block, Window& start) {
+    const int lane = threadIdx.x % 32;
+    const uint4* from = reinterpret_cast<const uint4*>(out.chunk_rows + size_t(block) * out.chunk_pitch);
+    const int first = __shfl_sync(~0u, in_block, 0), last = __shfl_sync(~0u, in_block, 31);
+    Window window = start;
+    int found = 0;
+    const auto load = [&](int chunk) {
+        const uint4 none{0, 0, 0, 0};
+        return chunk + 4 * lane < out.chunks ? __ldg(from + chunk / 4 + lane) : none;
+    };
+    uint4 next = load(window.chunk);
+    while (window.chunk < out.chunks && window.rows <= last) {
+        const uint4 four = next;
+        const int chunk = window.chunk + 4 * lane;
+        if (window.chunk + Window::kChunks < out.chunks) next = load(window.chunk + Window::kChunks);
+        uint32_t there[4] = {four.x, four.y, four.z, four.w};
+        int sum = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (chunk + j >= out.chunks) there[j] = 0;
+            sum += int(there[j] & 0xffff);
+        }
+        const int end = window.rows + warp_inclusive_sum(sum, lane), all = __shfl_sync(~0u, end, 31);
+        if (first < all) {
+            if (window.rows <= first) start = window;
+            // The lane that has this lane's row, and the row's chunk there.
+            int at = 0;
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) at += __shfl_sync(~0u, end, at + step - 1) <= in_block ? step : 0;
+            int skip = in_block - __shfl_sync(~0u, end - sum, at), which = 0;
+            uint32_t own = __shfl_sync(~0u, there[0], at);
+#pragma unroll
+            for (int j = 1; j < 4; ++j) {
+                const uint32_t other = __shfl_sync(~0u, there[j], at);
+                if (which == j - 1 && skip >= int(own & 0xffff)) skip -= int(own & 0xffff), own = other, which = j;
+            }
+            if (window.rows <= in_block && in_block < all)
+                found = (window.chunk + 4 * at + which) * BlockRows::kChunkRows + int(own >> 16) + skip;
+        }
+        window = {window.chunk + Window::kChunks, all};
+    }
+    return found;
+}
+
+// Takes a row, which has a feature twice, out of the tile's bits; the four lanes that have put it in.
+__device__ __forceinline__ void forget_row(const IndexRows& in, TileShared& s, int row, int entries, int first_feature,
+                                           int slot, int part) {
+    constexpr int kLanes = kTileThreads / kTileRows;
+    const int32_t* list = row_pointer(in, row);
+    const uint32_t slot_bit = 1u << bit_of_index(slot % 32);
+#pragma unroll 1
+    for (int k = 0; k < min(entries, in.max_active) && list[k] >= 0; ++k)
+        if (k % kLanes == part && list[k] < in.num_features)
+            atomicAnd(&s.bits[slot / 32][s.rank_of[list[k] - first_feature] >> 22], ~slot_bit);
+#pragma unroll 1
+    for (int w = part; w < kBlockWords; w += kLanes) s.rank_bits[slot * kRowPitch + w] = 0;
+}
+
+// The block of a tile, its tiles, first … end − 1, and its rows; all of a warp's lanes alike.
+struct TileRange {
+    int block, first, end, rows;
+};
+__device__ __forceinline__ TileRange find_block(const BlockRows& out, int num_blocks, int tile, int& tiles) {
+    const int lane = threadIdx.x % 32;
+    TileRange found{-1, 0, 0, 0};
+    tiles = 0;
+    for (int base = 0; base < num_blocks; base += 32) {
+        const int rows = base + lane < num_blocks ? __ldg(out.totals + base + lane) : 0;
+        const int own = (rows + kTileRows - 1) / kTileRows, end = tiles + warp_inclusive_sum(own, lane);
+        const unsigned behind = __ballot_sync(~0u, end > tile);
+        tiles = __shfl_sync(~0u, end, 31);
+        if (found.block >= 0 || behind == 0) continue;
+        const int which = __ffs(int(behind)) - 1;
+        found = {base + which, __shfl_sync(~0u, end - own, which), __shfl_sync(~0u, end, which),
+                 __shfl_sync(~0u, rows, which)};
+    }
+    return found;
+}
+
+// Says where blocks' tiles begin, and what there is to say of blocks without rows. One warp does.
+__device__ __forceinline__ void describe_blocks(const BlockRows& out, int num_blocks) {
+    if (threadIdx.x >= 32) return;
+    const int lane = threadIdx.x % 32;
+    int tiles = 0;
+    for (int base = 0; base < num_blocks; base += 32) {
+        const int block = base + lane, rows = block < num_blocks ? __ldg(out.totals + block) : -1;
+        const int own = (max(rows, 0) + kTileRows - 1) / kTileRows, end = tiles + warp_inclusive_sum(own, lane);
+        if (rows >= 0) out.tile_begin[block] = end - own;
+        if (block == num_blocks - 1) out.tile_begin[num_blocks] = end;
+        if (rows == 0) out.dense[block] = out.used[block] = 0;
+        for (unsigned empty = __ballot_sync(~0u, rows == 0); empty != 0; empty &= empty - 1)
+            for (int i = lane; i < kBlockFeatures; i += 32)
+                out.ranked[(base + __ffs(int(empty)) - 1) * kBlockFeatures + i] = ~i;
+        tiles = __shfl_sync(~0u, end, 31);
+    }
+}
+
+// What there is of a tile's rows besides bitmaps and far entries.
+enum class Lists { kNone, kNear, kOrder };
+
+// A thread block a tile or a few, four lanes a row. Two warps find the tile's rows while the others rank the block's
+// features: thread blocks of one block all do, which is quicker than telling each other. The last thread block
+// describes the blocks.
+template <Lists kLists>
+__global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BlockRows out, RowOrder* order) {
+    constexpr bool kLoose = kLists == Lists::kOrder;
+    constexpr int kLanes = kTileThreads / kTileRows, kEach = 32 / kLanes;
     __shared__ TileShared s;
     extern __shared__ __align__(16)
         uint16_t stages[];  // [kTileRows, pitch]: near lists from the front, far from behind
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch, tile = blockIdx.x;
-    const int slot = threadIdx.x / kLanesEach, quarter = threadIdx.x % kLanesEach, first_slot = tile * kTileRows;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch;
+    hopper::let_next_kernel_start();
+    if (blockIdx.x == gridDim.x - 1) {
+        hopper::wait_for_kernels_before();
+        return describe_blocks(out, in.num_blocks);
+    }
+    const int slot = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
     const uint32_t slot_bit = keep(1u << bit_of_index(slot % 32));
-    const bool has_lists = in.num_loose == 0;
-    const uint32_t ranks = keep(hopper::shared_address(s.rank_of)),
-                   bits = keep(hopper::shared_address(s.bits[slot / 32]));
-    const uint32_t rank_bits = keep(hopper::shared_address(s.rank_bits + slot * kBlockWords));
-    const uint32_t stage = keep(hopper::shared_address(stages + slot * pitch)), stage_last = stage + 2 * pitch - 2;
+    const uint32_t nowhere = keep(kNowhere + (uint32_t(lane) << 22 | uint32_t(kBlockWords) << 10));
+    const uint32_t ranks = hopper::shared_address(s.rank_of), bits = keep(hopper::shared_address(s.bits[slot / 32]));
+    const uint32_t rank_bits = keep(hopper::shared_address(s.rank_bits + slot * kRowPitch));
+    const uint32_t stage = hopper::shared_address(stages + slot * pitch);
     // Calls visit(i) for a share of the numbers below kCount, all loads and stores in flight.
     const auto for_share = [&]<int kCount>(std::integral_constant<int, kCount>, const auto& visit) {
 #pragma unroll
@@ -594,168 +693,258 @@ __global__ void __launch_bounds__(kTileThreads, 5) make_tiles(IndexRows in, Bloc
             if (int(first + threadIdx.x) < kCount) visit(int(first + threadIdx.x));
     };
     constexpr std::integral_constant<int, kBlockFeatures / 2> kBitPieces;  // of 16 bytes
-    constexpr std::integral_constant<int, kTileRows * kBlockWords / 4> kRowPieces;
-    for_share(kBitPieces, [&](int i) { reinterpret_cast<uint4*>(s.bits[0])[i] = {0, 0, 0, 0}; });
-    for_share(kRowPieces, [&](int i) { reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0}; });
-    if (threadIdx.x == 0) s.cost = 0;
-    hopper::let_next_kernel_start();
+    const auto clear_bits = [&] {
+        constexpr std::integral_constant<int, 2 * kBitsPitch / 4> kBits;
+        constexpr std::integral_constant<int, kTileRows * kRowPitch / 4> kRowPieces;
+        for_share(kBits, [&](int i) { reinterpret_cast<uint4*>(s.bits[0])[i] = {0, 0, 0, 0}; });
+        for_share(kRowPieces, [&](int i) { reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0}; });
+        if (threadIdx.x == 0) s.cost = 0;
+    };
+    clear_bits();
     hopper::wait_for_kernels_before();
 
-    const int tiles = out.tile_begin[in.num_blocks], block = out.tile_block[tile];
-    const int found = out.slot_row[first_slot + slot];
-    if (tile >= tiles) return;
-    if (threadIdx.x < kBlockFeatures / 8)
-        reinterpret_cast<uint4*>(s.rank_of)[threadIdx.x] =
-            __ldg(reinterpret_cast<const uint4*>(out.rank_of + block * kBlockFeatures) + threadIdx.x);
-    const bool regular = found >= 0;
-    int entries[kEntriesEach];
-    load_entries(entries, in, regular, found, quarter * kEntriesEach);
-    const int target = quarter == 0 && regular ? __ldg(out.slot_target + first_slot + slot) : -1;
-    const int first_feature = block * in.block_size;
-    __syncthreads();
-
-    int near_count = 0, far_count = 0;  // of the row
-    bool open = regular;
-    for (int base = 0; base < in.max_active;) {
-        const int count = count_entries(entries, lane, open);
-        int values[kEntriesEach], have = 0;  // near ones, 65536 times the far ones
-        unsigned is_near = 0, is_far = 0;
-#pragma unroll
-        for (int j = 0; j < kEntriesEach; ++j) {
-            const bool has = j < count && entries[j] < in.num_features;
-            const int local = entries[j] - first_feature;
-            int rank = 0;
-            if (has) {
-                const int rank_bit = shared_load_16(ranks + 2 * local);
-                rank = rank_bit & 1023;
-                shared_or(bits + 4 * rank, slot_bit);
-                shared_or(rank_bits + (rank >> 5) * 4, 1u << (rank_bit >> 10));
-            }
-            const bool near = has && rank < kNearFeatures;
-            values[j] = near ? 2 * rank : local;
-            if (near) is_near |= 1u << j;
-            if (has && !near) is_far |= 1u << j;
-        }
-        have = __popc(is_near) | __popc(is_far) << 16;
-        int until = have;
-#pragma unroll
-        for (int d = 1; d < kLanesEach; d *= 2) {
-            const int other = __shfl_up_sync(~0u, until, d, kLanesEach);
-            if (quarter >= d) until += other;
-        }
-        const int all = __shfl_sync(~0u, until, kLanesEach - 1, kLanesEach);
-        uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
-#pragma unroll
-        for (int j = 0; j < kEntriesEach; ++j) {
-            const bool near = (is_near >> j & 1) != 0;
-            if (near) shared_store_16(to_near, values[j]);
-            to_near += near ? 2 : 0;
-        }
-        if (is_far != 0) {
-            uint32_t to_far = stage_last - 2 * (far_count + ((until - have) >> 16));
-#pragma unroll
-            for (int j = 0; j < kEntriesEach; ++j) {
-                const bool far = (is_far >> j & 1) != 0;
-                if (far) shared_store_16(to_far, values[j]);
-                to_far -= far ? 2 : 0;
-            }
-        }
-        near_count += all & 0xffff, far_count += all >> 16;
-        base += kEntries;
-        if (base >= in.max_active || !__any_sync(~0u, open)) break;
-        load_entries(entries, in, open, found, base + quarter * kEntriesEach);
+    const int workers = int(gridDim.x) - 1;
+    int tile = blockIdx.x, tiles = 0;
+    TileRange block = find_block(out, in.num_blocks, tile, tiles);
+    int end_tile = min(tile + 1, tiles);
+    if (tiles > workers) {  // there are as many thread blocks as there can be
+        const int each = tiles / kTileBlocks, rest = tiles % kTileBlocks;
+        tile = int(blockIdx.x) * each + min(int(blockIdx.x), rest);
+        end_tile = tile + each + (int(blockIdx.x) < rest ? 1 : 0);
+        block = find_block(out, in.num_blocks, tile, tiles);
     }
-    const int key = (regular ? near_count + 1 : 0) * kTileRows + kTileRows - 1 - slot;
-    if (quarter == 0) s.keys[slot] = key, s.far_counts[slot] = far_count;
-    __syncthreads();
+    if (tile >= end_tile) return;
 
-    // Far entries go slot by slot, near lists in order of their length.
-    const int far_until_first = warp_inclusive_sum(s.far_counts[lane], lane);
-    const int far_until_second =
-        __shfl_sync(~0u, far_until_first, 31) + warp_inclusive_sum(s.far_counts[32 + lane], lane);
-    const int far_until = __shfl_sync(~0u, warp < kTileWarps / 2 ? far_until_first : far_until_second, slot % 32);
-    const int far_begin = far_until - far_count;
-    int32_t* const tile_far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
-    if (quarter == 0) tile_far_begin[slot] = far_begin;
-    if (threadIdx.x == kTileThreads - 1) tile_far_begin[kTileRows] = far_until;
-#pragma unroll 1
-    for (int i = quarter; i < far_count; i += kLanesEach)
-        out.far[size_t(first_slot) * pitch + far_begin + i] = stages[(slot + 1) * pitch - 1 - i];
-    if (has_lists) {
-        int place = 0;
-#pragma unroll
-        for (int i = 0; i < kTileRows / kLanesEach; i += 4) {
-            const int4 four = reinterpret_cast<const int4*>(s.keys)[(quarter * (kTileRows / kLanesEach) + i) / 4];
-            place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
+    Window window{0, 0};
+    for (bool is_new = true;;) {
+        const int first_slot = tile * kTileRows, first_feature = block.block * in.block_size;
+        if (threadIdx.x < kTileRows) {
+            if (is_new) window = {0, 0};
+            const int in_block = (tile - block.first) * kTileRows + int(threadIdx.x);
+            const int place = find_listed(out, block.block, in_block, window);
+            int row = -1, target = -1, listed = 0;
+            if (in_block < block.rows) {
+                listed = out.listed[place];
+                row = place - place % BlockRows::kChunkRows + listed % BlockRows::kChunkRows;
+                target = 2 * (row < in.positions ? row : row - in.positions) +
+                         ((listed & BlockRows::kSecondSide) != 0 ? 1 : 0);
+            }
+            if constexpr (kLoose) s.extents[threadIdx.x] = in_block < block.rows ? out.extents[place] : int2{0, 0};
+            s.row[threadIdx.x] = row;
+            s.target[threadIdx.x] = target;
+            s.listed[threadIdx.x] = uint16_t(listed);
+            out.slot_target[first_slot + threadIdx.x] = target;
+        } else if (is_new) {
+            rank_block(out, s, block.block, block.end - block.first, tile == block.first);
         }
-#pragma unroll
-        for (int d = 1; d < kLanesEach; d *= 2) place += __shfl_xor_sync(~0u, place, d);
-        int cost = 0;
-        if (quarter == 0) {
-            s.slot_at[place] = slot;
-            out.entries[first_slot + place] = {
-                target, first_slot + slot,
-                regular ? near_count | far_count << 9 | (far_count > 0 ? stages[(slot + 1) * pitch - 1] << 18 : 0) : -1,
-                far_begin};
-            if (regular) cost = (place % kGroupRows == 0 ? near_count + kGroupCost : 0) + far_count;
-        }
-        cost = __reduce_add_sync(~0u, cost);
-        if (lane == 0) atomicAdd(&s.cost, cost);
         __syncthreads();
-        if (threadIdx.x == 0) atomicAdd(out.block_cost + block, (unsigned long long)s.cost);
-        const int from_slot = s.slot_at[slot], length = (s.keys[from_slot] >> 6) - 1;
-        const uint4* from = reinterpret_cast<const uint4*>(stages + from_slot * pitch);
-        uint4* to = reinterpret_cast<uint4*>(out.near + size_t(first_slot + slot) * pitch);
-#pragma unroll 1
-        for (int i = quarter; i < pitch / 8; i += kLanesEach) {
-            const uint4 eight = from[i];
-            uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+        const int row = s.row[slot];
+        const bool has_row = row >= 0;
+        bool regular = has_row && (s.listed[slot] & BlockRows::kIrregularRow) == 0;
+        int entries[kEach];
+        load_entries(entries, in, regular, row, part * kEach);
+
+        const uint32_t ranks_of = keep(ranks - 4 * first_feature);
+        int near_count = 0, far_count = 0;  // of the row
+        bool open = regular;
+        for (int base = 0;;) {
+            const auto [reached, passed] = reach<kLanes>(entries, lane);
+            bool alive = reached;
+            open = passed && (!kLoose || base + kLanes * kEach < s.extents[slot].y);
+            uint32_t places[kEach];
+            int have = 0, near = 0;
+            const unsigned features = regular ? in.num_features : 0;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int more = length - 8 * i - 2 * j;
-                words[j] =
-                    more >= 2 ? words[j] : kNoFeature << 16 | (more == 1 ? words[j] & 0xffff : uint32_t(kNoFeature));
+            for (int j = 0; j < kEach; ++j) {
+                alive = alive && entries[j] >= 0;
+                const bool has = alive && unsigned(entries[j]) < features;
+                places[j] = load_if(has, ranks_of + 4 * entries[j], nowhere);
+                have += has ? 1 : 0;
             }
-            to[i] = {words[0], words[1], words[2], words[3]};
+#pragma unroll
+            for (int j = 0; j < kEach; ++j) {
+                shared_or(bits + (places[j] >> 20), slot_bit);
+                shared_or(rank_bits + __byte_perm(places[j], 0, 0x4441), 1u << (places[j] & 31));
+                near += places[j] < kFarEntry ? 1 : 0;
+            }
+            base += kLanes * kEach;
+            const bool goes_on = base < in.max_active && __any_sync(~0u, open);
+            have = near | (have - near) << 16;  // near ones, 65536 times the far ones
+            int until = have;
+#pragma unroll
+            for (int d = 1; d < kLanes; d *= 2) {
+                const int other = __shfl_up_sync(~0u, until, d, kLanes);
+                if (part >= d) until += other;
+            }
+            int all = __shfl_sync(~0u, until, kLanes - 1, kLanes);
+            // A row that has a feature twice has fewer bits than features.
+            if (!goes_on || in.max_active > kBlockFeatures) {
+                __syncwarp();
+                int set = 0;
+#pragma unroll
+                for (int w = part; w < kBlockWords / 2; w += kLanes) {
+                    const uint2 two = hopper::load_shared_8(rank_bits + 8 * w);
+                    set += __popc(two.x) + __popc(two.y);
+                }
+#pragma unroll
+                for (int d = 1; d < kLanes; d *= 2) set += __shfl_xor_sync(~0u, set, d);
+                const bool twice = set != near_count + far_count + (all & 0xffff) + (all >> 16);
+                if (__any_sync(~0u, twice)) {
+                    if (twice) {
+                        forget_row(in, s, row, base, first_feature, slot, part);
+                        if (part == 0) atomicAdd(out.irregular, 1);
+                        regular = false, near_count = far_count = all = have = until = 0;
+                        open = false;
+#pragma unroll
+                        for (int j = 0; j < kEach; ++j) places[j] = ~0u;
+                    }
+                    __syncwarp();
+                }
+            }
+            if constexpr (kLists == Lists::kNear) {
+                uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
+#pragma unroll
+                for (int j = 0; j < kEach; ++j) {
+                    const bool is_near = places[j] < kFarEntry;
+                    if (is_near) shared_store_16(to_near, int(places[j] >> 21));
+                    to_near += is_near ? 2 : 0;
+                }
+            }
+            if (have >> 16 != 0) {
+                uint32_t to_far = stage + 2 * pitch - 2 - 2 * (far_count + ((until - have) >> 16));
+#pragma unroll
+                for (int j = 0; j < kEach; ++j) {
+                    const bool is_far = places[j] >= kFarEntry && places[j] < kNowhere;
+                    if (is_far) shared_store_16(to_far, entries[j] - first_feature);
+                    to_far -= is_far ? 2 : 0;
+                }
+            }
+            near_count += all & 0xffff, far_count += all >> 16;
+            if (!goes_on) break;
+            load_entries(entries, in, open, row, base + part * kEach);
         }
+        const int length = kLoose ? s.extents[slot].x : 0;
+        const int longest_first = kTileRows - 1 - slot;
+        const int key = !kLoose   ? (regular ? near_count + 1 : 0) * kTileRows + longest_first
+                        : has_row ? length * kTileRows + longest_first
+                                  : slot - kTileRows;
+        int far_until = far_count;  // of the warp's rows
+#pragma unroll
+        for (int d = kLanes; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(~0u, far_until, d);
+            if (lane >= d) far_until += other;
+        }
+        if (lane == 31) s.warp_far[warp] = far_until;
+        if (part == 0) {
+            s.keys[slot] = key;
+            if (has_row) out.row_slot[row] = regular ? first_slot + slot : ~(first_slot + slot);
+        }
+        __syncthreads();
+
+        // Far entries go slot by slot, lists in order of their length.
+#pragma unroll
+        for (int w = 0; w < kTileWarps - 1; ++w) far_until += w < warp ? s.warp_far[w] : 0;
+        const int far_begin = far_until - far_count;
+        int32_t* const tile_far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
+        if (part == 0) tile_far_begin[slot] = far_begin;
+        if (threadIdx.x == kTileThreads - 1) tile_far_begin[kTileRows] = far_until;
+#pragma unroll 1
+        for (int i = part; i < far_count; i += kLanes)
+            out.far[size_t(first_slot) * pitch + far_begin + i] = stages[(slot + 1) * pitch - 1 - i];
+        int place = 0;
+        if constexpr (kLists != Lists::kNone) {
+#pragma unroll
+            for (int i = 0; i < kTileRows / kLanes; i += 4) {
+                const int4 four = reinterpret_cast<const int4*>(s.keys)[(part * (kTileRows / kLanes) + i) / 4];
+                place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
+            }
+#pragma unroll
+            for (int d = 1; d < kLanes; d *= 2) place += __shfl_xor_sync(~0u, place, d);
+        }
+        if constexpr (kLists == Lists::kOrder) {
+            if (part == 0) order[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
+        }
+        if constexpr (kLists == Lists::kNear) {
+            int cost = 0;
+            if (part == 0) {
+                s.slot_at[place] = slot;
+                const int first_far = far_count > 0 ? stages[(slot + 1) * pitch - 1] << 18 : 0;
+                out.entries[first_slot + place] = {regular ? s.target[slot] : -1, first_slot + slot,
+                                                   regular ? near_count | far_count << 9 | first_far : -1, far_begin};
+                if (regular) cost = (place % kGroupRows == 0 ? near_count + kGroupCost : 0) + far_count;
+            }
+            cost = __reduce_add_sync(~0u, cost);
+            if (lane == 0) atomicAdd(&s.cost, cost);
+            __syncthreads();
+            if (threadIdx.x == 0) atomicAdd(out.block_cost + block.block, (unsigned long long)s.cost);
+            const int from_slot = s.slot_at[slot], near_length = (s.keys[from_slot] >> 6) - 1;
+            const uint4* from = reinterpret_cast<const uint4*>(stages + from_slot * pitch);
+            uint4* to = reinterpret_cast<uint4*>(out.near + size_t(first_slot + slot) * pitch);
+#pragma unroll 1
+            for (int i = part; i < pitch / 8; i += kLanes) {
+                const uint4 eight = from[i];
+                uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const int more = near_length - 8 * i - 2 * j;
+                    words[j] = more >= 2 ? words[j]
+                                         : kNoFeature << 16 | (more == 1 ? words[j] & 0xffff : uint32_t(kNoFeature));
+                }
+                to[i] = {words[0], words[1], words[2], words[3]};
+            }
+        }
+        for_share(kBitPieces, [&](int i) {
+            const uint2 low = reinterpret_cast<const uint2*>(s.bits[0])[i],
+                        high = reinterpret_cast<const uint2*>(s.bits[1])[i];
+            reinterpret_cast<uint4*>(out.feature_bits)[size_t(tile) * kBitPieces + i] = {low.x, high.x, low.y, high.y};
+        });
+        constexpr int kNearPieces = kNearWords / 4, kPieces = kRowPitch / 4;
+        for_share(std::integral_constant<int, kTileRows * kNearPieces>(), [&](int i) {
+            reinterpret_cast<uint4*>(out.near_bits)[size_t(first_slot) * kNearPieces + i] =
+                reinterpret_cast<const uint4*>(s.rank_bits)[i / kNearPieces * kPieces + i % kNearPieces];
+        });
+        if (++tile == end_tile) break;
+        is_new = tile == block.end;
+        if (is_new) block = find_block(out, in.num_blocks, tile, tiles);
+        __syncthreads();
+        clear_bits();
     }
-    for_share(kBitPieces, [&](int i) {
-        const uint2 low = reinterpret_cast<const uint2*>(s.bits[0])[i],
-                    high = reinterpret_cast<const uint2*>(s.bits[1])[i];
-        reinterpret_cast<uint4*>(out.feature_bits)[size_t(tile) * kBitPieces + i] = {low.x, high.x, low.y, high.y};
-    });
-    constexpr int kNearPieces = kNearWords / 4, kPieces = kBlockWords / 4;
-    if (threadIdx.x < kTileRows * kNearPieces)
-        reinterpret_cast<uint4*>(out.near_bits)[size_t(first_slot) * kNearPieces + threadIdx.x] =
-            reinterpret_cast<const uint4*>(
-                s.rank_bits)[threadIdx.x / kNearPieces * kPieces + threadIdx.x % kNearPieces];
 }
 
-inline cudaError_t place(const IndexRows& in, const BlockRows& out, cudaStream_t stream) {
-    // The attribute is the kernel's, whoever launches it: it must not depend on this call.
-    constexpr int kMostCounts = kSharedBlocks * (kBlockFeatures + 2) * sizeof(int);
+inline cudaError_t place(const IndexRows& in, const BlockRows& out, RowOrder* order, cudaStream_t stream) {
+    // Attributes are a kernel's, whoever launches it: they must not depend on this call. All kernels ask for as much
+    // shared memory as there is, so that a multiprocessor need not be empty for the next one to start.
+    constexpr int kMostCounts = kSharedBlocks * kBlockFeatures * sizeof(int);
     constexpr int kMostStages = kTileRows * kBlockFeatures * sizeof(uint16_t);
+    const auto prepare = [](const void* kernel, int shared) {
+        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                 cudaSharedmemCarveoutMaxShared);
+        if (error == cudaSuccess && shared > 0)
+            error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+        return error;
+    };
     const int zeroed = int(BlockRows::zeroed(in.num_blocks));
+    cudaError_t error = prepare(reinterpret_cast<const void*>(clear_counts), 0);
+    if (error != cudaSuccess) return error;
     // An ordinary launch: count_rows writes what earlier kernels may still read, before it waits for this one.
-    clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(
-        reinterpret_cast<int32_t*>(out.block_cost), zeroed);
+    clear_counts<<<132, kClearThreads, 0, stream>>>(in, reinterpret_cast<int32_t*>(out.block_cost), zeroed);
     const bool is_shared = in.num_blocks <= kSharedBlocks;
-    const auto count = is_shared ? count_rows<true> : count_rows<false>;
-    const size_t shared = (size_t(is_shared ? in.num_blocks * kBlockFeatures : 0) + 2 * in.num_blocks) * sizeof(int);
-    cudaError_t error = cudaGetLastError();
+    const bool is_loose = in.num_loose > 0;
+    const auto count = is_shared ? (is_loose ? count_rows<true, true> : count_rows<true, false>)
+                                 : (is_loose ? count_rows<false, true> : count_rows<false, false>);
+    const size_t shared = size_t(is_shared ? in.num_blocks * kBlockFeatures : 0) * sizeof(int);
+    error = cudaGetLastError();
+    if (error == cudaSuccess) error = prepare(reinterpret_cast<const void*>(count), kMostCounts);
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(count, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostCounts);
-    if (error == cudaSuccess)
-        error =
-            hopper::launch_early(count, std::min(out.stretches, kCountBlocks), kCountThreads, shared, stream, in, out);
+        error = hopper::launch_early(count, std::min(out.chunks, kCountBlocks), kCountThreads, shared, stream, in, out);
+    const auto make = is_loose              ? make_tiles<Lists::kOrder>
+                      : out.near != nullptr ? make_tiles<Lists::kNear>
+                                            : make_tiles<Lists::kNone>;
     const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t);
+    if (error == cudaSuccess) error = prepare(reinterpret_cast<const void*>(make), kMostStages);
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(make_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostStages);
-    if (error == cudaSuccess)
-        error = hopper::launch_early(assign_slots, in.num_blocks + out.stretches, kSlotThreads, 0, stream, in, out);
-    if (error == cudaSuccess)
-        error = hopper::launch_early(make_tiles, BlockRows::tiles(in.positions, in.num_blocks), kTileThreads, stages,
-                                     stream, in, out);
+        error = hopper::launch_early(make, std::min(BlockRows::tiles(in.positions, in.num_blocks), kTileBlocks) + 1,
+                                     kTileThreads, stages, stream, in, out, order);
     return error;
 }
 

@@ -71,9 +71,15 @@ struct Rows {
     RowOrder* order;
 };
 
-Rows carve(Carver& carver, const IndexRows& in) {
-    const BlockRows blocks = carve_rows(carver, in);
+Rows carve(Carver& carver, const IndexRows& in, bool near_lists) {
+    const BlockRows blocks = carve_rows(carver, in, near_lists);
     return {blocks, carve_row_order(carver, in)};
+}
+Rows carve_with_lists(Carver& carver, const IndexRows& in) {
+    return carve(carver, in, true);
+}
+Rows carve_without_lists(Carver& carver, const IndexRows& in) {
+    return carve(carver, in, false);
 }
 
 template <class Carve>
@@ -95,8 +101,12 @@ auto open_tensor(const char* op, const char* name, const Tensor& tensor, const C
     return carve(carver, in);
 }
 
-Rows open_rows(const char* op, const Tensor& rows, const IndexRows& in) {
-    return open_tensor(op, "rows", rows, carve, in, "what perspective_rows makes for these sizes");
+// Their size tells whether they have near lists.
+Rows open_rows(const char* op, const Tensor& rows, const IndexRows& in, bool needs_lists) {
+    constexpr const char* kWhat = "what perspective_rows makes for these sizes";
+    if (!needs_lists && rows.dim() == 1 && rows.size(0) == bytes_of(carve_without_lists, in))
+        return open_tensor(op, "rows", rows, carve_without_lists, in, kWhat);
+    return open_tensor(op, "rows", rows, carve_with_lists, in, kWhat);
 }
 
 LooseRows open_lists(const char* op, const Tensor& lists, const IndexRows& in) {
@@ -121,7 +131,7 @@ int64_t slots(const IndexRows& in) {
 }
 
 Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
-               int64_t block_size, int64_t num_blocked) {
+               int64_t block_size, int64_t num_blocked, bool near_lists) {
     check_rows_arguments(kRows, white_in, black_in, num_features, block_size, num_blocked);
     check_black_to_move(black_to_move_in, white_in, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
@@ -133,11 +143,11 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     const int device = white.get_device_index();
     IndexCheck white_check(kRows, in.white, in.positions, in.max_active, num_features, device, stream);
     IndexCheck black_check(kRows, in.black, in.positions, in.max_active, num_features, device, stream);
-    Tensor rows = torch::stable::new_empty(white, {bytes_of(carve, in)}, ScalarType::Byte);
+    Tensor rows = torch::stable::new_empty(white, {bytes_of(near_lists ? carve_with_lists : carve_without_lists, in)},
+                                           ScalarType::Byte);
     if (in.positions > 0) {
-        const auto [blocks, order] = open_rows(kRows, rows, in);
-        check_cuda(block_rows::place(in, blocks, stream), kRows);
-        if (in.num_loose > 0) check_cuda(loose_rows::order(in, blocks, order, stream), kRows);
+        const auto [blocks, order] = open_rows(kRows, rows, in, near_lists);
+        check_cuda(block_rows::place(in, blocks, order, stream), kRows);
     }
     white_check.finish();
     black_check.finish();
@@ -221,7 +231,7 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& ro
 
     ForwardProblem p{};
     p.in = index_rows(white, black, num_features, block_size, num_blocked);
-    const Rows open = open_rows(kForward, rows, p.in);
+    const Rows open = open_rows(kForward, rows, p.in, p.in.num_loose == 0 && weight_type == Float::kFloat32);
     p.rows = open.blocks;
     p.order = open.order;
     p.num_outputs = static_cast<int>(num_outputs);
@@ -301,7 +311,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const Tensor grad_output = aligned(grad_output_in);
     const cudaStream_t stream = current_stream(white);
     p.in = index_rows(white, black, num_features, block_size, num_blocked);
-    const Rows open = open_rows(kBackward, rows, p.in);
+    const Rows open = open_rows(kBackward, rows, p.in, false);
     p.rows = open.blocks;
     if (p.in.num_loose > 0) p.loose = open_lists(kBackward, lists, p.in);
     p.num_outputs = static_cast<int>(num_outputs);

@@ -8,15 +8,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nnue_trainer.perspectives import _block_rows_pieces, is_fused, perspective_rows
+from nnue_trainer.perspectives import _block_rows_pieces, _carved, is_fused, perspective_rows
 
 NEAR = 384
 # Bit p of a word stands for number INDEX_OF_BIT[p] of 32.
 INDEX_OF_BIT = np.array([(p >> 4 & 1) | (p >> 2 & 3) << 1 | (p >> 1 & 1) << 4 | (p & 1) << 3 for p in range(32)])
 
 DTYPES = {
-    **dict.fromkeys(["feature_bits", "near_bits"], np.uint32),
-    **dict.fromkeys(["far", "near", "row_block", "rank_of", "tile_block"], np.uint16),
+    **dict.fromkeys(["feature_bits", "near_bits", "chunk_rows"], np.uint32),
+    **dict.fromkeys(["far", "near", "listed"], np.uint16),
 }
 
 
@@ -39,12 +39,13 @@ def unpack(words: NDArray[Any]) -> NDArray[np.bool_]:
 
 def check_lists(
     memory: NDArray[np.uint8], white: Tensor, black: Tensor, black_to_move: Tensor, num_blocked: int, block_size: int,
-    has_loose: bool = False,
+    has_loose: bool, near_lists: bool,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
     rows = torch.cat([white, black]).numpy()
     blocks = max(1, -(-num_blocked // block_size))
-    found = open_pieces(memory, _block_rows_pieces(positions, max_active, block_size, num_blocked, has_loose))
+    pieces = _block_rows_pieces(positions, max_active, block_size, num_blocked, has_loose, near_lists)
+    found = open_pieces(memory, pieces)
     alive = np.cumsum(rows < 0, axis=1) == 0
     inside = alive & (rows < num_blocked)
     features = [row[has] for row, has in zip(rows, inside, strict=True)]
@@ -103,6 +104,18 @@ def check_lists(
             expected = features_at[of_tile, NEAR:][has[64 * tile + in_tile, NEAR:]]
             np.testing.assert_array_equal(np.sort(listed), np.sort(expected))
     if has_loose:
+        rows_at = np.full(slots, -1)
+        rows_at[slot] = np.arange(2 * positions)
+        length = np.where(rows_at >= 0, alive.sum(1)[rows_at], -1)
+        by_length = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
+        begin = (_carved(list(pieces.values())) + 255) // 256 * 256
+        ordered = memory[begin:].view(np.int32).reshape(-1, 4)[:slots]
+        there = ordered[:, 1] >= 0
+        np.testing.assert_array_equal(there, length[by_length.ravel()] >= 0)
+        rows_at, by_slot = rows_at[by_length.ravel()][there], by_length.ravel()[there]
+        expected = np.stack([by_slot, target[by_slot], rows_at, length[by_slot]], axis=1)
+        np.testing.assert_array_equal(ordered[there], expected)
+    if has_loose or not near_lists:
         return
 
     entries = found["entries"].reshape(-1, 4)[:slots]
@@ -159,7 +172,8 @@ CASES = {
     "many far features": (150, 500, 2, 768),
     "as many entries as features": (40, 1000, 2, 768),
     "entries that are not aligned": (300, 27, 3, 96, 7),
-    "several stretches": (1500, 12, 5, 300),
+    "several chunks": (1500, 12, 5, 300),
+    "several tiles a thread block": (17500, 5, 5, 96),
     "no entries": (64, 0, 2, 96),
     "loose features": (400, 90, 5, 96, 0, 3000),
     "loose features behind a block that is not full": (400, 40, 3, 96, 40, 300),
@@ -167,13 +181,14 @@ CASES = {
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("near_lists", [True, False], ids=["near lists", "without"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_lists(cuda: torch.device, case: tuple[int, ...]) -> None:
+def test_lists(cuda: torch.device, case: tuple[int, ...], near_lists: bool) -> None:
     if not is_fused(torch.empty(768, 64, device=cuda), 768):
         pytest.skip(f"no fused kernels for {torch.cuda.get_device_name()}")
     white, black, black_to_move, num_blocked = make_batch(*case)
     loose = case[5] if len(case) > 5 else 0
     memory = perspective_rows(
-        white.to(cuda), black.to(cuda), black_to_move.to(cuda), num_blocked + loose, case[3], num_blocked
+        white.to(cuda), black.to(cuda), black_to_move.to(cuda), num_blocked + loose, case[3], num_blocked, near_lists
     )
-    check_lists(memory.cpu().numpy(), white, black, black_to_move, num_blocked, case[3], loose > 0)
+    check_lists(memory.cpu().numpy(), white, black, black_to_move, num_blocked, case[3], loose > 0, near_lists)

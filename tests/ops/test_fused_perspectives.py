@@ -691,6 +691,15 @@ def test_shared_rows(fused: torch.device) -> None:
     )
     with pytest.raises(RuntimeError, match=r"rows: found shape .* what perspective_rows makes"):
         perspective_transformer(*arguments, block_size=96, rows=rows[:-1].clone())
+    without = perspective_rows(case.white, case.black, case.black_to_move, 480, 96, near_lists=False)
+    half = (*arguments[:3], case.weight.bfloat16(), case.bias)
+    assert torch.equal(
+        perspective_transformer(*half, block_size=96, rows=rows),
+        perspective_transformer(*half, block_size=96, rows=without),
+    )
+    if fused.type == "cuda":
+        with pytest.raises(RuntimeError, match=r"rows: found shape .* what perspective_rows makes"):
+            perspective_transformer(*arguments, block_size=96, rows=without)
 
 
 @pytest.mark.cuda
