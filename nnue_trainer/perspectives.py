@@ -70,8 +70,21 @@ def _block_rows_pieces(
 def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
     has_loose = num_features > num_blocked
     pieces = list(_block_rows_pieces(positions, max_active, block_size, num_blocked, has_loose).values())
-    if has_loose:  # carve_row_order in csrc/cuda/loose_rows.cuh
-        pieces.append(16 * _slots(positions, block_size, num_blocked))
+    if has_loose:  # carve_full_rows in csrc/cuda/full_rows.cuh
+        slots = _slots(positions, block_size, num_blocked)
+        loose = num_features - num_blocked
+        pieces += [
+            16 * slots,  # order
+            16 * slots,  # rows
+            4 * 20 * slots,  # bits
+            4 * 32 * slots,  # heads
+            4 * slots * max_active,  # lists
+            4 * 384,  # hot
+            4,  # hot_count
+            2 * ((loose + 3) // 4 * 4),  # hot_rank
+            # block_entries, zeros, counts
+            4 * ((_num_blocks(num_blocked, block_size) + 3) // 4 * 4 + 4 + (loose + 4095) // 4096 * 4096),
+        ]
     return _carved(pieces)
 
 

@@ -181,10 +181,10 @@ __device__ __forceinline__ void store_turned(uint32_t turn, int columns, const W
     }
 }
 
-// Clips, saves and stores a tile's sums. `slot` and `targets` are of rows lane / 8 + 4 k of the warp.
-template <typename Shape>
-__device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc)[64], uint32_t turn, int slot,
-                                            int column, const int (&targets)[4]) {
+// Clips, saves and stores a tile's sums. `slot_of(k)` and `target_of(k)` are of row lane / 8 + 4 k of the warp.
+template <typename Shape, typename SlotOf, typename TargetOf>
+__device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc)[64], uint32_t turn,
+                                            const SlotOf& slot_of, int column, const TargetOf& target_of) {
     const int half = p.num_outputs / 2, columns = min(half - column, Shape::kSlab);
     if (p.saved != nullptr) {
 #pragma unroll
@@ -196,9 +196,10 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
                     return encode(acc[i], acc[i + 1], p.bound);
                 },
                 [&](int k) {
-                    return targets[k] < 0
+                    const int target = target_of(k);
+                    return target < 0
                                ? nullptr
-                               : static_cast<char*>(p.saved) + saved_at(slot + 4 * k, h, column, p.num_outputs) * 2;
+                               : static_cast<char*>(p.saved) + saved_at(slot_of(k), h, column, p.num_outputs) * 2;
                 });
     }
     if (p.activation != Activation::kIdentity) {
@@ -222,8 +223,8 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 // Row g + 8 r = lane' / 8 + 4 k of lane' = 8 (g % 4), k = g / 4 + 2 r.
-                const int low = __shfl_sync(~0u, targets[2 * r], lane / 4 % 4 * 8),
-                          high = __shfl_sync(~0u, targets[2 * r + 1], lane / 4 % 4 * 8);
+                const int low = __shfl_sync(~0u, target_of(2 * r), lane / 4 % 4 * 8),
+                          high = __shfl_sync(~0u, target_of(2 * r + 1), lane / 4 % 4 * 8);
                 const int target = lane < 16 ? low : high;
                 float* row = static_cast<float*>(p.out) + size_t(max(target, 0)) * width + h * half + column + 2 * t;
 #pragma unroll
@@ -240,10 +241,10 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
                     return pack(acc[i], acc[i + 1], p.out_type);
                 },
                 [&](int k) {
-                    return targets[k] < 0
-                               ? nullptr
-                               : static_cast<char*>(p.out) +
-                                     (size_t(unsigned(targets[k])) * unsigned(width) + h * half + column) * 2;
+                    const int target = target_of(k);
+                    return target < 0 ? nullptr
+                                      : static_cast<char*>(p.out) +
+                                            (size_t(unsigned(target)) * unsigned(width) + h * half + column) * 2;
                 });
         }
     }
@@ -553,7 +554,9 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             wgmma_wait<0>();
             fence_registers(acc);
             if (second.w != 0) release_until(first_chunk + chunks);
-            finish_tile<Shape>(p, acc, turn, tile * kTileRows + stored_row, column, targets);
+            finish_tile<Shape>(
+                p, acc, turn, [&](int k) { return tile * kTileRows + stored_row + 4 * k; }, column,
+                [&](int k) { return targets[k]; });
         }
     }
 #endif

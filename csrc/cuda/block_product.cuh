@@ -18,6 +18,7 @@
 
 #include "../activation.h"
 #include "block_rows.cuh"
+#include "full_rows.cuh"
 #include "hopper.cuh"
 #include "loose_rows.cuh"
 
@@ -28,7 +29,7 @@ enum class Float : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 struct ForwardProblem {
     IndexRows in;
     BlockRows rows;
-    const RowOrder* order;  // where there are loose features
+    FullRows full;          // where there are loose features
     const void* weight;     // [num_features, num_outputs]
     const float* bias;      // [num_outputs]
     void* out;              // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs

@@ -166,6 +166,11 @@ __device__ __forceinline__ void group_barrier(int group) {
     asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");
 }
 
+// So many threads wait for each other, at one of sixteen places.
+__device__ __forceinline__ void threads_barrier(int place, int threads) {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(place), "r"(threads) : "memory");
+}
+
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
 }

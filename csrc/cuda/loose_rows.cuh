@@ -1,5 +1,5 @@
-// Loose features of a batch: what the backward needs of them, beside block_rows.cuh, and the forward's order of rows.
-// The order is made with the blocks' rows; the rest beside the forward (side_stream.cuh), which does not need it.
+// Loose features of a batch: what the backward needs of them, beside block_rows.cuh. It is made beside the forward
+// (side_stream.cuh), which has lists of its own (full_rows.cuh).
 //
 // Loose features come in no blocks: a row may hold any of them. In chess few of them make up most of a batch (of 64,368
 // threats and pawn pairs the 384 most frequent have two thirds of the entries), so they are *ranked*, most frequent
@@ -34,11 +34,6 @@ struct LooseList {
     uint32_t begin, count;
 };
 
-// A row of the forward: where its sums go, its number in the batch and how many entries it has.
-struct alignas(16) RowOrder {
-    int slot, target, row, count;
-};
-
 // Copies of the counters of entries: the most frequent features are in a third of the rows.
 constexpr int kCounterCopies = 16;
 
@@ -67,12 +62,6 @@ struct LooseRows {
     }
     static size_t zeroed(int num_loose) { return size_t(kCounterCopies) * num_loose + 2 * kBins + 2; }
 };
-
-// [slots]: a tile's slots, most entries first; padding last, with target −1.
-inline RowOrder* carve_row_order(Carver& carver, const IndexRows& in) {
-    if (in.num_loose == 0) return nullptr;
-    return carver.take<RowOrder>(size_t(BlockRows::tiles(in.positions, in.num_blocks)) * kTileRows);
-}
 
 inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
     const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), slots = tiles * kTileRows;
@@ -342,74 +331,6 @@ __global__ void __launch_bounds__(kSortThreads) sort_lists(LooseRows rows, int m
     for (int rank = summary.first_middle + blockIdx.x * kWarps + threadIdx.x / 32; rank < summary.first_empty;
          rank += gridDim.x * kWarps)
         sort_list(rows, rows.lists[rank], max_active, threadIdx.x % 32, 32, [] { __syncwarp(); });
-}
-
-// Thread blocks (tile): the tile's slots by how much there is to add, so that neighbours take equally long.
-constexpr int kOrderThreads = 256;
-__global__ void __launch_bounds__(kOrderThreads) order_rows(IndexRows in, BlockRows blocks, RowOrder* order) {
-    constexpr int kWarps = kOrderThreads / 32, kEach = kTileRows / kWarps;
-    __shared__ RowOrder unordered[kTileRows];
-    __shared__ int keys[kTileRows];
-    if (int(blockIdx.x) >= blocks.tile_begin[in.num_blocks]) return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_slot = blockIdx.x * kTileRows;
-    // A row's number from its target: which perspective it is of, and which of them is to move.
-    int target = -1, row = 0;
-    if (lane < kEach) {
-        target = blocks.slot_target[first_slot + warp * kEach + lane];
-        const int position = target >> 1;
-        if (target >= 0) row = position + ((target & 1) != (in.black_to_move[position] != 0) ? in.positions : 0);
-    }
-    const int32_t* lists[kEach];
-    int counts[kEach] = {};
-    bool open[kEach];
-#pragma unroll
-    for (int r = 0; r < kEach; ++r) {
-        lists[r] = block_rows::row_pointer(in, __shfl_sync(~0u, row, r));
-        open[r] = __shfl_sync(~0u, target, r) >= 0;
-    }
-    for (int base = 0; base < in.max_active; base += 64) {
-        int features[kEach][2];
-#pragma unroll
-        for (int r = 0; r < kEach; ++r)
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                const int k = base + 32 * part + lane;
-                features[r][part] = open[r] && k < in.max_active ? lists[r][k] : -1;
-            }
-        bool any = false;
-#pragma unroll
-        for (int r = 0; r < kEach; ++r) {
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                const unsigned ends = __ballot_sync(~0u, features[r][part] < 0);
-                if (open[r]) counts[r] += ends != 0 ? __ffs(int(ends)) - 1 : 32;
-                if (ends != 0) open[r] = false;
-            }
-            any |= open[r];
-        }
-        if (!any) break;
-    }
-    int count = 0;
-#pragma unroll
-    for (int r = 0; r < kEach; ++r)
-        if (lane == r) count = counts[r];
-    if (lane < kEach) {
-        const int i = warp * kEach + lane;
-        unordered[i] = {first_slot + i, target, row, count};
-        keys[i] = count * kTileRows + (target >= 0 ? kTileRows - 1 - i : i - kTileRows);
-    }
-    __syncthreads();
-    if (threadIdx.x >= kTileRows) return;
-    int place = 0;
-#pragma unroll 16
-    for (int i = 0; i < kTileRows; ++i) place += keys[i] > keys[threadIdx.x];
-    order[first_slot + place] = unordered[threadIdx.x];
-}
-
-// After the blocks' rows.
-inline cudaError_t order(const IndexRows& in, const BlockRows& blocks, RowOrder* order, cudaStream_t stream) {
-    order_rows<<<BlockRows::tiles(in.positions, in.num_blocks), kOrderThreads, 0, stream>>>(in, blocks, order);
-    return cudaGetLastError();
 }
 
 // All the backward needs, after the blocks' rows.

@@ -16,6 +16,7 @@
 #include "block_gather.cuh"
 #include "block_gradient.cuh"
 #include "common.cuh"
+#include "full_forward.cuh"
 #include "index_check.cuh"
 #include "loose_gradient.cuh"
 #include "psqt.cuh"
@@ -68,12 +69,12 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
 // What perspective_rows makes.
 struct Rows {
     BlockRows blocks;
-    RowOrder* order;
+    FullRows full;
 };
 
 Rows carve(Carver& carver, const IndexRows& in) {
     const BlockRows blocks = carve_rows(carver, in);
-    return {blocks, carve_row_order(carver, in)};
+    return {blocks, carve_full_rows(carver, in)};
 }
 
 template <class Carve>
@@ -120,6 +121,18 @@ int64_t slots(const IndexRows& in) {
     return int64_t(BlockRows::tiles(in.positions, in.num_blocks)) * kTileRows;
 }
 
+// Hot features are chosen beside the blocks' rows.
+cudaError_t place_full(const IndexRows& in, const BlockRows& blocks, const FullRows& full, cudaStream_t stream) {
+    Fork fork(stream);
+    cudaError_t error = fork.ok();
+    if (error != cudaSuccess) return error;
+    error = full_rows::choose(in, full, fork.stream());
+    if (error == cudaSuccess) error = block_rows::place(in, blocks, stream);
+    const cudaError_t joined = fork.join();
+    if (error == cudaSuccess) error = joined;
+    return error == cudaSuccess ? full_rows::split(in, blocks, full, stream) : error;
+}
+
 Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
                int64_t block_size, int64_t num_blocked) {
     check_rows_arguments(kRows, white_in, black_in, num_features, block_size, num_blocked);
@@ -135,9 +148,9 @@ Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     IndexCheck black_check(kRows, in.black, in.positions, in.max_active, num_features, device, stream);
     Tensor rows = torch::stable::new_empty(white, {bytes_of(carve, in)}, ScalarType::Byte);
     if (in.positions > 0) {
-        const auto [blocks, order] = open_rows(kRows, rows, in);
-        check_cuda(block_rows::place(in, blocks, stream), kRows);
-        if (in.num_loose > 0) check_cuda(loose_rows::order(in, blocks, order, stream), kRows);
+        const auto [blocks, full] = open_rows(kRows, rows, in);
+        check_cuda(in.num_loose > 0 ? place_full(in, blocks, full, stream) : block_rows::place(in, blocks, stream),
+                   kRows);
     }
     white_check.finish();
     black_check.finish();
@@ -180,13 +193,22 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
     return grad_psqt;
 }
 
+template <class Weight>
+cudaError_t run_full_forward(const ForwardProblem& p, cudaStream_t stream) {
+    if constexpr (sizeof(Weight) == 2) {
+        return full_forward::forward<Weight>(p, stream);
+    } else {
+        return slab_forward::forward<Weight>(p, stream);
+    }
+}
+
 // The lists that the backward needs of loose features are made beside it.
 template <class Weight>
 cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
-    if (lists == nullptr) return slab_forward::forward<Weight>(p, stream);
+    if (lists == nullptr) return run_full_forward<Weight>(p, stream);
     Fork fork(stream);
     if (fork.ok() != cudaSuccess) return fork.ok();
-    cudaError_t error = slab_forward::forward<Weight>(p, stream);
+    cudaError_t error = run_full_forward<Weight>(p, stream);
     if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, *lists, fork.stream());
     const cudaError_t joined = fork.join();
     return error == cudaSuccess ? joined : error;
@@ -223,7 +245,7 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& ro
     p.in = index_rows(white, black, num_features, block_size, num_blocked);
     const Rows open = open_rows(kForward, rows, p.in);
     p.rows = open.blocks;
-    p.order = open.order;
+    p.full = open.full;
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = Activation(activation);
     p.bound = static_cast<float>(bound);

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, 5) slab_kernel(Forwar
     constexpr int kPer = S::kPer;
     const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
     if (int(blockIdx.x) * S::kRows >= p.rows.tile_begin[p.in.num_blocks] * kTileRows) return;
-    const RowOrder row = p.order[blockIdx.x * S::kRows + threadIdx.x / 16];
+    const RowOrder row = p.full.order[blockIdx.x * S::kRows + threadIdx.x / 16];
     const int column = blockIdx.y * S::kColumns + lane % 8 * kPer;
     const bool valid = column < half;
     const size_t at = h * half + (valid ? column : 0);

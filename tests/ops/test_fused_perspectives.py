@@ -379,6 +379,22 @@ def test_repeated_loose_features(device: torch.device, activation: Activation, d
     check(case, activation, tolerance=0.1)  # rows outside the rule are rounded one by one
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_rows_of_any_length_with_loose_features(device: torch.device, dtype: torch.dtype) -> None:
+    """Beside most rows some that have hundreds of infrequent features, none at all, or features of several blocks."""
+    rows = (make_rows(400, 30, 40, 96), make_rows(400, 30, 40, 96, 1))
+    case = Case(rows=rows, blocks=40, block_size=96, loose=9000, loose_active=30, dtype=dtype, device=device)
+    g = torch.Generator().manual_seed(3)
+    for i in (case.white, case.black):
+        for row, count in ((5, 33), (6, 48), (7, 49), (100, i.shape[1])):
+            picks = case.num_blocked + torch.randperm(9000, generator=g)[:count].sort().values
+            i[row] = -1
+            i[row, :count] = picks.int().to(device)
+        i[8] = -1
+        i[9, :3] = torch.tensor([0, 700, case.num_blocked], dtype=torch.int32, device=device)
+    check(case, "pairwise", tolerance=0.1)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 600), st.integers(0, 40), st.integers(0, 40), st.integers(1, 768), st.integers(1, 12),
