@@ -61,7 +61,6 @@ struct Kernel {
     size_t shared;
     std::function<void()> body;
     std::shared_ptr<Kernel> before;  // in the stream
-    bool early;
     std::atomic<unsigned> next{0}, triggered{0}, done{0};
     unsigned blocks() const { return grid.x * grid.y * grid.z; }
     bool is_done() const { return done == blocks(); }
@@ -141,9 +140,11 @@ Barrier& barrier_at(uint32_t address) {
     return b;
 }
 
+// Static variables lie outside the dynamic part.
 void check_shared(uint32_t to, size_t bytes) {
-    if (to < kFirst || to + bytes > kFirst + block->kernel->shared)
-        if (to < kFirst || to + bytes <= kFirst + kDynamic) fail("a copy leaves dynamic shared memory", to, bytes);
+    const bool is_dynamic = to >= kFirst && to < kFirst + kDynamic;
+    if (is_dynamic && to + bytes > kFirst + block->kernel->shared)
+        fail("a copy leaves dynamic shared memory", to, static_cast<long long>(bytes));
 }
 
 void run_first(Fiber& fiber) {
@@ -390,7 +391,7 @@ void launch(dim3 grid, dim3 size, size_t shared, bool early, const std::function
         fail("such a launch is not possible", size.x, shared);
     if (!early) synchronize();
     auto kernel = std::make_shared<Kernel>();
-    kernel->grid = grid, kernel->block = size, kernel->shared = shared, kernel->body = body, kernel->early = early;
+    kernel->grid = grid, kernel->block = size, kernel->shared = shared, kernel->body = body;
     const std::lock_guard lock(stream_mutex);
     kernel->before = last_kernel;
     last_kernel = kernel;
