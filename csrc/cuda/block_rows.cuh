@@ -479,9 +479,9 @@ struct TileShared {
     int warp_sums[2][kHalf / 32];
     int rows;  // of the block
     int rare_entries, cost;
-    __align__(16) uint32_t rank_of[kBlockFeatures];  // of the block; or while ranks are made:
-                                                     // [kClasses, 24 groups of 32 features] of the class; those before
-    int row[kTileRows];                              // of a slot, −1: none
+    __align__(16) uint32_t cells[kBlockFeatures];  // [kClasses, 24 groups of 32 features]: of the class; those before
+    __align__(16) uint32_t rank_of[kBlockFeatures];
+    int row[kTileRows];  // of a slot, −1: none
     int target[kTileRows];
     uint16_t listed[kTileRows];         // its flags
     __align__(16) int keys[kTileRows];  // by which slots are ordered, a function of length and slot
@@ -500,7 +500,7 @@ template <bool kLists>
 __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, int block, int tiles, bool tells) {
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
     const auto wait = [] { asm volatile("bar.sync 2, %0;" ::"n"(kHalf) : "memory"); };
-    uint32_t* const cells = s.rank_of;
+    uint32_t(&cells)[kBlockFeatures] = s.cells;
     int counts[kRanksEach], places[kRanksEach];  // a feature's: its entries, its cell and its place there
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) counts[j] = __ldg(out.counts + block * kBlockFeatures + j * kHalf + thread);
@@ -538,7 +538,6 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
     for (int j = 0; j < kRanksEach; ++j) ranks[j] = cells[places[j] & 0xffff] + (places[j] >> 16);
     const int used = cells[(kClasses - 1) * kGroups];
     int dense = (cells[(kLastDenseClass + 1) * kGroups] + 63) / 64 * 64;
-    wait();
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) s.rank_of[j * kHalf + thread] = rank_entry<kLists>(ranks[j]);
     if (!tells) return;
