@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             barrier_init(shared + Shape::kFull + s * 8, 1);
             barrier_init(shared + Shape::kEmpty + s * 8, Shape::kConsumers);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+        fence_barrier_init();
     }
     wait_for_kernels_before();
     let_next_kernel_start();

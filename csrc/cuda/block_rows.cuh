@@ -202,8 +202,7 @@ __device__ __forceinline__ T keep(T x) {
     return x;
 }
 
-// On shared memory, by address.
-// `otherwise` where the condition does not hold; without a branch.
+// On shared memory, by address. `otherwise` where the condition does not hold; without a branch.
 __device__ __forceinline__ uint32_t load_if(bool condition, uint32_t address, uint32_t otherwise) {
     uint32_t value = otherwise;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.shared.u32 %0, [%1];\n}\n"
@@ -261,6 +260,18 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, i
     for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += gridDim.x * kClearThreads) counts[i] = 0;
 }
 
+// The sum of x over the threads before; `warp_sums` has a place for each of their warps, which all call `wait`.
+template <int kWarps, typename Wait>
+__device__ __forceinline__ int sum_before(int x, int (&warp_sums)[kWarps], int warp, int lane, const Wait& wait) {
+    const int inclusive = warp_inclusive_sum(x, lane);
+    if (lane == 31) warp_sums[warp] = inclusive;
+    wait();
+    int sum = inclusive - x;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += w < warp ? warp_sums[w] : 0;
+    return sum;
+}
+
 // What count_rows keeps in shared memory of a chunk whose rows are being listed.
 struct ListShared {
     uint16_t found[2][BlockRows::kChunkRows];   // blocks of a chunk's rows, and whether they are irregular; two chunks
@@ -272,7 +283,7 @@ struct ListShared {
 // rows block b has.
 __device__ __forceinline__ int list_chunk(const IndexRows& in, const BlockRows& out, ListShared& s, int chunk,
                                           int found) {
-    const auto wait = [] { asm volatile("bar.sync 1, %0;" ::"n"(kListThreads) : "memory"); };
+    const auto wait = hopper::named_barrier<1, kListThreads>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
               row = chunk * BlockRows::kChunkRows + thread;
     const bool has_row = row < 2 * in.positions, is_black = row >= in.positions;
@@ -289,12 +300,7 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BlockRows& 
     int count = 0, counts[kListWarps];
 #pragma unroll
     for (int w = 0; w < kListWarps; ++w) count += counts[w] = s.places[w][thread];
-    const int inclusive = warp_inclusive_sum(count, lane);
-    if (lane == 31) s.warp_sums[warp] = inclusive;
-    wait();
-    int begin = inclusive - count;
-#pragma unroll
-    for (int w = 0; w < kListWarps; ++w) begin += w < warp ? s.warp_sums[w] : 0;
+    int begin = sum_before(count, s.warp_sums, warp, lane, wait);
     if (thread < in.num_blocks) out.chunk_rows[size_t(thread) * out.chunks + chunk] = uint32_t(count | begin << 16);
 #pragma unroll
     for (int w = 0; w < kListWarps; ++w) {
@@ -499,7 +505,7 @@ struct TileShared {
 template <bool kLists>
 __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, int block, int tiles, bool tells) {
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
-    const auto wait = [] { asm volatile("bar.sync 2, %0;" ::"n"(kHalf) : "memory"); };
+    const auto wait = hopper::named_barrier<2, kHalf>;
     uint32_t(&cells)[kBlockFeatures] = s.cells;
     int counts[kRanksEach], places[kRanksEach];  // a feature's: its entries, its cell and its place there
 #pragma unroll
@@ -521,12 +527,7 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
     int in_cell[kRanksEach], sum = 0;
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) sum += in_cell[j] = cells[thread * kRanksEach + j];
-    const int inclusive = warp_inclusive_sum(sum, lane);
-    if (lane == 31) s.warp_sums[1][warp] = inclusive;
-    wait();
-    sum = inclusive - sum;
-#pragma unroll
-    for (int w = 0; w < kHalf / 32; ++w) sum += w < warp ? s.warp_sums[1][w] : 0;
+    sum = sum_before(sum, s.warp_sums[1], warp, lane, wait);
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) {
         cells[thread * kRanksEach + j] = sum;
@@ -562,7 +563,7 @@ __device__ __forceinline__ void count_groups(const BlockRows& out, TileShared& s
                                              int groups, int* group_begin, uint32_t* group_first) {
     constexpr int kMost = BlockRows::kMaxGroups / kHalf;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const auto wait = [] { asm volatile("bar.sync 1, %0;" ::"n"(kHalf) : "memory"); };
+    const auto wait = hopper::named_barrier<1, kHalf>;
     // A thread has `each` neighbouring groups, a power of two.
     const int each = max(1, groups / kHalf);
     uint32_t firsts[kMost];
@@ -585,12 +586,7 @@ __device__ __forceinline__ void count_groups(const BlockRows& out, TileShared& s
     }
 #pragma unroll
     for (int j = 0; j < kMost; ++j) sum += sums[j];
-    const int inclusive = warp_inclusive_sum(sum, lane);
-    if (lane == 31) s.warp_sums[0][warp] = inclusive;
-    wait();
-    int rows_before = inclusive - sum;
-#pragma unroll
-    for (int w = 0; w < kHalf / 32; ++w) rows_before += w < warp ? s.warp_sums[0][w] : 0;
+    int rows_before = sum_before(sum, s.warp_sums[0], warp, lane, wait);
 #pragma unroll
     for (int j = 0; j < kMost; ++j) {
         const int group = thread * each + j;

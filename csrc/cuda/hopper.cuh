@@ -40,6 +40,10 @@ __device__ __forceinline__ void fence_shared_for_wgmma() {
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// What barrier_init has done becomes visible to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+}
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(barrier) : "memory");
 }
@@ -159,6 +163,12 @@ __device__ __forceinline__ void flag_wait(const unsigned* flag) {
     unsigned value;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(flag) : "memory");
     while (value == 0);
+}
+
+// kThreads threads wait for each other, at one of sixteen places.
+template <int kPlace, int kThreads>
+__device__ __forceinline__ void named_barrier() {
+    asm volatile("bar.sync %0, %1;\n" ::"n"(kPlace), "n"(kThreads) : "memory");
 }
 
 // The threads of warpgroup `group` wait for each other.

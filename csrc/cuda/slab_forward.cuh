@@ -62,11 +62,8 @@ struct RowSum {
     const void* weight;  // of feature 0, the lane's columns
     uint32_t row_bytes, num_features;
 
-    // One instruction where the compiler would make a 64-bit product of it.
     __device__ __forceinline__ uint4 load(int feature) const {
-        const uint4* from;
-        asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(from) : "r"(feature), "r"(row_bytes), "l"(weight));
-        return __ldg(from);
+        return __ldg(row_of(static_cast<const uint4*>(weight), feature, row_bytes));
     }
 
     // Entries kFirst, … of the sixteen that the lanes hold; those < 0 are none. Most often there are all of them.

@@ -17,10 +17,19 @@ from pathlib import Path
 
 import torch
 
+from nnue_trainer import _library
+
 HERE = Path(__file__).resolve().parent
+COMPILER = os.environ.get("CXX", "g++").split()
+TARGET = "".join(f"{int(part):02x}" for part in _library.TARGET_TORCH.split("."))
 FLAGS = [
     *("-std=c++20", "-O1", "-g1", "-fPIC", "-w", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing"),
-    *("-DTORCH_TARGET_VERSION=0x020a000000000000", "-DUSE_CUDA", "-DNNUE_VERSION=emulated", "-DNNUE_CUDA_ARCHS=90"),
+    *(
+        f"-DTORCH_TARGET_VERSION=0x{TARGET}000000000000",
+        "-DUSE_CUDA",
+        "-DNNUE_VERSION=emulated",
+        "-DNNUE_CUDA_ARCHS=90",
+    ),
 ]
 
 
@@ -28,7 +37,7 @@ def why_not() -> str | None:
     """Why kernels cannot be emulated here."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "kernels are emulated on x86-64 Linux only"
-    return None if shutil.which(os.environ.get("CXX", "g++").split()[-1]) else "no g++ to build the emulated kernels"
+    return None if shutil.which(COMPILER[-1]) else "no g++ to build the emulated kernels"
 
 
 def build(project: Path) -> Path:
@@ -42,12 +51,11 @@ def build(project: Path) -> Path:
         return library
     subprocess.run([sys.executable, str(HERE / "translate.py"), str(project / "csrc"), str(out / "csrc")], check=True)
     torch_root = Path(torch.__file__).parent
-    compiler = os.environ.get("CXX", "g++").split()
     includes = [f"-I{p}" for p in (out / "csrc", HERE, project / "data_loader", torch_root / "include")]
 
     def compile_one(source: Path) -> Path:
         target = out / (source.stem + ".o")
-        subprocess.run([*compiler, *FLAGS, *includes, "-c", str(source), "-o", str(target)], check=True)
+        subprocess.run([*COMPILER, *FLAGS, *includes, "-c", str(source), "-o", str(target)], check=True)
         return target
 
     units = [out / "csrc" / "cuda" / "perspective_transformer.cpp", HERE / "index_check.cpp", HERE / "emulator.cpp"]
@@ -55,7 +63,7 @@ def build(project: Path) -> Path:
         objects = [str(o) for o in pool.map(compile_one, units)]
     unfinished = out / "unfinished.so"
     link = ["-shared", "-o", str(unfinished), *objects, f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-pthread"]
-    subprocess.run([*compiler, *link], check=True)
+    subprocess.run([*COMPILER, *link], check=True)
     unfinished.rename(library)
     return library
 

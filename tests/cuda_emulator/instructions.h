@@ -6,15 +6,6 @@
 
 #include "emulator.h"
 
-namespace emulator {
-
-// For operators: what was launched is done when this goes out of scope.
-struct Finish {
-    ~Finish() { synchronize(); }
-};
-
-}  // namespace emulator
-
 inline uint32_t __cvta_generic_to_shared(const void* pointer) {
     return emulator::shared_address(pointer);
 }
@@ -22,6 +13,27 @@ inline uint32_t __cvta_generic_to_shared(const void* pointer) {
 namespace emulated {
 
 using emulator::at;
+
+template <typename T>
+T keep(T x) {
+    return x;
+}
+inline void fence_registers(float (&)[64]) {}
+// The address of a row.
+template <typename T>
+T* row_of(T* first, unsigned row, unsigned row_bytes) {
+    return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(first) + uint64_t(row) * row_bytes);
+}
+inline float clip(float x, float bound) {
+    if (x != x) return x;
+    return std::min(x > 0 ? x : 0.0f, bound);
+}
+// Bits begin … end − 1 of a word, either of which may lie outside.
+inline uint32_t bit_range(int begin, int end) {
+    begin = std::max(begin, 0);
+    const int count = std::min(std::max(end - begin, 0), 32);
+    return begin > 31 ? 0 : uint32_t((uint64_t(1) << count) - 1) << begin;
+}
 
 inline void copy_async_16(uint32_t to, const void* from, bool valid) {
     emulator::copy_async(to, from, 16, valid);
@@ -40,9 +52,6 @@ inline void copy_async_wait_all() {
     emulator::copy_wait(0);
 }
 inline void fence_shared_for_wgmma() {}
-inline void fence_global_for_copies() {
-    emulator::memory_fence();
-}
 inline void fence_barrier_init() {}
 inline void barrier_init(uint32_t barrier, int arrivals) {
     emulator::barrier_init(barrier, arrivals);
@@ -97,12 +106,6 @@ inline void store_global_16(void* to, uint4 v, bool wanted) {
 inline void shared_or(uint32_t to, uint32_t bits) {
     at<uint32_t>(to) |= bits, emulator::pause();
 }
-inline uint32_t shared_fetch_or(uint32_t to, uint32_t bits) {
-    const uint32_t before = at<uint32_t>(to);
-    at<uint32_t>(to) |= bits;
-    emulator::pause();
-    return before;
-}
 inline void shared_increment(uint32_t to) {
     ++at<uint32_t>(to);
 }
@@ -111,9 +114,6 @@ inline int fetch_increment(uint32_t to) {
     emulator::pause();
     return before;
 }
-inline int shared_load_16(uint32_t from) {
-    return at<uint16_t>(from);
-}
 inline void shared_store_16(uint32_t to, int value) {
     at<uint16_t>(to) = uint16_t(value);
 }
@@ -121,30 +121,16 @@ inline void shared_store_16(uint32_t to, int value) {
 inline void flag_set(unsigned* flag) {
     __atomic_store_n(flag, 1u, __ATOMIC_SEQ_CST);
 }
-inline unsigned load_acquire(const unsigned* counter) {
-    return __atomic_load_n(counter, __ATOMIC_SEQ_CST);
-}
 inline void flag_wait(const unsigned* flag) {
-    emulator::wait_until([=] { return load_acquire(flag) != 0; });
-}
-inline void counter_wait(const unsigned* counter, unsigned value) {
-    emulator::wait_until([=] { return load_acquire(counter) == value; });
-}
-inline void counter_add(unsigned* counter) {
-    __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST);
+    emulator::wait_until([=] { return __atomic_load_n(flag, __ATOMIC_SEQ_CST) != 0; });
 }
 
+template <int kPlace, int kThreads>
+void named_barrier() {
+    emulator::named_barrier(kPlace, kThreads);
+}
 inline void group_barrier(int group) {
     emulator::named_barrier(group + 1, 128);
-}
-inline void consumer_barrier() {
-    emulator::named_barrier(1, 256);
-}
-inline void team_barrier(int team) {
-    emulator::named_barrier(team + 1, 256);
-}
-inline int thread_number() {
-    return int(threadIdx.x);
 }
 
 inline void wgmma_fence() {}

@@ -14,16 +14,6 @@ import shutil
 import sys
 from pathlib import Path
 
-# Assembly whose meaning is C++.
-BODIES = {
-    "keep": "return x;",
-    "clip": "if (x != x) return x; x = x > 0 ? x : 0.0f; return x < bound ? x : bound;",
-    "bit_range": "begin = begin < 0 ? 0 : begin; const int count = end > begin ? end - begin : 0; "
-    "if (begin > 31 || count == 0) return 0; return uint32_t((uint64_t(1) << std::min(count, 32)) - 1) << begin;",
-    "fence_registers": "",
-    "load": "return *reinterpret_cast<const uint4*>(static_cast<const char*>(weight) + size_t(feature) * row_bytes);",
-    "row_of": "return (T*)((uint64_t)first + uint64_t(row) * uint64_t(row_bytes));",
-}
 SCHEMA = re.compile(r'm\.def\(\s*((?:"[^"]*"\s*)+)\);')
 
 
@@ -67,8 +57,6 @@ def parameter_name(parameter: str) -> str:
 
 
 def body_of(head: str, name: str, parameters: str) -> str:
-    if name in BODIES:
-        return f"{{ {BODIES[name]} }}"
     template = re.search(r"template\s*<([^>]*)>", head)
     values = f"<{', '.join(parameter_name(p) for p in split_commas(template[1]))}>" if template else ""
     arguments = ", ".join(parameter_name(p) for p in split_commas(parameters))
@@ -81,28 +69,16 @@ def without_assembly(text: str) -> str:
         for begin, end in sorted((b for b in blocks(text) if b[0] < at < b[1]), reverse=True):
             head = header(text, begin)
             function = re.search(r"(\w+)\s*\(([^{}]*)\)\s*(?:const)?\s*$", head)
-            if function and "__global__" in head:
-                break
-            if function and "__device__" in head and function[1] not in ("if", "for", "while"):
+            if function and "__device__" in head:
                 text = text[:begin] + body_of(head, function[1], function[2]) + text[end:]
                 break
         else:
-            function = None
-        if function is None or "__global__" in head:  # a statement of a kernel: a fence
-            statement = re.match(r'asm volatile\("(fence[^"]*)"[^;]*;', text[at:])
-            if not statement:
-                sys.exit(f"translate: found {text[at : at + 80]!r}, expected a function of its own or a fence")
-            text = text[:at] + text[at + statement.end() :]
+            sys.exit(f"translate: found {text[at : at + 80]!r}, expected a __device__ function around it")
     return text
 
 
 def translate(text: str) -> str:
-    text = re.sub(
-        r'asm volatile\("bar\.sync (\d+), %0;" ::"n"\((\w+)\) : "memory"\);',
-        r"emulator::named_barrier(\1, \2);",
-        without_comments(text),
-    )
-    text = without_assembly(text)
+    text = without_assembly(without_comments(text))
     text = re.sub(
         r"extern\s+__shared__\s+(?:__align__\(\s*\d+\)\s*)?(\w+)\s+(\w+)\[\];",
         r"\1* const \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());",
@@ -129,7 +105,7 @@ def translate(text: str) -> str:
 def operators(text: str, library: str) -> str:
     """perspective_transformer.cu on CPU tensors, in a library of its own name."""
     text = text.replace("Device::cuda", "Device::cpu")
-    text = re.sub(r"const torch::stable::accelerator::DeviceGuard guard\([^;]*;", "const emulator::Finish guard;", text)
+    text = re.sub(r"const torch::stable::accelerator::DeviceGuard guard\([^;]*;", "", text)
     text = text.replace("STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m)", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, CPU, m)")
     text = re.sub(r"STABLE_TORCH_LIBRARY_IMPL\(nnue, CompositeExplicitAutograd, m\) \{.*?\n\}", "", text, flags=re.S)
     schemas = [m[0] for m in SCHEMA.finditer(library) if '"perspective_' in m[0] and "available" not in m[0]]
