@@ -199,3 +199,11 @@ def reference_pair(
         return out, None, wide
     first, second = (sums(i, wide.psqt, v).gather(1, wide.bucket[:, None])[:, 0] for i, v in sides)
     return out, torch.where(black_first[:, 0], second - first, first - second) / 2, wide
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float, what: str, terms: float = 1e-30) -> None:
+    """`terms`: a part of the sum of absolute terms behind `expected`: rounding is relative to it where they cancel."""
+    assert found.shape == expected.shape, what
+    assert torch.isfinite(found).all(), what
+    error = (found.double() - expected.double()).norm() / expected.double().norm().clamp(min=terms)
+    assert error <= tolerance, f"{what}: relative error {error:.2e} > {tolerance:.0e}"

@@ -7,57 +7,49 @@ small: sums are exact in every type, so that sums on the edge of the clip are th
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from sample_inputs import PairSample, assert_close
 from torch import Tensor
 
-from nnue_trainer import ops  # noqa: F401 (registers the operators)
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-PAIRWISE = 3
+from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation
 
 
 @dataclass
 class Case:
     """A batch and parameters of the operator, small enough for an emulator."""
 
-    white: Tensor
-    black: Tensor
-    black_to_move: Tensor
-    weight: Tensor
-    bias: Tensor
-    psqt: Tensor | None
-    bucket: Tensor | None
+    pair: PairSample
     block_size: int
     num_blocked: int
-    activation: int
+    activation: Activation
     bound: float
     scale: float
-    output: int  # in DTYPES
-    grad_dtype: torch.dtype
+    output: torch.dtype
+    grad: torch.dtype
 
     def run(self, library: str, backward: bool = True) -> list[Tensor]:
         """[output, psqt], and with `backward` the gradients of weight, bias and psqt."""
-        namespace = getattr(torch.ops, library)
-        features, outputs = self.weight.shape
-        constants = self.block_size, self.num_blocked
-        activation = self.activation, self.bound, self.scale
-        batch = self.white, self.black
-        rows = namespace.perspective_rows(*batch, self.black_to_move, features, *constants)
+        namespace, pair = getattr(torch.ops, library), self.pair
+        (features, outputs), dtype = pair.weight.shape, _DTYPES.index(pair.weight.dtype)
+        batch, constants = (pair.white, pair.black), (self.block_size, self.num_blocked)
+        activation = _ACTIVATIONS.index(self.activation), self.bound, self.scale
+        rows = namespace.perspective_rows(*batch, pair.black_to_move, features, *constants)
         out, values, saved, lists = namespace.perspective_transformer_forward(
-            *batch, rows, self.weight, self.bias, self.psqt, self.bucket, *constants, *activation, self.output, backward
-        )
+            *batch, rows, pair.weight, pair.bias, pair.psqt, pair.bucket, *constants, *activation,
+            _DTYPES.index(self.output), backward,
+        )  # fmt: skip
         if not backward:
             return [out, values]
         g = torch.Generator().manual_seed(5)
-        grad = torch.randn(out.shape, generator=g).to(self.grad_dtype)
-        grad_psqt = None if self.psqt is None else torch.randn(len(self.white), generator=g)
+        grad = torch.randn(out.shape, generator=g).to(self.grad)
+        grad_psqt = None if pair.psqt is None else torch.randn(len(pair.white), generator=g)
         gradients = namespace.perspective_transformer_backward(
-            grad, grad_psqt, *batch, rows, saved, lists, self.bucket, features, outputs,
-            0 if self.psqt is None else self.psqt.shape[1], *constants, *activation, DTYPES.index(self.weight.dtype),
+            grad, grad_psqt, *batch, rows, saved, lists, pair.bucket, features, outputs,
+            0 if pair.psqt is None else pair.psqt.shape[1], *constants, *activation, dtype,
         )  # fmt: skip
         return [out, values, *gradients]
 
@@ -66,13 +58,8 @@ def make_case(seed: int) -> Case:
     r = np.random.default_rng(seed)
     kinds = ("king buckets", "loose", "many blocks", "single features", "long rows", "loose only", "one block", "any")
     kind = kinds[seed % len(kinds)]
-    block_size, blocks, width, batch, loose = (
-        768,
-        int(r.integers(1, 5)),
-        int(r.integers(1, 41)),
-        int(r.integers(1, 200)),
-        0,
-    )
+    block_size, blocks, loose = 768, int(r.integers(1, 5)), 0
+    width, batch = int(r.integers(1, 41)), int(r.integers(1, 200))
     if kind == "loose":
         loose, width = int(r.integers(1, 3000)), int(r.integers(1, 100))
     if kind == "many blocks":
@@ -114,26 +101,22 @@ def make_case(seed: int) -> Case:
                 found[i, len(picks) + 1 :] = r.integers(-3, features + 5, width - len(picks) - 1)
         return torch.from_numpy(found)
 
-    dtype = DTYPES[int(r.integers(0, 3))]
+    dtype = _DTYPES[int(r.integers(0, 3))]
     outputs = 16 * int(r.integers(1, 15))
-    activation = PAIRWISE if r.random() < 0.5 else int(r.integers(0, 3))
+    activation = "pairwise" if r.random() < 0.5 else _ACTIVATIONS[int(r.integers(0, 3))]
     weight = torch.from_numpy(r.integers(-24, 25, (features, outputs)) / 64).to(dtype)
     bias = torch.from_numpy(r.integers(0, 65, outputs) / 64).float()
     psqt = torch.from_numpy(r.integers(-64, 65, (features, 8)) / 64).float() if r.random() < 0.4 else None
-    return Case(
-        white=rows(), black=rows(), black_to_move=torch.from_numpy(r.integers(0, 2, batch).astype(np.uint8)),
-        weight=weight, bias=bias, psqt=psqt,
-        bucket=None if psqt is None else torch.from_numpy(r.integers(0, 8, batch)),
-        block_size=block_size, num_blocked=num_blocked, activation=activation,
-        bound=float(r.choice([1.0, 0.75])), scale=float(r.choice([1.0, 127 / 128])), output=int(r.integers(0, 3)),
-        grad_dtype=torch.float32 if dtype == torch.float32 else DTYPES[int(r.integers(0, 3))],
+    pair = PairSample(
+        rows(), rows(), torch.from_numpy(r.integers(0, 2, batch).astype(np.uint8)), weight, bias, psqt,
+        None if psqt is None else torch.from_numpy(r.integers(0, 8, batch)), None, None,
     )  # fmt: skip
-
-
-def assert_close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    size = expected.double().norm().item()
-    error = (found.double() - expected.double()).norm().item()
-    assert error <= tolerance * size + 1e-12, f"{what}: error {error:.3e} of {size:.3e}"
+    return Case(
+        pair, block_size, num_blocked, activation,
+        bound=float(r.choice([1.0, 0.75])), scale=float(r.choice([1.0, 127 / 128])),
+        output=_DTYPES[int(r.integers(0, 3))],
+        grad=torch.float32 if dtype == torch.float32 else _DTYPES[int(r.integers(0, 3))],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(48))
@@ -143,8 +126,8 @@ def test_against_the_cpu(emulator: ctypes.CDLL, seed: int) -> None:
     expected = case.run("nnue")
     emulator.emulator_configure(4, seed)
     found = case.run("nnue_emulated")
-    fine = case.weight.dtype == torch.float32
-    rounded = {0: 1e-6, 1: 1e-3, 2: 8e-3}[case.output]
+    fine = case.pair.weight.dtype == torch.float32
+    rounded = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[case.output]
     assert_close(found[0], expected[0], rounded, "output")
     assert_close(found[1], expected[1], 1e-6, "psqt")
     assert_close(found[2], expected[2], 1e-6 if fine else 8e-3, "gradient of the weight")
@@ -168,14 +151,14 @@ def test_without_gradient(emulator: ctypes.CDLL, seed: int) -> None:
 def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, seed: int) -> None:
     """In fp32 a weight that is not finite shows in the rows that have its feature, and nowhere else."""
     case = make_case(seed)
-    case.weight = case.weight.float()
-    used = torch.zeros(len(case.weight), dtype=torch.bool)
-    for rows in (case.white, case.black):
+    pair = case.pair = replace(case.pair, weight=case.pair.weight.float())
+    used = torch.zeros(len(pair.weight), dtype=torch.bool)
+    for rows in (pair.white, pair.black):
         alive = (rows == -1).cumsum(1) == 0
         used[rows[alive & (rows < len(used))].long()] = True
-    case.grad_dtype = torch.float32
+    case.grad = torch.float32
     emulator.emulator_configure(4, seed)
     expected = case.run("nnue_emulated")
-    case.weight[~used] = float("nan")
+    pair.weight[~used] = float("nan")
     for a, b in zip(case.run("nnue_emulated"), expected, strict=True):
         assert torch.equal(a, b)

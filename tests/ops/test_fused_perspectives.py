@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sample_inputs import assert_close
 from torch import Tensor
 
 from nnue_trainer import ops, perspectives
@@ -158,13 +159,6 @@ class Case:
         assert weight.grad is not None
         assert bias.grad is not None
         return out.detach(), weight.grad, bias.grad
-
-
-def assert_close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    assert found.shape == expected.shape
-    assert torch.isfinite(found).all(), what
-    error = (found.double() - expected).norm() / expected.norm().clamp(min=1e-30)
-    assert error <= tolerance, f"{what}: relative error {error:.2e} > {tolerance:.0e}"
 
 
 def check(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from sample_inputs import PairSample, make_pair, reference_pair
+from sample_inputs import PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor, nn
 
 from nnue_trainer import ops
@@ -22,14 +22,6 @@ from nnue_trainer.perspectives import Activation, is_fused, perspective_rows, pe
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
 # Of outputs and of gradients that are rounded to the dtype.
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-
-
-def assert_close(found: Tensor, expected: Tensor, tolerance: float, what: str, terms: float = 1e-30) -> None:
-    """`terms`: a part of the sum of absolute terms behind `expected`: rounding is relative to it where they cancel."""
-    assert found.shape == expected.shape, what
-    assert torch.isfinite(found).all(), what
-    error = (found.double() - expected).norm() / expected.norm().clamp(min=terms)
-    assert error <= tolerance, f"{what}: relative error {error:.2e} > {tolerance:.0e}"
 
 
 def run(pair: PairSample, **options: object) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
