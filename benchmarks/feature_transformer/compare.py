@@ -11,9 +11,8 @@ kept.
 from __future__ import annotations
 
 import argparse
-import os
+import multiprocessing
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -22,40 +21,6 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
-
-
-def reference(
-    indices: tuple[Tensor, Tensor], black_first: Tensor, weight: Tensor, bias: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """float64: output [B, N], gradients of weight [F, N] and bias [N]; pairwise, bound 1."""
-    weight, bias, grad = weight.double(), bias.double(), grad.double()
-    half = weight.shape[1] // 2
-    sums, outputs = [], []
-    for rows in indices:
-        total = bias.repeat(len(rows), 1)
-        for column in rows.unbind(1):
-            alive = column >= 0
-            if not alive.any():
-                break
-            total[alive] += weight[column[alive].long()]
-        sums.append(total)
-        clipped = total.clamp(0, 1)
-        outputs.append(clipped[:, :half] * clipped[:, half:])
-    own = torch.where(black_first, outputs[1], outputs[0])
-    other = torch.where(black_first, outputs[0], outputs[1])
-    grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-    for side, (rows, total) in enumerate(zip(indices, sums, strict=True)):
-        first, second = grad[:, :half], grad[:, half:]
-        g = torch.where(black_first, second, first) if side == 0 else torch.where(black_first, first, second)
-        clipped = total.clamp(0, 1)
-        g = torch.cat([g * clipped[:, half:], g * clipped[:, :half]], 1) * ((total >= 0) & (total <= 1))
-        grad_bias += g.sum(0)
-        for column in rows.unbind(1):
-            alive = column >= 0
-            if not alive.any():
-                break
-            grad_weight.index_add_(0, column[alive].long(), g[alive])
-    return torch.cat([own, other], 1), grad_weight, grad_bias
 
 
 def error(found: Tensor, expected: Tensor) -> float:
@@ -70,11 +35,7 @@ class Case:
     ) -> None:
         self.run, self.features = run, run.FEATURES[name]
         self.white, self.black, self.black_to_move = (t.cuda() for t in rows)
-        g = torch.Generator("cuda").manual_seed(2)
-        weight = torch.randn(self.features, outputs, generator=g, device="cuda") * 0.1
-        self.weight = weight.to(dtype).requires_grad_()
-        self.bias = (torch.rand(outputs, generator=g, device="cuda") * 0.5).requires_grad_()
-        self.grad = (torch.randn(len(self.white), outputs, generator=g, device="cuda") * 1e-4).to(dtype)
+        self.weight, self.bias, self.grad = run.parameters(self.features, outputs, len(self.white), dtype)
 
     def lists(self) -> Tensor:
         run = self.run
@@ -96,10 +57,15 @@ class Case:
         out = self.forward()
         return (out, *torch.autograd.grad(out, (self.weight, self.bias), self.grad))
 
+    def reference(self) -> tuple[Tensor, ...]:
+        """What `step` gives, in float64."""
+        weight, bias = (p.detach().double().requires_grad_() for p in (self.weight, self.bias))
+        packed = [self.run.pack(i) for i in (self.white, self.black)]
+        out = self.run.bags(packed, self.black_to_move.bool()[:, None], weight, bias)
+        return (out.detach(), *torch.autograd.grad(out, (weight, bias), self.grad.double()))
+
     def check(self, flush: Tensor) -> str:
-        found = self.step()
-        weight, bias = self.weight.detach(), self.bias.detach()
-        expected = reference((self.white, self.black), self.black_to_move.bool()[:, None], weight, bias, self.grad)
+        found, expected = self.step(), self.reference()
         errors = [error(f, e) for f, e in zip(found, expected, strict=True)]
         size = expected[1].norm(dim=1)
         used = size > 0
@@ -179,20 +145,17 @@ def main() -> int:
         if not Path(library).is_file():
             print(f"compare: {name}={library}: found no file, expected a library", file=sys.stderr)
             return 1
-    if len(builds) == 1:
-        measure(builds[0][0], builds[0][2], args)
-        return 0
     failed = 0
-    others = [a for a in sys.argv[1:] if a not in args.builds]
-    for build in args.builds:
-        command = [sys.executable, __file__, build, *others]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        try:
-            failed |= subprocess.run(command, timeout=args.limit, env=environment, check=False).returncode
-        except subprocess.TimeoutExpired:
-            print(f"compare: {build}: stopped after {args.limit} s", file=sys.stderr)
-            failed = 1
-    return failed
+    for name, _, library in builds:
+        process = multiprocessing.get_context("spawn").Process(target=measure, args=(name, library, args))
+        process.start()
+        process.join(args.limit)
+        if process.is_alive():
+            print(f"compare: {name}: stopped after {args.limit} s", file=sys.stderr)
+            process.kill()
+            process.join()
+        failed |= process.exitcode != 0
+    return int(failed)
 
 
 if __name__ == "__main__":

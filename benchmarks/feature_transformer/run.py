@@ -196,38 +196,50 @@ def rungs(
     return found
 
 
+def parameters(features: int, outputs: int, batch: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, bias, and a gradient of the output, always the same."""
+    g = torch.Generator("cuda").manual_seed(2)
+    weight = (torch.randn(features, outputs, generator=g, device="cuda") * 0.1).to(dtype).requires_grad_()
+    bias = (torch.rand(outputs, generator=g, device="cuda") * 0.5).requires_grad_()
+    return weight, bias, (torch.randn(batch, outputs, generator=g, device="cuda") * 1e-4).to(dtype)
+
+
+def pack(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of index rows, and where each row begins in them, for embedding_bag."""
+    alive = indices != -1
+    return indices[alive], F.pad(alive.sum(1).cumsum(0)[:-1], (1, 0)).int()
+
+
+def activated(accumulators: list[Tensor], black_first: Tensor) -> Tensor:
+    clipped = [a.clamp(0, 1).chunk(2, 1) for a in accumulators]
+    own, other = (c[0] * c[1] for c in clipped)
+    return torch.cat([torch.where(black_first, other, own), torch.where(black_first, own, other)], 1)
+
+
+def bags(packed: list[tuple[Tensor, Tensor]], black_first: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The operator's output by torch's means, differentiable."""
+    return activated([F.embedding_bag(p, weight, o, mode="sum") + bias for p, o in packed], black_first)
+
+
 def measure(
     timer: Timer, bandwidth: float, name: str, rows: tuple[Tensor, Tensor, Tensor], outputs: int, dtype: torch.dtype
 ) -> dict[str, Any]:
     features = FEATURES[name]
     white, black, black_to_move = (t.cuda() for t in rows)
-    g = torch.Generator("cuda").manual_seed(2)
-    weight = (torch.randn(features, outputs, generator=g, device="cuda") * 0.1).to(dtype).requires_grad_()
-    bias = (torch.rand(outputs, generator=g, device="cuda") * 0.5).requires_grad_()
-    grad = (torch.randn(len(white), outputs, generator=g, device="cuda") * 1e-4).to(dtype)
+    weight, bias, grad = parameters(features, outputs, len(white), dtype)
     assert is_fused(weight, BLOCK, BLOCKED), "no fused kernels for this device"
-    alive = [(i != -1) for i in (white, black)]
-    packed = [i[a] for i, a in zip((white, black), alive, strict=True)]
-    offsets = [F.pad(a.sum(1).cumsum(0)[:-1], (1, 0)).int() for a in alive]
+    packed = [pack(i) for i in (white, black)]
     black_first = black_to_move.bool()[:, None]
 
-    def activated(accumulators: list[Tensor]) -> Tensor:
-        clipped = [a.clamp(0, 1).chunk(2, 1) for a in accumulators]
-        own, other = (c[0] * c[1] for c in clipped)
-        return torch.cat([torch.where(black_first, other, own), torch.where(black_first, own, other)], 1)
-
     def bag() -> Tensor:
-        return activated(
-            [F.embedding_bag(p, weight, o, mode="sum") + bias for p, o in zip(packed, offsets, strict=True)]
-        )
+        return bags(packed, black_first, weight, bias)
 
     def plain(deterministic: bool) -> Tensor:
-        return activated(
-            [
-                ops.feature_transformer_forward(i, weight, bias.to(dtype), deterministic=deterministic)
-                for i in (white, black)
-            ]
-        )
+        accumulators = [
+            ops.feature_transformer_forward(i, weight, bias.to(dtype), deterministic=deterministic)
+            for i in (white, black)
+        ]
+        return activated(accumulators, black_first)
 
     def fused(prepared: Tensor | None = None) -> Tensor:
         return perspective_transformer(
@@ -244,7 +256,7 @@ def measure(
     }
     size = weight.element_size()
     values = len(white) * outputs
-    indices = 4 * sum(len(p) for p in packed)
+    indices = 4 * sum(len(p) for p, _ in packed)
     floor = {
         "forward": (weight.numel() * size + values * size + indices) / bandwidth * 1e3,
         "backward": (weight.numel() * size + values * size + indices) / bandwidth * 1e3,
