@@ -25,6 +25,10 @@ namespace nnue {
 
 enum class Float : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
+namespace block_product {
+struct GradientSync;
+}
+
 struct ForwardProblem {
     IndexRows in;
     BlockRows rows;
@@ -46,16 +50,16 @@ struct BackwardProblem {
     LooseRows loose;
     const void* grad_out;  // like out
     const void* saved;
-    void* grad_weight;      // [num_features, num_outputs], all of it is written
-    float* grad_bias;       // [num_outputs]
-    void* grad_rows;        // scratch [slabs, tiles, 16 KB]: see GradientShape
-    int32_t* exponents;     // scratch [slabs, tiles], for fp32 weights
-    float* partial;         // scratch [kWorkers, 384 · 128]
-    float* bias_partial;    // scratch [stretches, num_outputs]
-    unsigned* flags;        // scratch [kWorkers, 8]
-    int max_tiles;          // of grad_rows and exponents
-    float* dense_gradient;  // scratch [kDenseChunks, kDenseFeatures, num_outputs], where there are loose features
-    unsigned* tickets;      // scratch [2]: the next lists of loose features
+    void* grad_weight;    // [num_features, num_outputs], all of it is written
+    float* grad_bias;     // [num_outputs]
+    void* grad_rows;      // scratch [slabs, tiles, 16 KB]: see GradientShape
+    int32_t* exponents;   // scratch [slabs, tiles], for fp32 weights
+    float* partial;       // scratch: sums of parts of a block (gradient_plan.cuh), 384 ranks each
+    int2* rare_lists;     // scratch [num_blocks · 768]: of rare features, first place and length of their list
+    int* rare_slots;      // scratch: the lists
+    float* bias_partial;  // scratch [stretches, num_outputs]
+    block_product::GradientSync* sync;  // scratch
+    int max_tiles;                      // of grad_rows and exponents
     int num_outputs;
     Activation activation;
     float bound, scale;

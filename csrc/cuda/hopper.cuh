@@ -159,10 +159,35 @@ __device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (
 __device__ __forceinline__ void flag_set(unsigned* flag) {
     asm volatile("st.release.gpu.global.u32 [%0], 1;\n" ::"l"(flag) : "memory");
 }
-__device__ __forceinline__ void flag_wait(const unsigned* flag) {
+__device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
     unsigned value;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(flag) : "memory");
-    while (value == 0);
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+__device__ __forceinline__ void flag_wait(const unsigned* flag) {
+    while (load_acquire(flag) == 0) continue;
+}
+// Until the counter has this value.
+__device__ __forceinline__ void counter_wait(const unsigned* counter, unsigned value) {
+    while (load_acquire(counter) != value) continue;
+}
+// After all that this thread has seen or done.
+__device__ __forceinline__ void counter_add(unsigned* counter) {
+    asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
+}
+// threadIdx.x; what depends on it cannot be computed ahead, where it would take registers.
+__device__ __forceinline__ int thread_number() {
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(number));
+    return number;
+}
+
+// What ordinary stores wrote to global memory becomes visible to the copy engine: before a flag is set, and after it is
+// seen.
+__device__ __forceinline__ void fence_global_for_copies() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;\n" ::: "memory");
+#endif
 }
 
 // kThreads threads wait for each other, at one of sixteen places.

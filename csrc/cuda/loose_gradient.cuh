@@ -9,20 +9,15 @@
 #pragma once
 
 #include "block_gradient.cuh"
-#include "side_stream.cuh"
 
 namespace nnue::loose_gradient {
 
 using namespace block_product;
 
-// The lists' kernel has a multiprocessor to itself with each of its thread blocks. In 16 bits it leaves some to the
-// product of the dense features: one is bound by the L2 cache, the other by tensor cores. In fp32 both are slower for
-// it.
+// The kernel's thread blocks have a multiprocessor each.
 constexpr int kThreads = 768;
 template <int kParts>
-constexpr bool kSideBySide = kParts == 1;
-template <int kParts>
-constexpr int kCtas = kSideBySide<kParts> ? 92 : kWorkers;
+constexpr int kCtas = kListsFirst<kParts> ? 92 : kWorkers;
 
 // What a list takes of a row at a time is a slab of GradientShape: 16 pieces of 16 bytes, 8 columns each. One part:
 // pieces 0…7 are 64 columns of the first half, 8…15 the same of the second. Two parts: pieces 0…7 are 32 columns of
@@ -130,7 +125,9 @@ __device__ __forceinline__ void for_each_list(const LooseRows& rows, unsigned* t
 template <int kParts>
 __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
     const int lane = threadIdx.x % 32;
-    const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, warps = gridDim.x * (kThreads / 32);
+    let_next_kernel_start();
+    if (threadIdx.x == 0) flag_wait(&p.sync->begun);  // row gradients are there, other kernels before may not be done
+    __syncthreads();
     const int slabs = Slab<kParts>::slabs(p.num_outputs), pieces_of_row = slabs * Slab<kParts>::kPieces;
     const LooseRows& rows = p.loose;
     const LooseSummary summary = *rows.summary;
@@ -138,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
     // Half a warp takes a slab of a row, sixteen rows are in flight.
     const int long_lists = summary.first_short - summary.dense;
     for_each_list(
-        rows, p.tickets, (long long)slabs * long_lists,
+        rows, p.sync->list_tickets, (long long)slabs * long_lists,
         [&](long long task) { return rows.lists[summary.dense + int(task % long_lists)]; },
         [&](const Item& item) {
             const int slab = int(item.number / long_lists), piece = lane % 16;
@@ -166,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
 
     // 64 pieces of a row at a time, four rows in flight.
     for_each_list(
-        rows, p.tickets + 1, summary.first_empty - summary.first_short,
+        rows, p.sync->list_tickets + 1, summary.first_empty - summary.first_short,
         [&](long long number) { return rows.lists[summary.first_short + number]; },
         [&](const Item& item) {
             for (int base = lane; base - lane < pieces_of_row; base += 64) {
@@ -194,80 +191,13 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
                 }
             }
         });
-
-    // Zeros for features that no row has.
-    const size_t row_bytes = size_t(p.num_outputs) * (kParts == 2 ? 4 : 2);
-    for (int rank = summary.first_empty + warp; rank < p.in.num_loose; rank += warps) {
-        uint4* target = reinterpret_cast<uint4*>(static_cast<char*>(p.grad_weight) +
-                                                 (p.in.num_features + rows.lists[rank].feature) * row_bytes);
-        for (size_t at = lane; at < row_bytes / 16; at += 32) __stcs(target + at, uint4{0, 0, 0, 0});
-    }
+    wait_for_kernels_before();  // who waits for this kernel waits for all of them
 }
 
-// Dense features: the sums of the product's chunks, a warp for 128 columns.
-constexpr int kChunkThreads = 256;
-template <int kParts>
-__global__ void __launch_bounds__(kChunkThreads) chunk_kernel(BackwardProblem p) {
-    const int lane = threadIdx.x % 32;
-    const int warp = blockIdx.x * (kChunkThreads / 32) + threadIdx.x / 32, warps = gridDim.x * (kChunkThreads / 32);
-    const LooseRows& rows = p.loose;
-    const int dense = rows.summary->dense, groups = (p.num_outputs + 127) / 128;
-    const size_t chunk_stride = size_t(kDenseFeatures) * p.num_outputs;
-    for (int i = warp; i < dense * groups; i += warps) {
-        const int rank = i / groups, column = i % groups * 128 + lane * 4;
-        if (column >= p.num_outputs) continue;
-        const float* source = p.dense_gradient + size_t(rank) * p.num_outputs + column;
-        float4 sum = {0, 0, 0, 0};
-#pragma unroll
-        for (int chunk = 0; chunk < kDenseChunks; ++chunk) {
-            if (rows.dense_tiles[chunk] == rows.dense_tiles[chunk + 1]) continue;  // nothing was written
-            const float4 v = __ldcs(reinterpret_cast<const float4*>(source + chunk * chunk_stride));
-            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-        }
-        const size_t at = size_t(p.in.num_features + rows.lists[rank].feature) * p.num_outputs + column;
-        if (kParts == 2)
-            __stcs(reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at), sum);
-        else
-            __stcs(reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.grad_weight) + at),
-                   uint2{pack(sum.x, sum.y, p.weight_type), pack(sum.z, sum.w, p.weight_type)});
-    }
-}
-
-// All loose features' gradients, but for the irregular rows' share in those of dense features. The row gradients are
-// there.
+// The gradients of loose features that have lists.
 template <int kParts>
 cudaError_t run(const BackwardProblem& p, cudaStream_t stream) {
-    BackwardProblem dense = p;
-    dense.in.num_blocks = kDenseChunks;
-    dense.in.block_size = kDenseFeatures;
-    dense.in.num_features = kDenseChunks * kDenseFeatures;
-    dense.rows.tile_begin = p.loose.dense_tiles;
-    dense.rows.dense = p.loose.dense_counts;
-    dense.rows.ranked = p.loose.dense_ranked;
-    dense.rows.feature_bits = p.loose.dense_bits;
-    dense.grad_weight = p.dense_gradient;
-    dense.weight_type = Float::kFloat32;
-    cudaError_t error = cudaMemsetAsync(p.flags, 0, kWorkers * kFlags * sizeof(unsigned), stream);
-    if (error == cudaSuccess) error = cudaMemsetAsync(p.tickets, 0, 2 * sizeof(unsigned), stream);
-    if (error != cudaSuccess) return error;
-    const auto launch_lists = [&] {
-        list_kernel<kParts><<<kCtas<kParts>, kThreads, 0, stream>>>(p);
-        return cudaGetLastError();
-    };
-    if constexpr (kSideBySide<kParts>) {
-        cuda::Fork fork(stream);
-        error = fork.ok();
-        if (error == cudaSuccess) error = launch_lists();  // first: the product would take every multiprocessor
-        if (error == cudaSuccess) error = launch_weight_gradient<kParts>(dense, fork.stream());
-        const cudaError_t joined = fork.ok() == cudaSuccess ? fork.join() : cudaSuccess;
-        if (error == cudaSuccess) error = joined;
-    } else {
-        error = launch_weight_gradient<kParts>(dense, stream);
-        if (error == cudaSuccess) error = launch_lists();
-    }
-    if (error != cudaSuccess) return error;
-    chunk_kernel<kParts><<<kDenseFeatures, kChunkThreads, 0, stream>>>(p);
-    return cudaGetLastError();
+    return hopper::launch_early(list_kernel<kParts>, kCtas<kParts>, kThreads, 0, stream, p);
 }
 
 }  // namespace nnue::loose_gradient

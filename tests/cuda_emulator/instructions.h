@@ -52,6 +52,9 @@ inline void copy_async_wait_all() {
     emulator::copy_wait(0);
 }
 inline void fence_shared_for_wgmma() {}
+inline void fence_global_for_copies() {
+    emulator::memory_fence();
+}
 inline void fence_barrier_init() {}
 inline void barrier_init(uint32_t barrier, int arrivals) {
     emulator::barrier_init(barrier, arrivals);
@@ -121,13 +124,25 @@ inline void shared_store_16(uint32_t to, int value) {
 inline void flag_set(unsigned* flag) {
     __atomic_store_n(flag, 1u, __ATOMIC_SEQ_CST);
 }
+inline unsigned load_acquire(const unsigned* counter) {
+    return __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+}
 inline void flag_wait(const unsigned* flag) {
-    emulator::wait_until([=] { return __atomic_load_n(flag, __ATOMIC_SEQ_CST) != 0; });
+    emulator::wait_until([=] { return load_acquire(flag) != 0; });
+}
+inline void counter_wait(const unsigned* counter, unsigned value) {
+    emulator::wait_until([=] { return load_acquire(counter) == value; });
+}
+inline void counter_add(unsigned* counter) {
+    __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST);
 }
 
 template <int kPlace, int kThreads>
 void named_barrier() {
     emulator::named_barrier(kPlace, kThreads);
+}
+inline int thread_number() {
+    return int(threadIdx.x);
 }
 inline void group_barrier(int group) {
     emulator::named_barrier(group + 1, 128);

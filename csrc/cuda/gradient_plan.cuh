@@ -1,0 +1,171 @@
+// What the backward's product kernel does: a list of tasks, which thread blocks take as they get free.
+//
+//   products   the weight gradient of a part, a stretch of a block's tiles, times a group of its dense ranks, in a slab
+//   merges     where a block has several parts, the sum of their products over some ranks, in a slab
+//
+// Row gradients are made at the same time by another kernel (block_gradient.cuh), last tiles first; products follow in
+// that order. A task needs row gradients and tasks before it alone, so nobody waits for ever. Which sums are made, and
+// in which order they are added, depends on the batch alone; who makes them, and when, does not matter.
+#pragma once
+
+#include "block_product.cuh"
+
+namespace nnue::block_product {
+
+constexpr int kMaxGroups = kBlockFeatures / kGroupFeatures;
+// Places are blocks, the last one first. Loose dense features are one more block, of all tiles, at the end.
+constexpr int kMaxPlaces = kMaxBlocks + 1;
+
+// What products cost is counted in tiles of 64 rows × 64 features × 128 columns. A batch has about so many parts times
+// slabs, a part no less than kLeastPart: measured.
+constexpr int kPieces = 2 * kWorkers, kLeastPart = 96;
+constexpr int kMaxPartials = 2 * kPieces;
+constexpr int kMaxParts = kMaxPlaces + kPieces * 4 / 3;
+constexpr int kMergeRanks = 64;
+
+// Where the entries of rare features of the block that begins with this tile have places: each of a block's is in fewer
+// than one row in 256, or all together have fewer than two entries a row (block_rows.cuh).
+__host__ __device__ inline int rare_place(int tile) {
+    return 6 * kTileRows * tile;
+}
+inline int max_partials(int max_tiles, int slabs) {
+    // Loose features have as many tiles again.
+    return int(min((long long)kMaxPartials, 2LL * max_tiles * slabs * kMaxGroups * 6 * 4 / 3 / kLeastPart + 1));
+}
+
+// What thread blocks tell each other, zero at the start.
+struct GradientSync {
+    unsigned ticket;                    // the next task
+    unsigned begun;                     // not 0: what the products need of other kernels is there
+    unsigned list_tickets[2];           // the next lists of loose features
+    unsigned parts_done[kMaxPartials];  // of the products that a merge needs, by its first partial · slabs + slab
+};
+
+enum class TaskKind : int { kProduct, kMerge, kEnd };
+
+struct Task {
+    TaskKind kind;
+    int slab, block, group;
+    int first, last;  // product: tiles
+    int partial;      // product, merge: the first partial of the block's parts, −1 if it has but one
+    int part, parts;  // product: which of how many; merge: the latter
+    int rank;         // merge: the first
+    int reference;    // product: the largest exponent of its tiles
+};
+
+struct Plan {
+    int num_blocks, places, slabs, tiles, target;
+    int loose_dense;              // ranks
+    int parts, products, merges;  // times slabs
+    int tile_begin[kMaxBlocks + 1];
+    int dense[kMaxPlaces];                                                                       // by block
+    int parts_of[kMaxPlaces];                                                                    // by block
+    int part_begin[kMaxPlaces + 1], partial_begin[kMaxPlaces + 1], merge_begin[kMaxPlaces + 1];  // by place
+    int product_begin[kMaxParts + 1];                                                            // by part
+
+    __device__ bool is_loose(int block) const { return block == num_blocks; }
+    __device__ int block_at(int place) const { return place < num_blocks ? num_blocks - 1 - place : num_blocks; }
+    __device__ int first_tile(int block) const { return is_loose(block) ? 0 : tile_begin[block]; }
+    __device__ int tiles_of(int block) const {
+        return (is_loose(block) ? tiles : tile_begin[block + 1]) - first_tile(block);
+    }
+    __device__ int feature_tiles(int block, int group) const {
+        return max(0, min(dense[block] - group * kGroupFeatures, kGroupFeatures)) / 64;
+    }
+    __device__ int groups(int block) const {
+        return tiles_of(block) == 0 ? 0 : (dense[block] + kGroupFeatures - 1) / kGroupFeatures;
+    }
+    // Measured: with few features, copying a tile takes as long as multiplying it.
+    __device__ int cost(int block, int group) const {
+        return group < groups(block) ? tiles_of(block) * max(feature_tiles(block, group), 2) : 0;
+    }
+    __device__ int merges_of(int block, int group) const {
+        return parts_of[block] > 1 ? (feature_tiles(block, group) * 64 + kMergeRanks - 1) / kMergeRanks : 0;
+    }
+    // Where the first `part` of the block's parts end.
+    __device__ int part_end(int block, int part) const {
+        return first_tile(block) + int((long long)tiles_of(block) * part / parts_of[block]);
+    }
+
+    // All threads of the thread block.
+    __device__ void load(const BackwardProblem& p, int slabs_) {
+        const int blocks = p.in.num_blocks;
+        for (int b = threadIdx.x; b <= blocks; b += blockDim.x) {
+            tile_begin[b] = p.rows.tile_begin[b];
+            if (b < blocks) dense[b] = p.rows.dense[b];
+        }
+        if (threadIdx.x == 0) {
+            num_blocks = blocks, places = blocks + (p.in.num_loose > 0), slabs = slabs_;
+            if (places > blocks) {
+                loose_dense = p.loose.summary->dense;
+                dense[blocks] = (loose_dense + 63) / 64 * 64;
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) load_lists();
+        __syncthreads();
+    }
+
+    // A warp.
+    __device__ void load_lists() {
+        const int lane = threadIdx.x;
+        if (lane == 0) tiles = tile_begin[num_blocks];
+        __syncwarp();
+        const int total =
+            sums_before(merge_begin, places, [&](int i) { return cost(block_at(i), 0) + cost(block_at(i), 1); });
+        target = int(max((long long)kLeastPart, (long long)total * slabs / kPieces + 1));
+        __syncwarp();
+        const int part_count = sums_before(part_begin, places, [&](int i) {
+            const int block = block_at(i), whole = cost(block, 0);
+            return parts_of[block] = 2 * (long long)whole > 3 * (long long)target ? (whole + target / 2) / target : 1;
+        });
+        __syncwarp();
+        sums_before(partial_begin, places, [&](int i) {
+            const int block = block_at(i);
+            return parts_of[block] > 1 ? parts_of[block] * groups(block) : 0;
+        });
+        const int merge_count = sums_before(
+            merge_begin, places, [&](int i) { return merges_of(block_at(i), 0) + merges_of(block_at(i), 1); });
+        const int product_count = sums_before(product_begin, part_count, [&](int part) {
+            return groups(block_at(last_begun(part_begin, places, part)));
+        });
+        if (lane == 0) parts = part_count, products = product_count, merges = merge_count;
+    }
+
+    __device__ Task task(int ticket) const {
+        Task t{};
+        t.partial = -1;
+        int item = ticket / slabs;
+        t.slab = ticket % slabs;
+        if (item < products) {
+            const int part = last_begun(product_begin, parts, item), place = last_begun(part_begin, places, part);
+            t.kind = TaskKind::kProduct;
+            t.block = block_at(place);
+            t.group = item - product_begin[part];
+            t.parts = parts_of[t.block];
+            // The block's last tiles first, as their row gradients come.
+            t.part = t.parts - 1 - (part - part_begin[place]);
+            t.first = part_end(t.block, t.part);
+            t.last = part_end(t.block, t.part + 1);
+            if (t.parts > 1) t.partial = partial_begin[place] + t.group * t.parts;
+            return t;
+        }
+        item -= products;
+        if (item >= merges) {
+            t.kind = TaskKind::kEnd;
+            return t;
+        }
+        const int place = last_begun(merge_begin, places, item);
+        item -= merge_begin[place];
+        t.kind = TaskKind::kMerge;
+        t.block = block_at(place);
+        const int in_first = merges_of(t.block, 0);
+        t.group = item >= in_first;
+        t.parts = parts_of[t.block];
+        t.partial = partial_begin[place] + t.group * t.parts;
+        t.rank = (item - t.group * in_first) * kMergeRanks;
+        return t;
+    }
+};
+
+}  // namespace nnue::block_product
