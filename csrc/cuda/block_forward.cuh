@@ -156,13 +156,6 @@ __device__ __forceinline__ void fence_registers(float (&v)[64]) {
     for (float& x : v) asm volatile("" : "+f"(x)::"memory");
 }
 
-// To global memory, without a branch around it.
-__device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
-                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(int(wanted))
-                 : "memory");
-}
-
 // A warp's 16 rows × 64 columns of 16 bits, as wgmma leaves them, to memory by way of shared memory: eight lanes store
 // a row's 128 bytes. `word(j, r)` gives columns 8 j + 2 t, + 1 of row g + 8 r; `where(k)` the address of row lane / 8 +
 // 4 k, which is wanted where bit k of `wanted` is set.

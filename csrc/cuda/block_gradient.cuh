@@ -1,9 +1,8 @@
 // The backward of king-bucketed sets: row gradients, and the weight gradient as a product on tensor cores
 // (block_product.cuh) over each block's frequent features; rare ones are gathered.
 //
-// Row gradients first, on all multiprocessors, as fast as memory allows; beside them the lists of the rows that have
-// rare features. Then the products as tasks (gradient_plan.cuh), while a few multiprocessors gather the rare features
-// and take part in the products after that.
+// Row gradients first, as fast as memory allows; beside them the lists of the rows that have rare features. Then all
+// else, as tasks (gradient_plan.cuh).
 #pragma once
 
 #include <climits>
@@ -259,137 +258,96 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     }
 }
 
-// Adds eight columns of the row gradients in slots that lanes first … first + kRows − 1 know; −1: none.
-template <int kParts, int kRows>
-__device__ __forceinline__ void add_rows(float (&sum)[8], const BackwardProblem& p, int operand, uint32_t offset,
-                                         int my_slot, int first, bool has_columns) {
+// A warp: a rare feature's gradient, 1,024 columns at a time, four rows in flight.
+template <int kParts>
+__device__ __forceinline__ void gather_rows(const BackwardProblem& p, const RareFeature& feature, int lane) {
     using Shape = GradientShape<kParts>;
-    uint4 values[kRows][kParts] = {};
-    float scales[kRows] = {};
+    constexpr int kRows = 4, kPieces = 4;  // of 256 columns
+    const int half = p.num_outputs / 2;
+    if (feature.row < 0) return;
+    for (int first = 0; first < p.num_outputs; first += kPieces * 256) {
+        int operands[kPieces];  // the first of the slab; −1: no such columns
+        uint32_t offsets[kPieces];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-        const int slot = __shfl_sync(~0u, my_slot, first + i);
-        if (slot < 0 || !has_columns) continue;
-        const int tile = slot / kTileRows, row = slot % kTileRows;
-        if constexpr (kParts == 2) scales[i] = power_of_two(__ldcg(p.exponents + operand + tile));
-        const char* from = static_cast<const char*>(p.grad_rows) + size_t(operand + tile) * Shape::kOperandBytes +
-                           ((offset ^ (row % 8) << 4) + row * 128);
+        for (int c = 0; c < kPieces; ++c) {
+            const int column = first + c * 256 + lane * 8, h = column >= half, in_half = column - h * half;
+            operands[c] = column < p.num_outputs ? in_half / Shape::kSlab * p.max_tiles : -1;
+            offsets[c] = Shape::offset(h, 0, in_half % Shape::kSlab / 8);
+        }
+        float sum[kPieces][8] = {};
+        for (int base = 0; base < feature.count; base += 32) {
+            const int my_slot = base + lane < feature.count ? __ldcg(p.rare_slots + feature.begin + base + lane) : -1;
+            for (int i = 0; i < min(feature.count - base, 32); i += kRows) {
+                uint4 values[kRows][kPieces][kParts];
+                int exponents[kRows][kPieces];
+                // A load that depends on a condition would be waited for where it stands.
+                const char* nothing = reinterpret_cast<const char*>(p.sync->nothing);
 #pragma unroll
-        for (int part = 0; part < kParts; ++part)
-            values[i][part] = __ldcg(reinterpret_cast<const uint4*>(from + part * Shape::kAtomBytes));
-    }
+                for (int r = 0; r < kRows; ++r) {
+                    const int slot = __shfl_sync(~0u, my_slot, i + r), tile = slot / kTileRows, row = slot % kTileRows;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+                    for (int c = 0; c < kPieces; ++c) {
+                        const bool exists = slot >= 0 && operands[c] >= 0;
+                        const char* from = static_cast<const char*>(p.grad_rows) +
+                                           size_t(operands[c] + tile) * Shape::kOperandBytes +
+                                           ((offsets[c] ^ (row % 8) << 4) + row * 128);
+                        if constexpr (kParts == 2)
+                            exponents[r][c] = __ldcg(exists ? p.exponents + operands[c] + tile
+                                                            : reinterpret_cast<const int*>(nothing));
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float2 x = unpack((&values[i][0].x)[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
-            if constexpr (kParts == 1) {
-                sum[2 * j] += x.x, sum[2 * j + 1] += x.y;
+                        for (int part = 0; part < kParts; ++part)
+                            values[r][c][part] = __ldcg(
+                                reinterpret_cast<const uint4*>(exists ? from + part * Shape::kAtomBytes : nothing));
+                    }
+                }
+                __syncwarp();  // all loads first
+#pragma unroll
+                for (int r = 0; r < kRows; ++r)
+#pragma unroll
+                    for (int c = 0; c < kPieces; ++c) {
+                        const float scale = kParts == 2 ? power_of_two(exponents[r][c]) : 1.0f;
+#pragma unroll
+                        for (int j = 0; j < 4; ++j) {
+                            const float2 x =
+                                unpack((&values[r][c][0].x)[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
+                            if constexpr (kParts == 1) {
+                                sum[c][2 * j] += x.x, sum[c][2 * j + 1] += x.y;
+                            } else {
+                                const float2 y = unpack((&values[r][c][kParts - 1].x)[j], Float::kFloat16);
+                                sum[c][2 * j] += (x.x + y.x * kLowScale) * scale;
+                                sum[c][2 * j + 1] += (x.y + y.y * kLowScale) * scale;
+                            }
+                        }
+                    }
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < kPieces; ++c) {
+            if (operands[c] < 0) continue;
+            const size_t at = size_t(feature.row) * p.num_outputs + first + c * 256 + lane * 8;
+            const float(&v)[8] = sum[c];
+            if constexpr (kParts == 2) {
+                float4* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
+                __stcs(to, float4{v[0], v[1], v[2], v[3]});
+                __stcs(to + 1, float4{v[4], v[5], v[6], v[7]});
             } else {
-                const float2 y = unpack((&values[i][kParts - 1].x)[j], Float::kFloat16);
-                sum[2 * j] += (x.x + y.x * kLowScale) * scales[i];
-                sum[2 * j + 1] += (x.y + y.y * kLowScale) * scales[i];
+                __stcs(reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) + at),
+                       uint4{pack(v[0], v[1], p.weight_type), pack(v[2], v[3], p.weight_type),
+                             pack(v[4], v[5], p.weight_type), pack(v[6], v[7], p.weight_type)});
             }
         }
     }
 }
 
-// The bias gradient, and rare features': a warp takes 256 columns of a feature, what was made last first. Its lists and
-// rows of the next two are on their way meanwhile. On a few multiprocessors: the products have the others, and these
-// when this is done.
-constexpr int kRareBlocks = 16, kRareThreads = 768;
-
-// In 16 bits the lists of loose features begin beside the products, on some of the multiprocessors: they are bound by
-// the L2 cache, the products by tensor cores. In fp32 they take the multiprocessors that the products leave.
-template <int kParts>
-constexpr bool kListsFirst = kParts == 1;
-
-template <int kParts>
-__global__ void __launch_bounds__(kRareThreads, 1) rare_feature_kernel(BackwardProblem p) {
-    using Shape = GradientShape<kParts>;
-    constexpr int kWarps = kRareThreads / 32, kRows = 8 / kParts, kColumns = 256;
-    __shared__ RareFeatures rare;
-    __shared__ float sums[kWarps][32];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int max_tiles = p.max_tiles, num_blocks = p.in.num_blocks, half = p.num_outputs / 2;
-    wait_for_kernels_before();
-    let_next_kernel_start();
-    if (blockIdx.x == 0 && threadIdx.x == 0) flag_set(&p.sync->begun);
-    if (warp == 0) rare.load(p);
-    const int stretch = stretch_tiles(max_tiles), parts = (p.rows.tile_begin[num_blocks] + stretch - 1) / stretch;
-    for (int first = blockIdx.x * 32; first < p.num_outputs; first += kRareBlocks * 32) {
-        float sum = 0;
-        if (first + lane < p.num_outputs) {
+// A warp: 32 columns of the bias gradient.
+__device__ __forceinline__ void sum_bias(const BackwardProblem& p, int columns, int lane) {
+    const int stretch = stretch_tiles(p.max_tiles), column = columns * 32 + lane;
+    const int parts = (p.rows.tile_begin[p.in.num_blocks] + stretch - 1) / stretch;
+    if (column >= p.num_outputs) return;
+    float sum = 0;
 #pragma unroll 4
-            for (int part = warp; part < parts; part += kWarps)
-                sum += __ldcg(p.bias_partial + size_t(part) * p.num_outputs + first + lane);
-        }
-        sums[warp][lane] = sum;
-        __syncthreads();
-        if (warp == 0 && first + lane < p.num_outputs) {
-            sum = 0;
-            for (int w = 0; w < kWarps; ++w) sum += sums[w][lane];
-            p.grad_bias[first + lane] = sum;
-        }
-        __syncthreads();
-    }
-    __syncthreads();
-
-    const int count = rare.begin[num_blocks], pieces = (p.num_outputs + kColumns - 1) / kColumns;
-    struct Item {
-        int number;  // of the feature, −1 behind the last
-        int row;     // of the gradient
-        int2 list;
-        int slot;  // of the lane's number in the list, −1 if there is none
-    };
-    int item = blockIdx.x * kWarps + warp;
-    const auto open = [&] {
-        Item next{-1, 0, {0, 0}, -1};
-        if (item < count * pieces) {
-            next.number = count - 1 - item / pieces;
-            const int block = last_begun(rare.begin, num_blocks, next.number);
-            next.list = __ldcg(p.rare_lists + next.number);
-            next.row = block * p.in.block_size + __ldg(p.rows.ranked + block * kBlockFeatures + p.rows.dense[block] +
-                                                       next.number - rare.begin[block]);
-        }
-        item += kRareBlocks * kWarps;
-        return next;
-    };
-    const auto fetch = [&](Item& next) {
-        next.slot = lane < next.list.y ? __ldcg(p.rare_slots + next.list.x + lane) : -1;
-    };
-    Item now = open();
-    int piece = (blockIdx.x * kWarps + warp) % pieces;
-    fetch(now);
-    Item next = open();
-    while (now.number >= 0) {
-        fetch(next);
-        const Item after = open();
-        const int column = piece * kColumns + lane * 8, h = column >= half, in_half = column - h * half;
-        const bool has_columns = column < p.num_outputs;
-        const int operand = in_half / Shape::kSlab * max_tiles;  // the first of the slab
-        const uint32_t offset = Shape::offset(h, 0, in_half % Shape::kSlab / 8);
-        float sum[8] = {};
-        for (int base = 0; base < now.list.y; base += 32) {
-            if (base > 0) now.slot = base + lane < now.list.y ? __ldcg(p.rare_slots + now.list.x + base + lane) : -1;
-            for (int i = 0; i < min(now.list.y - base, 32); i += kRows)
-                add_rows<kParts, kRows>(sum, p, operand, offset, now.slot, i, has_columns);
-        }
-        if (has_columns) {
-            const size_t at = size_t(now.row) * p.num_outputs + column;
-            if constexpr (kParts == 2) {
-                float4* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
-                __stcs(to, float4{sum[0], sum[1], sum[2], sum[3]});
-                __stcs(to + 1, float4{sum[4], sum[5], sum[6], sum[7]});
-            } else {
-                __stcs(reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) + at),
-                       uint4{pack(sum[0], sum[1], p.weight_type), pack(sum[2], sum[3], p.weight_type),
-                             pack(sum[4], sum[5], p.weight_type), pack(sum[6], sum[7], p.weight_type)});
-            }
-        }
-        now = next, next = after;
-        piece = (piece + kRareBlocks * kWarps) % pieces;
-    }
+    for (int part = 0; part < parts; ++part) sum += __ldcg(p.bias_partial + size_t(part) * p.num_outputs + column);
+    p.grad_bias[column] = sum;
 }
 
 // ---- products: two warpgroups hold the sums of a task's features × 128 operand columns in registers and turn bitmaps
@@ -564,6 +522,14 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
     const int half = p.num_outputs / 2, column = task.slab * Shape::kSlab + lane % 8 * kEach;
     const int in_row = lane % 16 / 8 * half + column;
     copy_async_wait<0>();
+    __syncwarp();
+    const int block = task.block, first_rank = task.group * kGroupFeatures;
+    for (int i = lane; i < my_tiles * 16; i += 32) {
+        const uint32_t at = my_features + i * 4;
+        store_shared_4(at, gradient_row(p, plan, block, first_rank + rank_of(i / 16, i % 16), int(load_shared_4(at))));
+    }
+    const unsigned row_bytes = p.num_outputs * (16 / kEach);
+    char* const to_row = static_cast<char*>(p.grad_weight) + in_row * (16 / kEach);
 #pragma unroll
     for (int m = 0; m < Shape::kFeatureTiles; ++m) {
         if (m == my_tiles) break;
@@ -592,14 +558,9 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const int r = 2 * i + lane / 16,
-                      row = gradient_row(p, plan, task.block, task.group * kGroupFeatures + rank_of(m, r),
-                                         int(load_shared_4(my_features + (m * 16 + r) * 4)));
+            const int r = 2 * i + lane / 16, row = int(load_shared_4(my_features + (m * 16 + r) * 4));
             const uint4 v = load_shared_16<true>(turn + r * Shape::kRowStride + lane % 16 * 16);
-            if (column < half && row >= 0)
-                __stcs(reinterpret_cast<uint4*>(static_cast<char*>(p.grad_weight) +
-                                                (size_t(row) * p.num_outputs + in_row) * (16 / kEach)),
-                       v);
+            store_global_16(row_of(to_row, row, row_bytes), v, column < half && row >= 0);
         }
     }
 }
@@ -609,6 +570,7 @@ template <int kParts>
 __device__ __forceinline__ void merge(const BackwardProblem& p, const Plan& plan, const volatile Task& task) {
     using Shape = BackwardShape<kParts>;
     constexpr int kLanes = Shape::kColumns / 4, kRows = Shape::kConsumers / kLanes, kTogether = kMergeRanks / kRows;
+    constexpr int kAtOnce = 3;  // parts
     const int thread = thread_number();
     const int lane = thread % kLanes, column = lane * 4 / Shape::kSlab * (p.num_outputs / 2) +
                                                task.slab * Shape::kSlab + lane * 4 % Shape::kSlab;
@@ -628,17 +590,22 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const Plan& plan
                              ? __ldg(rank_entry(p, loose, task.block,
                                                 task.group * kGroupFeatures + task.rank + base + i * kRows))
                              : 0;
-        for (int part = 0; part < task.parts; ++part, from += stride) {
-            float4 values[kTogether] = {};  // ptxas would think them alive from task to task
+        const int parts = task.parts;
+        for (int part = 0; part < parts; part += kAtOnce, from += kAtOnce * stride) {
+            float4 values[kAtOnce][kTogether] = {};  // ptxas would think them alive from task to task
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i)
-                if (base + i * kRows < ranks) values[i] = __ldcg(from + i * kRows * kLanes);
+            for (int q = 0; q < kAtOnce; ++q)
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-                if (base + i * kRows >= ranks) break;
-                sums[i].x += values[i].x, sums[i].y += values[i].y;
-                sums[i].z += values[i].z, sums[i].w += values[i].w;
-            }
+                for (int i = 0; i < kTogether; ++i)
+                    if (part + q < parts && base + i * kRows < ranks)
+                        values[q][i] = __ldcg(from + q * stride + i * kRows * kLanes);
+#pragma unroll
+            for (int q = 0; q < kAtOnce; ++q)
+#pragma unroll
+                for (int i = 0; i < kTogether; ++i) {
+                    sums[i].x += values[q][i].x, sums[i].y += values[q][i].y;
+                    sums[i].z += values[q][i].z, sums[i].w += values[q][i].w;
+                }
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
@@ -664,6 +631,7 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
     extern __shared__ char shared_raw[];
     __shared__ Plan plan;
     __shared__ Task tasks[kTasks];
+    __shared__ RareFeature rare_features[kTasks][kRareFeatures];
     const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
@@ -676,16 +644,23 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             barrier_init(shared + Shape::kTaskEmpty + s * 8, Shape::kConsumers);
         }
         fence_barrier_init();
-        // Kernels before this one are not done all of them: one says that those are which this one needs.
-        flag_wait(&p.sync->begun);
+    }
+    // What this reads was there before row gradients began, and all thread blocks of those have begun.
+    plan.load(p, Shape::slabs(p.num_outputs));
+    if (p.in.num_loose > 0) {
+        // Lists of loose features begin beside this. That kernel is not done, but says that row gradients are.
+        if (threadIdx.x == 0) flag_wait(&p.sync->begun);
+        __syncthreads();
+    } else {
+        wait_for_kernels_before();
     }
     let_next_kernel_start();
-    __syncthreads();
-    plan.load(p, Shape::slabs(p.num_outputs));
 
     if (warp > Shape::kWarps) {
         give_registers<24>();
-        clear_unused(p, blockIdx.x * 3 + warp - Shape::kWarps - 1, gridDim.x * 3, lane);
+        const int number = blockIdx.x * 3 + warp - Shape::kWarps - 1, count = gridDim.x * 3;
+        for (int columns = number; columns * 32 < p.num_outputs; columns += count) sum_bias(p, columns, lane);
+        clear_unused(p, number, count, lane);
     } else if (warp == Shape::kWarps) {  // ---- copies
         give_registers<24>();
         fence_global_for_copies();
@@ -694,8 +669,9 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
         for (int number = 0;; ++number) {
             const int place = number % kTasks;
             barrier_wait(shared + Shape::kTaskEmpty + place * 8, number / kTasks % 2 ^ 1);
-            unsigned ticket = 0;
-            if (lane == 0) ticket = atomicAdd(&p.sync->ticket, 1u);
+            // The first is given.
+            unsigned ticket = blockIdx.x;
+            if (number > 0 && lane == 0) ticket = gridDim.x + atomicAdd(&p.sync->ticket, 1u);
             Task task = plan.task(__shfl_sync(~0u, ticket, 0));
             const int* exponents = p.exponents + size_t(task.slab) * p.max_tiles;
             if (task.kind == TaskKind::kProduct) {
@@ -705,6 +681,9 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
                         task.reference = max(task.reference, __ldcg(exponents + i));
                     task.reference = __reduce_max_sync(~0u, task.reference);
                 }
+            } else if (task.kind == TaskKind::kRare) {
+                if (lane < kRareFeatures) rare_features[place][lane] = plan.rare_feature(p, task.first + lane);
+                __syncwarp();
             } else if (task.kind == TaskKind::kMerge) {
                 counter_wait(p.sync->parts_done + task.partial * plan.slabs + task.slab, task.parts);
             }
@@ -752,6 +731,8 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             if (kind == TaskKind::kEnd) break;
             if (kind == TaskKind::kProduct)
                 multiply_part<kParts>(p, plan, task, shared, copied);
+            else if (kind == TaskKind::kRare)
+                gather_rows<kParts>(p, rare_features[place][warp], lane);
             else
                 merge<kParts>(p, plan, task);
             barrier_arrive(shared + Shape::kTaskEmpty + place * 8);
@@ -774,15 +755,10 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose&
     const auto launch = [&](void (*kernel)(BackwardProblem), dim3 grid, int threads, size_t shared) {
         if (error == cudaSuccess) error = hopper::launch_early(kernel, grid, threads, shared, stream, p);
     };
-    const auto launch_lists = [&](bool now) {
-        if (now && error == cudaSuccess) error = loose_gradient(p, stream);
-    };
     launch(row_gradient_kernel<kParts, Grad, kActivation>, dim3(slabs, list_stretches(slabs) + stretches(p.max_tiles)),
            GradientShape<kParts>::kThreads, 0);
-    launch(rare_feature_kernel<kParts>, kRareBlocks, kRareThreads, 0);
-    launch_lists(kListsFirst<kParts>);
+    if (error == cudaSuccess) error = loose_gradient(p, stream);
     launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
-    launch_lists(!kListsFirst<kParts>);
     launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
     return error;
 }

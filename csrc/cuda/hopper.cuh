@@ -155,6 +155,13 @@ __device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (
                  : "memory");
 }
 
+// To global memory, without a branch around it.
+__device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(int(wanted))
+                 : "memory");
+}
+
 // One thread block tells another that what it wrote (and fenced) may be read.
 __device__ __forceinline__ void flag_set(unsigned* flag) {
     asm volatile("st.release.gpu.global.u32 [%0], 1;\n" ::"l"(flag) : "memory");

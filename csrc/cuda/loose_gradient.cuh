@@ -14,10 +14,9 @@ namespace nnue::loose_gradient {
 
 using namespace block_product;
 
-// The kernel's thread blocks have a multiprocessor each.
-constexpr int kThreads = 768;
-template <int kParts>
-constexpr int kCtas = kListsFirst<kParts> ? 92 : kWorkers;
+// The kernel's thread blocks have a multiprocessor each. It leaves some to the products, which take the others when it
+// is done: it is bound by the L2 cache, they by tensor cores.
+constexpr int kCtas = 80, kThreads = 768;
 
 // What a list takes of a row at a time is a slab of GradientShape: 16 pieces of 16 bytes, 8 columns each. One part:
 // pieces 0…7 are 64 columns of the first half, 8…15 the same of the second. Two parts: pieces 0…7 are 32 columns of
@@ -125,9 +124,9 @@ __device__ __forceinline__ void for_each_list(const LooseRows& rows, unsigned* t
 template <int kParts>
 __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
     const int lane = threadIdx.x % 32;
+    wait_for_kernels_before();
+    if (blockIdx.x == 0 && threadIdx.x == 0) flag_set(&p.sync->begun);
     let_next_kernel_start();
-    if (threadIdx.x == 0) flag_wait(&p.sync->begun);  // row gradients are there, other kernels before may not be done
-    __syncthreads();
     const int slabs = Slab<kParts>::slabs(p.num_outputs), pieces_of_row = slabs * Slab<kParts>::kPieces;
     const LooseRows& rows = p.loose;
     const LooseSummary summary = *rows.summary;
@@ -191,13 +190,12 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
                 }
             }
         });
-    wait_for_kernels_before();  // who waits for this kernel waits for all of them
 }
 
 // The gradients of loose features that have lists.
 template <int kParts>
 cudaError_t run(const BackwardProblem& p, cudaStream_t stream) {
-    return hopper::launch_early(list_kernel<kParts>, kCtas<kParts>, kThreads, 0, stream, p);
+    return hopper::launch_early(list_kernel<kParts>, kCtas, kThreads, 0, stream, p);
 }
 
 }  // namespace nnue::loose_gradient
