@@ -1,8 +1,8 @@
 // The backward of king-bucketed sets: row gradients, and the weight gradient as a product on tensor cores
 // (block_product.cuh) over each block's frequent features; rare ones are gathered.
 //
-// Row gradients first, as fast as memory allows; beside them the lists of the rows that have rare features. Then all
-// else, as tasks (gradient_plan.cuh).
+// Row gradients first, as fast as memory allows; beside them the lists of the rows that have rare features. Then the
+// products (gradient_plan.cuh), and as multiprocessors get free of them, the rare features.
 #pragma once
 
 #include <climits>
@@ -73,7 +73,11 @@ struct Eight {
     }
 };
 
-// What products leave out: rare features.
+// What products leave out: a rare feature has a row of the gradient and a list of slots.
+struct alignas(16) RareFeature {
+    int row, begin, count;
+};
+
 struct RareFeatures {
     int begin[kMaxBlocks + 1];  // of each block's in the list of all
     int group[kMaxBlocks + 1];  // the same in groups of 32 of a block
@@ -95,6 +99,7 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int wor
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_blocks = p.in.num_blocks;
     if (warp == 0) rare.load(p);
     __syncthreads();
+    if (worker == 0 && threadIdx.x == 0) p.sync->rare = rare.begin[num_blocks];
     int parity = 0;
     for (int item = worker; item < rare.group[num_blocks]; item += workers, parity ^= 1) {
         const int block = last_begun(rare.group, num_blocks, item), first = (item - rare.group[block]) * 32;
@@ -131,7 +136,10 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int wor
             place += counts[parity][w][32];
         }
         place += block_rows::warp_inclusive_sum(total, lane) - total;
-        if (warp == 0 && has_feature) p.rare_lists[number] = {place, total};
+        if (warp == 0 && has_feature) {
+            const int local = __ldg(p.rows.ranked + block * kBlockFeatures + dense + first + lane);
+            p.rare[number] = {block * p.in.block_size + local, place, total};
+        }
         int* to = p.rare_slots + place + mine;
         for_each_word([&](int tile, uint2 word) {
             const int slot = tile * kTileRows;
@@ -258,85 +266,105 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     }
 }
 
-// A warp: a rare feature's gradient, 1,024 columns at a time, four rows in flight.
+// Rare features: a warp takes 256 columns of one, those of the largest blocks, which are the last, first. The next
+// one's slots are on their way meanwhile. It fills the multiprocessors that the products have left.
+constexpr int kRareThreads = 128, kRareBlocks = 6 * kWorkers;
+
 template <int kParts>
-__device__ __forceinline__ void gather_rows(const BackwardProblem& p, const RareFeature& feature, int lane) {
+__global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardProblem p) {
     using Shape = GradientShape<kParts>;
-    constexpr int kRows = 4, kPieces = 4;  // of 256 columns
-    const int half = p.num_outputs / 2;
-    if (feature.row < 0) return;
-    for (int first = 0; first < p.num_outputs; first += kPieces * 256) {
-        int operands[kPieces];  // the first of the slab; −1: no such columns
-        uint32_t offsets[kPieces];
-#pragma unroll
-        for (int c = 0; c < kPieces; ++c) {
-            const int column = first + c * 256 + lane * 8, h = column >= half, in_half = column - h * half;
-            operands[c] = column < p.num_outputs ? in_half / Shape::kSlab * p.max_tiles : -1;
-            offsets[c] = Shape::offset(h, 0, in_half % Shape::kSlab / 8);
+    constexpr int kRows = 4, kStride = kRareBlocks * (kRareThreads / 32);
+    const int lane = threadIdx.x % 32, half = p.num_outputs / 2, pieces = (p.num_outputs + 255) / 256;
+    // The products are not done, but say that row gradients are.
+    if (threadIdx.x == 0) flag_wait(&p.sync->begun);
+    __syncthreads();
+    const int count = __ldcg(&p.sync->rare);
+    struct Item {
+        RareFeature feature;
+        int slot;  // of the lane's number in the list, −1 if there is none
+    };
+    int item = blockIdx.x * (kRareThreads / 32) + threadIdx.x / 32, next_item = item;
+    const auto open = [&] {
+        Item next{{-1, 0, 0}, -1};
+        if (next_item < count * pieces) {
+            const int4 raw = __ldcg(reinterpret_cast<const int4*>(p.rare + count - 1 - next_item / pieces));
+            next.feature = {raw.x, raw.y, raw.z};
         }
-        float sum[kPieces][8] = {};
-        for (int base = 0; base < feature.count; base += 32) {
-            const int my_slot = base + lane < feature.count ? __ldcg(p.rare_slots + feature.begin + base + lane) : -1;
-            for (int i = 0; i < min(feature.count - base, 32); i += kRows) {
-                uint4 values[kRows][kPieces][kParts];
-                int exponents[kRows][kPieces];
+        next_item += kStride;
+        return next;
+    };
+    const auto fetch = [&](Item& next) {
+        next.slot = lane < next.feature.count ? __ldcg(p.rare_slots + next.feature.begin + lane) : -1;
+    };
+    const char* nothing = reinterpret_cast<const char*>(p.sync->nothing);
+    Item now = open();
+    fetch(now);
+    Item next = open();
+    for (; item < count * pieces; item += kStride) {
+        fetch(next);
+        const Item after = open();
+        const int column = item % pieces * 256 + lane * 8, h = column >= half, in_half = column - h * half;
+        const bool has_columns = column < p.num_outputs;
+        const int operand = has_columns ? in_half / Shape::kSlab * p.max_tiles : 0;  // the first of the slab
+        const uint32_t offset = Shape::offset(h, 0, in_half % Shape::kSlab / 8);
+        float sum[8] = {};
+        for (int base = 0; base < now.feature.count; base += 32) {
+            if (base > 0)
+                now.slot =
+                    base + lane < now.feature.count ? __ldcg(p.rare_slots + now.feature.begin + base + lane) : -1;
+            for (int i = 0; i < min(now.feature.count - base, 32); i += kRows) {
+                uint4 values[kRows][kParts];
+                int exponents[kRows];
                 // A load that depends on a condition would be waited for where it stands.
-                const char* nothing = reinterpret_cast<const char*>(p.sync->nothing);
 #pragma unroll
                 for (int r = 0; r < kRows; ++r) {
-                    const int slot = __shfl_sync(~0u, my_slot, i + r), tile = slot / kTileRows, row = slot % kTileRows;
+                    const int slot = __shfl_sync(~0u, now.slot, i + r), tile = slot / kTileRows, row = slot & 63;
+                    const bool exists = slot >= 0 && has_columns;
+                    const char* from = static_cast<const char*>(p.grad_rows) +
+                                       size_t(operand + tile) * Shape::kOperandBytes +
+                                       ((offset ^ (row % 8) << 4) + row * 128);
+                    if constexpr (kParts == 2)
+                        exponents[r] =
+                            __ldcg(exists ? p.exponents + operand + tile : reinterpret_cast<const int*>(nothing));
 #pragma unroll
-                    for (int c = 0; c < kPieces; ++c) {
-                        const bool exists = slot >= 0 && operands[c] >= 0;
-                        const char* from = static_cast<const char*>(p.grad_rows) +
-                                           size_t(operands[c] + tile) * Shape::kOperandBytes +
-                                           ((offsets[c] ^ (row % 8) << 4) + row * 128);
-                        if constexpr (kParts == 2)
-                            exponents[r][c] = __ldcg(exists ? p.exponents + operands[c] + tile
-                                                            : reinterpret_cast<const int*>(nothing));
-#pragma unroll
-                        for (int part = 0; part < kParts; ++part)
-                            values[r][c][part] = __ldcg(
-                                reinterpret_cast<const uint4*>(exists ? from + part * Shape::kAtomBytes : nothing));
-                    }
+                    for (int part = 0; part < kParts; ++part)
+                        values[r][part] =
+                            __ldcg(reinterpret_cast<const uint4*>(exists ? from + part * Shape::kAtomBytes : nothing));
                 }
                 __syncwarp();  // all loads first
 #pragma unroll
-                for (int r = 0; r < kRows; ++r)
+                for (int r = 0; r < kRows; ++r) {
+                    const float scale = kParts == 2 ? power_of_two(exponents[r]) : 1.0f;
 #pragma unroll
-                    for (int c = 0; c < kPieces; ++c) {
-                        const float scale = kParts == 2 ? power_of_two(exponents[r][c]) : 1.0f;
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) {
-                            const float2 x =
-                                unpack((&values[r][c][0].x)[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
-                            if constexpr (kParts == 1) {
-                                sum[c][2 * j] += x.x, sum[c][2 * j + 1] += x.y;
-                            } else {
-                                const float2 y = unpack((&values[r][c][kParts - 1].x)[j], Float::kFloat16);
-                                sum[c][2 * j] += (x.x + y.x * kLowScale) * scale;
-                                sum[c][2 * j + 1] += (x.y + y.y * kLowScale) * scale;
-                            }
+                    for (int j = 0; j < 4; ++j) {
+                        const float2 x = unpack((&values[r][0].x)[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
+                        if constexpr (kParts == 1) {
+                            sum[2 * j] += x.x, sum[2 * j + 1] += x.y;
+                        } else {
+                            const float2 y = unpack((&values[r][kParts - 1].x)[j], Float::kFloat16);
+                            sum[2 * j] += (x.x + y.x * kLowScale) * scale;
+                            sum[2 * j + 1] += (x.y + y.y * kLowScale) * scale;
                         }
                     }
+                }
             }
         }
-#pragma unroll
-        for (int c = 0; c < kPieces; ++c) {
-            if (operands[c] < 0) continue;
-            const size_t at = size_t(feature.row) * p.num_outputs + first + c * 256 + lane * 8;
-            const float(&v)[8] = sum[c];
+        if (has_columns) {
+            const size_t at = size_t(now.feature.row) * p.num_outputs + column;
             if constexpr (kParts == 2) {
                 float4* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
-                __stcs(to, float4{v[0], v[1], v[2], v[3]});
-                __stcs(to + 1, float4{v[4], v[5], v[6], v[7]});
+                __stcs(to, float4{sum[0], sum[1], sum[2], sum[3]});
+                __stcs(to + 1, float4{sum[4], sum[5], sum[6], sum[7]});
             } else {
                 __stcs(reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) + at),
-                       uint4{pack(v[0], v[1], p.weight_type), pack(v[2], v[3], p.weight_type),
-                             pack(v[4], v[5], p.weight_type), pack(v[6], v[7], p.weight_type)});
+                       uint4{pack(sum[0], sum[1], p.weight_type), pack(sum[2], sum[3], p.weight_type),
+                             pack(sum[4], sum[5], p.weight_type), pack(sum[6], sum[7], p.weight_type)});
             }
         }
+        now = next, next = after;
     }
+    // Kernels that follow wait for this one, and it for what was before.
+    wait_for_kernels_before();
 }
 
 // A warp: 32 columns of the bias gradient.
@@ -631,7 +659,6 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
     extern __shared__ char shared_raw[];
     __shared__ Plan plan;
     __shared__ Task tasks[kTasks];
-    __shared__ RareFeature rare_features[kTasks][kRareFeatures];
     const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
@@ -653,6 +680,7 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
         __syncthreads();
     } else {
         wait_for_kernels_before();
+        if (blockIdx.x == 0 && threadIdx.x == 0) flag_set(&p.sync->begun);
     }
     let_next_kernel_start();
 
@@ -681,9 +709,6 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
                         task.reference = max(task.reference, __ldcg(exponents + i));
                     task.reference = __reduce_max_sync(~0u, task.reference);
                 }
-            } else if (task.kind == TaskKind::kRare) {
-                if (lane < kRareFeatures) rare_features[place][lane] = plan.rare_feature(p, task.first + lane);
-                __syncwarp();
             } else if (task.kind == TaskKind::kMerge) {
                 counter_wait(p.sync->parts_done + task.partial * plan.slabs + task.slab, task.parts);
             }
@@ -731,8 +756,6 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             if (kind == TaskKind::kEnd) break;
             if (kind == TaskKind::kProduct)
                 multiply_part<kParts>(p, plan, task, shared, copied);
-            else if (kind == TaskKind::kRare)
-                gather_rows<kParts>(p, rare_features[place][warp], lane);
             else
                 merge<kParts>(p, plan, task);
             barrier_arrive(shared + Shape::kTaskEmpty + place * 8);
@@ -759,6 +782,7 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose&
            GradientShape<kParts>::kThreads, 0);
     if (error == cudaSuccess) error = loose_gradient(p, stream);
     launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
+    launch(rare_feature_kernel<kParts>, kRareBlocks, kRareThreads, 0);
     launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
     return error;
 }
@@ -774,7 +798,7 @@ void carve_scratch(Carver& carver, BackwardProblem& p) {
     p.exponents = carver.take<int32_t>(kParts == 2 ? operands : 0);
     p.partial = carver.take<float>(size_t(max_partials(max_tiles, slabs)) * Shape::kPartialFloats);
     p.bias_partial = carver.take<float>(size_t(stretches(max_tiles)) * p.num_outputs);
-    p.rare_lists = carver.take<int2>(size_t(p.in.num_blocks) * kBlockFeatures);
+    p.rare = carver.take<RareFeature>(size_t(p.in.num_blocks) * kBlockFeatures);
     p.rare_slots = carver.take<int>(rare_place(max_tiles));
     p.sync = carver.take<GradientSync>(1);
 }

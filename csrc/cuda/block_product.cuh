@@ -27,7 +27,8 @@ enum class Float : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 namespace block_product {
 struct GradientSync;
-}
+struct RareFeature;
+}  // namespace block_product
 
 struct ForwardProblem {
     IndexRows in;
@@ -50,14 +51,14 @@ struct BackwardProblem {
     LooseRows loose;
     const void* grad_out;  // like out
     const void* saved;
-    void* grad_weight;    // [num_features, num_outputs], all of it is written
-    float* grad_bias;     // [num_outputs]
-    void* grad_rows;      // scratch [slabs, tiles, 16 KB]: see GradientShape
-    int32_t* exponents;   // scratch [slabs, tiles], for fp32 weights
-    float* partial;       // scratch: sums of parts of a block (gradient_plan.cuh), 384 ranks each
-    int2* rare_lists;     // scratch [num_blocks · 768]: of rare features, first place and length of their list
-    int* rare_slots;      // scratch: the lists
-    float* bias_partial;  // scratch [stretches, num_outputs]
+    void* grad_weight;                  // [num_features, num_outputs], all of it is written
+    float* grad_bias;                   // [num_outputs]
+    void* grad_rows;                    // scratch [slabs, tiles, 16 KB]: see GradientShape
+    int32_t* exponents;                 // scratch [slabs, tiles], for fp32 weights
+    float* partial;                     // scratch: sums of parts of a block (gradient_plan.cuh), 384 ranks each
+    block_product::RareFeature* rare;   // scratch [num_blocks · 768]
+    int* rare_slots;                    // scratch: the lists
+    float* bias_partial;                // scratch [stretches, num_outputs]
     block_product::GradientSync* sync;  // scratch
     int max_tiles;                      // of grad_rows and exponents
     int num_outputs;

@@ -1,7 +1,6 @@
 // What the backward's product kernel does: a list of tasks, which thread blocks take as they get free.
 //
 //   products   the weight gradient of a part, a stretch of a block's tiles, times a group of its dense ranks, in a slab
-//   rare       the gradients of a few rare features, from lists
 //   merges     where a block has several parts, the sum of their products over some ranks, in a slab
 //
 // Row gradients and lists are there (block_gradient.cuh). What was made last comes first. A task needs tasks before it
@@ -22,7 +21,7 @@ constexpr int kMaxPlaces = kMaxBlocks + 1;
 constexpr int kPieces = 2 * kWorkers, kLeastPart = 96;
 constexpr int kMaxPartials = 2 * kPieces;
 constexpr int kMaxParts = kMaxPlaces + kPieces * 4 / 3;
-constexpr int kMergeRanks = 64, kRareFeatures = 8;  // of a task
+constexpr int kMergeRanks = 64;  // of a task
 
 // Where the entries of rare features of the block that begins with this tile have places: each of a block's is in fewer
 // than one row in 256, or all together have fewer than two entries a row (block_rows.cuh).
@@ -40,35 +39,29 @@ struct alignas(16) GradientSync {
     unsigned ticket;                    // the next task
     unsigned begun;                     // not 0: what the products need of other kernels is there
     unsigned list_tickets[2];           // the next lists of loose features
+    int rare;                           // rare features
     unsigned parts_done[kMaxPartials];  // of the products that a merge needs, by its first partial · slabs + slab
 };
 
-enum class TaskKind : int { kProduct, kRare, kMerge, kEnd };
+enum class TaskKind : int { kProduct, kMerge, kEnd };
 
 struct Task {
     TaskKind kind;
     int slab, block, group;
-    int first, last;  // product: tiles; rare: the first is the number of its first feature
+    int first, last;  // product: tiles
     int partial;      // product, merge: the first partial of the block's parts, −1 if it has but one
     int part, parts;  // product: which of how many; merge: the latter
     int rank;         // merge: the first
     int reference;    // product: the largest exponent of its tiles
 };
 
-// A rare feature of a task: its row of the gradient, −1 if there is none, and where its list lies.
-struct RareFeature {
-    int row, begin, count;
-};
-
 struct Plan {
     int num_blocks, places, slabs, tiles, target;
     int loose_dense;              // ranks
     int parts, products, merges;  // times slabs
-    int rare;                     // tasks
     int tile_begin[kMaxBlocks + 1];
-    int dense[kMaxPlaces];           // by block
-    int parts_of[kMaxPlaces];        // by block
-    int rare_begin[kMaxBlocks + 1];  // of each block's rare features in the list of all
+    int dense[kMaxPlaces];                                                                       // by block
+    int parts_of[kMaxPlaces];                                                                    // by block
     int part_begin[kMaxPlaces + 1], partial_begin[kMaxPlaces + 1], merge_begin[kMaxPlaces + 1];  // by place
     int product_begin[kMaxParts + 1];                                                            // by part
 
@@ -101,7 +94,7 @@ struct Plan {
         const int blocks = p.in.num_blocks;
         for (int b = threadIdx.x; b <= blocks; b += blockDim.x) {
             tile_begin[b] = __ldcg(p.rows.tile_begin + b);
-            if (b < blocks) dense[b] = __ldcg(p.rows.dense + b), parts_of[b] = __ldcg(p.rows.used + b);
+            if (b < blocks) dense[b] = __ldcg(p.rows.dense + b);
         }
         if (threadIdx.x == 0) {
             num_blocks = blocks, places = blocks + (p.in.num_loose > 0), slabs = slabs_;
@@ -118,9 +111,7 @@ struct Plan {
     // A warp.
     __device__ void load_lists() {
         const int lane = threadIdx.x;
-        const int rare_count =
-            sums_before(rare_begin, num_blocks, [&](int b) { return max(parts_of[b] - dense[b], 0); });
-        if (lane == 0) tiles = tile_begin[num_blocks], rare = (rare_count + kRareFeatures - 1) / kRareFeatures;
+        if (lane == 0) tiles = tile_begin[num_blocks];
         __syncwarp();
         const int total =
             sums_before(merge_begin, places, [&](int i) { return cost(block_at(i), 0) + cost(block_at(i), 1); });
@@ -143,28 +134,9 @@ struct Plan {
         if (lane == 0) parts = part_count, products = product_count, merges = merge_count;
     }
 
-    // Of the number of a rare feature.
-    __device__ RareFeature rare_feature(const BackwardProblem& p, int number) const {
-        if (number >= rare_begin[num_blocks]) return {-1, 0, 0};
-        const int block = last_begun(rare_begin, num_blocks, number);
-        const int2 list = __ldcg(p.rare_lists + number);
-        const int* ranked = p.rows.ranked + block * kBlockFeatures + dense[block];
-        return {block * p.in.block_size + __ldg(ranked + number - rare_begin[block]), list.x, list.y};
-    }
-
     __device__ Task task(int ticket) const {
         Task t{};
         t.partial = -1;
-        if (ticket >= products * slabs) {
-            ticket -= products * slabs;
-            if (ticket < rare) {
-                t.kind = TaskKind::kRare;
-                // Of the largest blocks, which are the last, first.
-                t.first = (rare - 1 - ticket) * kRareFeatures;
-                return t;
-            }
-            ticket += products * slabs - rare;
-        }
         int item = ticket / slabs;
         t.slab = ticket % slabs;
         if (item < products) {

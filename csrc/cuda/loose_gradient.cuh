@@ -16,7 +16,7 @@ using namespace block_product;
 
 // The kernel's thread blocks have a multiprocessor each. It leaves some to the products, which take the others when it
 // is done: it is bound by the L2 cache, they by tensor cores.
-constexpr int kCtas = 80, kThreads = 768;
+constexpr int kCtas = 92, kThreads = 768;
 
 // What a list takes of a row at a time is a slab of GradientShape: 16 pieces of 16 bytes, 8 columns each. One part:
 // pieces 0…7 are 64 columns of the first half, 8…15 the same of the second. Two parts: pieces 0…7 are 32 columns of
