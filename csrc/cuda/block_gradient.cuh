@@ -266,15 +266,127 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     }
 }
 
-// Rare features: a warp takes 256 columns of one, those of the largest blocks, which are the last, first. The next
-// one's slots are on their way meanwhile. It fills the multiprocessors that the products have left.
-constexpr int kRareThreads = 128, kRareBlocks = 6 * kWorkers;
+// What a list takes of a row at a time is a slab of GradientShape: 16 pieces of 16 bytes, 8 columns each. One part:
+// pieces 0…7 are 64 columns of the first half, 8…15 the same of the second. Two parts: pieces 0…7 are 32 columns of
+// each half, high parts, and 8…15 the low parts.
+template <int kParts>
+struct Slab : GradientShape<kParts> {
+    static constexpr int kPieces = 16;
+    // First column of a piece in its half, and which half.
+    __device__ static int column(int slab, int piece) { return slab * (64 / kParts) + piece % (8 / kParts) * 8; }
+    __device__ static int half(int piece) { return kParts == 1 ? piece / 8 : piece % 8 / 4; }
+};
+
+struct Piece {
+    uint4 values;
+    int exponent;
+};
+
+// There is such a slot and such a slab.
+template <int kParts>
+__device__ __forceinline__ Piece load_piece(const BackwardProblem& p, int slot, int slab, int piece) {
+    using Shape = Slab<kParts>;
+    const int tile = slot / kTileRows;
+    const size_t operand = size_t(slab) * p.max_tiles + tile;
+    const char* from = static_cast<const char*>(p.grad_rows) + operand * Shape::kOperandBytes +
+                       piece / 8 * Shape::kAtomBytes + operand_offset(slot % kTileRows, piece % 8);
+    return {__ldcg(reinterpret_cast<const uint4*>(from)), kParts == 2 ? __ldcg(p.exponents + operand) : 0};
+}
 
 template <int kParts>
-__global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardProblem p) {
-    using Shape = GradientShape<kParts>;
-    constexpr int kRows = 4, kStride = kRareBlocks * (kRareThreads / 32);
-    const int lane = threadIdx.x % 32, half = p.num_outputs / 2, pieces = (p.num_outputs + 255) / 256;
+__device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
+    const float scale = kParts == 2 ? power_of_two(piece.exponent) : 1.0f;
+    const uint32_t words[4] = {piece.values.x, piece.values.y, piece.values.z, piece.values.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const float2 two = unpack(words[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
+        if constexpr (kParts == 1) {
+            sum[2 * j] += two.x, sum[2 * j + 1] += two.y;
+        } else {
+            sum[2 * j] += two.x * scale, sum[2 * j + 1] += two.y * scale;
+        }
+    }
+}
+
+// All lanes; neighbouring lanes hold neighbouring pieces.
+template <int kParts>
+__device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int row, int slab, int piece,
+                                            bool write) {
+    using Shape = Slab<kParts>;
+    if constexpr (kParts == 2) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            sum[i] = sum[i] + kLowScale * __shfl_xor_sync(~0u, sum[i], 8);  // right where piece < 8
+    }
+    const int half = p.num_outputs / 2, column = Shape::column(slab, piece);
+    if (!write || column >= half || (kParts == 2 && piece >= 8)) return;
+    const size_t at = size_t(row) * p.num_outputs + Shape::half(piece) * half + column;
+    if constexpr (kParts == 2) {
+        float4* target = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
+        __stcs(target, float4{sum[0], sum[1], sum[2], sum[3]});
+        __stcs(target + 1, float4{sum[4], sum[5], sum[6], sum[7]});
+    } else {
+        __stcs(reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) + at),
+               uint4{pack(sum[0], sum[1], p.weight_type), pack(sum[2], sum[3], p.weight_type),
+                     pack(sum[4], sum[5], p.weight_type), pack(sum[6], sum[7], p.weight_type)});
+    }
+}
+
+// Adds kRows rows, whose slots lanes first … know; a lane has pieces `base` and `base` + 32 of each. All loads first,
+// and none that depends on a condition: that would be waited for where it stands. (An address of zeros for rows that
+// are not there is no way out: it lies in one place, and 400 us became 1,060.)
+template <int kParts, int kRows>
+__device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProblem& p, int slot, int first, int base) {
+    const int last_slab = Slab<kParts>::slabs(p.num_outputs) - 1;
+    Piece pieces[kRows][2];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+        const int at = __shfl_sync(~0u, slot, first + r);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int q = base + c * 32;
+            pieces[r][c] = load_piece<kParts>(p, at, min(q / 16, last_slab), q % 16);
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) add_piece<kParts>(sum[c], pieces[r][c]);
+}
+
+// A warp: the sum of a list of slots, 64 pieces of a row from `base` on; four rows in flight. `slot`: of the lane's
+// number in the list; `row`: of the gradient.
+template <int kParts>
+__device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, const int* slots, int count, int slot,
+                                         int base) {
+    const int lane = threadIdx.x % 32;
+    float sum[2][8] = {};
+    base += lane;
+    for (int begin = 0; begin < count; begin += 32) {
+        if (begin > 0) slot = begin + lane < count ? __ldcg(slots + begin + lane) : -1;
+        const int here = min(count - begin, 32);
+        int first = 0;
+        for (; first + 4 <= here; first += 4) add_rows<kParts, 4>(sum, p, slot, first, base);
+        if (here - first == 3) add_rows<kParts, 3>(sum, p, slot, first, base);
+        if (here - first == 2) add_rows<kParts, 2>(sum, p, slot, first, base);
+        if (here - first == 1) add_rows<kParts, 1>(sum, p, slot, first, base);
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const int q = base + c * 32;
+        store_piece<kParts>(p, sum[c], row, q / 16, q % 16, true);
+    }
+}
+
+// Rare features: a warp takes 64 pieces of one's rows, those of the largest blocks, which are the last, first. The next
+// one's slots are on their way meanwhile. It fills the multiprocessors that the products have left.
+constexpr int kRareThreads = 128, kRareBlocks = 5 * kWorkers;
+
+template <int kParts>
+__global__ void __launch_bounds__(kRareThreads, 5) rare_feature_kernel(BackwardProblem p) {
+    constexpr int kStride = kRareBlocks * (kRareThreads / 32);
+    const int lane = threadIdx.x % 32, parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // of a row
     // The products are not done, but say that row gradients are.
     if (threadIdx.x == 0) flag_wait(&p.sync->begun);
     __syncthreads();
@@ -286,8 +398,8 @@ __global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardP
     int item = blockIdx.x * (kRareThreads / 32) + threadIdx.x / 32, next_item = item;
     const auto open = [&] {
         Item next{{-1, 0, 0}, -1};
-        if (next_item < count * pieces) {
-            const int4 raw = __ldcg(reinterpret_cast<const int4*>(p.rare + count - 1 - next_item / pieces));
+        if (next_item < count * parts) {
+            const int4 raw = __ldcg(reinterpret_cast<const int4*>(p.rare + count - 1 - next_item / parts));
             next.feature = {raw.x, raw.y, raw.z};
         }
         next_item += kStride;
@@ -296,71 +408,14 @@ __global__ void __launch_bounds__(kRareThreads, 6) rare_feature_kernel(BackwardP
     const auto fetch = [&](Item& next) {
         next.slot = lane < next.feature.count ? __ldcg(p.rare_slots + next.feature.begin + lane) : -1;
     };
-    const char* nothing = reinterpret_cast<const char*>(p.sync->nothing);
     Item now = open();
     fetch(now);
     Item next = open();
-    for (; item < count * pieces; item += kStride) {
+    for (; item < count * parts; item += kStride) {
         fetch(next);
         const Item after = open();
-        const int column = item % pieces * 256 + lane * 8, h = column >= half, in_half = column - h * half;
-        const bool has_columns = column < p.num_outputs;
-        const int operand = has_columns ? in_half / Shape::kSlab * p.max_tiles : 0;  // the first of the slab
-        const uint32_t offset = Shape::offset(h, 0, in_half % Shape::kSlab / 8);
-        float sum[8] = {};
-        for (int base = 0; base < now.feature.count; base += 32) {
-            if (base > 0)
-                now.slot =
-                    base + lane < now.feature.count ? __ldcg(p.rare_slots + now.feature.begin + base + lane) : -1;
-            for (int i = 0; i < min(now.feature.count - base, 32); i += kRows) {
-                uint4 values[kRows][kParts];
-                int exponents[kRows];
-                // A load that depends on a condition would be waited for where it stands.
-#pragma unroll
-                for (int r = 0; r < kRows; ++r) {
-                    const int slot = __shfl_sync(~0u, now.slot, i + r), tile = slot / kTileRows, row = slot & 63;
-                    const bool exists = slot >= 0 && has_columns;
-                    const char* from = static_cast<const char*>(p.grad_rows) +
-                                       size_t(operand + tile) * Shape::kOperandBytes +
-                                       ((offset ^ (row % 8) << 4) + row * 128);
-                    if constexpr (kParts == 2)
-                        exponents[r] =
-                            __ldcg(exists ? p.exponents + operand + tile : reinterpret_cast<const int*>(nothing));
-#pragma unroll
-                    for (int part = 0; part < kParts; ++part)
-                        values[r][part] =
-                            __ldcg(reinterpret_cast<const uint4*>(exists ? from + part * Shape::kAtomBytes : nothing));
-                }
-                __syncwarp();  // all loads first
-#pragma unroll
-                for (int r = 0; r < kRows; ++r) {
-                    const float scale = kParts == 2 ? power_of_two(exponents[r]) : 1.0f;
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const float2 x = unpack((&values[r][0].x)[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
-                        if constexpr (kParts == 1) {
-                            sum[2 * j] += x.x, sum[2 * j + 1] += x.y;
-                        } else {
-                            const float2 y = unpack((&values[r][kParts - 1].x)[j], Float::kFloat16);
-                            sum[2 * j] += (x.x + y.x * kLowScale) * scale;
-                            sum[2 * j + 1] += (x.y + y.y * kLowScale) * scale;
-                        }
-                    }
-                }
-            }
-        }
-        if (has_columns) {
-            const size_t at = size_t(now.feature.row) * p.num_outputs + column;
-            if constexpr (kParts == 2) {
-                float4* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
-                __stcs(to, float4{sum[0], sum[1], sum[2], sum[3]});
-                __stcs(to + 1, float4{sum[4], sum[5], sum[6], sum[7]});
-            } else {
-                __stcs(reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) + at),
-                       uint4{pack(sum[0], sum[1], p.weight_type), pack(sum[2], sum[3], p.weight_type),
-                             pack(sum[4], sum[5], p.weight_type), pack(sum[6], sum[7], p.weight_type)});
-            }
-        }
+        sum_list<kParts>(p, now.feature.row, p.rare_slots + now.feature.begin, now.feature.count, now.slot,
+                         item % parts * 64);
         now = next, next = after;
     }
     // Kernels that follow wait for this one, and it for what was before.

@@ -34,8 +34,7 @@ inline int max_partials(int max_tiles, int slabs) {
 }
 
 // What thread blocks tell each other, zero at the start.
-struct alignas(16) GradientSync {
-    unsigned nothing[4];                // zeros, to be read in place of what is not there
+struct GradientSync {
     unsigned ticket;                    // the next task
     unsigned begun;                     // not 0: what the products need of other kernels is there
     unsigned list_tickets[2];           // the next lists of loose features

@@ -18,72 +18,6 @@ using namespace block_product;
 // is done: it is bound by the L2 cache, they by tensor cores.
 constexpr int kCtas = 92, kThreads = 768;
 
-// What a list takes of a row at a time is a slab of GradientShape: 16 pieces of 16 bytes, 8 columns each. One part:
-// pieces 0…7 are 64 columns of the first half, 8…15 the same of the second. Two parts: pieces 0…7 are 32 columns of
-// each half, high parts, and 8…15 the low parts.
-template <int kParts>
-struct Slab : GradientShape<kParts> {
-    static constexpr int kPieces = 16;
-    // First column of a piece in its half, and which half.
-    __device__ static int column(int slab, int piece) { return slab * (64 / kParts) + piece % (8 / kParts) * 8; }
-    __device__ static int half(int piece) { return kParts == 1 ? piece / 8 : piece % 8 / 4; }
-};
-
-struct Piece {
-    uint4 values;
-    float scale;
-};
-
-template <int kParts>
-__device__ __forceinline__ Piece load_piece(const BackwardProblem& p, int slot, int slab, int piece) {
-    using Shape = Slab<kParts>;
-    if (slot < 0 || Shape::column(slab, piece) >= p.num_outputs / 2) return {{0, 0, 0, 0}, 0.0f};
-    const int tile = slot / kTileRows;
-    const size_t operand = size_t(slab) * p.max_tiles + tile;
-    const char* from = static_cast<const char*>(p.grad_rows) + operand * Shape::kOperandBytes +
-                       piece / 8 * Shape::kAtomBytes + operand_offset(slot % kTileRows, piece % 8);
-    return {__ldcg(reinterpret_cast<const uint4*>(from)),
-            kParts == 2 ? power_of_two(__ldg(p.exponents + operand)) : 1.0f};
-}
-
-template <int kParts>
-__device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
-    const uint32_t words[4] = {piece.values.x, piece.values.y, piece.values.z, piece.values.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        const float2 two = unpack(words[j], kParts == 1 ? Float::kBFloat16 : Float::kFloat16);
-        if constexpr (kParts == 1) {
-            sum[2 * j] += two.x, sum[2 * j + 1] += two.y;
-        } else {
-            sum[2 * j] += two.x * piece.scale, sum[2 * j + 1] += two.y * piece.scale;
-        }
-    }
-}
-
-// All lanes; neighbouring lanes hold neighbouring pieces.
-template <int kParts>
-__device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int feature, int slab, int piece,
-                                            bool write) {
-    using Shape = Slab<kParts>;
-    if constexpr (kParts == 2) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            sum[i] = sum[i] + kLowScale * __shfl_xor_sync(~0u, sum[i], 8);  // right where piece < 8
-    }
-    const int half = p.num_outputs / 2, column = Shape::column(slab, piece);
-    if (!write || column >= half || (kParts == 2 && piece >= 8)) return;
-    const size_t at = size_t(p.in.num_features + feature) * p.num_outputs + Shape::half(piece) * half + column;
-    if constexpr (kParts == 2) {
-        float4* target = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
-        __stcs(target, float4{sum[0], sum[1], sum[2], sum[3]});
-        __stcs(target + 1, float4{sum[4], sum[5], sum[6], sum[7]});
-    } else {
-        __stcs(reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.grad_weight) + at),
-               uint4{pack(sum[0], sum[1], p.weight_type), pack(sum[2], sum[3], p.weight_type),
-                     pack(sum[4], sum[5], p.weight_type), pack(sum[6], sum[7], p.weight_type)});
-    }
-}
-
 // The warps of a grid take items as they get free, longest first. A list and its first slots are on their way while the
 // items before are worked off: what a lane knows of an item.
 struct Item {
@@ -149,7 +83,8 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
 #pragma unroll
                     for (int i = 0; i < 8; ++i) {
                         const int slot = __shfl_sync(~0u, my_slot, first + 2 * i + lane / 16);
-                        pieces[i] = load_piece<kParts>(p, slot, slab, piece);
+                        pieces[i] = {{0, 0, 0, 0}, 0};
+                        if (slot >= 0) pieces[i] = load_piece<kParts>(p, slot, slab, piece);
                     }
 #pragma unroll
                     for (int i = 0; i < 8; ++i) add_piece<kParts>(sum, pieces[i]);
@@ -157,38 +92,16 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
             }
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
-            store_piece<kParts>(p, sum, list.feature, slab, piece, lane < 16);
+            store_piece<kParts>(p, sum, p.in.num_features + list.feature, slab, piece, lane < 16);
         });
 
-    // 64 pieces of a row at a time, four rows in flight.
     for_each_list(
         rows, p.sync->list_tickets + 1, summary.first_empty - summary.first_short,
         [&](long long number) { return rows.lists[summary.first_short + number]; },
         [&](const Item& item) {
-            for (int base = lane; base - lane < pieces_of_row; base += 64) {
-                float sum[2][8] = {};
-                for (int first = 0; first < item.list.count; first += 4) {
-                    Piece pieces[4][2];
-#pragma unroll
-                    for (int r = 0; r < 4; ++r) {
-                        const int slot = __shfl_sync(~0u, item.slot, first + r);
-#pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int q = base + c * 32;
-                            pieces[r][c] = load_piece<kParts>(p, slot, q / 16, q % 16);
-                        }
-                    }
-#pragma unroll
-                    for (int r = 0; r < 4; ++r)
-#pragma unroll
-                        for (int c = 0; c < 2; ++c) add_piece<kParts>(sum[c], pieces[r][c]);
-                }
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const int q = base + c * 32;
-                    store_piece<kParts>(p, sum[c], item.list.feature, q / 16, q % 16, true);
-                }
-            }
+            for (int base = 0; base < pieces_of_row; base += 64)
+                sum_list<kParts>(p, p.in.num_features + item.list.feature, rows.slots + item.list.begin,
+                                 item.list.count, item.slot, base);
         });
 }
 
