@@ -186,7 +186,7 @@ cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, c
     Fork fork(stream);
     if (fork.ok() != cudaSuccess) return fork.ok();
     cudaError_t error = slab_forward::forward<Weight>(p, stream);
-    if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, *lists, fork.stream());
+    if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, p.order, *lists, fork.stream());
     const cudaError_t joined = fork.join();
     return error == cudaSuccess ? joined : error;
 }
