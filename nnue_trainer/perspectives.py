@@ -80,15 +80,15 @@ def _lists_pieces(
     chunks = (tiles + 1) // 2
     loose = num_features - num_blocked
     return {
-        "zeroed": 4 * (loose + 2 * 4096 + 512 + 2) + 2 * positions,  # sampled … left_out
+        "zeroed": 4 * (loose + 512 * 19 + 2) + 2 * positions,  # sampled … left_out
         "summary": 16,
         "lists": 12 * loose,
         "rank": 4 * loose,
         "dense_bit": 2 * loose,
         "begins": 4 * chunks * 257,
         "keys": 4 * chunks * 128 * max_active,
-        "found": 12 * loose,
-        "slots": 4 * (2 * positions * max_active + 3 * loose),
+        "found": 8 * loose,
+        "slots": 4 * (chunks * 128 * max_active + 3 * loose),
         "dense_bits": 8 * 768 * tiles,
         "dense_tiles": 4 * 17,
         "dense_counts": 4 * 16,

@@ -43,17 +43,15 @@ struct LooseList {
 };
 
 struct LooseRows {
-    static constexpr int kBins = 512, kClasses = 4096, kBuckets = 256, kChunkTiles = 2;
+    static constexpr int kBins = 512, kBinPitch = 16, kBuckets = 256, kChunkTiles = 2;
     static constexpr int kChunkSlots = kChunkTiles * kTileRows;
-    struct Found {
-        uint32_t begin, count, place;  // its list; its number among the features of its bin
-    };
     // Zeroed, in a row: sampled … left_out.
-    uint32_t* sampled;       // scratch [num_loose]: entries in the sample
-    uint32_t* at_least;      // scratch [kClasses]: features with so many entries in the sample or more
-    uint32_t* taken;         // scratch [kClasses]: ranks given out of those with just so many
-    uint32_t* bins;          // scratch [kBins]: features that are not dense by rounded count
-    uint32_t* allotted;      // scratch [1]: places given out to lists
+    uint32_t* sampled;   // scratch [num_loose]: entries in the sample
+    uint32_t* at_least;  // scratch [kBins, kBinPitch]: the first of each: features of this bin there or a higher one
+    uint32_t* taken;     // scratch [kBins]: ranks given out of each bin to dense features
+    uint32_t* bins;      // scratch [kBins]: features that are not dense by rounded count
+    uint32_t* ranked;    // scratch [kBins]: how many of them have their ranks
+    uint32_t* allotted;  // scratch [1]: places given out to lists
     int32_t* left_out_rows;  // [1]: how many rows are left out of dense_bits though they are regular
     uint8_t* left_out;       // [rows]: which, since they have a dense feature twice
     LooseSummary* summary;   // [1]
@@ -62,22 +60,22 @@ struct LooseRows {
     int16_t* dense_bit;      // scratch [num_loose]: word and bit of a dense feature in a row's bitmap; −1: not dense
     uint32_t* begins;        // scratch [chunks, kBuckets + 1]: where a bucket's entries begin in the chunk's keys
     uint32_t* keys;     // scratch [chunks, kChunkSlots · max_active]: feature / kBuckets · kChunkSlots + slot there
-    Found* found;       // scratch [num_loose]
+    uint2* found;       // scratch [num_loose]: where its list begins, and its length
     int32_t* slots;     // [places]: the lists
     uint2* dense_bits;  // [tiles, 768]: as BlockRows::feature_bits, of dense features
     int32_t* dense_tiles;   // [kDenseChunks + 1]: first tiles of the chunks of the dense features' product
     int32_t* dense_counts;  // [kDenseChunks]: BlockRows::dense of the chunks
     int32_t* dense_ranked;  // [kDenseChunks, 768]: BlockRows::ranked of the chunks
 
-    static size_t places(int positions, int max_active, int num_loose) {
-        return 2 * size_t(positions) * max_active + 3 * size_t(num_loose);  // lists begin at multiples of four
-    }
     static size_t zeroed(const IndexRows& in) {
-        return (size_t(in.num_loose) + 2 * kClasses + kBins + 2) * sizeof(uint32_t) + 2 * size_t(in.positions);
+        return (size_t(in.num_loose) + kBins * (kBinPitch + 3) + 2) * sizeof(uint32_t) + 2 * size_t(in.positions);
     }
     static int chunks(const IndexRows& in) {
         return (BlockRows::tiles(in.positions, in.num_blocks) + kChunkTiles - 1) / kChunkTiles;
     }
+    static size_t keys_of_chunks(const IndexRows& in) { return size_t(chunks(in)) * kChunkSlots * in.max_active; }
+    // Lists begin at multiples of four.
+    static size_t places(const IndexRows& in) { return keys_of_chunks(in) + 3 * size_t(in.num_loose); }
 };
 
 // [slots]: a tile's slots, most entries first; padding last, with target −1.
@@ -92,9 +90,10 @@ inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
     if (in.num_loose == 0) return rows;
     rows.sampled = reinterpret_cast<uint32_t*>(carver.take<char>(LooseRows::zeroed(in)));
     rows.at_least = rows.sampled + in.num_loose;
-    rows.taken = rows.at_least + LooseRows::kClasses;
-    rows.bins = rows.taken + LooseRows::kClasses;
-    rows.allotted = rows.bins + LooseRows::kBins;
+    rows.taken = rows.at_least + LooseRows::kBins * LooseRows::kBinPitch;
+    rows.bins = rows.taken + LooseRows::kBins;
+    rows.ranked = rows.bins + LooseRows::kBins;
+    rows.allotted = rows.ranked + LooseRows::kBins;
     rows.left_out_rows = reinterpret_cast<int32_t*>(rows.allotted + 1);
     rows.left_out = reinterpret_cast<uint8_t*>(rows.left_out_rows + 1);
     rows.summary = carver.take<LooseSummary>(1);
@@ -102,9 +101,9 @@ inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
     rows.rank = carver.take<int32_t>(in.num_loose);
     rows.dense_bit = carver.take<int16_t>(in.num_loose);
     rows.begins = carver.take<uint32_t>(chunks * (LooseRows::kBuckets + 1));
-    rows.keys = carver.take<uint32_t>(chunks * LooseRows::kChunkSlots * in.max_active);
-    rows.found = carver.take<LooseRows::Found>(in.num_loose);
-    rows.slots = carver.take<int32_t>(LooseRows::places(in.positions, in.max_active, in.num_loose));
+    rows.keys = carver.take<uint32_t>(LooseRows::keys_of_chunks(in));
+    rows.found = carver.take<uint2>(in.num_loose);
+    rows.slots = carver.take<int32_t>(LooseRows::places(in));
     rows.dense_bits = carver.take<uint2>(tiles * kBlockFeatures);
     rows.dense_tiles = carver.take<int32_t>(kDenseChunks + 1);
     rows.dense_counts = carver.take<int32_t>(kDenseChunks);
@@ -125,14 +124,15 @@ __host__ __device__ inline int bin_of_count(uint32_t count) {
     return 16 * (e - 3) + int(count >> (e - 4) & 15);
 }
 
-// Calls visit(base, features) for the entries of kBatch rows from `first_row` on, two times 32 of each row at a time:
-// entry base + 32 · part + lane of row first_row + r, −1 if there is none or it is not loose.
+// Calls visit(base, features) for the entries of kBatch rows, numbers first, … of `count` rows that lie `step` apart,
+// two times 32 of each row at a time: entry base + 32 · part + lane, −1 if there is none or it is not loose.
 template <int kBatch, typename Visit>
-__device__ __forceinline__ void for_each_loose(const IndexRows& in, int first_row, const Visit& visit) {
+__device__ __forceinline__ void for_each_loose(const IndexRows& in, int first, int count, int step,
+                                               const Visit& visit) {
     const int lane = threadIdx.x % 32;
     bool open[kBatch];
 #pragma unroll
-    for (int r = 0; r < kBatch; ++r) open[r] = first_row + r < 2 * in.positions;
+    for (int r = 0; r < kBatch; ++r) open[r] = first + r < count;
     for (int base = 0; base < in.max_active; base += 64) {
         int features[kBatch][2];
 #pragma unroll
@@ -140,7 +140,8 @@ __device__ __forceinline__ void for_each_loose(const IndexRows& in, int first_ro
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
                 const int k = base + 32 * part + lane;
-                features[r][part] = open[r] && k < in.max_active ? block_rows::row_pointer(in, first_row + r)[k] : -1;
+                features[r][part] =
+                    open[r] && k < in.max_active ? block_rows::row_pointer(in, (first + r) * step)[k] : -1;
             }
         bool any = false;
 #pragma unroll
@@ -171,61 +172,71 @@ __host__ __device__ inline Sample sample_of(const IndexRows& in) {
     return {step, rows, rows < 512 ? 1u : uint32_t(rows) / 256};
 }
 
-constexpr int kSampleThreads = 256;
+constexpr int kSampleThreads = 256, kSampleBatch = 2, kSampleRows = kSampleThreads / 32 * kSampleBatch;
 
-// Entries of each feature in the sample. Whoever makes a feature's count c says so to at_least[c].
+// Entries of each feature in the sample. Whoever makes a feature's count the first of a bin says so to at_least.
 __global__ void __launch_bounds__(kSampleThreads) sample_rows(IndexRows in, LooseRows rows) {
     const Sample sample = sample_of(in);
-    const int number = blockIdx.x * (kSampleThreads / 32) + threadIdx.x / 32;
-    if (number >= sample.rows) return;
-    for_each_loose<1>(in, number * sample.step, [&](int, const int(&features)[1][2]) {
-        uint32_t counts[2];
+    const int first = blockIdx.x * kSampleRows + threadIdx.x / 32 * kSampleBatch;
+    for_each_loose<kSampleBatch>(in, first, sample.rows, sample.step, [&](int, const int(&features)[kSampleBatch][2]) {
+        uint32_t counts[2 * kSampleBatch];
 #pragma unroll
-        for (int part = 0; part < 2; ++part)
-            counts[part] =
-                features[0][part] >= 0 ? atomicAdd(rows.sampled + (features[0][part] - in.num_features), 1u) + 1 : 0;
+        for (int i = 0; i < 2 * kSampleBatch; ++i) {
+            const int feature = features[i / 2][i % 2];
+            counts[i] = feature >= 0 ? atomicAdd(rows.sampled + (feature - in.num_features), 1u) + 1 : 0;
+        }
 #pragma unroll
-        for (int part = 0; part < 2; ++part)
-            if (counts[part] >= sample.least && counts[part] < LooseRows::kClasses)
-                atomicAdd(rows.at_least + counts[part], 1u);
+        for (int i = 0; i < 2 * kSampleBatch; ++i) {
+            const int bin = bin_of_count(counts[i]);
+            if (counts[i] >= sample.least && bin != bin_of_count(counts[i] - 1))
+                atomicAdd(rows.at_least + bin * LooseRows::kBinPitch, 1u);
+        }
     });
 }
 
-constexpr int kRankThreads = 1024;
+constexpr int kRankThreads = 512;
+static_assert(kRankThreads == LooseRows::kBins);
 
 // The most frequent features of the sample get the first ranks, as many of them as there may be.
-__global__ void __launch_bounds__(kRankThreads) choose_dense(IndexRows in, LooseRows rows) {
-    constexpr int kClasses = LooseRows::kClasses;
-    __shared__ uint32_t fewest;
-    if (threadIdx.x == 0) fewest = kClasses;
+__global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, LooseRows rows) {
+    constexpr int kBins = LooseRows::kBins;
+    __shared__ int fewest;
+    if (threadIdx.x == 0) fewest = kBins;
     __syncthreads();
     const int feature = blockIdx.x * kRankThreads + threadIdx.x;
     const uint32_t count = feature < in.num_loose ? rows.sampled[feature] : 0;
-    uint32_t mine = kClasses;
-#pragma unroll
-    for (int i = 0; i < kClasses / kRankThreads; ++i) {
-        const uint32_t c = i * kRankThreads + threadIdx.x;
-        if (c >= sample_of(in).least && rows.at_least[c] <= kDenseFeatures) mine = min(mine, c);
-    }
-    if (__any_sync(~0u, mine < kClasses)) {
-        mine = __reduce_min_sync(~0u, mine);
-        if (threadIdx.x % 32 == 0) atomicMin(&fewest, mine);
-    }
+    const bool may = int(threadIdx.x) >= bin_of_count(sample_of(in).least) &&
+                     rows.at_least[threadIdx.x * LooseRows::kBinPitch] <= kDenseFeatures;
+    const unsigned who = __ballot_sync(~0u, may);
+    if (threadIdx.x % 32 == 0 && who != 0) atomicMin(&fewest, int(threadIdx.x) + __ffs(int(who)) - 1);
     __syncthreads();
-    const uint32_t least = fewest;
-    if (feature == 0) *rows.summary = {least < kClasses ? int(rows.at_least[least]) : 0, 0, 0, 0};
+    const int least = fewest;  // the last bin has no features, so there is one
+    if (feature == 0) *rows.summary = {int(rows.at_least[least * LooseRows::kBinPitch]), 0, 0, 0};
     if (feature >= in.num_loose) return;
+    const int bin = bin_of_count(count);
     int bit = -1;
-    if (least < kClasses && count >= least) {
-        const uint32_t which = min(count, uint32_t(kClasses - 1));
-        const int rank = int((which + 1 < kClasses ? rows.at_least[which + 1] : 0) + atomicAdd(rows.taken + which, 1u));
+    if (bin >= least) {
+        const int rank = int(rows.at_least[(bin + 1) * LooseRows::kBinPitch] + atomicAdd(rows.taken + bin, 1u));
         bit = rank / 32 * 32 + bit_of_index(rank % 32);
     }
     rows.dense_bit[feature] = int16_t(bit);
 }
 
+// The next place of each lane's cell, in order of the lanes; of those that have one.
+__device__ __forceinline__ uint32_t next_place(uint32_t* places, uint32_t cell, bool has) {
+    const unsigned same = __match_any_sync(~0u, has ? cell : ~0u);
+    const int before = __popc(same & ((1u << threadIdx.x % 32) - 1));
+    const uint32_t place = has ? places[cell] + before : 0;
+    __syncwarp();
+    if (has && before == 0) places[cell] = place + __popc(same);
+    __syncwarp();
+    return place;
+}
+
 constexpr int kSplitThreads = 256, kSplitWarps = kSplitThreads / 32;
-constexpr int kSplitBatch = 2, kSplitParts = 4;  // rows whose first 128 entries are on their way together
+constexpr int kSplitRows = LooseRows::kChunkSlots / kSplitWarps;
+constexpr int kSplitBatch = 4, kSplitParts = 3;  // rows whose first 96 entries are on their way together
+constexpr int kPlaceBatch = 6;                   // entries of a lane that are
 static_assert(kSplitThreads == LooseRows::kBuckets);
 
 struct SplitShared {
@@ -236,64 +247,9 @@ struct SplitShared {
     int warp_sums[kSplitWarps];
 };
 
-// Calls visit(slot, feature, dense bit) for the entries of a warp's share of a chunk's rows, 32 of a row at a time, and
-// after each row done(slot). Without a loose feature the bit is −2.
-template <typename Visit, typename Done>
-__device__ __forceinline__ void for_each_of_chunk(const IndexRows& in, const LooseRows& rows, const SplitShared& s,
-                                                  const Visit& visit, const Done& done) {
-    constexpr int kRows = LooseRows::kChunkSlots / kSplitWarps;
-    const int lane = threadIdx.x % 32, first_slot = threadIdx.x / 32 * kRows;
-    const auto row_at = [&](int slot) {
-        const int row = s.row[slot];
-        return block_rows::row_pointer(in, row < 0 ? ~row : row);
-    };
-    const auto bit_of = [&](int feature) {
-        return unsigned(feature) < unsigned(in.num_loose) ? int(rows.dense_bit[feature]) : -2;
-    };
-    int next[kSplitBatch][kSplitParts];
-    const auto load = [&](int slot) {
-#pragma unroll
-        for (int r = 0; r < kSplitBatch; ++r) {
-            const int count = s.count[slot + r];
-            const int32_t* from = row_at(slot + r);
-#pragma unroll
-            for (int part = 0; part < kSplitParts; ++part) {
-                const int k = 32 * part + lane;
-                next[r][part] = k < count ? __ldg(from + k) - in.num_features : -1;
-            }
-        }
-    };
-    load(first_slot);
-#pragma unroll 1
-    for (int i = 0; i < kRows; i += kSplitBatch) {
-        int features[kSplitBatch][kSplitParts], bits[kSplitBatch][kSplitParts];
-#pragma unroll
-        for (int r = 0; r < kSplitBatch; ++r)
-#pragma unroll
-            for (int part = 0; part < kSplitParts; ++part) {
-                features[r][part] = next[r][part];
-                bits[r][part] = bit_of(features[r][part]);
-            }
-        if (i + kSplitBatch < kRows) load(first_slot + i + kSplitBatch);
-#pragma unroll
-        for (int r = 0; r < kSplitBatch; ++r) {
-            const int slot = first_slot + i + r, count = s.count[slot];
-#pragma unroll
-            for (int part = 0; part < kSplitParts; ++part)
-                if (32 * part < count) visit(slot, features[r][part], bits[r][part]);
-#pragma unroll 1
-            for (int base = 32 * kSplitParts; base < count; base += 32) {
-                const int feature = base + lane < count ? __ldg(row_at(slot) + base + lane) - in.num_features : -1;
-                visit(slot, feature, bit_of(feature));
-            }
-            done(slot);
-        }
-    }
-}
-
 // A thread block a chunk: dense features' bits of its tiles, and its other loose entries by bucket, in order of their
 // slots. A row that has a dense feature twice is left out of the bits; irregular_rows.cuh sees to it.
-__global__ void __launch_bounds__(kSplitThreads)
+__global__ void __launch_bounds__(kSplitThreads, 4)
     split_rows(IndexRows in, BlockRows blocks, const RowOrder* order, LooseRows rows) {
     constexpr int kBuckets = LooseRows::kBuckets, kChunkSlots = LooseRows::kChunkSlots;
     __shared__ SplitShared s;
@@ -311,28 +267,80 @@ __global__ void __launch_bounds__(kSplitThreads)
             s.row[threadIdx.x] = s.count[threadIdx.x] = 0;
         }
     }
-    for (int i = threadIdx.x; i < kChunkSlots * (kDenseWords + 1); i += kSplitThreads) reinterpret_cast<uint32_t*>(&s.bits)[i] = 0;
+    for (int i = threadIdx.x; i < kChunkSlots * (kDenseWords + 1); i += kSplitThreads)
+        reinterpret_cast<uint32_t*>(&s.bits)[i] = 0;
 #pragma unroll
     for (int w = 0; w < kSplitWarps; ++w) s.places[w][threadIdx.x] = 0;
     __syncthreads();
 
+    // A warp has a stretch of slots: it sets bits and lists other entries in order of their slots, at a place of its
+    // own in what lists will be.
+    const size_t chunk_begin = size_t(blockIdx.x) * kChunkSlots * in.max_active;
+    uint32_t* const listed =
+        reinterpret_cast<uint32_t*>(rows.slots) + chunk_begin + size_t(warp) * kSplitRows * in.max_active;
+    uint32_t num_listed = 0;
     int more = 0;  // dense entries of the row than bits
-    for_each_of_chunk(
-        in, rows, s,
-        [&](int slot, int feature, int bit) {
-            if (bit >= 0) atomicOr(&s.bits[slot][bit / 32], 1u << bit % 32), ++more;
-            if (bit == -1) atomicAdd(&s.places[warp][feature % kBuckets], 1u);
-        },
-        [&](int slot) {
+    const auto row_at = [&](int slot) {
+        const int row = s.row[slot];
+        return block_rows::row_pointer(in, row < 0 ? ~row : row) + lane;
+    };
+    const auto bit_of = [&](int feature) {
+        return unsigned(feature) < unsigned(in.num_loose) ? int(rows.dense_bit[feature]) : -2;
+    };
+    const auto visit = [&](int slot, int feature, int bit) {
+        if (bit >= 0) atomicOr(&s.bits[slot][bit / 32], 1u << bit % 32), ++more;
+        const unsigned others = __ballot_sync(~0u, bit == -1);
+        if (bit == -1) {
+            atomicAdd(&s.places[warp][feature % kBuckets], 1u);
+            listed[num_listed + __popc(others & ((1u << lane) - 1))] = uint32_t(feature) * kChunkSlots + slot;
+        }
+        num_listed += __popc(others);
+    };
+    int next[kSplitBatch][kSplitParts];
+    const auto load = [&](int slot) {
+#pragma unroll
+        for (int r = 0; r < kSplitBatch; ++r) {
+            const int count = s.count[slot + r];
+            const int32_t* from = row_at(slot + r);
+#pragma unroll
+            for (int part = 0; part < kSplitParts; ++part)
+                next[r][part] = 32 * part + lane < count ? __ldg(from + 32 * part) - in.num_features : -1;
+        }
+    };
+    const int warp_slot = warp * kSplitRows;
+    load(warp_slot);
+#pragma unroll 1
+    for (int i = 0; i < kSplitRows; i += kSplitBatch) {
+        int features[kSplitBatch][kSplitParts], bits[kSplitBatch][kSplitParts];
+#pragma unroll
+        for (int r = 0; r < kSplitBatch; ++r)
+#pragma unroll
+            for (int part = 0; part < kSplitParts; ++part) {
+                features[r][part] = next[r][part];
+                bits[r][part] = bit_of(features[r][part]);
+            }
+        if (i + kSplitBatch < kSplitRows) load(warp_slot + i + kSplitBatch);
+#pragma unroll
+        for (int r = 0; r < kSplitBatch; ++r) {
+            const int slot = warp_slot + i + r, count = s.count[slot], row = s.row[slot];
+#pragma unroll
+            for (int part = 0; part < kSplitParts; ++part)
+                if (32 * part < count) visit(slot, features[r][part], bits[r][part]);
+#pragma unroll 1
+            for (int base = 32 * kSplitParts; base < count; base += 32) {
+                const int feature = base + lane < count ? __ldg(row_at(slot) + base) - in.num_features : -1;
+                visit(slot, feature, bit_of(feature));
+            }
             __syncwarp();
             if (lane < kDenseWords) more -= __popc(s.bits[slot][lane]);
-            const int row = s.row[slot];
-            const bool twice = __reduce_add_sync(~0u, more) > 0, irregular = row < 0;
+            const bool twice = __reduce_add_sync(~0u, more) > 0;
             more = 0;
-            if (!twice && !irregular) return;
-            if (lane < kDenseWords) s.bits[slot][lane] = 0;
-            if (lane == 0 && !irregular) rows.left_out[row] = 1, atomicAdd(rows.left_out_rows, 1);
-        });
+            if (twice || row < 0) {
+                if (lane < kDenseWords) s.bits[slot][lane] = 0;
+                if (lane == 0 && row >= 0) rows.left_out[row] = 1, atomicAdd(rows.left_out_rows, 1);
+            }
+        }
+    }
     __syncthreads();
 
     // A thread a bucket: places for its entries of one warp after the other.
@@ -349,17 +357,22 @@ __global__ void __launch_bounds__(kSplitThreads)
         begin += counts[w];
     }
     __syncthreads();
-
-    // A row's entries have the same slot, so their order does not matter.
-    uint32_t* const keys = rows.keys + size_t(blockIdx.x) * kChunkSlots * in.max_active;
-    for_each_of_chunk(
-        in, rows, s,
-        [&](int slot, int feature, int bit) {
-            if (bit == -1)
-                keys[atomicAdd(&s.places[warp][feature % kBuckets], 1u)] =
-                    uint32_t(feature / kBuckets) * kChunkSlots + slot;
-        },
-        [](int) { __syncwarp(); });
+    uint32_t* const keys = rows.keys + chunk_begin;
+#pragma unroll 1
+    for (uint32_t base = 0; base < num_listed; base += 32 * kPlaceBatch) {
+        uint32_t entries[kPlaceBatch];
+#pragma unroll
+        for (int i = 0; i < kPlaceBatch; ++i)
+            entries[i] = base + 32 * i + lane < num_listed ? __ldcg(listed + base + 32 * i + lane) : ~0u;
+#pragma unroll
+        for (int i = 0; i < kPlaceBatch; ++i) {
+            if (base + 32 * i >= num_listed) break;
+            const uint32_t feature = entries[i] / kChunkSlots, slot = entries[i] % kChunkSlots;
+            const bool has = entries[i] != ~0u;
+            const uint32_t place = next_place(s.places[warp], feature % kBuckets, has);
+            if (has) keys[place] = feature / kBuckets * kChunkSlots + slot;
+        }
+    }
 #pragma unroll 1
     for (int item = warp; item < LooseRows::kChunkTiles * kDenseWords; item += kSplitWarps) {
         const int tile = item / kDenseWords, word = item % kDenseWords;
@@ -376,7 +389,6 @@ constexpr int kListWarps = 9, kListThreads = 32 * kListWarps, kListFeatures = 25
 
 struct ListShared {
     uint32_t places[kListWarps][kListFeatures];  // of each warp's slots: how many, then the next one's
-    uint32_t bins[LooseRows::kBins];
     int warp_sums[kListWarps];
     uint32_t begin;
 };
@@ -386,14 +398,14 @@ struct ListShared {
 template <typename Visit>
 __device__ __forceinline__ void for_each_of_bucket(const LooseRows& rows, size_t pitch, int bucket, int first, int end,
                                                    const Visit& visit) {
-    constexpr int kAhead = 4;
+    constexpr int kAhead = 6;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (; first < end; first += 32) {
         uint32_t begin = 0, count = 0;
         if (first + lane < end) {
             const uint32_t* begins = rows.begins + size_t(first + lane) * (LooseRows::kBuckets + 1) + bucket;
-            begin = begins[0], count = begins[1] - begin;
+            begin = __ldg(begins), count = __ldg(begins + 1) - begin;
         }
         const uint32_t until = block_rows::warp_inclusive_sum(count, lane), all = __shfl_sync(~0u, until, 31);
         begin -= until - count;
@@ -410,7 +422,7 @@ __device__ __forceinline__ void for_each_of_bucket(const LooseRows& rows, size_t
                     which += __shfl_sync(~0u, until, which + step - 1) <= number ? step : 0;
                 chunks[i] = first + which;
                 const uint32_t place = __shfl_sync(~0u, begin, which) + number;
-                keys[i] = number < all ? __ldcg(rows.keys + chunks[i] * pitch + place) : ~0u;
+                keys[i] = number < all ? __ldg(rows.keys + chunks[i] * pitch + place) : ~0u;
             }
 #pragma unroll
             for (int i = 0; i < kAhead; ++i)
@@ -429,8 +441,8 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, BlockRo
     const int chunks = (blocks.tile_begin[in.num_blocks] + LooseRows::kChunkTiles - 1) / LooseRows::kChunkTiles;
     const int each = (chunks + kListWarps - 1) / kListWarps, first = warp * each, end = min(first + each, chunks);
     const size_t pitch = size_t(kChunkSlots) * in.max_active;
-    for (int i = threadIdx.x; i < kListWarps * kListFeatures; i += kListThreads) reinterpret_cast<uint32_t*>(&s.places)[i] = 0;
-    for (int i = threadIdx.x; i < LooseRows::kBins; i += kListThreads) s.bins[i] = 0;
+    for (int i = threadIdx.x; i < kListWarps * kListFeatures; i += kListThreads)
+        reinterpret_cast<uint32_t*>(&s.places)[i] = 0;
     __syncthreads();
     for_each_of_bucket(rows, pitch, bucket, first, end, [&](int, uint32_t key) {
         const uint32_t local = key / kChunkSlots - first_feature;
@@ -443,23 +455,21 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, BlockRo
     const long long number = (long long)(first_feature + local) * kBuckets + bucket;
     const bool exists = local < kListFeatures && number < in.num_loose;
     const int feature = exists ? int(number) : 0;
-    const bool listed = exists && rows.dense_bit[feature] < 0;
-    uint32_t count = 0, in_bin = 0;
+    uint32_t count = 0;
     if (exists) {
 #pragma unroll
         for (int w = 0; w < kListWarps; ++w) count += s.places[w][local];
     }
-    const int bin = bin_of_count(count);
-    if (listed) in_bin = atomicAdd(&s.bins[bin], 1u);
-    const int places = int(count + 3) / 4 * 4;
-    const int before = block_rows::sum_before(places, s.warp_sums, warp, lane, [] { __syncthreads(); });
+    const int before = block_rows::sum_before(int(count + 3) / 4 * 4, s.warp_sums, warp, lane, [] { __syncthreads(); });
     if (threadIdx.x == kListThreads - 1) s.begin = before > 0 ? atomicAdd(rows.allotted, uint32_t(before)) : 0;
-    for (int i = threadIdx.x; i < LooseRows::kBins; i += kListThreads)
-        if (s.bins[i] > 0) s.bins[i] = atomicAdd(rows.bins + i, s.bins[i]);
+    // Dense features have none here, and are none of bin 0 either.
+    const int bin = exists && (count > 0 || rows.dense_bit[feature] < 0) ? bin_of_count(count) : -1;
+    const unsigned same = __match_any_sync(~0u, bin);
+    if (bin >= 0 && (same & ((1u << lane) - 1)) == 0) atomicAdd(rows.bins + bin, unsigned(__popc(same)));
     __syncthreads();
     if (exists) {
         uint32_t place = s.begin + before;
-        rows.found[feature] = {place, count, s.bins[bin] + in_bin};
+        rows.found[feature] = {place, count};
 #pragma unroll
         for (int w = 0; w < kListWarps; ++w) {
             const uint32_t of_warp = s.places[w][local];
@@ -471,62 +481,47 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, BlockRo
     for_each_of_bucket(rows, pitch, bucket, first, end, [&](int chunk, uint32_t key) {
         const uint32_t mine = key / kChunkSlots - first_feature;
         const bool has = key != ~0u && mine < kListFeatures;
-        const unsigned same = __match_any_sync(~0u, has ? mine : ~0u);
-        const int earlier = __popc(same & ((1u << lane) - 1));
-        const uint32_t place = has ? s.places[warp][mine] + earlier : 0;
-        __syncwarp();
-        if (has) {
-            if (earlier == 0) s.places[warp][mine] = place + __popc(same);
-            rows.slots[place] = chunk * kChunkSlots + int(key % kChunkSlots);
-        }
-        __syncwarp();
+        const uint32_t place = next_place(s.places[warp], mine, has);
+        if (has) rows.slots[place] = chunk * kChunkSlots + int(key % kChunkSlots);
     });
 }
 
-// Ranks lists by their length, behind the dense features.
-__global__ void __launch_bounds__(kRankThreads) rank_lists(IndexRows in, BlockRows blocks, LooseRows rows) {
+// Ranks lists by their length, behind the dense features; neighbouring features together.
+__global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, BlockRows blocks, LooseRows rows) {
     constexpr int kBins = LooseRows::kBins;
-    __shared__ int first_rank[kBins], warp_sums[kBins / 32];
-    __shared__ LooseSummary summary;
+    __shared__ uint32_t mine[kBins];  // features of each bin here; then the first one's rank
+    __shared__ int warp_sums[kRankThreads / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dense = rows.summary->dense;
     const int feature = blockIdx.x * kRankThreads + threadIdx.x;
     const bool exists = feature < in.num_loose;
-    const LooseRows::Found found = exists ? rows.found[feature] : LooseRows::Found{};
-    const int bit = exists ? rows.dense_bit[feature] : -1;
-    int sum = 0, features = 0;
-    const int bin = kBins - 1 - int(threadIdx.x);
-    if (threadIdx.x < kBins) {
-        features = int(rows.bins[bin]);
-        sum = block_rows::warp_inclusive_sum(features, lane);
-        if (lane == 31) warp_sums[warp] = sum;
-    }
+    const uint2 found = exists ? rows.found[feature] : uint2{0, 0};
+    const int bit = exists ? rows.dense_bit[feature] : 0;
+    const int bin = kBins - 1 - int(threadIdx.x);  // longest first
+    const int features = int(rows.bins[bin]);
+    mine[threadIdx.x] = 0;
     __syncthreads();
-    if (threadIdx.x < kBins) {
-        sum += dense;
-        for (int w = 0; w < warp; ++w) sum += warp_sums[w];
-        first_rank[bin] = sum - features;
-        if (bin == bin_of_count(kLongList)) summary.first_middle = sum;
-        if (bin == kShortList + 1) summary.first_short = sum;
-        if (bin == 1) summary.first_empty = sum;
-    }
-    __syncthreads();
+    const int own_bin = bit < 0 ? bin_of_count(found.y) : -1;
+    const unsigned same = __match_any_sync(~0u, own_bin);
+    uint32_t in_bin = 0;
+    if (own_bin >= 0 && (same & ((1u << lane) - 1)) == 0) in_bin = atomicAdd(&mine[own_bin], unsigned(__popc(same)));
+    in_bin = __shfl_sync(~0u, in_bin, __ffs(int(same)) - 1) + __popc(same & ((1u << lane) - 1));
+    const int first = dense + block_rows::sum_before(features, warp_sums, warp, lane, [] { __syncthreads(); });
+    if (mine[bin] > 0) mine[bin] = first + atomicAdd(rows.ranked + bin, mine[bin]);
     if (blockIdx.x == 0) {
-        if (threadIdx.x == 0) {
-            rows.summary->first_middle = summary.first_middle;
-            rows.summary->first_short = summary.first_short;
-            rows.summary->first_empty = summary.first_empty;
-            const int tiles = blocks.tile_begin[in.num_blocks];
-            for (int c = 0; c <= kDenseChunks; ++c) rows.dense_tiles[c] = int((long long)tiles * c / kDenseChunks);
-            for (int c = 0; c < kDenseChunks; ++c) rows.dense_counts[c] = (dense + 63) / 64 * 64;
-        }
-        for (int i = threadIdx.x; i < kDenseChunks * kBlockFeatures; i += kRankThreads)
-            rows.dense_ranked[i] = i % kBlockFeatures;
+        if (bin == bin_of_count(kLongList)) rows.summary->first_middle = first + features;
+        if (bin == kShortList + 1) rows.summary->first_short = first + features;
+        if (bin == 1) rows.summary->first_empty = first + features;
+        const int tiles = blocks.tile_begin[in.num_blocks], c = threadIdx.x;
+        if (c <= kDenseChunks) rows.dense_tiles[c] = int((long long)tiles * c / kDenseChunks);
+        if (c < kDenseChunks) rows.dense_counts[c] = (dense + 63) / 64 * 64;
     }
+    for (int i = feature; i < kDenseChunks * kBlockFeatures; i += gridDim.x * kRankThreads)
+        rows.dense_ranked[i] = i % kBlockFeatures;
+    __syncthreads();
     if (!exists) return;
-    const int rank =
-        bit >= 0 ? bit / 32 * 32 + index_of_bit(bit % 32) : first_rank[bin_of_count(found.count)] + int(found.place);
+    const int rank = bit >= 0 ? bit / 32 * 32 + index_of_bit(bit % 32) : int(mine[own_bin] + in_bin);
     rows.rank[feature] = rank;
-    rows.lists[rank] = {feature, found.begin, found.count};
+    rows.lists[rank] = {feature, found.x, found.y};
 }
 
 // All the backward needs, after the blocks' rows.
@@ -535,7 +530,7 @@ inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const Row
     const cudaError_t error = cudaMemsetAsync(rows.sampled, 0, LooseRows::zeroed(in), stream);
     if (error != cudaSuccess) return error;
     const int rank_blocks = (in.num_loose + kRankThreads - 1) / kRankThreads;
-    constexpr int kSampleRows = kSampleThreads / 32, kBucketFeatures = LooseRows::kBuckets * kListFeatures;
+    constexpr int kBucketFeatures = LooseRows::kBuckets * kListFeatures;
     sample_rows<<<(sample_of(in).rows + kSampleRows - 1) / kSampleRows, kSampleThreads, 0, stream>>>(in, rows);
     choose_dense<<<rank_blocks, kRankThreads, 0, stream>>>(in, rows);
     split_rows<<<LooseRows::chunks(in), kSplitThreads, 0, stream>>>(in, blocks, order, rows);

@@ -137,9 +137,6 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, int) {
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, int) {
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, int) {
-    return *stream = &stream, cudaSuccess;
-}
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, int, int) {
     return *stream = &stream, cudaSuccess;
 }
