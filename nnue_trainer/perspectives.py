@@ -77,7 +77,7 @@ def _lists_pieces(
     """Bytes of each piece of a CUDA device's `lists`, in order."""
     # carve_loose_rows in csrc/cuda/loose_rows.cuh.
     tiles = _slots(positions, block_size, num_blocked) // 64
-    chunks = (tiles + 1) // 2
+    chunks = (tiles + 3) // 4
     loose = num_features - num_blocked
     return {
         "zeroed": 4 * (loose + 512 * 19 + 2) + 2 * positions,  # sampled … left_out
@@ -86,9 +86,9 @@ def _lists_pieces(
         "rank": 4 * loose,
         "dense_bit": 2 * loose,
         "begins": 4 * chunks * 257,
-        "keys": 4 * chunks * 128 * max_active,
+        "keys": 4 * chunks * 256 * max_active,
         "found": 8 * loose,
-        "slots": 4 * (chunks * 128 * max_active + 3 * loose),
+        "slots": 4 * (chunks * 256 * max_active + 3 * loose),
         "dense_bits": 8 * 768 * tiles,
         "dense_tiles": 4 * 17,
         "dense_counts": 4 * 16,

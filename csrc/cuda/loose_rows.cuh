@@ -43,7 +43,7 @@ struct LooseList {
 };
 
 struct LooseRows {
-    static constexpr int kBins = 512, kBinPitch = 16, kBuckets = 256, kChunkTiles = 2;
+    static constexpr int kBins = 512, kBinPitch = 16, kBuckets = 256, kChunkTiles = 4;
     static constexpr int kChunkSlots = kChunkTiles * kTileRows;
     // Zeroed, in a row: sampled … left_out.
     uint32_t* sampled;   // scratch [num_loose]: entries in the sample
@@ -70,7 +70,7 @@ struct LooseRows {
     static size_t zeroed(const IndexRows& in) {
         return (size_t(in.num_loose) + kBins * (kBinPitch + 3) + 2) * sizeof(uint32_t) + 2 * size_t(in.positions);
     }
-    static int chunks(const IndexRows& in) {
+    static __host__ __device__ int chunks(const IndexRows& in) {
         return (BlockRows::tiles(in.positions, in.num_blocks) + kChunkTiles - 1) / kChunkTiles;
     }
     static size_t keys_of_chunks(const IndexRows& in) { return size_t(chunks(in)) * kChunkSlots * in.max_active; }
@@ -237,11 +237,11 @@ constexpr int kSplitThreads = 256, kSplitWarps = kSplitThreads / 32;
 constexpr int kSplitRows = LooseRows::kChunkSlots / kSplitWarps;
 constexpr int kSplitBatch = 4, kSplitParts = 3;  // rows whose first 96 entries are on their way together
 constexpr int kPlaceBatch = 6;                   // entries of a lane that are
-static_assert(kSplitThreads == LooseRows::kBuckets);
+static_assert(kSplitThreads == LooseRows::kBuckets && kSplitThreads == LooseRows::kChunkSlots);
 
 struct SplitShared {
-    int row[LooseRows::kChunkSlots];  // of a slot; ~row of an irregular one
-    int count[LooseRows::kChunkSlots];
+    int row[LooseRows::kChunkSlots];    // of a slot
+    int count[LooseRows::kChunkSlots];  // of its entries; then −1 if one of them is dense and there twice
     uint32_t bits[LooseRows::kChunkSlots][kDenseWords + 1];  // of dense features; the last word is for the banks
     uint32_t places[kSplitWarps][LooseRows::kBuckets];       // of each warp's entries: how many, then the next one's
     int warp_sums[kSplitWarps];
@@ -255,18 +255,21 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     __shared__ SplitShared s;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int tiles = blocks.tile_begin[in.num_blocks], first_tile = blockIdx.x * LooseRows::kChunkTiles;
-    if (first_tile >= tiles) return;
-    const int first_slot = first_tile * kTileRows;
-    if (threadIdx.x < kChunkSlots) {
-        if (first_tile + int(threadIdx.x) / kTileRows < tiles) {
-            const RowOrder entry = order[first_slot + threadIdx.x];
-            const bool irregular = entry.target >= 0 && blocks.row_slot[entry.row] < 0;
-            s.row[entry.slot - first_slot] = irregular ? ~entry.row : entry.row;
-            s.count[entry.slot - first_slot] = entry.target >= 0 ? entry.count : 0;
-        } else {
-            s.row[threadIdx.x] = s.count[threadIdx.x] = 0;
-        }
+    const int first_slot = first_tile * kTileRows, own_tile = first_tile + int(threadIdx.x) / kTileRows;
+    RowOrder own{first_slot + int(threadIdx.x), -1, 0, 0};
+    if (own_tile < BlockRows::tiles(in.positions, in.num_blocks)) {
+        const RowOrder there = order[first_slot + threadIdx.x];
+        if (own_tile < tiles) own = there;
     }
+    uint32_t* const begins = rows.begins + size_t(blockIdx.x) * (kBuckets + 1);
+    if (first_tile >= tiles) {
+        begins[threadIdx.x] = begins[threadIdx.x + 1] = 0;
+        return;
+    }
+    const int own_slot = own.slot - first_slot;
+    s.row[own_slot] = own.row;
+    s.count[own_slot] = own.target >= 0 ? own.count : 0;
+    const int slot_or_not = own.target >= 0 ? blocks.row_slot[own.row] : 0;  // < 0: irregular; not needed soon
     for (int i = threadIdx.x; i < kChunkSlots * (kDenseWords + 1); i += kSplitThreads)
         reinterpret_cast<uint32_t*>(&s.bits)[i] = 0;
 #pragma unroll
@@ -280,10 +283,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
         reinterpret_cast<uint32_t*>(rows.slots) + chunk_begin + size_t(warp) * kSplitRows * in.max_active;
     uint32_t num_listed = 0;
     int more = 0;  // dense entries of the row than bits
-    const auto row_at = [&](int slot) {
-        const int row = s.row[slot];
-        return block_rows::row_pointer(in, row < 0 ? ~row : row) + lane;
-    };
+    const auto row_at = [&](int slot) { return block_rows::row_pointer(in, s.row[slot]) + lane; };
     const auto bit_of = [&](int feature) {
         return unsigned(feature) < unsigned(in.num_loose) ? int(rows.dense_bit[feature]) : -2;
     };
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
         if (i + kSplitBatch < kSplitRows) load(warp_slot + i + kSplitBatch);
 #pragma unroll
         for (int r = 0; r < kSplitBatch; ++r) {
-            const int slot = warp_slot + i + r, count = s.count[slot], row = s.row[slot];
+            const int slot = warp_slot + i + r, count = s.count[slot];
 #pragma unroll
             for (int part = 0; part < kSplitParts; ++part)
                 if (32 * part < count) visit(slot, features[r][part], bits[r][part]);
@@ -334,21 +334,22 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
             __syncwarp();
             if (lane < kDenseWords) more -= __popc(s.bits[slot][lane]);
             const bool twice = __reduce_add_sync(~0u, more) > 0;
+            if (lane == 0 && twice) s.count[slot] = -1;
             more = 0;
-            if (twice || row < 0) {
-                if (lane < kDenseWords) s.bits[slot][lane] = 0;
-                if (lane == 0 && row >= 0) rows.left_out[row] = 1, atomicAdd(rows.left_out_rows, 1);
-            }
         }
     }
     __syncthreads();
+    const bool irregular = slot_or_not < 0;
+    if (irregular || s.count[own_slot] < 0) {
+        for (int w = 0; w < kDenseWords; ++w) s.bits[own_slot][w] = 0;
+        if (!irregular) rows.left_out[own.row] = 1, atomicAdd(rows.left_out_rows, 1);
+    }
 
     // A thread a bucket: places for its entries of one warp after the other.
     int counts[kSplitWarps], count = 0;
 #pragma unroll
     for (int w = 0; w < kSplitWarps; ++w) count += counts[w] = int(s.places[w][threadIdx.x]);
     int begin = block_rows::sum_before(count, s.warp_sums, warp, lane, [] { __syncthreads(); });
-    uint32_t* const begins = rows.begins + size_t(blockIdx.x) * (kBuckets + 1);
     begins[threadIdx.x] = begin;
     if (threadIdx.x == kBuckets - 1) begins[kBuckets] = begin + count;
 #pragma unroll
@@ -384,8 +385,8 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     }
 }
 
-// A warp for each 32 chunks of a batch of 16,384.
-constexpr int kListWarps = 9, kListThreads = 32 * kListWarps, kListFeatures = 256;
+// A batch of 16,384 has 28 chunks for each warp: it finds its entries at one go, as a rule.
+constexpr int kListWarps = 5, kListThreads = 32 * kListWarps, kListFeatures = 256, kListAhead = 10;
 
 struct ListShared {
     uint32_t places[kListWarps][kListFeatures];  // of each warp's slots: how many, then the next one's
@@ -393,96 +394,135 @@ struct ListShared {
     uint32_t begin;
 };
 
-// Calls visit(chunk, key) for the entries of a bucket in some chunks, in order, 32 at a time; key ~0 where there are no
-// more.
-template <typename Visit>
-__device__ __forceinline__ void for_each_of_bucket(const LooseRows& rows, size_t pitch, int bucket, int first, int end,
-                                                   const Visit& visit) {
-    constexpr int kAhead = 6;
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (; first < end; first += 32) {
+// A warp's way through the entries of a bucket in some chunks, in order: 32 chunks at a time, and of those kListAhead
+// entries a lane. The first of these stay in registers.
+struct BucketWalk {
+    const LooseRows& rows;
+    const size_t pitch;  // of a chunk's keys
+    const int bucket, first, end;
+
+    struct Chunks {
+        uint32_t begin, until, all;  // a lane's chunk: less the entries before; those in it and before; all
+    };
+    struct Entries {
+        uint32_t keys[kListAhead];  // ~0: none
+        int chunks[kListAhead];
+    };
+
+    __device__ __forceinline__ Chunks find(int from) const {
+        const int lane = threadIdx.x % 32;
         uint32_t begin = 0, count = 0;
-        if (first + lane < end) {
-            const uint32_t* begins = rows.begins + size_t(first + lane) * (LooseRows::kBuckets + 1) + bucket;
+        if (from + lane < end) {
+            const uint32_t* begins = rows.begins + size_t(from + lane) * (LooseRows::kBuckets + 1) + bucket;
             begin = __ldg(begins), count = __ldg(begins + 1) - begin;
         }
-        const uint32_t until = block_rows::warp_inclusive_sum(count, lane), all = __shfl_sync(~0u, until, 31);
-        begin -= until - count;
-#pragma unroll 1
-        for (uint32_t base = 0; base < all; base += 32 * kAhead) {
-            uint32_t keys[kAhead];
-            int chunks[kAhead];
+        const uint32_t until = block_rows::warp_inclusive_sum(count, lane);
+        return {begin - (until - count), until, __shfl_sync(~0u, until, 31)};
+    }
+    __device__ __forceinline__ void load(Entries& entries, const Chunks& chunks, int from, uint32_t base) const {
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) {
-                const uint32_t number = base + 32 * i + lane;
-                int which = 0;  // of the chunks, the one that has it
+        for (int i = 0; i < kListAhead; ++i) {
+            const uint32_t number = base + 32 * i + threadIdx.x % 32;
+            int which = 0;  // of the chunks, the one that has it
 #pragma unroll
-                for (int step = 16; step > 0; step /= 2)
-                    which += __shfl_sync(~0u, until, which + step - 1) <= number ? step : 0;
-                chunks[i] = first + which;
-                const uint32_t place = __shfl_sync(~0u, begin, which) + number;
-                keys[i] = number < all ? __ldg(rows.keys + chunks[i] * pitch + place) : ~0u;
-            }
-#pragma unroll
-            for (int i = 0; i < kAhead; ++i)
-                if (base + 32 * i < all) visit(chunks[i], keys[i]);
+            for (int step = 16; step > 0; step /= 2)
+                which += __shfl_sync(~0u, chunks.until, which + step - 1) <= number ? step : 0;
+            const uint32_t place = __shfl_sync(~0u, chunks.begin, which) + number;
+            entries.chunks[i] = from + which;
+            entries.keys[i] = number < chunks.all ? __ldg(rows.keys + entries.chunks[i] * pitch + place) : ~0u;
         }
     }
-}
+    template <typename Visit>
+    __device__ __forceinline__ void visit_all(const Entries& entries, uint32_t left, const Visit& visit) const {
+#pragma unroll
+        for (int i = 0; i < kListAhead; ++i)
+            if (32 * i < left) visit(entries.chunks[i], entries.keys[i]);
+    }
+    // Calls visit(chunk, key) 32 times at once, key ~0 where there is none.
+    template <typename Visit>
+    __device__ __forceinline__ void operator()(const Chunks& chunks, const Entries& entries, const Visit& visit) const {
+        visit_all(entries, chunks.all, visit);
+        Chunks now = chunks;
+        uint32_t base = 32 * kListAhead;
+#pragma unroll 1
+        for (int from = first;;) {
+#pragma unroll 1
+            for (; base < now.all; base += 32 * kListAhead) {
+                Entries others;
+                load(others, now, from, base);
+                visit_all(others, now.all - base, visit);
+            }
+            from += 32, base = 0;
+            if (from >= end) break;
+            now = find(from);
+        }
+    }
+};
 
 // A thread block a bucket, or 256 of its features: their lists.
-__global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, BlockRows blocks, LooseRows rows) {
+__global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, LooseRows rows) {
     constexpr int kBuckets = LooseRows::kBuckets, kChunkSlots = LooseRows::kChunkSlots;
     __shared__ ListShared s;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int bucket = blockIdx.x;
-    const uint32_t first_feature = blockIdx.y * kListFeatures;  // / kBuckets
-    const int chunks = (blocks.tile_begin[in.num_blocks] + LooseRows::kChunkTiles - 1) / LooseRows::kChunkTiles;
-    const int each = (chunks + kListWarps - 1) / kListWarps, first = warp * each, end = min(first + each, chunks);
-    const size_t pitch = size_t(kChunkSlots) * in.max_active;
+    const int bucket = blockIdx.x, first_feature = blockIdx.y * kListFeatures;  // / kBuckets
+    const int chunks = LooseRows::chunks(in), each = (chunks + kListWarps - 1) / kListWarps, first = warp * each;
+    const BucketWalk walk{rows, size_t(kChunkSlots) * in.max_active, bucket, first, min(first + each, chunks)};
+    const BucketWalk::Chunks first_chunks = walk.find(first);
+    BucketWalk::Entries first_entries;
+    walk.load(first_entries, first_chunks, first, 0);
     for (int i = threadIdx.x; i < kListWarps * kListFeatures; i += kListThreads)
         reinterpret_cast<uint32_t*>(&s.places)[i] = 0;
     __syncthreads();
-    for_each_of_bucket(rows, pitch, bucket, first, end, [&](int, uint32_t key) {
+    walk(first_chunks, first_entries, [&](int, uint32_t key) {
         const uint32_t local = key / kChunkSlots - first_feature;
         if (key != ~0u && local < kListFeatures) atomicAdd(&s.places[warp][local], 1u);
     });
     __syncthreads();
 
-    // A thread a feature.
-    const int local = threadIdx.x;
-    const long long number = (long long)(first_feature + local) * kBuckets + bucket;
-    const bool exists = local < kListFeatures && number < in.num_loose;
-    const int feature = exists ? int(number) : 0;
-    uint32_t count = 0;
-    if (exists) {
+    // A thread two features.
+    uint32_t counts[2] = {};
+    int features[2];
 #pragma unroll
-        for (int w = 0; w < kListWarps; ++w) count += s.places[w][local];
+    for (int j = 0; j < 2; ++j) {
+        const int local = 2 * threadIdx.x + j;
+        const long long number = (long long)(first_feature + local) * kBuckets + bucket;
+        features[j] = local < kListFeatures && number < in.num_loose ? int(number) : -1;
+        if (features[j] < 0) continue;
+#pragma unroll
+        for (int w = 0; w < kListWarps; ++w) counts[j] += s.places[w][local];
     }
-    const int before = block_rows::sum_before(int(count + 3) / 4 * 4, s.warp_sums, warp, lane, [] { __syncthreads(); });
+    const int places[2] = {int(counts[0] + 3) / 4 * 4, int(counts[1] + 3) / 4 * 4};
+    const int before = block_rows::sum_before(places[0] + places[1], s.warp_sums, warp, lane, [] { __syncthreads(); });
     if (threadIdx.x == kListThreads - 1) s.begin = before > 0 ? atomicAdd(rows.allotted, uint32_t(before)) : 0;
-    // Dense features have none here, and are none of bin 0 either.
-    const int bin = exists && (count > 0 || rows.dense_bit[feature] < 0) ? bin_of_count(count) : -1;
-    const unsigned same = __match_any_sync(~0u, bin);
-    if (bin >= 0 && (same & ((1u << lane) - 1)) == 0) atomicAdd(rows.bins + bin, unsigned(__popc(same)));
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        // Dense features have no entries here, and are none of bin 0 either.
+        const bool listed = features[j] >= 0 && (counts[j] > 0 || rows.dense_bit[features[j]] < 0);
+        const int bin = listed ? bin_of_count(counts[j]) : -1;
+        const unsigned same = __match_any_sync(~0u, bin);
+        if (bin >= 0 && (same & ((1u << lane) - 1)) == 0) atomicAdd(rows.bins + bin, unsigned(__popc(same)));
+    }
     __syncthreads();
-    if (exists) {
-        uint32_t place = s.begin + before;
-        rows.found[feature] = {place, count};
+    uint32_t place = s.begin + before;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        if (features[j] < 0) break;
+        rows.found[features[j]] = {place, counts[j]};
+        uint32_t next = place;
 #pragma unroll
         for (int w = 0; w < kListWarps; ++w) {
-            const uint32_t of_warp = s.places[w][local];
-            s.places[w][local] = place;
-            place += of_warp;
+            const uint32_t of_warp = s.places[w][2 * threadIdx.x + j];
+            s.places[w][2 * threadIdx.x + j] = next;
+            next += of_warp;
         }
+        place += places[j];
     }
     __syncthreads();
-    for_each_of_bucket(rows, pitch, bucket, first, end, [&](int chunk, uint32_t key) {
-        const uint32_t mine = key / kChunkSlots - first_feature;
-        const bool has = key != ~0u && mine < kListFeatures;
-        const uint32_t place = next_place(s.places[warp], mine, has);
-        if (has) rows.slots[place] = chunk * kChunkSlots + int(key % kChunkSlots);
+    walk(first_chunks, first_entries, [&](int chunk, uint32_t key) {
+        const uint32_t local = key / kChunkSlots - first_feature;
+        const bool has = key != ~0u && local < kListFeatures;
+        const uint32_t to = next_place(s.places[warp], local, has);
+        if (has) rows.slots[to] = chunk * kChunkSlots + int(key % kChunkSlots);
     });
 }
 
@@ -535,7 +575,7 @@ inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const Row
     choose_dense<<<rank_blocks, kRankThreads, 0, stream>>>(in, rows);
     split_rows<<<LooseRows::chunks(in), kSplitThreads, 0, stream>>>(in, blocks, order, rows);
     const dim3 buckets(LooseRows::kBuckets, (in.num_loose + kBucketFeatures - 1) / kBucketFeatures);
-    make_lists<<<buckets, kListThreads, 0, stream>>>(in, blocks, rows);
+    make_lists<<<buckets, kListThreads, 0, stream>>>(in, rows);
     rank_lists<<<rank_blocks, kRankThreads, 0, stream>>>(in, blocks, rows);
     return cudaGetLastError();
 }

@@ -43,7 +43,7 @@ void check_rows_arguments(const char* op, const Tensor& white, const Tensor& bla
     if (num_blocked < num_features && slots * std::max<int64_t>(white.size(1), 1) >= (int64_t(1) << 32)) {
         fail(op, "white", shape_text(white.sizes()), "2 B K < 2^32 where there are loose features");
     }
-    if (num_features - num_blocked >= int64_t(1) << 25) fail(op, "F", num_features, "F - num_blocked < 2^25");
+    if (num_features - num_blocked >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_blocked < 2^24");
 }
 
 // Contiguous, and where 16-byte loads are allowed.
