@@ -46,12 +46,12 @@ struct LooseRows {
     static constexpr int kBins = 512, kBinPitch = 16, kBuckets = 256, kChunkTiles = 4;
     static constexpr int kChunkSlots = kChunkTiles * kTileRows;
     // Zeroed, in a row: sampled … left_out.
-    uint32_t* sampled;   // scratch [num_loose]: entries in the sample
-    uint32_t* at_least;  // scratch [kBins, kBinPitch]: the first of each: features of this bin there or a higher one
-    uint32_t* taken;     // scratch [kBins]: ranks given out of each bin to dense features
-    uint32_t* bins;      // scratch [kBins]: features that are not dense by rounded count
-    uint32_t* ranked;    // scratch [kBins]: how many of them have their ranks
-    uint32_t* allotted;  // scratch [1]: places given out to lists
+    uint32_t* sampled;       // scratch [num_loose]: entries in the sample
+    uint32_t* at_least;      // scratch [kBins, kBinPitch]: [bin, 0]: features there of this bin or a higher one
+    uint32_t* taken;         // scratch [kBins]: ranks given out of each bin to dense features
+    uint32_t* bins;          // scratch [kBins]: features that are not dense by rounded count
+    uint32_t* ranked;        // scratch [kBins]: how many of them have their ranks
+    uint32_t* allotted;      // scratch [1]: places given out to lists
     int32_t* left_out_rows;  // [1]: how many rows are left out of dense_bits though they are regular
     uint8_t* left_out;       // [rows]: which, since they have a dense feature twice
     LooseSummary* summary;   // [1]
@@ -59,13 +59,13 @@ struct LooseRows {
     int32_t* rank;           // [num_loose]
     int16_t* dense_bit;      // scratch [num_loose]: word and bit of a dense feature in a row's bitmap; −1: not dense
     uint32_t* begins;        // scratch [chunks, kBuckets + 1]: where a bucket's entries begin in the chunk's keys
-    uint32_t* keys;     // scratch [chunks, kChunkSlots · max_active]: feature / kBuckets · kChunkSlots + slot there
-    uint2* found;       // scratch [num_loose]: where its list begins, and its length
-    int32_t* slots;     // [places]: the lists
-    uint2* dense_bits;  // [tiles, 768]: as BlockRows::feature_bits, of dense features
-    int32_t* dense_tiles;   // [kDenseChunks + 1]: first tiles of the chunks of the dense features' product
-    int32_t* dense_counts;  // [kDenseChunks]: BlockRows::dense of the chunks
-    int32_t* dense_ranked;  // [kDenseChunks, 768]: BlockRows::ranked of the chunks
+    uint32_t* keys;          // scratch [chunks, kChunkSlots · max_active]: feature / kBuckets, and slot in the chunk
+    uint2* found;            // scratch [num_loose]: where its list begins, and its length
+    int32_t* slots;          // [places]: the lists
+    uint2* dense_bits;       // [tiles, 768]: as BlockRows::feature_bits, of dense features
+    int32_t* dense_tiles;    // [kDenseChunks + 1]: first tiles of the chunks of the dense features' product
+    int32_t* dense_counts;   // [kDenseChunks]: BlockRows::dense of the chunks
+    int32_t* dense_ranked;   // [kDenseChunks, 768]: BlockRows::ranked of the chunks
 
     static size_t zeroed(const IndexRows& in) {
         return (size_t(in.num_loose) + kBins * (kBinPitch + 3) + 2) * sizeof(uint32_t) + 2 * size_t(in.positions);
@@ -236,7 +236,7 @@ __device__ __forceinline__ uint32_t next_place(uint32_t* places, uint32_t cell, 
 constexpr int kSplitThreads = 256, kSplitWarps = kSplitThreads / 32;
 constexpr int kSplitRows = LooseRows::kChunkSlots / kSplitWarps;
 constexpr int kSplitBatch = 4, kSplitParts = 3;  // rows whose first 96 entries are on their way together
-constexpr int kPlaceBatch = 6;                   // entries of a lane that are
+constexpr int kPlaceBatch = 6;                   // entries that a lane asks for at once
 static_assert(kSplitThreads == LooseRows::kBuckets && kSplitThreads == LooseRows::kChunkSlots);
 
 struct SplitShared {
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     __syncthreads();
 
     // A warp has a stretch of slots: it sets bits and lists other entries in order of their slots, at a place of its
-    // own in what lists will be.
+    // own where lists will be.
     const size_t chunk_begin = size_t(blockIdx.x) * kChunkSlots * in.max_active;
     uint32_t* const listed =
         reinterpret_cast<uint32_t*>(rows.slots) + chunk_begin + size_t(warp) * kSplitRows * in.max_active;

@@ -241,7 +241,9 @@ def check_loose_lists(
     num_blocked: int, block_size: int,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
-    found = open_pieces(memory, _lists_pieces(positions, max_active, num_features, block_size, num_blocked))
+    pieces = _lists_pieces(positions, max_active, num_features, block_size, num_blocked)
+    assert len(memory) == _carved(list(pieces.values()))
+    found = open_pieces(memory, pieces)
     rows, loose = torch.cat([white, black]).numpy(), num_features - num_blocked
     alive = (np.cumsum(rows < 0, axis=1) == 0) & (rows >= num_blocked) & (rows < num_features)
     of_row, features = np.nonzero(alive)[0], rows[alive] - num_blocked
