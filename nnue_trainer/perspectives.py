@@ -71,28 +71,33 @@ def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: 
     return _carved(pieces)
 
 
-def _lists_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
+def _lists_pieces(
+    positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int
+) -> dict[str, int]:
+    """Bytes of each piece of a CUDA device's `lists`, in order."""
     # carve_loose_rows in csrc/cuda/loose_rows.cuh.
-    slots = _slots(positions, block_size, num_blocked)
+    tiles = _slots(positions, block_size, num_blocked) // 64
+    chunks = (tiles + 3) // 4
     loose = num_features - num_blocked
-    places = 2 * positions * max_active + 3 * loose
-    return _carved(
-        [
-            4 * (16 * loose + 2 * 512 + 2),  # counts, bins, taken, allotted, left_out_rows
-            16,  # summary
-            12 * loose,  # lists
-            4 * loose,  # rank
-            4 * loose,  # next
-            4 * places,  # keys
-            4 * places,  # slots
-            48 * slots,  # dense_row_bits
-            8 * 768 * (slots // 64),  # dense_bits
-            4 * 17,  # dense_tiles
-            4 * 16,  # dense_counts
-            4 * 16 * 768,  # dense_ranked
-            2 * positions,  # left_out
-        ]
-    )
+    return {
+        "zeroed": 4 * (loose + 512 * 19 + 2) + 2 * positions,  # sampled … left_out
+        "summary": 16,
+        "lists": 12 * loose,
+        "rank": 4 * loose,
+        "dense_bit": 2 * loose,
+        "begins": 4 * chunks * 257,
+        "keys": 4 * chunks * 256 * max_active,
+        "found": 8 * loose,
+        "slots": 4 * (chunks * 256 * max_active + 3 * loose),
+        "dense_bits": 8 * 768 * tiles,
+        "dense_tiles": 4 * 17,
+        "dense_counts": 4 * 16,
+        "dense_ranked": 4 * 16 * 768,
+    }
+
+
+def _lists_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
+    return _carved(list(_lists_pieces(positions, max_active, num_features, block_size, num_blocked).values()))
 
 
 def _carved(pieces: list[int]) -> int:

@@ -8,9 +8,17 @@
 //   [0, dense)   one more block of a product, all rows × at most 384 features, a bitmap a row
 //   the others   each has the list of its slots, ascending
 //
-// Counts are rounded down to five significant bits for ranking, and a limit never cuts through features of equal
-// rounded counts. So which features are dense is a function of the batch alone; the order among equal ones is
-// not, and nothing that is computed depends on it.
+// Which features are dense is chosen from a sample of 2,048 rows or more, evenly spread: as good as counting all. A
+// limit never cuts through features of equal counts there, so the choice is a function of the batch alone; the order
+// among equal ones is not, and nothing that is computed depends on it.
+//
+// Lists come out in order without a sort. Features are dealt to kBuckets buckets, rows to chunks of kChunkTiles tiles
+// in the order of their slots. Each chunk lists its entries by bucket, in order of their rows, at a place of its own;
+// then a thread block a bucket goes through the bucket's pieces of all chunks in order, once to count and once to put
+// slots in their lists. Between them nothing but counts in shared memory, so no thread block waits for another.
+//
+// Five kernels: `sample_rows`, `choose_dense`, `split_rows` (a thread block a chunk: bitmaps, entries by bucket),
+// `make_lists` (a thread block a bucket), `rank_lists`.
 #pragma once
 
 #include "block_rows.cuh"
@@ -19,7 +27,7 @@ namespace nnue {
 
 constexpr int kDenseFeatures = 384, kDenseWords = kDenseFeatures / 32;
 constexpr int kDenseChunks = 16;  // stretches of tiles with products of their own, so that work can be shared out
-constexpr int kLongList = 64;     // a list of so many slots or more is sorted by a thread block
+constexpr int kLongList = 64;     // a list of so many slots or more is long
 constexpr int kShortList = 8;     // a list of up to so many is summed in one go
 
 struct LooseSummary {
@@ -34,33 +42,40 @@ struct LooseList {
     uint32_t begin, count;
 };
 
-// Copies of the counters of entries: the most frequent features are in a third of the rows.
-constexpr int kCounterCopies = 16;
-
 struct LooseRows {
-    static constexpr int kBins = 512;
-    uint32_t* counts;          // scratch [kCounterCopies, num_loose]: entries in the batch
-    uint32_t* bins;            // scratch [kBins]: features by rounded count
-    uint32_t* taken;           // scratch [kBins]: ranks given out of each bin
-    uint32_t* allotted;        // scratch [1]: places given out to lists
-    int32_t* left_out_rows;    // [1]: how many rows are left out of dense_bits though they are regular
-    LooseSummary* summary;     // [1]
-    LooseList* lists;          // [num_loose], by rank
-    int32_t* rank;             // [num_loose]
-    uint32_t* next;            // scratch [num_loose]: its count, then the next free place of its list
-    uint32_t* keys;            // scratch [places]: slot · max_active + place in the index row, in any order
-    int32_t* slots;            // [places]: the lists
-    uint32_t* dense_row_bits;  // scratch [slots, 12]
-    uint2* dense_bits;         // [tiles, 768]: as BlockRows::feature_bits, of dense features
-    int32_t* dense_tiles;      // [kDenseChunks + 1]: first tiles of the chunks
-    int32_t* dense_counts;     // [kDenseChunks]: BlockRows::dense of the chunks
-    int32_t* dense_ranked;     // [kDenseChunks, 768]: BlockRows::ranked of the chunks
-    uint8_t* left_out;         // [rows]: which, since they have a dense feature twice
+    static constexpr int kBins = 512, kBinPitch = 16, kBuckets = 256, kChunkTiles = 4;
+    static constexpr int kChunkSlots = kChunkTiles * kTileRows;
+    // Zeroed, in a row: sampled … left_out.
+    uint32_t* sampled;       // scratch [num_loose]: entries in the sample
+    uint32_t* at_least;      // scratch [kBins, kBinPitch]: [bin, 0]: features there of this bin or a higher one
+    uint32_t* taken;         // scratch [kBins]: ranks given out of each bin to dense features
+    uint32_t* bins;          // scratch [kBins]: features that are not dense by rounded count
+    uint32_t* ranked;        // scratch [kBins]: how many of them have their ranks
+    uint32_t* allotted;      // scratch [1]: places given out to lists
+    int32_t* left_out_rows;  // [1]: how many rows are left out of dense_bits though they are regular
+    uint8_t* left_out;       // [rows]: which, since they have a dense feature twice
+    LooseSummary* summary;   // [1]
+    LooseList* lists;        // [num_loose], by rank; dense ones have none
+    int32_t* rank;           // [num_loose]
+    int16_t* dense_bit;      // scratch [num_loose]: word and bit of a dense feature in a row's bitmap; −1: not dense
+    uint32_t* begins;        // scratch [chunks, kBuckets + 1]: where a bucket's entries begin in the chunk's keys
+    uint32_t* keys;          // scratch [chunks, kChunkSlots · max_active]: feature / kBuckets, and slot in the chunk
+    uint2* found;            // scratch [num_loose]: where its list begins, and its length
+    int32_t* slots;          // [places]: the lists
+    uint2* dense_bits;       // [tiles, 768]: as BlockRows::feature_bits, of dense features
+    int32_t* dense_tiles;    // [kDenseChunks + 1]: first tiles of the chunks of the dense features' product
+    int32_t* dense_counts;   // [kDenseChunks]: BlockRows::dense of the chunks
+    int32_t* dense_ranked;   // [kDenseChunks, 768]: BlockRows::ranked of the chunks
 
-    static size_t places(int positions, int max_active, int num_loose) {
-        return 2 * size_t(positions) * max_active + 3 * size_t(num_loose);  // lists begin at multiples of four
+    static size_t zeroed(const IndexRows& in) {
+        return (size_t(in.num_loose) + kBins * (kBinPitch + 3) + 2) * sizeof(uint32_t) + 2 * size_t(in.positions);
     }
-    static size_t zeroed(int num_loose) { return size_t(kCounterCopies) * num_loose + 2 * kBins + 2; }
+    static __host__ __device__ int chunks(const IndexRows& in) {
+        return (BlockRows::tiles(in.positions, in.num_blocks) + kChunkTiles - 1) / kChunkTiles;
+    }
+    static size_t keys_of_chunks(const IndexRows& in) { return size_t(chunks(in)) * kChunkSlots * in.max_active; }
+    // Lists begin at multiples of four.
+    static size_t places(const IndexRows& in) { return keys_of_chunks(in) + 3 * size_t(in.num_loose); }
 };
 
 // [slots]: a tile's slots, most entries first; padding last, with target −1.
@@ -70,27 +85,29 @@ inline RowOrder* carve_row_order(Carver& carver, const IndexRows& in) {
 }
 
 inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
-    const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), slots = tiles * kTileRows;
-    const size_t places = LooseRows::places(in.positions, in.max_active, in.num_loose);
+    const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), chunks = LooseRows::chunks(in);
     LooseRows rows{};
     if (in.num_loose == 0) return rows;
-    rows.counts = carver.take<uint32_t>(LooseRows::zeroed(in.num_loose));
-    rows.bins = rows.counts + size_t(kCounterCopies) * in.num_loose;
-    rows.taken = rows.bins + LooseRows::kBins;
-    rows.allotted = rows.taken + LooseRows::kBins;
+    rows.sampled = reinterpret_cast<uint32_t*>(carver.take<char>(LooseRows::zeroed(in)));
+    rows.at_least = rows.sampled + in.num_loose;
+    rows.taken = rows.at_least + LooseRows::kBins * LooseRows::kBinPitch;
+    rows.bins = rows.taken + LooseRows::kBins;
+    rows.ranked = rows.bins + LooseRows::kBins;
+    rows.allotted = rows.ranked + LooseRows::kBins;
     rows.left_out_rows = reinterpret_cast<int32_t*>(rows.allotted + 1);
+    rows.left_out = reinterpret_cast<uint8_t*>(rows.left_out_rows + 1);
     rows.summary = carver.take<LooseSummary>(1);
     rows.lists = carver.take<LooseList>(in.num_loose);
     rows.rank = carver.take<int32_t>(in.num_loose);
-    rows.next = carver.take<uint32_t>(in.num_loose);
-    rows.keys = carver.take<uint32_t>(places);
-    rows.slots = carver.take<int32_t>(places);
-    rows.dense_row_bits = carver.take<uint32_t>(slots * kDenseWords);
+    rows.dense_bit = carver.take<int16_t>(in.num_loose);
+    rows.begins = carver.take<uint32_t>(chunks * (LooseRows::kBuckets + 1));
+    rows.keys = carver.take<uint32_t>(LooseRows::keys_of_chunks(in));
+    rows.found = carver.take<uint2>(in.num_loose);
+    rows.slots = carver.take<int32_t>(LooseRows::places(in));
     rows.dense_bits = carver.take<uint2>(tiles * kBlockFeatures);
     rows.dense_tiles = carver.take<int32_t>(kDenseChunks + 1);
     rows.dense_counts = carver.take<int32_t>(kDenseChunks);
     rows.dense_ranked = carver.take<int32_t>(kDenseChunks * kBlockFeatures);
-    rows.left_out = carver.take<uint8_t>(2 * size_t(in.positions));
     return rows;
 }
 
@@ -107,14 +124,15 @@ __host__ __device__ inline int bin_of_count(uint32_t count) {
     return 16 * (e - 3) + int(count >> (e - 4) & 15);
 }
 
-// Calls visit(base, features) for the entries of kBatch rows from `first_row` on, two times 32 of each row at a time:
-// entry base + 32 · part + lane of row first_row + r, −1 if there is none or it is not loose.
+// Calls visit(base, features) for the entries of kBatch rows, numbers first, … of `count` rows that lie `step` apart,
+// two times 32 of each row at a time: entry base + 32 · part + lane, −1 if there is none or it is not loose.
 template <int kBatch, typename Visit>
-__device__ __forceinline__ void for_each_loose(const IndexRows& in, int first_row, const Visit& visit) {
+__device__ __forceinline__ void for_each_loose(const IndexRows& in, int first, int count, int step,
+                                               const Visit& visit) {
     const int lane = threadIdx.x % 32;
     bool open[kBatch];
 #pragma unroll
-    for (int r = 0; r < kBatch; ++r) open[r] = first_row + r < 2 * in.positions;
+    for (int r = 0; r < kBatch; ++r) open[r] = first + r < count;
     for (int base = 0; base < in.max_active; base += 64) {
         int features[kBatch][2];
 #pragma unroll
@@ -122,7 +140,8 @@ __device__ __forceinline__ void for_each_loose(const IndexRows& in, int first_ro
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
                 const int k = base + 32 * part + lane;
-                features[r][part] = open[r] && k < in.max_active ? block_rows::row_pointer(in, first_row + r)[k] : -1;
+                features[r][part] =
+                    open[r] && k < in.max_active ? block_rows::row_pointer(in, (first + r) * step)[k] : -1;
             }
         bool any = false;
 #pragma unroll
@@ -143,216 +162,421 @@ __device__ __forceinline__ void for_each_loose(const IndexRows& in, int first_ro
     }
 }
 
-constexpr int kCountThreads = 256, kCountBatch = 4;  // rows of which a warp has the loads in flight
+// A sample of the batch: every so-manyth row, all of a small batch.
+struct Sample {
+    int step, rows;
+    uint32_t least;  // a dense feature has so many entries in it: one row in 256, measured
+};
+__host__ __device__ inline Sample sample_of(const IndexRows& in) {
+    const int all = 2 * in.positions, step = all < 2 * 2048 ? 1 : all / 2048, rows = (all + step - 1) / step;
+    return {step, rows, rows < 512 ? 1u : uint32_t(rows) / 256};
+}
 
-__global__ void __launch_bounds__(kCountThreads) count_entries(IndexRows in, LooseRows rows) {
-    uint32_t* counts = rows.counts + size_t(blockIdx.x % kCounterCopies) * in.num_loose;
-    const int warp = blockIdx.x * (kCountThreads / 32) + threadIdx.x / 32;
-    for_each_loose<kCountBatch>(in, warp * kCountBatch, [&](int, const int(&features)[kCountBatch][2]) {
+constexpr int kSampleThreads = 256, kSampleBatch = 2, kSampleRows = kSampleThreads / 32 * kSampleBatch;
+
+// Entries of each feature in the sample. Whoever makes a feature's count the first of a bin says so to at_least.
+__global__ void __launch_bounds__(kSampleThreads) sample_rows(IndexRows in, LooseRows rows) {
+    const Sample sample = sample_of(in);
+    const int first = blockIdx.x * kSampleRows + threadIdx.x / 32 * kSampleBatch;
+    for_each_loose<kSampleBatch>(in, first, sample.rows, sample.step, [&](int, const int(&features)[kSampleBatch][2]) {
+        uint32_t counts[2 * kSampleBatch];
 #pragma unroll
-        for (int i = 0; i < 2 * kCountBatch; ++i) {
+        for (int i = 0; i < 2 * kSampleBatch; ++i) {
             const int feature = features[i / 2][i % 2];
-            if (feature >= 0) atomicAdd(counts + (feature - in.num_features), 1u);
+            counts[i] = feature >= 0 ? atomicAdd(rows.sampled + (feature - in.num_features), 1u) + 1 : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * kSampleBatch; ++i) {
+            const int bin = bin_of_count(counts[i]);
+            if (counts[i] >= sample.least && bin != bin_of_count(counts[i] - 1))
+                atomicAdd(rows.at_least + bin * LooseRows::kBinPitch, 1u);
         }
     });
 }
 
-constexpr int kRankThreads = 1024;
+constexpr int kRankThreads = 512;
+static_assert(kRankThreads == LooseRows::kBins);
 
-// Features by count; those that no row has are left out.
-__global__ void __launch_bounds__(kRankThreads) bin_counts(LooseRows rows, int num_loose) {
-    __shared__ uint32_t bins[LooseRows::kBins];
-    if (threadIdx.x < LooseRows::kBins) bins[threadIdx.x] = 0;
+// The most frequent features of the sample get the first ranks, as many of them as there may be.
+__global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, LooseRows rows) {
+    constexpr int kBins = LooseRows::kBins;
+    __shared__ int fewest;
+    if (threadIdx.x == 0) fewest = kBins;
     __syncthreads();
     const int feature = blockIdx.x * kRankThreads + threadIdx.x;
-    uint32_t count = 0;
-    if (feature < num_loose) {
-#pragma unroll
-        for (int copy = 0; copy < kCounterCopies; ++copy) count += rows.counts[size_t(copy) * num_loose + feature];
-        rows.next[feature] = count;
-    }
-    if (count > 0) atomicAdd(&bins[bin_of_count(count)], 1u);
+    const uint32_t count = feature < in.num_loose ? rows.sampled[feature] : 0;
+    const bool may = int(threadIdx.x) >= bin_of_count(sample_of(in).least) &&
+                     rows.at_least[threadIdx.x * LooseRows::kBinPitch] <= kDenseFeatures;
+    const unsigned who = __ballot_sync(~0u, may);
+    if (threadIdx.x % 32 == 0 && who != 0) atomicMin(&fewest, int(threadIdx.x) + __ffs(int(who)) - 1);
     __syncthreads();
-    if (threadIdx.x < LooseRows::kBins && bins[threadIdx.x] > 0) atomicAdd(rows.bins + threadIdx.x, bins[threadIdx.x]);
+    const int least = fewest;  // the last bin has no features, so there is one
+    if (feature == 0) *rows.summary = {int(rows.at_least[least * LooseRows::kBinPitch]), 0, 0, 0};
+    if (feature >= in.num_loose) return;
+    const int bin = bin_of_count(count);
+    int bit = -1;
+    if (bin >= least) {
+        const int rank = int(rows.at_least[(bin + 1) * LooseRows::kBinPitch] + atomicAdd(rows.taken + bin, 1u));
+        bit = rank / 32 * 32 + bit_of_index(rank % 32);
+    }
+    rows.dense_bit[feature] = int16_t(bit);
 }
 
-// Gives every feature its rank and its list. A feature is worth a place in a product from so many rows on: measured,
-// relative to the batch.
-__global__ void __launch_bounds__(kRankThreads) rank_features(IndexRows in, BlockRows blocks, LooseRows rows) {
+// The next place of each lane's cell, in order of the lanes; of those that have one.
+__device__ __forceinline__ uint32_t next_place(uint32_t* places, uint32_t cell, bool has) {
+    const unsigned same = __match_any_sync(~0u, has ? cell : ~0u);
+    const int before = __popc(same & ((1u << threadIdx.x % 32) - 1));
+    const uint32_t place = has ? places[cell] + before : 0;
+    __syncwarp();
+    if (has && before == 0) places[cell] = place + __popc(same);
+    __syncwarp();
+    return place;
+}
+
+constexpr int kSplitThreads = 256, kSplitWarps = kSplitThreads / 32;
+constexpr int kSplitRows = LooseRows::kChunkSlots / kSplitWarps;
+constexpr int kSplitBatch = 4, kSplitParts = 3;  // rows whose first 96 entries are on their way together
+constexpr int kPlaceBatch = 6;                   // entries that a lane asks for at once
+static_assert(kSplitThreads == LooseRows::kBuckets && kSplitThreads == LooseRows::kChunkSlots);
+
+struct SplitShared {
+    int row[LooseRows::kChunkSlots];    // of a slot
+    int count[LooseRows::kChunkSlots];  // of its entries; then −1 if one of them is dense and there twice
+    uint32_t bits[LooseRows::kChunkSlots][kDenseWords + 1];  // of dense features; the last word is for the banks
+    uint32_t places[kSplitWarps][LooseRows::kBuckets];       // of each warp's entries: how many, then the next one's
+    int warp_sums[kSplitWarps];
+};
+
+// A thread block a chunk: dense features' bits of its tiles, and its other loose entries by bucket, in order of their
+// slots. A row that has a dense feature twice is left out of the bits; irregular_rows.cuh sees to it.
+__global__ void __launch_bounds__(kSplitThreads, 4)
+    split_rows(IndexRows in, BlockRows blocks, const RowOrder* order, LooseRows rows) {
+    constexpr int kBuckets = LooseRows::kBuckets, kChunkSlots = LooseRows::kChunkSlots;
+    __shared__ SplitShared s;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int tiles = blocks.tile_begin[in.num_blocks], first_tile = blockIdx.x * LooseRows::kChunkTiles;
+    const int first_slot = first_tile * kTileRows, own_tile = first_tile + int(threadIdx.x) / kTileRows;
+    RowOrder own{first_slot + int(threadIdx.x), -1, 0, 0};
+    if (own_tile < BlockRows::tiles(in.positions, in.num_blocks)) {
+        const RowOrder there = order[first_slot + threadIdx.x];
+        if (own_tile < tiles) own = there;
+    }
+    uint32_t* const begins = rows.begins + size_t(blockIdx.x) * (kBuckets + 1);
+    if (first_tile >= tiles) {
+        begins[threadIdx.x] = begins[threadIdx.x + 1] = 0;
+        return;
+    }
+    const int own_slot = own.slot - first_slot;
+    s.row[own_slot] = own.row;
+    s.count[own_slot] = own.target >= 0 ? own.count : 0;
+    const int slot_or_not = own.target >= 0 ? blocks.row_slot[own.row] : 0;  // < 0: irregular; not needed soon
+    for (int i = threadIdx.x; i < kChunkSlots * (kDenseWords + 1); i += kSplitThreads)
+        reinterpret_cast<uint32_t*>(&s.bits)[i] = 0;
+#pragma unroll
+    for (int w = 0; w < kSplitWarps; ++w) s.places[w][threadIdx.x] = 0;
+    __syncthreads();
+
+    // A warp has a stretch of slots: it sets bits and lists other entries in order of their slots, at a place of its
+    // own where lists will be.
+    const size_t chunk_begin = size_t(blockIdx.x) * kChunkSlots * in.max_active;
+    uint32_t* const listed =
+        reinterpret_cast<uint32_t*>(rows.slots) + chunk_begin + size_t(warp) * kSplitRows * in.max_active;
+    uint32_t num_listed = 0;
+    int more = 0;  // dense entries of the row than bits
+    const auto row_at = [&](int slot) { return block_rows::row_pointer(in, s.row[slot]) + lane; };
+    const auto bit_of = [&](int feature) {
+        return unsigned(feature) < unsigned(in.num_loose) ? int(rows.dense_bit[feature]) : -2;
+    };
+    const auto visit = [&](int slot, int feature, int bit) {
+        if (bit >= 0) atomicOr(&s.bits[slot][bit / 32], 1u << bit % 32), ++more;
+        const unsigned others = __ballot_sync(~0u, bit == -1);
+        if (bit == -1) {
+            atomicAdd(&s.places[warp][feature % kBuckets], 1u);
+            listed[num_listed + __popc(others & ((1u << lane) - 1))] = uint32_t(feature) * kChunkSlots + slot;
+        }
+        num_listed += __popc(others);
+    };
+    int next[kSplitBatch][kSplitParts];
+    const auto load = [&](int slot) {
+#pragma unroll
+        for (int r = 0; r < kSplitBatch; ++r) {
+            const int count = s.count[slot + r];
+            const int32_t* from = row_at(slot + r);
+#pragma unroll
+            for (int part = 0; part < kSplitParts; ++part)
+                next[r][part] = 32 * part + lane < count ? __ldg(from + 32 * part) - in.num_features : -1;
+        }
+    };
+    const int warp_slot = warp * kSplitRows;
+    load(warp_slot);
+#pragma unroll 1
+    for (int i = 0; i < kSplitRows; i += kSplitBatch) {
+        int features[kSplitBatch][kSplitParts], bits[kSplitBatch][kSplitParts];
+#pragma unroll
+        for (int r = 0; r < kSplitBatch; ++r)
+#pragma unroll
+            for (int part = 0; part < kSplitParts; ++part) {
+                features[r][part] = next[r][part];
+                bits[r][part] = bit_of(features[r][part]);
+            }
+        if (i + kSplitBatch < kSplitRows) load(warp_slot + i + kSplitBatch);
+#pragma unroll
+        for (int r = 0; r < kSplitBatch; ++r) {
+            const int slot = warp_slot + i + r, count = s.count[slot];
+#pragma unroll
+            for (int part = 0; part < kSplitParts; ++part)
+                if (32 * part < count) visit(slot, features[r][part], bits[r][part]);
+#pragma unroll 1
+            for (int base = 32 * kSplitParts; base < count; base += 32) {
+                const int feature = base + lane < count ? __ldg(row_at(slot) + base) - in.num_features : -1;
+                visit(slot, feature, bit_of(feature));
+            }
+            __syncwarp();
+            if (lane < kDenseWords) more -= __popc(s.bits[slot][lane]);
+            const bool twice = __reduce_add_sync(~0u, more) > 0;
+            if (lane == 0 && twice) s.count[slot] = -1;
+            more = 0;
+        }
+    }
+    __syncthreads();
+    const bool irregular = slot_or_not < 0;
+    if (irregular || s.count[own_slot] < 0) {
+        for (int w = 0; w < kDenseWords; ++w) s.bits[own_slot][w] = 0;
+        if (!irregular) rows.left_out[own.row] = 1, atomicAdd(rows.left_out_rows, 1);
+    }
+
+    // A thread a bucket: places for its entries of one warp after the other.
+    int counts[kSplitWarps], count = 0;
+#pragma unroll
+    for (int w = 0; w < kSplitWarps; ++w) count += counts[w] = int(s.places[w][threadIdx.x]);
+    int begin = block_rows::sum_before(count, s.warp_sums, warp, lane, [] { __syncthreads(); });
+    begins[threadIdx.x] = begin;
+    if (threadIdx.x == kBuckets - 1) begins[kBuckets] = begin + count;
+#pragma unroll
+    for (int w = 0; w < kSplitWarps; ++w) {
+        s.places[w][threadIdx.x] = begin;
+        begin += counts[w];
+    }
+    __syncthreads();
+    uint32_t* const keys = rows.keys + chunk_begin;
+#pragma unroll 1
+    for (uint32_t base = 0; base < num_listed; base += 32 * kPlaceBatch) {
+        uint32_t entries[kPlaceBatch];
+#pragma unroll
+        for (int i = 0; i < kPlaceBatch; ++i)
+            entries[i] = base + 32 * i + lane < num_listed ? __ldcg(listed + base + 32 * i + lane) : ~0u;
+#pragma unroll
+        for (int i = 0; i < kPlaceBatch; ++i) {
+            if (base + 32 * i >= num_listed) break;
+            const uint32_t feature = entries[i] / kChunkSlots, slot = entries[i] % kChunkSlots;
+            const bool has = entries[i] != ~0u;
+            const uint32_t place = next_place(s.places[warp], feature % kBuckets, has);
+            if (has) keys[place] = feature / kBuckets * kChunkSlots + slot;
+        }
+    }
+#pragma unroll 1
+    for (int item = warp; item < LooseRows::kChunkTiles * kDenseWords; item += kSplitWarps) {
+        const int tile = item / kDenseWords, word = item % kDenseWords;
+        if (first_tile + tile >= tiles) break;
+        const int slot = tile * kTileRows + index_of_bit(lane);
+        rows.dense_bits[size_t(first_tile + tile) * kBlockFeatures + word * 32 + index_of_bit(lane)] = {
+            block_rows::warp_transpose(s.bits[slot][word], lane),
+            block_rows::warp_transpose(s.bits[slot + 32][word], lane)};
+    }
+}
+
+// A batch of 16,384 has 28 chunks for each warp: it finds its entries at one go, as a rule.
+constexpr int kListWarps = 5, kListThreads = 32 * kListWarps, kListFeatures = 256, kListAhead = 10;
+
+struct ListShared {
+    uint32_t places[kListWarps][kListFeatures];  // of each warp's slots: how many, then the next one's
+    int warp_sums[kListWarps];
+    uint32_t begin;
+};
+
+// A warp's way through the entries of a bucket in some chunks, in order: 32 chunks at a time, and of those kListAhead
+// entries a lane. The first of these stay in registers.
+struct BucketWalk {
+    const LooseRows& rows;
+    const size_t pitch;  // of a chunk's keys
+    const int bucket, first, end;
+
+    struct Chunks {
+        uint32_t begin, until, all;  // a lane's chunk: less the entries before; those in it and before; all
+    };
+    struct Entries {
+        uint32_t keys[kListAhead];  // ~0: none
+        int chunks[kListAhead];
+    };
+
+    __device__ __forceinline__ Chunks find(int from) const {
+        const int lane = threadIdx.x % 32;
+        uint32_t begin = 0, count = 0;
+        if (from + lane < end) {
+            const uint32_t* begins = rows.begins + size_t(from + lane) * (LooseRows::kBuckets + 1) + bucket;
+            begin = __ldg(begins), count = __ldg(begins + 1) - begin;
+        }
+        const uint32_t until = block_rows::warp_inclusive_sum(count, lane);
+        return {begin - (until - count), until, __shfl_sync(~0u, until, 31)};
+    }
+    __device__ __forceinline__ void load(Entries& entries, const Chunks& chunks, int from, uint32_t base) const {
+#pragma unroll
+        for (int i = 0; i < kListAhead; ++i) {
+            const uint32_t number = base + 32 * i + threadIdx.x % 32;
+            int which = 0;  // of the chunks, the one that has it
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2)
+                which += __shfl_sync(~0u, chunks.until, which + step - 1) <= number ? step : 0;
+            const uint32_t place = __shfl_sync(~0u, chunks.begin, which) + number;
+            entries.chunks[i] = from + which;
+            entries.keys[i] = number < chunks.all ? __ldg(rows.keys + entries.chunks[i] * pitch + place) : ~0u;
+        }
+    }
+    template <typename Visit>
+    __device__ __forceinline__ void visit_all(const Entries& entries, uint32_t left, const Visit& visit) const {
+#pragma unroll
+        for (int i = 0; i < kListAhead; ++i)
+            if (32 * i < left) visit(entries.chunks[i], entries.keys[i]);
+    }
+    // Calls visit(chunk, key) 32 times at once, key ~0 where there is none.
+    template <typename Visit>
+    __device__ __forceinline__ void operator()(const Chunks& chunks, const Entries& entries, const Visit& visit) const {
+        visit_all(entries, chunks.all, visit);
+        Chunks now = chunks;
+        uint32_t base = 32 * kListAhead;
+#pragma unroll 1
+        for (int from = first;;) {
+#pragma unroll 1
+            for (; base < now.all; base += 32 * kListAhead) {
+                Entries others;
+                load(others, now, from, base);
+                visit_all(others, now.all - base, visit);
+            }
+            from += 32, base = 0;
+            if (from >= end) break;
+            now = find(from);
+        }
+    }
+};
+
+// A thread block a bucket, or 256 of its features: their lists.
+__global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, LooseRows rows) {
+    constexpr int kBuckets = LooseRows::kBuckets, kChunkSlots = LooseRows::kChunkSlots;
+    __shared__ ListShared s;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int bucket = blockIdx.x, first_feature = blockIdx.y * kListFeatures;  // / kBuckets
+    const int chunks = LooseRows::chunks(in), each = (chunks + kListWarps - 1) / kListWarps, first = warp * each;
+    const BucketWalk walk{rows, size_t(kChunkSlots) * in.max_active, bucket, first, min(first + each, chunks)};
+    const BucketWalk::Chunks first_chunks = walk.find(first);
+    BucketWalk::Entries first_entries;
+    walk.load(first_entries, first_chunks, first, 0);
+    for (int i = threadIdx.x; i < kListWarps * kListFeatures; i += kListThreads)
+        reinterpret_cast<uint32_t*>(&s.places)[i] = 0;
+    __syncthreads();
+    walk(first_chunks, first_entries, [&](int, uint32_t key) {
+        const uint32_t local = key / kChunkSlots - first_feature;
+        if (key != ~0u && local < kListFeatures) atomicAdd(&s.places[warp][local], 1u);
+    });
+    __syncthreads();
+
+    // A thread two features.
+    uint32_t counts[2] = {};
+    int features[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        const int local = 2 * threadIdx.x + j;
+        const long long number = (long long)(first_feature + local) * kBuckets + bucket;
+        features[j] = local < kListFeatures && number < in.num_loose ? int(number) : -1;
+        if (features[j] < 0) continue;
+#pragma unroll
+        for (int w = 0; w < kListWarps; ++w) counts[j] += s.places[w][local];
+    }
+    const int places[2] = {int(counts[0] + 3) / 4 * 4, int(counts[1] + 3) / 4 * 4};
+    const int before = block_rows::sum_before(places[0] + places[1], s.warp_sums, warp, lane, [] { __syncthreads(); });
+    if (threadIdx.x == kListThreads - 1) s.begin = before > 0 ? atomicAdd(rows.allotted, uint32_t(before)) : 0;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        // Dense features have no entries here, and are none of bin 0 either.
+        const bool listed = features[j] >= 0 && (counts[j] > 0 || rows.dense_bit[features[j]] < 0);
+        const int bin = listed ? bin_of_count(counts[j]) : -1;
+        const unsigned same = __match_any_sync(~0u, bin);
+        if (bin >= 0 && (same & ((1u << lane) - 1)) == 0) atomicAdd(rows.bins + bin, unsigned(__popc(same)));
+    }
+    __syncthreads();
+    uint32_t place = s.begin + before;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        if (features[j] < 0) break;
+        rows.found[features[j]] = {place, counts[j]};
+        uint32_t next = place;
+#pragma unroll
+        for (int w = 0; w < kListWarps; ++w) {
+            const uint32_t of_warp = s.places[w][2 * threadIdx.x + j];
+            s.places[w][2 * threadIdx.x + j] = next;
+            next += of_warp;
+        }
+        place += places[j];
+    }
+    __syncthreads();
+    walk(first_chunks, first_entries, [&](int chunk, uint32_t key) {
+        const uint32_t local = key / kChunkSlots - first_feature;
+        const bool has = key != ~0u && local < kListFeatures;
+        const uint32_t to = next_place(s.places[warp], local, has);
+        if (has) rows.slots[to] = chunk * kChunkSlots + int(key % kChunkSlots);
+    });
+}
+
+// Ranks lists by their length, behind the dense features; neighbouring features together.
+__global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, BlockRows blocks, LooseRows rows) {
     constexpr int kBins = LooseRows::kBins;
-    __shared__ int first_rank[kBins], warp_sums[kBins / 32];
-    __shared__ LooseSummary summary;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) summary = {};
-    int sum = 0, features = 0;
-    const int bin = kBins - 1 - int(threadIdx.x);
-    if (threadIdx.x < kBins) {
-        features = int(rows.bins[bin]);
-        sum = block_rows::warp_inclusive_sum(features, lane);
-        if (lane == 31) warp_sums[warp] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < kBins) {
-        for (int w = 0; w < warp; ++w) sum += warp_sums[w];
-        first_rank[bin] = sum - features;
-        const uint32_t batch = 2 * uint32_t(in.positions);
-        if (bin >= max(1, bin_of_count(batch / 256)) && sum <= kDenseFeatures) atomicMax(&summary.dense, sum);
-        if (bin == bin_of_count(kLongList)) summary.first_middle = sum;
-        if (bin == kShortList + 1) summary.first_short = sum;
-        if (bin == 1) summary.first_empty = sum;
-    }
-    __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        summary.first_middle = max(summary.first_middle, summary.dense);
-        summary.first_short = max(summary.first_short, summary.dense);
-        *rows.summary = summary;
-        const int tiles = blocks.tile_begin[in.num_blocks];
-        for (int c = 0; c <= kDenseChunks; ++c) rows.dense_tiles[c] = int((long long)tiles * c / kDenseChunks);
-        for (int c = 0; c < kDenseChunks; ++c) rows.dense_counts[c] = (summary.dense + 63) / 64 * 64;
-    }
-
-    if (blockIdx.x == 0)
-        for (int i = threadIdx.x; i < kDenseChunks * kBlockFeatures; i += kRankThreads)
-            rows.dense_ranked[i] = i % kBlockFeatures;
-
+    __shared__ uint32_t mine[kBins];  // features of each bin here; then the first one's rank
+    __shared__ int warp_sums[kRankThreads / 32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dense = rows.summary->dense;
     const int feature = blockIdx.x * kRankThreads + threadIdx.x;
     const bool exists = feature < in.num_loose;
-    const uint32_t count = exists ? rows.next[feature] : 0;
-    const int mine = exists ? bin_of_count(count) : -1;
-    const unsigned same = __match_any_sync(~0u, mine);
-    const int leader = __ffs(same) - 1;
-    int taken = 0;
-    if (exists && lane == leader) taken = int(atomicAdd(rows.taken + mine, unsigned(__popc(same))));
-    taken = __shfl_sync(~0u, taken, leader) + __popc(same & ((1u << lane) - 1));
-    const int rank = !exists ? 0 : taken + (mine > 0 ? first_rank[mine] : summary.first_empty);
-    const int places = exists && rank >= summary.dense ? int(count + 3) / 4 * 4 : 0;
-    const int inclusive = block_rows::warp_inclusive_sum(places, lane);
-    uint32_t begin = 0;
-    if (lane == 31 && inclusive > 0) begin = atomicAdd(rows.allotted, uint32_t(inclusive));
-    begin = __shfl_sync(~0u, begin, 31) + uint32_t(inclusive - places);
+    const uint2 found = exists ? rows.found[feature] : uint2{0, 0};
+    const int bit = exists ? rows.dense_bit[feature] : 0;
+    const int bin = kBins - 1 - int(threadIdx.x);  // longest first
+    const int features = int(rows.bins[bin]);
+    mine[threadIdx.x] = 0;
+    __syncthreads();
+    const int own_bin = bit < 0 ? bin_of_count(found.y) : -1;
+    const unsigned same = __match_any_sync(~0u, own_bin);
+    uint32_t in_bin = 0;
+    if (own_bin >= 0 && (same & ((1u << lane) - 1)) == 0) in_bin = atomicAdd(&mine[own_bin], unsigned(__popc(same)));
+    in_bin = __shfl_sync(~0u, in_bin, __ffs(int(same)) - 1) + __popc(same & ((1u << lane) - 1));
+    const int first = dense + block_rows::sum_before(features, warp_sums, warp, lane, [] { __syncthreads(); });
+    if (mine[bin] > 0) mine[bin] = first + atomicAdd(rows.ranked + bin, mine[bin]);
+    if (blockIdx.x == 0) {
+        if (bin == bin_of_count(kLongList)) rows.summary->first_middle = first + features;
+        if (bin == kShortList + 1) rows.summary->first_short = first + features;
+        if (bin == 1) rows.summary->first_empty = first + features;
+        const int tiles = blocks.tile_begin[in.num_blocks], c = threadIdx.x;
+        if (c <= kDenseChunks) rows.dense_tiles[c] = int((long long)tiles * c / kDenseChunks);
+        if (c < kDenseChunks) rows.dense_counts[c] = (dense + 63) / 64 * 64;
+    }
+    for (int i = feature; i < kDenseChunks * kBlockFeatures; i += gridDim.x * kRankThreads)
+        rows.dense_ranked[i] = i % kBlockFeatures;
+    __syncthreads();
     if (!exists) return;
+    const int rank = bit >= 0 ? bit / 32 * 32 + index_of_bit(bit % 32) : int(mine[own_bin] + in_bin);
     rows.rank[feature] = rank;
-    rows.next[feature] = begin;
-    rows.lists[rank] = {feature, begin, count};
-}
-
-constexpr int kSplitThreads = 256, kSplitBatch = 2;
-
-// A warp per row, two at a time: bits of dense features, places in the lists of the others. A row that has a dense
-// feature twice is left out of the bits; irregular_rows.cuh sees to it.
-__global__ void __launch_bounds__(kSplitThreads, 4) split_rows(IndexRows in, BlockRows blocks, LooseRows rows) {
-    constexpr int kWarps = kSplitThreads / 32, kBatch = kSplitBatch;
-    __shared__ uint32_t bits[kWarps][kBatch][kDenseWords];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first_row = (blockIdx.x * kWarps + warp) * kBatch;
-    const LooseSummary summary = *rows.summary;
-    for (int i = lane; i < kBatch * kDenseWords; i += 32) bits[warp][0][i] = 0;
-    __syncwarp();
-    int slots[kBatch];
-    bool irregular[kBatch], twice[kBatch] = {};
-#pragma unroll
-    for (int r = 0; r < kBatch; ++r) {
-        slots[r] = first_row + r < 2 * in.positions ? blocks.row_slot[first_row + r] : 0;
-        irregular[r] = slots[r] < 0;
-        if (irregular[r]) slots[r] = ~slots[r];
-    }
-    for_each_loose<kBatch>(in, first_row, [&](int base, const int(&features)[kBatch][2]) {
-        int ranks[kBatch][2];
-#pragma unroll
-        for (int i = 0; i < 2 * kBatch; ++i) {
-            const int feature = features[i / 2][i % 2];
-            ranks[i / 2][i % 2] = feature >= 0 ? __ldg(rows.rank + (feature - in.num_features)) : -1;
-        }
-#pragma unroll
-        for (int i = 0; i < 2 * kBatch; ++i) {
-            const int r = i / 2, part = i % 2, rank = ranks[r][part];
-            if (rank < 0) continue;
-            if (rank < summary.dense) {
-                const uint32_t bit = 1u << bit_of_index(rank & 31);
-                twice[r] |= (atomicOr(&bits[warp][r][rank >> 5], bit) & bit) != 0;
-            } else {
-                const uint32_t place = atomicAdd(rows.next + (features[r][part] - in.num_features), 1u);
-                rows.keys[place] = uint32_t(slots[r]) * in.max_active + (base + 32 * part + lane);
-            }
-        }
-    });
-    __syncwarp();
-#pragma unroll
-    for (int r = 0; r < kBatch; ++r) {
-        const int row = first_row + r;
-        if (row >= 2 * in.positions) break;
-        const bool found = __any_sync(~0u, twice[r]) && !irregular[r];
-        if (lane < kDenseWords)
-            rows.dense_row_bits[size_t(slots[r]) * kDenseWords + lane] =
-                irregular[r] || found ? 0 : bits[warp][r][lane];
-        if (lane == 0) rows.left_out[row] = found;
-        if (lane == 0 && found) atomicAdd(rows.left_out_rows, 1);
-    }
-}
-
-// One warp per (tile, word), as for the blocks' features.
-__global__ void transpose_dense(BlockRows blocks, LooseRows rows) {
-    const int item = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int tile = item / kDenseWords, word = item % kDenseWords;
-    if (tile >= rows.dense_tiles[kDenseChunks]) return;
-    const int slot = tile * kTileRows + index_of_bit(lane);
-    uint32_t words[2];
-    for (int h = 0; h < 2; ++h) {
-        const int s = slot + 32 * h;
-        words[h] = blocks.slot_target[s] >= 0 ? rows.dense_row_bits[size_t(s) * kDenseWords + word] : 0;
-    }
-    rows.dense_bits[size_t(tile) * kBlockFeatures + word * 32 + index_of_bit(lane)] = {
-        block_rows::warp_transpose(words[0], lane), block_rows::warp_transpose(words[1], lane)};
-}
-
-constexpr int kSortThreads = 256, kSortBlocks = 8 * 132;
-
-// By `threads` threads, of which this is number `thread`: an entry's place is the number of smaller keys. Quadratic,
-// but lists are short where they are many. Keys differ, as a place in the index rows is part of them.
-template <typename Sync>
-__device__ __forceinline__ void sort_list(const LooseRows& rows, const LooseList& list, int max_active, int thread,
-                                          int threads, const Sync& sync) {
-    uint32_t* keys = rows.keys + list.begin;
-    const uint32_t quads = (list.count + 3) / 4;
-    if (list.count + thread < 4 * quads) keys[list.count + thread] = ~0u;
-    sync();
-    for (uint32_t i = thread; i < list.count; i += threads) {
-        const uint32_t key = keys[i];
-        int smaller = 0;
-#pragma unroll 4
-        for (uint32_t q = 0; q < quads; ++q) {
-            const uint4 four = reinterpret_cast<const uint4*>(keys)[q];
-            smaller += (four.x < key) + (four.y < key) + (four.z < key) + (four.w < key);
-        }
-        rows.slots[list.begin + smaller] = int(key / uint32_t(max_active));
-    }
-}
-
-// A thread block per long list, then a warp per list.
-__global__ void __launch_bounds__(kSortThreads) sort_lists(LooseRows rows, int max_active) {
-    constexpr int kWarps = kSortThreads / 32;
-    const LooseSummary summary = *rows.summary;
-    for (int rank = summary.dense + blockIdx.x; rank < summary.first_middle; rank += gridDim.x)
-        sort_list(rows, rows.lists[rank], max_active, threadIdx.x, kSortThreads, [] { __syncthreads(); });
-    for (int rank = summary.first_middle + blockIdx.x * kWarps + threadIdx.x / 32; rank < summary.first_empty;
-         rank += gridDim.x * kWarps)
-        sort_list(rows, rows.lists[rank], max_active, threadIdx.x % 32, 32, [] { __syncwarp(); });
+    rows.lists[rank] = {feature, found.x, found.y};
 }
 
 // All the backward needs, after the blocks' rows.
-inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const LooseRows& rows, cudaStream_t stream) {
-    const cudaError_t error =
-        cudaMemsetAsync(rows.counts, 0, LooseRows::zeroed(in.num_loose) * sizeof(uint32_t), stream);
+inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const RowOrder* order, const LooseRows& rows,
+                         cudaStream_t stream) {
+    const cudaError_t error = cudaMemsetAsync(rows.sampled, 0, LooseRows::zeroed(in), stream);
     if (error != cudaSuccess) return error;
     const int rank_blocks = (in.num_loose + kRankThreads - 1) / kRankThreads;
-    const auto row_blocks = [&](int rows_each) { return (2 * in.positions + rows_each - 1) / rows_each; };
-    count_entries<<<row_blocks(kCountThreads / 32 * kCountBatch), kCountThreads, 0, stream>>>(in, rows);
-    bin_counts<<<rank_blocks, kRankThreads, 0, stream>>>(rows, in.num_loose);
-    rank_features<<<rank_blocks, kRankThreads, 0, stream>>>(in, blocks, rows);
-    split_rows<<<row_blocks(kSplitThreads / 32 * kSplitBatch), kSplitThreads, 0, stream>>>(in, blocks, rows);
-    const int words = BlockRows::tiles(in.positions, in.num_blocks) * kDenseWords;
-    transpose_dense<<<(words + 7) / 8, 256, 0, stream>>>(blocks, rows);
-    sort_lists<<<kSortBlocks, kSortThreads, 0, stream>>>(rows, in.max_active);
+    constexpr int kBucketFeatures = LooseRows::kBuckets * kListFeatures;
+    sample_rows<<<(sample_of(in).rows + kSampleRows - 1) / kSampleRows, kSampleThreads, 0, stream>>>(in, rows);
+    choose_dense<<<rank_blocks, kRankThreads, 0, stream>>>(in, rows);
+    split_rows<<<LooseRows::chunks(in), kSplitThreads, 0, stream>>>(in, blocks, order, rows);
+    const dim3 buckets(LooseRows::kBuckets, (in.num_loose + kBucketFeatures - 1) / kBucketFeatures);
+    make_lists<<<buckets, kListThreads, 0, stream>>>(in, rows);
+    rank_lists<<<rank_blocks, kRankThreads, 0, stream>>>(in, blocks, rows);
     return cudaGetLastError();
 }
 

@@ -43,6 +43,7 @@ void check_rows_arguments(const char* op, const Tensor& white, const Tensor& bla
     if (num_blocked < num_features && slots * std::max<int64_t>(white.size(1), 1) >= (int64_t(1) << 32)) {
         fail(op, "white", shape_text(white.sizes()), "2 B K < 2^32 where there are loose features");
     }
+    if (num_features - num_blocked >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_blocked < 2^24");
 }
 
 // Contiguous, and where 16-byte loads are allowed.
@@ -183,10 +184,10 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
 template <class Weight>
 cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
     if (lists == nullptr) return slab_forward::forward<Weight>(p, stream);
-    Fork fork(stream);
+    Fork fork(stream, true);
     if (fork.ok() != cudaSuccess) return fork.ok();
     cudaError_t error = slab_forward::forward<Weight>(p, stream);
-    if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, *lists, fork.stream());
+    if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, p.order, *lists, fork.stream());
     const cudaError_t joined = fork.join();
     return error == cudaSuccess ? joined : error;
 }

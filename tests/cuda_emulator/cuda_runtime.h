@@ -137,8 +137,11 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, int) {
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, int) {
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, int) {
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, int, int) {
     return *stream = &stream, cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    return *least = 0, *greatest = -1, cudaSuccess;
 }
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
     return *status = cudaStreamCaptureStatusNone, cudaSuccess;
@@ -220,6 +223,12 @@ template <typename T>
 T __reduce_max_sync(unsigned, T v) {
     const uint64_t* all = emulator::exchange(emulator::bits_of(v));
     for (int i = 0; i < 32; ++i) v = std::max(v, emulator::from_bits<T>(all[i]));
+    return v;
+}
+template <typename T>
+T __reduce_min_sync(unsigned, T v) {
+    const uint64_t* all = emulator::exchange(emulator::bits_of(v));
+    for (int i = 0; i < 32; ++i) v = std::min(v, emulator::from_bits<T>(all[i]));
     return v;
 }
 template <typename T>
@@ -313,6 +322,13 @@ T atomicOr(T* p, T v) {
 template <typename T>
 T atomicExch(T* p, T v) {
     return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);
+}
+template <typename T>
+T atomicMin(T* p, T v) {
+    T before = *p;
+    while (v < before && !__atomic_compare_exchange_n(p, &before, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        continue;
+    return before;
 }
 template <typename T>
 T atomicMax(T* p, T v) {

@@ -1,4 +1,7 @@
-"""What `perspective_rows` makes on CUDA of rows whose features come in blocks: every list, entry by entry."""
+"""What `perspective_rows` makes on CUDA of rows whose features come in blocks: every list, entry by entry.
+
+And what the forward makes of loose features for the backward.
+"""
 
 import ctypes
 from typing import Any
@@ -9,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nnue_trainer.perspectives import _block_rows_pieces, _carved, is_fused, perspective_rows
+from nnue_trainer.perspectives import _block_rows_pieces, _carved, _lists_pieces, is_fused, perspective_rows
 
 NEAR = 384
 # The fp32 forward adds up teams of four ranks, from the fifth team on of three: those are read with one place, which
@@ -19,8 +22,9 @@ TEAMS, FOURS, BIAS_TEAM = 8, 4, 4
 INDEX_OF_BIT = np.array([(p >> 4 & 1) | (p >> 2 & 3) << 1 | (p >> 1 & 1) << 4 | (p & 1) << 3 for p in range(32)])
 
 DTYPES = {
-    **dict.fromkeys(["feature_bits", "near_bits", "chunk_rows"], np.uint32),
+    **dict.fromkeys(["feature_bits", "near_bits", "chunk_rows", "dense_bits"], np.uint32),
     **dict.fromkeys(["far", "near", "listed"], np.uint16),
+    **dict.fromkeys(["zeroed", "dense_bit"], np.uint8),
 }
 
 
@@ -224,3 +228,95 @@ def test_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...])
         white, black, black_to_move, num_blocked + loose, case[3], num_blocked
     )
     check_lists(memory.numpy(), white, black, black_to_move, num_blocked, case[3], loose > 0)
+
+
+def bin_of_count(counts: NDArray[Any]) -> NDArray[Any]:
+    """Five significant bits."""
+    e = np.frexp(np.maximum(counts, 16))[1] - 1
+    return np.where(counts < 16, counts, 16 * (e - 3) + (counts >> np.maximum(e - 4, 0) & 15))
+
+
+def check_loose_lists(
+    memory: NDArray[np.uint8], row_slot: NDArray[Any], tiles: int, white: Tensor, black: Tensor, num_features: int,
+    num_blocked: int, block_size: int,
+) -> None:  # fmt: skip
+    positions, max_active = white.shape
+    pieces = _lists_pieces(positions, max_active, num_features, block_size, num_blocked)
+    assert len(memory) == _carved(list(pieces.values()))
+    found = open_pieces(memory, pieces)
+    rows, loose = torch.cat([white, black]).numpy(), num_features - num_blocked
+    alive = (np.cumsum(rows < 0, axis=1) == 0) & (rows >= num_blocked) & (rows < num_features)
+    of_row, features = np.nonzero(alive)[0], rows[alive] - num_blocked
+    slot = np.where(row_slot < 0, ~row_slot, row_slot)
+    counts = np.bincount(features, minlength=loose)
+    dense, first_middle, first_short, first_empty = found["summary"]
+    lists = found["lists"].reshape(-1, 3)
+    np.testing.assert_array_equal(np.sort(lists[:, 0]), np.arange(loose))
+    np.testing.assert_array_equal(found["rank"][lists[:, 0]], np.arange(loose))
+
+    # Dense features are the most frequent of every so-manyth row.
+    step = max(1, len(rows) // 2048)
+    sampled = np.bincount(rows[::step][alive[::step]] - num_blocked, minlength=loose)
+    bins = bin_of_count(sampled)
+    least = bin_of_count(np.array([max(1, -(-len(rows) // step) // 256)]))[0]
+    while (bins >= least).sum() > 384:
+        least += 1
+    assert dense == (bins >= least).sum()
+    np.testing.assert_array_equal(bins[lists[:dense, 0]], np.sort(bins)[::-1][:dense])
+
+    by_rank = counts[lists[dense:, 0]]
+    np.testing.assert_array_equal(lists[dense:, 2], by_rank)
+    assert first_middle == dense + (by_rank >= 64).sum()
+    assert first_short == dense + (by_rank > 8).sum()
+    assert first_empty == dense + (by_rank > 0).sum()
+    assert (by_rank[1:] <= 17 / 16 * np.minimum.accumulate(by_rank)[:-1]).all()
+    slots_of = np.split(np.sort(features.astype(np.int64) << 32 | slot[of_row]), np.cumsum(counts)[:-1])
+    taken = np.zeros(len(found["slots"]), dtype=int)
+    for feature, begin, count in lists[dense:first_empty]:
+        np.testing.assert_array_equal(found["slots"][begin : begin + count], slots_of[feature] & 0xFFFFFFFF)
+        assert begin % 4 == 0
+        taken[begin : begin + count] += 1
+    assert taken.max(initial=0) <= 1
+
+    has = np.zeros((tiles * 64, 384), dtype=int)
+    rank = found["rank"][features]
+    np.add.at(has, (slot[of_row[rank < dense]], rank[rank < dense]), 1)
+    left_out = (has[slot] > 1).any(axis=1) & (row_slot >= 0)
+    begin = 4 * (loose + 512 * 19 + 1)
+    assert found["zeroed"][begin : begin + 4].view(np.int32)[0] == left_out.sum()
+    np.testing.assert_array_equal(found["zeroed"][begin + 4 :] != 0, left_out)
+    has[slot[left_out | (row_slot < 0)]] = 0
+    bits = found["dense_bits"].reshape(-1, 768, 2)[:tiles, :384]
+    np.testing.assert_array_equal(unpack(bits).transpose(0, 2, 1).reshape(-1, 384), has != 0)
+
+
+LOOSE_CASES = {
+    "a few features": (1, 8, 2, 96, 0, 20),
+    "many features": (400, 90, 5, 96, 0, 3000),
+    "a sample of the rows": (5000, 40, 3, 96, 40, 2000),
+    "rows of more than 128": (150, 300, 2, 96, 0, 1000),
+    "more features than a thread block takes": (60, 30, 2, 96, 0, 70000),
+    "all of them as frequent": (200, 420, 1, 8, 0, 400),
+}
+
+
+@pytest.mark.parametrize("case", LOOSE_CASES.values(), ids=LOOSE_CASES.keys())
+def test_loose_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...]) -> None:
+    white, black, black_to_move, num_blocked = make_batch(*case)
+    features = num_blocked + case[5]
+    g = np.random.default_rng(1)
+    for rows in white.numpy(), black.numpy():  # a few features are much more frequent than others, some twice in a row
+        is_loose = (rows >= num_blocked) & (rows < features)
+        rows[is_loose] = num_blocked + (g.random(is_loose.sum()) ** 4 * case[5]).astype(np.int32)
+        if case[5] == 400:
+            rows[:, :400] = num_blocked + np.arange(400)
+    constants = case[3], num_blocked
+    emulator.emulator_configure(4, 1)
+    blocks = torch.ops.nnue_emulated.perspective_rows(white, black, black_to_move, features, *constants)
+    memory = torch.ops.nnue_emulated.perspective_transformer_forward(
+        white, black, blocks, torch.zeros(features, 16), torch.zeros(16), None, None, *constants, 3, 1.0, 1.0, 0, True
+    )[3].numpy()
+    pieces = open_pieces(blocks.numpy(), _block_rows_pieces(*white.shape, *constants, True))
+    check_loose_lists(
+        memory, pieces["row_slot"], pieces["tile_begin"][-1], white, black, features, num_blocked, case[3]
+    )
