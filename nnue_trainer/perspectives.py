@@ -81,7 +81,7 @@ def _lists_pieces(
     loose = num_features - num_blocked
     return {
         "zeroed": 4 * (loose + 512 * 19 + 2) + 2 * positions,  # sampled … left_out
-        "summary": 16,
+        "summary": 12,
         "lists": 12 * loose,
         "rank": 4 * loose,
         "dense_bit": 2 * loose,
@@ -90,9 +90,6 @@ def _lists_pieces(
         "found": 8 * loose,
         "slots": 4 * (chunks * 256 * max_active + 3 * loose),
         "dense_bits": 8 * 768 * tiles,
-        "dense_tiles": 4 * 17,
-        "dense_counts": 4 * 16,
-        "dense_ranked": 4 * 16 * 768,
     }
 
 

@@ -26,15 +26,13 @@
 namespace nnue {
 
 constexpr int kDenseFeatures = 384, kDenseWords = kDenseFeatures / 32;
-constexpr int kDenseChunks = 16;  // stretches of tiles with products of their own, so that work can be shared out
-constexpr int kLongList = 64;     // a list of so many slots or more is long
-constexpr int kShortList = 8;     // a list of up to so many is summed in one go
+constexpr int kLongList = 64;  // a list of so many slots or more is long
+constexpr int kShortList = 8;  // a list of up to so many is summed in one go
 
 struct LooseSummary {
-    int dense;         // ranks, see above
-    int first_middle;  // rank of the first list of fewer than kLongList entries
-    int first_short;   // of at most kShortList
-    int first_empty;   // of the first feature that no row has
+    int dense;        // ranks, see above
+    int first_short;  // of at most kShortList
+    int first_empty;  // of the first feature that no row has
 };
 
 struct LooseList {
@@ -63,9 +61,6 @@ struct LooseRows {
     uint2* found;            // scratch [num_loose]: where its list begins, and its length
     int32_t* slots;          // [places]: the lists
     uint2* dense_bits;       // [tiles, 768]: as BlockRows::feature_bits, of dense features
-    int32_t* dense_tiles;    // [kDenseChunks + 1]: first tiles of the chunks of the dense features' product
-    int32_t* dense_counts;   // [kDenseChunks]: BlockRows::dense of the chunks
-    int32_t* dense_ranked;   // [kDenseChunks, 768]: BlockRows::ranked of the chunks
 
     static size_t zeroed(const IndexRows& in) {
         return (size_t(in.num_loose) + kBins * (kBinPitch + 3) + 2) * sizeof(uint32_t) + 2 * size_t(in.positions);
@@ -105,9 +100,6 @@ inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
     rows.found = carver.take<uint2>(in.num_loose);
     rows.slots = carver.take<int32_t>(LooseRows::places(in));
     rows.dense_bits = carver.take<uint2>(tiles * kBlockFeatures);
-    rows.dense_tiles = carver.take<int32_t>(kDenseChunks + 1);
-    rows.dense_counts = carver.take<int32_t>(kDenseChunks);
-    rows.dense_ranked = carver.take<int32_t>(kDenseChunks * kBlockFeatures);
     return rows;
 }
 
@@ -211,7 +203,7 @@ __global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, Lo
     if (threadIdx.x % 32 == 0 && who != 0) atomicMin(&fewest, int(threadIdx.x) + __ffs(int(who)) - 1);
     __syncthreads();
     const int least = fewest;  // the last bin has no features, so there is one
-    if (feature == 0) *rows.summary = {int(rows.at_least[least * LooseRows::kBinPitch]), 0, 0, 0};
+    if (feature == 0) *rows.summary = {int(rows.at_least[least * LooseRows::kBinPitch]), 0, 0};
     if (feature >= in.num_loose) return;
     const int bin = bin_of_count(count);
     int bit = -1;
@@ -527,7 +519,7 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, LooseRo
 }
 
 // Ranks lists by their length, behind the dense features; neighbouring features together.
-__global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, BlockRows blocks, LooseRows rows) {
+__global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, LooseRows rows) {
     constexpr int kBins = LooseRows::kBins;
     __shared__ uint32_t mine[kBins];  // features of each bin here; then the first one's rank
     __shared__ int warp_sums[kRankThreads / 32];
@@ -548,15 +540,9 @@ __global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, Bloc
     const int first = dense + block_rows::sum_before(features, warp_sums, warp, lane, [] { __syncthreads(); });
     if (mine[bin] > 0) mine[bin] = first + atomicAdd(rows.ranked + bin, mine[bin]);
     if (blockIdx.x == 0) {
-        if (bin == bin_of_count(kLongList)) rows.summary->first_middle = first + features;
         if (bin == kShortList + 1) rows.summary->first_short = first + features;
         if (bin == 1) rows.summary->first_empty = first + features;
-        const int tiles = blocks.tile_begin[in.num_blocks], c = threadIdx.x;
-        if (c <= kDenseChunks) rows.dense_tiles[c] = int((long long)tiles * c / kDenseChunks);
-        if (c < kDenseChunks) rows.dense_counts[c] = (dense + 63) / 64 * 64;
     }
-    for (int i = feature; i < kDenseChunks * kBlockFeatures; i += gridDim.x * kRankThreads)
-        rows.dense_ranked[i] = i % kBlockFeatures;
     __syncthreads();
     if (!exists) return;
     const int rank = bit >= 0 ? bit / 32 * 32 + index_of_bit(bit % 32) : int(mine[own_bin] + in_bin);
@@ -576,7 +562,7 @@ inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const Row
     split_rows<<<LooseRows::chunks(in), kSplitThreads, 0, stream>>>(in, blocks, order, rows);
     const dim3 buckets(LooseRows::kBuckets, (in.num_loose + kBucketFeatures - 1) / kBucketFeatures);
     make_lists<<<buckets, kListThreads, 0, stream>>>(in, rows);
-    rank_lists<<<rank_blocks, kRankThreads, 0, stream>>>(in, blocks, rows);
+    rank_lists<<<rank_blocks, kRankThreads, 0, stream>>>(in, rows);
     return cudaGetLastError();
 }
 

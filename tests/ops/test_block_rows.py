@@ -249,7 +249,7 @@ def check_loose_lists(
     of_row, features = np.nonzero(alive)[0], rows[alive] - num_blocked
     slot = np.where(row_slot < 0, ~row_slot, row_slot)
     counts = np.bincount(features, minlength=loose)
-    dense, first_middle, first_short, first_empty = found["summary"]
+    dense, first_short, first_empty = found["summary"]
     lists = found["lists"].reshape(-1, 3)
     np.testing.assert_array_equal(np.sort(lists[:, 0]), np.arange(loose))
     np.testing.assert_array_equal(found["rank"][lists[:, 0]], np.arange(loose))
@@ -266,7 +266,6 @@ def check_loose_lists(
 
     by_rank = counts[lists[dense:, 0]]
     np.testing.assert_array_equal(lists[dense:, 2], by_rank)
-    assert first_middle == dense + (by_rank >= 64).sum()
     assert first_short == dense + (by_rank > 8).sum()
     assert first_empty == dense + (by_rank > 0).sum()
     assert (by_rank[1:] <= 17 / 16 * np.minimum.accumulate(by_rank)[:-1]).all()
