@@ -355,9 +355,9 @@ __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProbl
         for (int c = 0; c < 2; ++c) add_piece<kParts>(sum[c], pieces[r][c]);
 }
 
-// A warp: the sum of a list of slots, 64 pieces of a row from `base` on; four rows in flight. `slot`: of the lane's
-// number in the list; `row`: of the gradient.
-template <int kParts>
+// A warp: the sum of a list of slots, 64 pieces of a row from `base` on; up to kRows rows in flight. `slot`: of the
+// lane's number in the list; `row`: of the gradient.
+template <int kParts, int kRows>
 __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, const int* slots, int count, int slot,
                                          int base) {
     const int lane = threadIdx.x % 32;
@@ -367,7 +367,8 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
         if (begin > 0) slot = begin + lane < count ? __ldcg(slots + begin + lane) : -1;
         const int here = min(count - begin, 32);
         int first = 0;
-        for (; first + 4 <= here; first += 4) add_rows<kParts, 4>(sum, p, slot, first, base);
+        for (; first + kRows <= here; first += kRows) add_rows<kParts, kRows>(sum, p, slot, first, base);
+        if (kRows > 4 && here - first >= 4) add_rows<kParts, 4>(sum, p, slot, first, base), first += 4;
         if (here - first == 3) add_rows<kParts, 3>(sum, p, slot, first, base);
         if (here - first == 2) add_rows<kParts, 2>(sum, p, slot, first, base);
         if (here - first == 1) add_rows<kParts, 1>(sum, p, slot, first, base);
@@ -381,10 +382,10 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
 
 // Rare features: a warp takes 64 pieces of one's rows, those of the largest blocks, which are the last, first. The next
 // one's slots are on their way meanwhile. It fills the multiprocessors that the products have left.
-constexpr int kRareThreads = 128, kRareBlocks = 5 * kWorkers;
+constexpr int kRareThreads = 128, kRareBlocks = 4 * kWorkers;
 
 template <int kParts>
-__global__ void __launch_bounds__(kRareThreads, 5) rare_feature_kernel(BackwardProblem p) {
+__global__ void __launch_bounds__(kRareThreads, 4) rare_feature_kernel(BackwardProblem p) {
     constexpr int kStride = kRareBlocks * (kRareThreads / 32);
     const int lane = threadIdx.x % 32, parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // of a row
     // The products are not done, but say that row gradients are.
@@ -414,8 +415,8 @@ __global__ void __launch_bounds__(kRareThreads, 5) rare_feature_kernel(BackwardP
     for (; item < count * parts; item += kStride) {
         fetch(next);
         const Item after = open();
-        sum_list<kParts>(p, now.feature.row, p.rare_slots + now.feature.begin, now.feature.count, now.slot,
-                         item % parts * 64);
+        sum_list<kParts, 8>(p, now.feature.row, p.rare_slots + now.feature.begin, now.feature.count, now.slot,
+                            item % parts * 64);
         now = next, next = after;
     }
     // Kernels that follow wait for this one, and it for what was before.

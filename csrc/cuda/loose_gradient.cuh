@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
         [&](long long number) { return rows.lists[summary.first_short + number]; },
         [&](const Item& item) {
             for (int base = 0; base < pieces_of_row; base += 64)
-                sum_list<kParts>(p, p.in.num_features + item.list.feature, rows.slots + item.list.begin,
-                                 item.list.count, item.slot, base);
+                sum_list<kParts, 4>(p, p.in.num_features + item.list.feature, rows.slots + item.list.begin,
+                                    item.list.count, item.slot, base);
         });
 }
 
