@@ -2,7 +2,7 @@
 // (block_product.cuh) over each block's frequent features; rare ones are gathered.
 //
 // Row gradients first, as fast as memory allows; beside them the lists of the rows that have rare features. Then the
-// products (gradient_plan.cuh), and as multiprocessors get free of them, the rare features.
+// products (gradient_plan.cuh), and as multiprocessors get free of them, rare features and sums of partial products.
 #pragma once
 
 #include <climits>
@@ -20,6 +20,7 @@ struct GradientShape {
     static constexpr int kSlab = 64 / kParts;  // columns of each half
     static constexpr int kAtomBytes = kTileRows * 128, kOperandBytes = 2 * kAtomBytes;
     static constexpr int kColumns = 2 * kSlab;  // of a gradient
+    static constexpr int kPartialFloats = kGroupFeatures * kColumns;
     static constexpr int kThreads = 256, kWarps = kThreads / 32, kGroups = kSlab / 8, kRows = kThreads / kGroups;
 
     __host__ __device__ static int slabs(int num_outputs) { return (num_outputs / 2 + kSlab - 1) / kSlab; }
@@ -380,23 +381,87 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
     }
 }
 
-// Rare features: a warp takes 64 pieces of one's rows, those of the largest blocks, which are the last, first. The next
-// one's slots are on their way meanwhile. It fills the multiprocessors that the products have left.
-constexpr int kRareThreads = 128, kRareBlocks = 4 * kWorkers;
+// The gradient's row of a feature; −1: there is none. `entry`: of `ranked`, or of a list.
+__device__ __forceinline__ int gradient_row(const BackwardProblem& p, int loose_dense, int block, int rank, int entry) {
+    if (block == p.in.num_blocks) return rank < loose_dense ? p.in.num_features + entry : -1;
+    const int local = entry ^ entry >> 31, feature = block * p.in.block_size + local;
+    return local < p.in.block_size && feature < p.in.num_features ? feature : -1;
+}
+__device__ __forceinline__ const int* rank_entry(const BackwardProblem& p, int block, int rank) {
+    return block == p.in.num_blocks ? &p.loose.lists[min(rank, p.in.num_loose - 1)].feature
+                                    : p.rows.ranked + block * kBlockFeatures + rank;
+}
+
+// A warp: the sum of the products of a block's parts, eight loads of each part together.
+template <int kParts>
+constexpr int kMergeRanks = 8 * kParts;
+template <int kParts>
+__device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit& unit, int slab, int first_rank,
+                                      int loose_dense) {
+    using Shape = GradientShape<kParts>;
+    constexpr int kLanes = Shape::kColumns / 4, kRows = 32 / kLanes, kTogether = kMergeRanks<kParts> / kRows;
+    const int lane = threadIdx.x % 32, slabs = Shape::slabs(p.num_outputs);
+    const int in_slab = lane % kLanes * 4, in_half = slab * Shape::kSlab + in_slab % Shape::kSlab;
+    const int column = in_slab / Shape::kSlab * (p.num_outputs / 2) + in_half;
+    first_rank += lane / kLanes;
+    const int in_group = unit.group * kGroupFeatures;
+    int entries[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+        entries[i] = __ldg(rank_entry(p, unit.block, in_group + first_rank + i * kRows));
+    if (lane == 0) counter_wait(p.sync->parts_done + unit.partial * slabs + slab, unit.parts);
+    __syncwarp();
+    const size_t stride = size_t(slabs) * Shape::kPartialFloats / 4;
+    const float4* from = reinterpret_cast<const float4*>(p.partial) +
+                         (size_t(unit.partial) * slabs + slab) * (Shape::kPartialFloats / 4) + first_rank * kLanes +
+                         lane % kLanes;
+    float4 sums[kTogether] = {};
+    for (int part = 0; part < unit.parts; ++part, from += stride) {
+        float4 values[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) values[i] = __ldcg(from + i * kRows * kLanes);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            sums[i].x += values[i].x, sums[i].y += values[i].y;
+            sums[i].z += values[i].z, sums[i].w += values[i].w;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+        const int row = gradient_row(p, loose_dense, unit.block, in_group + first_rank + i * kRows, entries[i]);
+        if (row < 0 || in_half >= p.num_outputs / 2) continue;
+        const size_t at = size_t(row) * p.num_outputs + column;
+        if constexpr (kParts == 2)
+            __stcs(reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at), sums[i]);
+        else
+            __stcs(reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.grad_weight) + at),
+                   uint2{pack(sums[i].x, sums[i].y, p.weight_type), pack(sums[i].z, sums[i].w, p.weight_type)});
+    }
+}
+
+// What is left: rare features, and sums of parts. It fills the multiprocessors that the products have left. A warp
+// takes 64 pieces of a rare feature's rows, those of the largest blocks, which are the last, first; the next one's
+// slots are on their way meanwhile.
+constexpr int kFinishThreads = 128, kFinishBlocks = 4 * kWorkers;
 
 template <int kParts>
-__global__ void __launch_bounds__(kRareThreads, 4) rare_feature_kernel(BackwardProblem p) {
-    constexpr int kStride = kRareBlocks * (kRareThreads / 32);
+__global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
+    constexpr int kStride = kFinishBlocks * (kFinishThreads / 32);
     const int lane = threadIdx.x % 32, parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // of a row
-    // The products are not done, but say that row gradients are.
-    if (threadIdx.x == 0) flag_wait(&p.sync->begun);
+    __shared__ MergeUnit units[kMaxMergeUnits + 1];
+    // The products are not done, but say that all else is.
+    if (threadIdx.x == 0) flag_wait(&p.sync->planned);
+    __syncthreads();
+    const int num_units = __ldcg(&p.sync->merge_units);
+    for (int i = threadIdx.x; i < (num_units + 1) * int(sizeof(MergeUnit) / 4); i += kFinishThreads)
+        reinterpret_cast<int*>(units)[i] = __ldcg(reinterpret_cast<const int*>(p.merges) + i);
     __syncthreads();
     const int count = __ldcg(&p.sync->rare);
     struct Item {
         RareFeature feature;
         int slot;  // of the lane's number in the list, −1 if there is none
     };
-    int item = blockIdx.x * (kRareThreads / 32) + threadIdx.x / 32, next_item = item;
+    int item = blockIdx.x * (kFinishThreads / 32) + threadIdx.x / 32, next_item = item;
     const auto open = [&] {
         Item next{{-1, 0, 0}, -1};
         if (next_item < count * parts) {
@@ -418,6 +483,13 @@ __global__ void __launch_bounds__(kRareThreads, 4) rare_feature_kernel(BackwardP
         sum_list<kParts, 8>(p, now.feature.row, p.rare_slots + now.feature.begin, now.feature.count, now.slot,
                             item % parts * 64);
         now = next, next = after;
+    }
+    const int slabs = Slab<kParts>::slabs(p.num_outputs), loose_dense = p.in.num_loose > 0 ? p.loose.summary->dense : 0;
+    item = blockIdx.x * (kFinishThreads / 32) + threadIdx.x / 32;
+    for (int unit = 0; item < units[num_units].begin / kMergeRanks<kParts> * slabs; item += kStride) {
+        const int rank = item / slabs * kMergeRanks<kParts>;
+        while (units[unit + 1].begin <= rank) ++unit;
+        merge<kParts>(p, units[unit], item % slabs, rank - units[unit].begin, loose_dense);
     }
     // Kernels that follow wait for this one, and it for what was before.
     wait_for_kernels_before();
@@ -444,7 +516,6 @@ struct BackwardShape : GradientShape<kParts> {
     static constexpr int kConsumers = GradientShape<kParts>::kThreads, kThreads = kConsumers + 128,
                          kWarps = kConsumers / 32;
     static constexpr int kFeatureTiles = kGroupFeatures / 64 / (kConsumers / 128);  // of 64 features, per warpgroup
-    static constexpr int kPartialFloats = kGroupFeatures * GradientShape<kParts>::kColumns;
     // A consumer warp turns 16 rows of results, 256 bytes each, around in shared memory; banks ask for the stride.
     static constexpr int kRowStride = kParts == 1 ? 272 : 288, kTurnBytes = 16 * kRowStride;
     static constexpr int kTasks = 2;  // one at work, one that is prepared
@@ -538,18 +609,6 @@ __device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp,
           [&](int item) { return p.in.num_features + p.loose.lists[first_empty + item].feature; });
 }
 
-// The gradient's row of a feature; −1: there is none. `entry`: of `ranked`, or of a list.
-__device__ __forceinline__ int gradient_row(const BackwardProblem& p, const Plan& plan, int block, int rank,
-                                            int entry) {
-    if (plan.is_loose(block)) return rank < plan.loose_dense ? p.in.num_features + entry : -1;
-    const int local = entry ^ entry >> 31, feature = block * p.in.block_size + local;
-    return local < p.in.block_size && feature < p.in.num_features ? feature : -1;
-}
-__device__ __forceinline__ const int* rank_entry(const BackwardProblem& p, bool loose, int block, int rank) {
-    return loose ? &p.loose.lists[min(rank, p.in.num_loose - 1)].feature
-                 : p.rows.ranked + block * kBlockFeatures + rank;
-}
-
 // A product task: sums and what becomes of them.
 template <int kParts>
 __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Plan& plan, const volatile Task& task,
@@ -568,8 +627,8 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
     __syncwarp();
     if (task.partial < 0) {  // the features, for the end
         for (int i = lane; i < my_tiles * 16; i += 32)
-            copy_async_4(my_features + i * 4, rank_entry(p, plan.is_loose(task.block), task.block,
-                                                         task.group * kGroupFeatures + rank_of(i / 16, i % 16)));
+            copy_async_4(my_features + i * 4,
+                         rank_entry(p, task.block, task.group * kGroupFeatures + rank_of(i / 16, i % 16)));
     }
     copy_async_commit();
     multiply<kParts>(acc, my_tiles, task.last - task.first, shared, copied);
@@ -610,7 +669,8 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
     const int block = task.block, first_rank = task.group * kGroupFeatures;
     for (int i = lane; i < my_tiles * 16; i += 32) {
         const uint32_t at = my_features + i * 4;
-        store_shared_4(at, gradient_row(p, plan, block, first_rank + rank_of(i / 16, i % 16), int(load_shared_4(at))));
+        store_shared_4(
+            at, gradient_row(p, plan.loose_dense, block, first_rank + rank_of(i / 16, i % 16), int(load_shared_4(at))));
     }
     const unsigned row_bytes = p.num_outputs * (16 / kEach);
     char* const to_row = static_cast<char*>(p.grad_weight) + in_row * (16 / kEach);
@@ -649,64 +709,6 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
     }
 }
 
-// The sum of the products of a block's parts, kMergeRanks ranks of it.
-template <int kParts>
-__device__ __forceinline__ void merge(const BackwardProblem& p, const Plan& plan, const volatile Task& task) {
-    using Shape = BackwardShape<kParts>;
-    constexpr int kLanes = Shape::kColumns / 4, kRows = Shape::kConsumers / kLanes, kTogether = kMergeRanks / kRows;
-    constexpr int kAtOnce = 3;  // parts
-    const int thread = thread_number();
-    const int lane = thread % kLanes, column = lane * 4 / Shape::kSlab * (p.num_outputs / 2) +
-                                               task.slab * Shape::kSlab + lane * 4 % Shape::kSlab;
-    const bool has_columns = task.slab * Shape::kSlab + lane * 4 % Shape::kSlab < p.num_outputs / 2;
-    const bool loose = plan.is_loose(task.block);
-    const int ranks = min(kMergeRanks, plan.feature_tiles(task.block, task.group) * 64 - task.rank);
-    const size_t stride = size_t(plan.slabs) * Shape::kPartialFloats / 4;
-    for (int base = thread / kLanes; base < ranks; base += kRows * kTogether) {
-        float4 sums[kTogether] = {};
-        int entries[kTogether];
-        const float4* from = reinterpret_cast<const float4*>(p.partial) +
-                             (size_t(task.partial) * plan.slabs + task.slab) * (Shape::kPartialFloats / 4) +
-                             (task.rank + base) * kLanes + lane;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i)
-            entries[i] = base + i * kRows < ranks
-                             ? __ldg(rank_entry(p, loose, task.block,
-                                                task.group * kGroupFeatures + task.rank + base + i * kRows))
-                             : 0;
-        const int parts = task.parts;
-        for (int part = 0; part < parts; part += kAtOnce, from += kAtOnce * stride) {
-            float4 values[kAtOnce][kTogether] = {};  // ptxas would think them alive from task to task
-#pragma unroll
-            for (int q = 0; q < kAtOnce; ++q)
-#pragma unroll
-                for (int i = 0; i < kTogether; ++i)
-                    if (part + q < parts && base + i * kRows < ranks)
-                        values[q][i] = __ldcg(from + q * stride + i * kRows * kLanes);
-#pragma unroll
-            for (int q = 0; q < kAtOnce; ++q)
-#pragma unroll
-                for (int i = 0; i < kTogether; ++i) {
-                    sums[i].x += values[q][i].x, sums[i].y += values[q][i].y;
-                    sums[i].z += values[q][i].z, sums[i].w += values[q][i].w;
-                }
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            const int rank = task.group * kGroupFeatures + task.rank + base + i * kRows;
-            if (base + i * kRows >= ranks || !has_columns) continue;
-            const int row = gradient_row(p, plan, task.block, rank, entries[i]);
-            if (row < 0) continue;
-            const size_t at = size_t(row) * p.num_outputs + column;
-            if constexpr (kParts == 2)
-                __stcs(reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at), sums[i]);
-            else
-                __stcs(reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.grad_weight) + at),
-                       uint2{pack(sums[i].x, sums[i].y, p.weight_type), pack(sums[i].z, sums[i].w, p.weight_type)});
-        }
-    }
-}
-
 template <int kParts>
 __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -736,13 +738,18 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
         __syncthreads();
     } else {
         wait_for_kernels_before();
-        if (blockIdx.x == 0 && threadIdx.x == 0) flag_set(&p.sync->begun);
     }
     let_next_kernel_start();
 
     if (warp > Shape::kWarps) {
         give_registers<24>();
         const int number = blockIdx.x * 3 + warp - Shape::kWarps - 1, count = gridDim.x * 3;
+        if (number == 0 && lane == 0) {
+            p.sync->merge_units = plan.list_merges(p.merges);
+            __threadfence();
+            flag_set(&p.sync->planned);
+        }
+        __syncwarp();
         for (int columns = number; columns * 32 < p.num_outputs; columns += count) sum_bias(p, columns, lane);
         clear_unused(p, number, count, lane);
     } else if (warp == Shape::kWarps) {  // ---- copies
@@ -758,23 +765,20 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             if (number > 0 && lane == 0) ticket = gridDim.x + atomicAdd(&p.sync->ticket, 1u);
             Task task = plan.task(__shfl_sync(~0u, ticket, 0));
             const int* exponents = p.exponents + size_t(task.slab) * p.max_tiles;
-            if (task.kind == TaskKind::kProduct) {
+            if (task.parts > 0) {
                 task.reference = kNoExponent;
                 if (kParts == 2) {
                     for (int i = task.first + lane; i < task.last; i += 32)
                         task.reference = max(task.reference, __ldcg(exponents + i));
                     task.reference = __reduce_max_sync(~0u, task.reference);
                 }
-            } else if (task.kind == TaskKind::kMerge) {
-                counter_wait(p.sync->parts_done + task.partial * plan.slabs + task.slab, task.parts);
             }
             if (lane == 0) {
                 tasks[place] = task;
                 barrier_arrive(shared + Shape::kTaskFull + place * 8);
             }
             __syncwarp();
-            if (task.kind == TaskKind::kEnd) break;
-            if (task.kind != TaskKind::kProduct) continue;
+            if (task.parts == 0) break;
             const bool loose = plan.is_loose(task.block);
             const char* source = static_cast<const char*>(p.grad_rows) +
                                  (size_t(task.slab) * p.max_tiles + task.first) * Shape::kOperandBytes;
@@ -808,12 +812,8 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
             const int place = number % kTasks;
             barrier_wait(shared + Shape::kTaskFull + place * 8, number / kTasks % 2);
             const volatile Task& task = tasks[place];  // volatile: registers are short
-            const TaskKind kind = task.kind;
-            if (kind == TaskKind::kEnd) break;
-            if (kind == TaskKind::kProduct)
-                multiply_part<kParts>(p, plan, task, shared, copied);
-            else
-                merge<kParts>(p, plan, task);
+            if (task.parts == 0) break;
+            multiply_part<kParts>(p, plan, task, shared, copied);
             barrier_arrive(shared + Shape::kTaskEmpty + place * 8);
         }
     }
@@ -838,7 +838,7 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose&
            GradientShape<kParts>::kThreads, 0);
     if (error == cudaSuccess) error = loose_gradient(p, stream);
     launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
-    launch(rare_feature_kernel<kParts>, kRareBlocks, kRareThreads, 0);
+    launch(finish_kernel<kParts>, kFinishBlocks, kFinishThreads, 0);
     launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
     return error;
 }
@@ -856,6 +856,7 @@ void carve_scratch(Carver& carver, BackwardProblem& p) {
     p.bias_partial = carver.take<float>(size_t(stretches(max_tiles)) * p.num_outputs);
     p.rare = carver.take<RareFeature>(size_t(p.in.num_blocks) * kBlockFeatures);
     p.rare_slots = carver.take<int>(rare_place(max_tiles));
+    p.merges = carver.take<MergeUnit>(kMaxMergeUnits + 1);
     p.sync = carver.take<GradientSync>(1);
 }
 inline void carve_scratch(Carver& carver, BackwardProblem& p) {

@@ -1,10 +1,8 @@
-// What the backward's product kernel does: a list of tasks, which thread blocks take as they get free.
+// What the backward's product kernel does: a list of tasks, which thread blocks take as they get free. A task is the
+// weight gradient of a part, a stretch of a block's tiles, times a group of its dense ranks, in a slab. Where a block
+// has several parts, their products are added up afterwards (`MergeUnit`).
 //
-//   products   the weight gradient of a part, a stretch of a block's tiles, times a group of its dense ranks, in a slab
-//   merges     where a block has several parts, the sum of their products over some ranks, in a slab
-//
-// Row gradients and lists are there (block_gradient.cuh). What was made last comes first. A task needs tasks before it
-// alone, so nobody waits for ever. Which sums are made, and in which order they are added, depends on the batch alone;
+// What was made last comes first. Which sums are made, and in which order they are added, depends on the batch alone;
 // who makes them, and when, does not matter.
 #pragma once
 
@@ -21,7 +19,6 @@ constexpr int kMaxPlaces = kMaxBlocks + 1;
 constexpr int kPieces = 2 * kWorkers, kLeastPart = 96;
 constexpr int kMaxPartials = 2 * kPieces;
 constexpr int kMaxParts = kMaxPlaces + kPieces * 4 / 3;
-constexpr int kMergeRanks = 64;  // of a task
 
 // Where the entries of rare features of the block that begins with this tile have places: each of a block's is in fewer
 // than one row in 256, or all together have fewer than two entries a row (block_rows.cuh).
@@ -35,34 +32,39 @@ inline int max_partials(int max_tiles, int slabs) {
 
 // What thread blocks tell each other, zero at the start.
 struct GradientSync {
-    unsigned ticket;                    // the next task
-    unsigned begun;                     // not 0: what the products need of other kernels is there
+    unsigned ticket;   // the next task
+    unsigned begun;    // not 0: what the products need of other kernels is there
+    unsigned planned;  // not 0: merge units are there, too
+    int merge_units;
     unsigned list_tickets[2];           // the next lists of loose features
     int rare;                           // rare features
     unsigned parts_done[kMaxPartials];  // of the products that a merge needs, by its first partial · slabs + slab
 };
 
-enum class TaskKind : int { kProduct, kMerge, kEnd };
-
 struct Task {
-    TaskKind kind;
     int slab, block, group;
-    int first, last;  // product: tiles
-    int partial;      // product, merge: the first partial of the block's parts, −1 if it has but one
-    int part, parts;  // product: which of how many; merge: the latter
-    int rank;         // merge: the first
-    int reference;    // product: the largest exponent of its tiles
+    int first, last;  // tiles
+    int partial;      // the first partial of the block's parts, −1 if it has but one
+    int part, parts;  // which of how many; of 0: there are no more tasks
+    int reference;    // the largest exponent of its tiles
 };
+
+// A group of ranks of a block that has several parts.
+struct MergeUnit {
+    int begin;  // of its ranks, among all units'
+    int block, group, partial, parts;
+};
+constexpr int kMaxMergeUnits = kMaxGroups * kMaxPlaces;
 
 struct Plan {
     int num_blocks, places, slabs, tiles, target;
-    int loose_dense;              // ranks
-    int parts, products, merges;  // times slabs
+    int loose_dense;      // ranks
+    int parts, products;  // times slabs
     int tile_begin[kMaxBlocks + 1];
-    int dense[kMaxPlaces];                                                                       // by block
-    int parts_of[kMaxPlaces];                                                                    // by block
-    int part_begin[kMaxPlaces + 1], partial_begin[kMaxPlaces + 1], merge_begin[kMaxPlaces + 1];  // by place
-    int product_begin[kMaxParts + 1];                                                            // by part
+    int dense[kMaxPlaces];                                          // by block
+    int parts_of[kMaxPlaces];                                       // by block
+    int part_begin[kMaxPlaces + 1], partial_begin[kMaxPlaces + 1];  // by place
+    int product_begin[kMaxParts + 1];                               // by part
 
     __device__ bool is_loose(int block) const { return block == num_blocks; }
     __device__ int block_at(int place) const { return place < num_blocks ? num_blocks - 1 - place : num_blocks; }
@@ -79,9 +81,6 @@ struct Plan {
     // Measured: with few features, copying a tile takes as long as multiplying it.
     __device__ int cost(int block, int group) const {
         return group < groups(block) ? tiles_of(block) * max(feature_tiles(block, group), 2) : 0;
-    }
-    __device__ int merges_of(int block, int group) const {
-        return parts_of[block] > 1 ? (feature_tiles(block, group) * 64 + kMergeRanks - 1) / kMergeRanks : 0;
     }
     // Where the first `part` of the block's parts end.
     __device__ int part_end(int block, int part) const {
@@ -113,7 +112,7 @@ struct Plan {
         if (lane == 0) tiles = tile_begin[num_blocks];
         __syncwarp();
         const int total =
-            sums_before(merge_begin, places, [&](int i) { return cost(block_at(i), 0) + cost(block_at(i), 1); });
+            sums_before(part_begin, places, [&](int i) { return cost(block_at(i), 0) + cost(block_at(i), 1); });
         target = int(max((long long)kLeastPart, (long long)total * slabs / kPieces + 1));
         __syncwarp();
         const int part_count = sums_before(part_begin, places, [&](int i) {
@@ -125,47 +124,42 @@ struct Plan {
             const int block = block_at(i);
             return parts_of[block] > 1 ? parts_of[block] * groups(block) : 0;
         });
-        const int merge_count = sums_before(
-            merge_begin, places, [&](int i) { return merges_of(block_at(i), 0) + merges_of(block_at(i), 1); });
         const int product_count = sums_before(product_begin, part_count, [&](int part) {
             return groups(block_at(last_begun(part_begin, places, part)));
         });
-        if (lane == 0) parts = part_count, products = product_count, merges = merge_count;
+        if (lane == 0) parts = part_count, products = product_count;
     }
 
     __device__ Task task(int ticket) const {
         Task t{};
         t.partial = -1;
-        int item = ticket / slabs;
+        const int item = ticket / slabs;
         t.slab = ticket % slabs;
-        if (item < products) {
-            const int part = last_begun(product_begin, parts, item), place = last_begun(part_begin, places, part);
-            t.kind = TaskKind::kProduct;
-            t.block = block_at(place);
-            t.group = item - product_begin[part];
-            t.parts = parts_of[t.block];
-            // The block's last tiles first, as their row gradients come.
-            t.part = t.parts - 1 - (part - part_begin[place]);
-            t.first = part_end(t.block, t.part);
-            t.last = part_end(t.block, t.part + 1);
-            if (t.parts > 1) t.partial = partial_begin[place] + t.group * t.parts;
-            return t;
-        }
-        item -= products;
-        if (item >= merges) {
-            t.kind = TaskKind::kEnd;
-            return t;
-        }
-        const int place = last_begun(merge_begin, places, item);
-        item -= merge_begin[place];
-        t.kind = TaskKind::kMerge;
+        if (item >= products) return t;
+        const int part = last_begun(product_begin, parts, item), place = last_begun(part_begin, places, part);
         t.block = block_at(place);
-        const int in_first = merges_of(t.block, 0);
-        t.group = item >= in_first;
+        t.group = item - product_begin[part];
         t.parts = parts_of[t.block];
-        t.partial = partial_begin[place] + t.group * t.parts;
-        t.rank = (item - t.group * in_first) * kMergeRanks;
+        // The block's last tiles first, as their row gradients come.
+        t.part = t.parts - 1 - (part - part_begin[place]);
+        t.first = part_end(t.block, t.part);
+        t.last = part_end(t.block, t.part + 1);
+        if (t.parts > 1) t.partial = partial_begin[place] + t.group * t.parts;
         return t;
+    }
+
+    // Writes the list of merge units, and one more where the last one ends; returns their number. A thread.
+    __device__ int list_merges(MergeUnit* units) const {
+        int count = 0, begin = 0;
+        for (int place = 0; place < places; ++place) {
+            const int block = block_at(place), parts_here = parts_of[block];
+            for (int group = 0; parts_here > 1 && group < groups(block); ++group) {
+                units[count++] = {begin, block, group, partial_begin[place] + group * parts_here, parts_here};
+                begin += feature_tiles(block, group) * 64;
+            }
+        }
+        units[count] = {begin, 0, 0, 0, 0};
+        return count;
     }
 };
 

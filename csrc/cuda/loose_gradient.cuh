@@ -16,7 +16,9 @@ using namespace block_product;
 
 // The kernel's thread blocks have a multiprocessor each. It leaves some to the products, which take the others when it
 // is done: it is bound by the L2 cache, they by tensor cores.
-constexpr int kCtas = 92, kThreads = 768;
+constexpr int kThreads = 768;
+template <int kParts>
+constexpr int kCtas = kParts == 1 ? 92 : 104;  // measured
 
 // The warps of a grid take items as they get free, longest first. A list and its first slots are on their way while the
 // items before are worked off: what a lane knows of an item.
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
 // The gradients of loose features that have lists.
 template <int kParts>
 cudaError_t run(const BackwardProblem& p, cudaStream_t stream) {
-    return hopper::launch_early(list_kernel<kParts>, kCtas, kThreads, 0, stream, p);
+    return hopper::launch_early(list_kernel<kParts>, kCtas<kParts>, kThreads, 0, stream, p);
 }
 
 }  // namespace nnue::loose_gradient
