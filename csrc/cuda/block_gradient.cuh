@@ -495,15 +495,24 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     wait_for_kernels_before();
 }
 
-// A warp: 32 columns of the bias gradient.
+// A warp: eight columns of the bias gradient, four of them a lane; the lanes share the stretches.
+constexpr int kBiasColumns = 8;
 __device__ __forceinline__ void sum_bias(const BackwardProblem& p, int columns, int lane) {
-    const int stretch = stretch_tiles(p.max_tiles), column = columns * 32 + lane;
+    const int stretch = stretch_tiles(p.max_tiles), column = columns * kBiasColumns + lane % 2 * 4;
     const int parts = (p.rows.tile_begin[p.in.num_blocks] + stretch - 1) / stretch;
-    if (column >= p.num_outputs) return;
-    float sum = 0;
-#pragma unroll 4
-    for (int part = 0; part < parts; ++part) sum += __ldcg(p.bias_partial + size_t(part) * p.num_outputs + column);
-    p.grad_bias[column] = sum;
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 2
+    for (int part = lane / 2; part < parts; part += 16) {
+        const float4 v =
+            __ldcg(reinterpret_cast<const float4*>(p.bias_partial + size_t(part) * p.num_outputs + column));
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+#pragma unroll
+    for (int step = 2; step < 32; step *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, step), sum.y += __shfl_xor_sync(~0u, sum.y, step);
+        sum.z += __shfl_xor_sync(~0u, sum.z, step), sum.w += __shfl_xor_sync(~0u, sum.w, step);
+    }
+    if (lane < 2) *reinterpret_cast<float4*>(p.grad_bias + column) = sum;
 }
 
 // ---- products: two warpgroups hold the sums of a task's features × 128 operand columns in registers and turn bitmaps
@@ -744,13 +753,16 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
     if (warp > Shape::kWarps) {
         give_registers<24>();
         const int number = blockIdx.x * 3 + warp - Shape::kWarps - 1, count = gridDim.x * 3;
-        if (number == 0 && lane == 0) {
-            p.sync->merge_units = plan.list_merges(p.merges);
+        if (number == count - 1) {
+            const int units = plan.list_merges(p.merges);
             __threadfence();
-            flag_set(&p.sync->planned);
+            __syncwarp();
+            if (lane == 0) {
+                p.sync->merge_units = units;
+                flag_set(&p.sync->planned);
+            }
         }
-        __syncwarp();
-        for (int columns = number; columns * 32 < p.num_outputs; columns += count) sum_bias(p, columns, lane);
+        for (int columns = number; columns * kBiasColumns < p.num_outputs; columns += count) sum_bias(p, columns, lane);
         clear_unused(p, number, count, lane);
     } else if (warp == Shape::kWarps) {  // ---- copies
         give_registers<24>();

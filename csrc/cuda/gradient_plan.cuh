@@ -148,17 +148,23 @@ struct Plan {
         return t;
     }
 
-    // Writes the list of merge units, and one more where the last one ends; returns their number. A thread.
+    // Writes the list of merge units, and one more where the last one ends; returns their number. A warp.
     __device__ int list_merges(MergeUnit* units) const {
-        int count = 0, begin = 0;
-        for (int place = 0; place < places; ++place) {
-            const int block = block_at(place), parts_here = parts_of[block];
-            for (int group = 0; parts_here > 1 && group < groups(block); ++group) {
-                units[count++] = {begin, block, group, partial_begin[place] + group * parts_here, parts_here};
-                begin += feature_tiles(block, group) * 64;
-            }
+        const int lane = threadIdx.x % 32;
+        int count = 0, begin = 0;  // units and ranks before
+        for (int base = 0; base < places; base += 32) {
+            const int block = block_at(min(base + lane, places - 1));
+            const int here = base + lane < places && parts_of[block] > 1 ? groups(block) : 0;
+            const int ranks = here == 0 ? 0 : dense[block];
+            const int units_until = block_rows::warp_inclusive_sum(here, lane),
+                      ranks_until = block_rows::warp_inclusive_sum(ranks, lane);
+            for (int group = 0; group < here; ++group)
+                units[count + units_until - here + group] = {
+                    begin + ranks_until - ranks + group * kGroupFeatures, block, group,
+                    partial_begin[base + lane] + group * parts_of[block], parts_of[block]};
+            count += __shfl_sync(~0u, units_until, 31), begin += __shfl_sync(~0u, ranks_until, 31);
         }
-        units[count] = {begin, 0, 0, 0, 0};
+        if (lane == 0) units[count] = {begin, 0, 0, 0, 0};
         return count;
     }
 };
