@@ -74,11 +74,7 @@ struct Eight {
     }
 };
 
-// What products leave out: a rare feature has a row of the gradient and a list of slots.
-struct alignas(16) RareFeature {
-    int row, begin, count;
-};
-
+// What products leave out.
 struct RareFeatures {
     int begin[kMaxBlocks + 1];  // of each block's in the list of all
     int group[kMaxBlocks + 1];  // the same in groups of 32 of a block
@@ -139,7 +135,7 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int wor
         place += block_rows::warp_inclusive_sum(total, lane) - total;
         if (warp == 0 && has_feature) {
             const int local = __ldg(p.rows.ranked + block * kBlockFeatures + dense + first + lane);
-            p.rare[number] = {block * p.in.block_size + local, place, total};
+            p.rare[number] = {block * p.in.block_size + local, uint32_t(place), uint32_t(total)};
         }
         int* to = p.rare_slots + place + mine;
         for_each_word([&](int tile, uint2 word) {
@@ -381,6 +377,43 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
     }
 }
 
+// The warps of a grid take items as they get free, longest first. A list and its first slots are on their way while the
+// items before are worked off: what a lane knows of an item.
+struct Item {
+    long long number;
+    LooseList list;
+    int slot;  // of the lane's number in the list, −1 if there is none
+};
+
+template <typename ListOf, typename Visit>
+__device__ __forceinline__ void for_each_list(const int* slots, unsigned* ticket, long long count,
+                                              const ListOf& list_of, const Visit& visit) {
+    const int lane = threadIdx.x % 32;
+    const auto take = [&] { return lane == 0 ? atomicAdd(ticket, 1u) : 0u; };
+    const auto open = [&](unsigned taken) {
+        Item item{};
+        item.number = __shfl_sync(~0u, taken, 0);
+        if (item.number < count) item.list = list_of(item.number);
+        return item;
+    };
+    const auto fetch = [&](Item& item) {
+        item.slot = lane < item.list.count ? __ldcg(slots + item.list.begin + lane) : -1;
+    };
+    unsigned taken = take();
+    Item now = open(taken);
+    taken = take();
+    fetch(now);
+    Item next = open(taken);
+    taken = take();
+    while (now.number < count) {
+        fetch(next);
+        const Item after = open(taken);
+        taken = take();
+        visit(now);
+        now = next, next = after;
+    }
+}
+
 // The gradient's row of a feature; −1: there is none. `entry`: of `ranked`, or of a list.
 __device__ __forceinline__ int gradient_row(const BackwardProblem& p, int loose_dense, int block, int rank, int entry) {
     if (block == p.in.num_blocks) return rank < loose_dense ? p.in.num_features + entry : -1;
@@ -446,8 +479,7 @@ constexpr int kFinishThreads = 128, kFinishBlocks = 4 * kWorkers;
 
 template <int kParts>
 __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
-    constexpr int kStride = kFinishBlocks * (kFinishThreads / 32);
-    const int lane = threadIdx.x % 32, parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // of a row
+    const int parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // of a row
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
     // The products are not done, but say that all else is.
     if (threadIdx.x == 0) flag_wait(&p.sync->planned);
@@ -457,39 +489,25 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
         reinterpret_cast<int*>(units)[i] = __ldcg(reinterpret_cast<const int*>(p.merges) + i);
     __syncthreads();
     const int count = __ldcg(&p.sync->rare);
-    struct Item {
-        RareFeature feature;
-        int slot;  // of the lane's number in the list, −1 if there is none
-    };
-    int item = blockIdx.x * (kFinishThreads / 32) + threadIdx.x / 32, next_item = item;
-    const auto open = [&] {
-        Item next{{-1, 0, 0}, -1};
-        if (next_item < count * parts) {
-            const int4 raw = __ldcg(reinterpret_cast<const int4*>(p.rare + count - 1 - next_item / parts));
-            next.feature = {raw.x, raw.y, raw.z};
-        }
-        next_item += kStride;
-        return next;
-    };
-    const auto fetch = [&](Item& next) {
-        next.slot = lane < next.feature.count ? __ldcg(p.rare_slots + next.feature.begin + lane) : -1;
-    };
-    Item now = open();
-    fetch(now);
-    Item next = open();
-    for (; item < count * parts; item += kStride) {
-        fetch(next);
-        const Item after = open();
-        sum_list<kParts, 8>(p, now.feature.row, p.rare_slots + now.feature.begin, now.feature.count, now.slot,
-                            item % parts * 64);
-        now = next, next = after;
-    }
-    const int slabs = Slab<kParts>::slabs(p.num_outputs), loose_dense = p.in.num_loose > 0 ? p.loose.summary->dense : 0;
-    item = blockIdx.x * (kFinishThreads / 32) + threadIdx.x / 32;
-    for (int unit = 0; item < units[num_units].begin / kMergeRanks<kParts> * slabs; item += kStride) {
-        const int rank = item / slabs * kMergeRanks<kParts>;
+    for_each_list(
+        p.rare_slots, p.sync->finish_tickets, (long long)count * parts,
+        [&](long long number) { return p.rare[count - 1 - int(number / parts)]; },
+        [&](const Item& item) {
+            const LooseList& list = item.list;
+            sum_list<kParts, 8>(p, list.feature, p.rare_slots + list.begin, list.count, item.slot,
+                                int(item.number % parts) * 64);
+        });
+    const int lane = threadIdx.x % 32, slabs = Slab<kParts>::slabs(p.num_outputs);
+    const int loose_dense = p.in.num_loose > 0 ? p.loose.summary->dense : 0;
+    const int merges = units[num_units].begin / kMergeRanks<kParts> * slabs;
+    for (int unit = 0;;) {
+        unsigned item = 0;
+        if (lane == 0) item = atomicAdd(p.sync->finish_tickets + 1, 1u);
+        item = __shfl_sync(~0u, item, 0);
+        if (item >= unsigned(merges)) break;
+        const int rank = int(item) / slabs * kMergeRanks<kParts>;
         while (units[unit + 1].begin <= rank) ++unit;
-        merge<kParts>(p, units[unit], item % slabs, rank - units[unit].begin, loose_dense);
+        merge<kParts>(p, units[unit], int(item) % slabs, rank - units[unit].begin, loose_dense);
     }
     // Kernels that follow wait for this one, and it for what was before.
     wait_for_kernels_before();
@@ -866,7 +884,7 @@ void carve_scratch(Carver& carver, BackwardProblem& p) {
     p.exponents = carver.take<int32_t>(kParts == 2 ? operands : 0);
     p.partial = carver.take<float>(size_t(max_partials(max_tiles, slabs)) * Shape::kPartialFloats);
     p.bias_partial = carver.take<float>(size_t(stretches(max_tiles)) * p.num_outputs);
-    p.rare = carver.take<RareFeature>(size_t(p.in.num_blocks) * kBlockFeatures);
+    p.rare = carver.take<LooseList>(size_t(p.in.num_blocks) * kBlockFeatures);
     p.rare_slots = carver.take<int>(rare_place(max_tiles));
     p.merges = carver.take<MergeUnit>(kMaxMergeUnits + 1);
     p.sync = carver.take<GradientSync>(1);

@@ -27,7 +27,6 @@ enum class Float : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 namespace block_product {
 struct GradientSync;
-struct RareFeature;
 struct MergeUnit;
 }  // namespace block_product
 
@@ -52,13 +51,13 @@ struct BackwardProblem {
     LooseRows loose;
     const void* grad_out;  // like out
     const void* saved;
-    void* grad_weight;                 // [num_features, num_outputs], all of it is written
-    float* grad_bias;                  // [num_outputs]
-    void* grad_rows;                   // scratch [slabs, tiles, 16 KB]: see GradientShape
-    int32_t* exponents;                // scratch [slabs, tiles], for fp32 weights
-    float* partial;                    // scratch: sums of parts of a block (gradient_plan.cuh), 384 ranks each
-    block_product::RareFeature* rare;  // scratch [num_blocks · 768]
-    int* rare_slots;                   // scratch: the lists
+    void* grad_weight;   // [num_features, num_outputs], all of it is written
+    float* grad_bias;    // [num_outputs]
+    void* grad_rows;     // scratch [slabs, tiles, 16 KB]: see GradientShape
+    int32_t* exponents;  // scratch [slabs, tiles], for fp32 weights
+    float* partial;      // scratch: sums of parts of a block (gradient_plan.cuh), 384 ranks each
+    LooseList* rare;     // scratch [num_blocks · 768]: rare features; `feature` is the row of the gradient
+    int* rare_slots;     // scratch: the lists
     block_product::MergeUnit* merges;
     float* bias_partial;                // scratch [stretches, num_outputs]
     block_product::GradientSync* sync;  // scratch

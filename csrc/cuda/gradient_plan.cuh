@@ -37,6 +37,7 @@ struct GradientSync {
     unsigned planned;  // not 0: merge units are there, too
     int merge_units;
     unsigned list_tickets[2];           // the next lists of loose features
+    unsigned finish_tickets[2];         // the next rare feature, ranks to merge
     int rare;                           // rare features
     unsigned parts_done[kMaxPartials];  // of the products that a merge needs, by its first partial · slabs + slab
 };

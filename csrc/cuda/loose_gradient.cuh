@@ -20,43 +20,6 @@ constexpr int kThreads = 768;
 template <int kParts>
 constexpr int kCtas = kParts == 1 ? 92 : 104;  // measured
 
-// The warps of a grid take items as they get free, longest first. A list and its first slots are on their way while the
-// items before are worked off: what a lane knows of an item.
-struct Item {
-    long long number;
-    LooseList list;
-    int slot;  // of the lane's number in the list, −1 if there is none
-};
-
-template <typename ListOf, typename Visit>
-__device__ __forceinline__ void for_each_list(const LooseRows& rows, unsigned* ticket, long long count,
-                                              const ListOf& list_of, const Visit& visit) {
-    const int lane = threadIdx.x % 32;
-    const auto take = [&] { return lane == 0 ? atomicAdd(ticket, 1u) : 0u; };
-    const auto open = [&](unsigned taken) {
-        Item item{};
-        item.number = __shfl_sync(~0u, taken, 0);
-        if (item.number < count) item.list = list_of(item.number);
-        return item;
-    };
-    const auto fetch = [&](Item& item) {
-        item.slot = lane < item.list.count ? __ldg(rows.slots + item.list.begin + lane) : -1;
-    };
-    unsigned taken = take();
-    Item now = open(taken);
-    taken = take();
-    fetch(now);
-    Item next = open(taken);
-    taken = take();
-    while (now.number < count) {
-        fetch(next);
-        const Item after = open(taken);
-        taken = take();
-        visit(now);
-        now = next, next = after;
-    }
-}
-
 template <int kParts>
 __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
     const int lane = threadIdx.x % 32;
@@ -70,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
     // Half a warp takes a slab of a row, sixteen rows are in flight.
     const int long_lists = summary.first_short - summary.dense;
     for_each_list(
-        rows, p.sync->list_tickets, (long long)slabs * long_lists,
+        rows.slots, p.sync->list_tickets, (long long)slabs * long_lists,
         [&](long long task) { return rows.lists[summary.dense + int(task % long_lists)]; },
         [&](const Item& item) {
             const int slab = int(item.number / long_lists), piece = lane % 16;
@@ -98,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
         });
 
     for_each_list(
-        rows, p.sync->list_tickets + 1, summary.first_empty - summary.first_short,
+        rows.slots, p.sync->list_tickets + 1, summary.first_empty - summary.first_short,
         [&](long long number) { return rows.lists[summary.first_short + number]; },
         [&](const Item& item) {
             for (int base = 0; base < pieces_of_row; base += 64)
