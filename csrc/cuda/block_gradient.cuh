@@ -90,7 +90,8 @@ struct RareFeatures {
 // The lists of the slots that have a rare feature, by `workers` thread blocks: 32 features of a block at a time, whose
 // bitmaps lie side by side; a lane has a feature, a warp an eighth of the block's tiles.
 __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int worker, int workers) {
-    constexpr int kWarps = 8, kTogether = 8;  // tiles whose loads are in flight
+    constexpr int kWarps = GradientShape<1>::kWarps, kTogether = 8;  // tiles whose loads are in flight
+    static_assert(kWarps == GradientShape<2>::kWarps);
     __shared__ RareFeatures rare;
     __shared__ int counts[2][kWarps][33];  // of a warp's tiles; the last: entries of the features before
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_blocks = p.in.num_blocks;
@@ -377,7 +378,7 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
     }
 }
 
-// The warps of a grid take items as they get free, longest first. A list and its first slots are on their way while the
+// The warps of a grid take items as they get free. A list and its first slots are on their way while the
 // items before are worked off: what a lane knows of an item.
 struct Item {
     long long number;
@@ -481,7 +482,7 @@ template <int kParts>
 __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
     const int parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // of a row
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
-    // The products are not done, but say that all else is.
+    // The products are not done, but say that row gradients, lists and plan are there.
     if (threadIdx.x == 0) flag_wait(&p.sync->planned);
     __syncthreads();
     const int num_units = __ldcg(&p.sync->merge_units);
@@ -556,7 +557,7 @@ struct BackwardShape : GradientShape<kParts> {
 };
 
 // One bit of a word of the left operand becomes `one`. For two fp16 parts it is a power of two that depends on the
-// tile, relative to the unit's largest: 2^15, down to 2^-21.
+// tile, relative to the task's largest: 2^15, down to 2^-21.
 __device__ __forceinline__ uint32_t relative_one(int exponent, int reference) {
     const int e = exponent - reference + 15;
     return e >= -14 ? uint32_t(e + 15) << 10 : e >= -21 ? 1u << (e + 24) : 0;
@@ -852,7 +853,8 @@ __global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem
 #endif
 }
 
-// `loose_gradient(p, stream)` adds what lists of loose features need.
+// `loose_gradient(p, stream)` launches, where there are loose features, the one kernel that gives their lists'
+// gradients and sets `begun`.
 template <typename Weight, typename Grad, Activation kActivation, typename Loose>
 cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose& loose_gradient) {
     constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;

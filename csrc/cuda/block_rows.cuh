@@ -105,7 +105,7 @@ struct BlockRows {
     uint16_t* listed;        // scratch [chunks, kChunkRows]: a chunk's rows by block: number in the chunk, flags
     uint32_t*
         chunk_rows;   // scratch [num_blocks, chunks]: how many of them; from bit 16 on where they begin in `listed`
-    int32_t* counts;  // scratch [num_blocks, 768]: entries of each feature
+    int32_t* counts;  // [num_blocks, 768]: entries of each feature, by its number in the block
     int32_t* totals;  // scratch [num_blocks]: rows. block_cost, counts, this and irregular lie in a row
 
     static constexpr int kChunkRows = 256, kMaxGroups = 512;

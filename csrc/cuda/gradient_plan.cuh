@@ -17,13 +17,14 @@ constexpr int kMaxPlaces = kMaxBlocks + 1;
 // What products cost is counted in tiles of 64 rows × 64 features × 128 columns. A batch has about so many parts times
 // slabs, a part no less than kLeastPart: measured.
 constexpr int kPieces = 2 * kWorkers, kLeastPart = 96;
-constexpr int kMaxPartials = 2 * kPieces;
+constexpr int kMaxPartials =
+    2 * kPieces;  // a block's parts are no more than 4/3 of its share of pieces, its groups two
 constexpr int kMaxParts = kMaxPlaces + kPieces * 4 / 3;
 
-// Where the entries of rare features of the block that begins with this tile have places: each of a block's is in fewer
-// than one row in 256, or all together have fewer than two entries a row (block_rows.cuh).
+// Where the entries of rare features of the block that begins with this tile have places: each of a block's 768 is in
+// no more than one row in 256, or all together have fewer than two entries a row (block_rows.cuh).
 __host__ __device__ inline int rare_place(int tile) {
-    return 6 * kTileRows * tile;
+    return kBlockFeatures * kTileRows / 256 * tile;
 }
 inline int max_partials(int max_tiles, int slabs) {
     // Loose features have as many tiles again.
@@ -58,7 +59,7 @@ struct MergeUnit {
 constexpr int kMaxMergeUnits = kMaxGroups * kMaxPlaces;
 
 struct Plan {
-    int num_blocks, places, slabs, tiles, target;
+    int num_blocks, places, slabs, tiles;
     int loose_dense;      // ranks
     int parts, products;  // times slabs
     int tile_begin[kMaxBlocks + 1];
@@ -114,7 +115,7 @@ struct Plan {
         __syncwarp();
         const int total =
             sums_before(part_begin, places, [&](int i) { return cost(block_at(i), 0) + cost(block_at(i), 1); });
-        target = int(max((long long)kLeastPart, (long long)total * slabs / kPieces + 1));
+        const int target = int(max((long long)kLeastPart, (long long)total * slabs / kPieces + 1));
         __syncwarp();
         const int part_count = sums_before(part_begin, places, [&](int i) {
             const int block = block_at(i), whole = cost(block, 0);

@@ -189,8 +189,7 @@ __device__ __forceinline__ int thread_number() {
     return number;
 }
 
-// What ordinary stores wrote to global memory becomes visible to the copy engine: before a flag is set, and after it is
-// seen.
+// What ordinary stores wrote to global memory, and this thread sees, becomes visible to the copies that it asks for.
 __device__ __forceinline__ void fence_global_for_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.global;\n" ::: "memory");

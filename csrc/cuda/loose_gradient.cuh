@@ -2,10 +2,9 @@
 //
 // Lists of more than kShortList slots go by slabs of columns, the slab outermost: a slab of all row gradients, 9 MB at
 // 32,768 rows in 16 bits, stays in the L2 cache while every list passes over it. Warps take lists as they get free,
-// longest first. Short lists take whole rows, more columns at once instead of more rows. Dense features have their
-// gradient already but for the sums over chunks, from a product (block_product.cuh) whose blocks are chunks of all
-// rows; features that no row has get zeros. Each list is summed in an order that its length alone decides, each element
-// is written once.
+// longest first. Short lists take whole rows, more columns at once instead of more rows. Dense features are
+// a block of the products (block_gradient.cuh), which also clear the gradients of features that no row has. Each list
+// is summed in an order that its length alone decides, each element is written once.
 #pragma once
 
 #include "block_gradient.cuh"

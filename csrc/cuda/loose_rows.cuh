@@ -5,7 +5,7 @@
 // threats and pawn pairs the 384 most frequent have two thirds of the entries), so they are *ranked*, most frequent
 // first, and dealt with by rank:
 //
-//   [0, dense)   one more block of a product, all rows × at most 384 features, a bitmap a row
+//   [0, dense)   one more block of a product, all rows × at most 384 features, a bitmap a feature and tile
 //   the others   each has the list of its slots, ascending
 //
 // Which features are dense is chosen from a sample of 2,048 rows or more, evenly spread: as good as counting all. A
@@ -26,7 +26,6 @@
 namespace nnue {
 
 constexpr int kDenseFeatures = 384, kDenseWords = kDenseFeatures / 32;
-constexpr int kLongList = 64;  // a list of so many slots or more is long
 constexpr int kShortList = 8;  // a list of up to so many is summed in one go
 
 struct LooseSummary {

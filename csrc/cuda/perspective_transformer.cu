@@ -40,7 +40,8 @@ void check_rows_arguments(const char* op, const Tensor& white, const Tensor& bla
     const int64_t blocks = divide_up(num_blocked, block_size);
     if (blocks > 255) fail(op, "block_size", text(blocks) + " blocks", "at most 255");
     const int64_t slots = 2 * white.size(0) + 64 * (blocks + 1);
-    if (num_blocked < num_features && slots * std::max<int64_t>(white.size(1), 1) >= (int64_t(1) << 32)) {
+    if (num_blocked < num_features &&
+        slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_blocked) >= (int64_t(1) << 32)) {
         fail(op, "white", shape_text(white.sizes()), "2 B K < 2^32 where there are loose features");
     }
     if (num_features - num_blocked >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_blocked < 2^24");
@@ -184,7 +185,7 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
 template <class Weight>
 cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
     if (lists == nullptr) return slab_forward::forward<Weight>(p, stream);
-    Fork fork(stream, true);
+    Fork fork(stream);
     if (fork.ok() != cudaSuccess) return fork.ok();
     cudaError_t error = slab_forward::forward<Weight>(p, stream);
     if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, p.order, *lists, fork.stream());

@@ -7,17 +7,17 @@
 #include <cuda_runtime.h>
 
 #include <map>
-#include <tuple>
+#include <utility>
 
 namespace nnue::cuda {
 
 class Fork {
   public:
     // Work on stream() begins after what `main` has been given so far. Nothing else may be done with it where ok() is
-    // not cudaSuccess. What is urgent gets the places that others' thread blocks leave; what is not may have to wait
-    // until those have all begun.
-    explicit Fork(cudaStream_t main, bool urgent = false) : main_(main) {
-        error_ = find(main, urgent, side_);
+    // not cudaSuccess. It has a high priority: so it gets the places that thread blocks of `main` leave, where
+    // otherwise it would begin when those have all begun.
+    explicit Fork(cudaStream_t main) : main_(main) {
+        error_ = find(main, side_);
         if (error_ == cudaSuccess) error_ = cudaEventRecord(side_.forked, main_);
         if (error_ == cudaSuccess) error_ = cudaStreamWaitEvent(side_.stream, side_.forked, 0);
     }
@@ -39,22 +39,22 @@ class Fork {
         cudaEvent_t forked = nullptr, done = nullptr;
     };
 
-    // One for each thread, device and priority, so that no thread waits for another's event; and one for captures, as a
+    // One for each thread and device, so that no thread waits for another's event; and one for captures, as a
     // stream belongs to a capture until that ends. They are never given back: a thread may end after CUDA has.
-    static cudaError_t find(cudaStream_t main, bool urgent, Side& found) {
-        thread_local std::map<std::tuple<int, bool, bool>, Side> sides;
+    static cudaError_t find(cudaStream_t main, Side& found) {
+        thread_local std::map<std::pair<int, bool>, Side> sides;
         int device = 0;
         cudaError_t error = cudaGetDevice(&device);
         cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
         if (error == cudaSuccess) error = cudaStreamIsCapturing(main, &status);
         if (error != cudaSuccess) return error;
-        Side& side = sides[{device, status == cudaStreamCaptureStatusActive, urgent}];
+        Side& side = sides[{device, status == cudaStreamCaptureStatusActive}];
         if (side.stream == nullptr) {
             // A capture does not mind new streams and events; in its strictest mode CUDA thinks it might.
             cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
             error = cudaThreadExchangeStreamCaptureMode(&mode);
             if (error != cudaSuccess) return error;
-            error = create(urgent, side);
+            error = create(side);
             const cudaError_t back = cudaThreadExchangeStreamCaptureMode(&mode);
             if (error == cudaSuccess) error = back;
         }
@@ -62,13 +62,12 @@ class Fork {
         return error;
     }
 
-    static cudaError_t create(bool urgent, Side& side) {
+    static cudaError_t create(Side& side) {
         int least = 0, most = 0;
         cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &most);
         if (error == cudaSuccess) error = cudaEventCreateWithFlags(&side.forked, cudaEventDisableTiming);
         if (error == cudaSuccess) error = cudaEventCreateWithFlags(&side.done, cudaEventDisableTiming);
-        if (error == cudaSuccess)
-            error = cudaStreamCreateWithPriority(&side.stream, cudaStreamNonBlocking, urgent ? most : least);
+        if (error == cudaSuccess) error = cudaStreamCreateWithPriority(&side.stream, cudaStreamNonBlocking, most);
         return error;
     }
 
