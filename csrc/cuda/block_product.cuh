@@ -29,7 +29,6 @@ struct ForwardProblem {
     IndexRows in;
     BlockRows rows;
     const RowOrder* order;  // where there are loose features
-    unsigned* ticket;       // scratch [1], where there are loose features
     const void* weight;     // [num_features, num_outputs]
     const float* bias;      // [num_outputs]
     void* out;              // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs

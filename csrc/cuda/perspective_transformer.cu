@@ -242,8 +242,6 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& ro
     p.weight = weight.const_data_ptr();
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
-    const Tensor ticket = torch::stable::new_empty(white, {p.in.num_loose > 0 ? 1 : 0}, ScalarType::Int);
-    p.ticket = static_cast<unsigned*>(ticket.mutable_data_ptr());
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
     std::optional<LooseRows> loose;
     if (makes_lists) loose = open_lists(kForward, lists, p.in);

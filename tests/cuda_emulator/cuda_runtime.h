@@ -248,9 +248,6 @@ inline void __syncthreads() {
 inline int __syncthreads_count(bool p) {
     return emulator::block_count(p);
 }
-inline void __threadfence_block() {
-    emulator::memory_fence();
-}
 inline void __threadfence() {
     emulator::memory_fence();
 }

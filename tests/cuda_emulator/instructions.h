@@ -189,10 +189,6 @@ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
 inline uint4 load_global_16(const uint4* from, bool wanted) {
     return wanted ? *from : uint4{0, 0, 0, 0};
 }
-inline uint32_t read_shared_word(const uint32_t* from) {
-    emulator::pause();
-    return *from;
-}
 inline int2 read_again(const int2* from) {
     return *from;
 }
