@@ -474,6 +474,9 @@ def train_in_parallel(rank: int, backend: str, port: int, folder: str) -> None:
         torch.save([p.grad.cpu() for p in net.parameters() if p.grad is not None], Path(folder) / str(rank))
     finally:
         dist.destroy_process_group()
+    # Without destructors: once, gloo's thread waited for the interpreter's lock, which the destructor of the group that
+    # `net` keeps held while it waited for that thread (torch 2.13).
+    os._exit(0)
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.cuda)])
