@@ -5,8 +5,6 @@
 // products (gradient_plan.cuh), and as multiprocessors get free of them, rare features and sums of partial products.
 #pragma once
 
-#include <climits>
-
 #include "gradient_plan.cuh"
 #include "irregular_rows.cuh"
 
@@ -158,7 +156,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     using Shape = GradientShape<kParts>;
     using Saved = std::conditional_t<kParts == 1, uint16_t, float>;
     constexpr bool kPairwise = kActivation == Activation::kPairwise;
-    constexpr int kRows = Shape::kRows, kWarps = Shape::kThreads / 32;
+    constexpr int kRows = Shape::kRows, kWarps = Shape::kWarps;
     __shared__ float sums[kRows][Shape::kGroups][17];
     __shared__ unsigned largest[2][kWarps];
     const int group = threadIdx.x % Shape::kGroups, row = threadIdx.x / Shape::kGroups;
@@ -270,8 +268,9 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
 template <int kParts>
 struct Slab : GradientShape<kParts> {
     static constexpr int kPieces = 16;
+    using GradientShape<kParts>::kSlab, GradientShape<kParts>::kGroups;
     // First column of a piece in its half, and which half.
-    __device__ static int column(int slab, int piece) { return slab * (64 / kParts) + piece % (8 / kParts) * 8; }
+    __device__ static int column(int slab, int piece) { return slab * kSlab + piece % kGroups * 8; }
     __device__ static int half(int piece) { return kParts == 1 ? piece / 8 : piece % 8 / 4; }
 };
 
@@ -378,8 +377,8 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
     }
 }
 
-// The warps of a grid take items as they get free. A list and its first slots are on their way while the
-// items before are worked off: what a lane knows of an item.
+// The warps of a grid take items as they get free. A list and its first slots are on their way while the items before
+// are worked off: what a lane knows of an item.
 struct Item {
     long long number;
     LooseList list;
@@ -680,10 +679,8 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
                                   (acc[m][i + 1] + acc[m][33 + i] * kLowScale) * unscale});
             }
         }
-        named_barrier<1, 256>();
-        if (thread == 0) {
-            counter_add(p.sync->parts_done + task.partial * plan.slabs + task.slab);
-        }
+        named_barrier<1, Shape::kConsumers>();
+        if (thread == 0) counter_add(p.sync->parts_done + task.partial * plan.slabs + task.slab);
         return;
     }
 
@@ -738,7 +735,7 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
 }
 
 template <int kParts>
-__global__ void __launch_bounds__(384, 1) weight_gradient_kernel(BackwardProblem p) {
+__global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gradient_kernel(BackwardProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Shape = BackwardShape<kParts>;
     constexpr int kTasks = Shape::kTasks;

@@ -58,7 +58,7 @@ struct BackwardProblem {
     float* partial;      // scratch: sums of parts of a block (gradient_plan.cuh), 384 ranks each
     LooseList* rare;     // scratch [num_blocks · 768]: rare features; `feature` is the row of the gradient
     int* rare_slots;     // scratch: the lists
-    block_product::MergeUnit* merges;
+    block_product::MergeUnit* merges;   // scratch [kMaxMergeUnits + 1]
     float* bias_partial;                // scratch [stretches, num_outputs]
     block_product::GradientSync* sync;  // scratch
     int max_tiles;                      // of grad_rows and exponents

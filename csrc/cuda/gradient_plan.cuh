@@ -17,8 +17,8 @@ constexpr int kMaxPlaces = kMaxBlocks + 1;
 // What products cost is counted in tiles of 64 rows × 64 features × 128 columns. A batch has about so many parts times
 // slabs, a part no less than kLeastPart: measured.
 constexpr int kPieces = 2 * kWorkers, kLeastPart = 96;
-constexpr int kMaxPartials =
-    2 * kPieces;  // a block's parts are no more than 4/3 of its share of pieces, its groups two
+// A block's parts are no more than 4/3 of its share of pieces, its groups two.
+constexpr int kMaxPartials = 2 * kPieces;
 constexpr int kMaxParts = kMaxPlaces + kPieces * 4 / 3;
 
 // Where the entries of rare features of the block that begins with this tile have places: each of a block's 768 is in

@@ -105,13 +105,9 @@ inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {
 namespace loose_rows {
 
 // Counts up to 15 have a bin each, larger ones a sixteenth of an octave.
-__host__ __device__ inline int bin_of_count(uint32_t count) {
+__device__ __forceinline__ int bin_of_count(uint32_t count) {
     if (count < 16) return int(count);
-#ifdef __CUDA_ARCH__
     const int e = 31 - __clz(int(count));
-#else
-    const int e = 31 - __builtin_clz(count);
-#endif
     return 16 * (e - 3) + int(count >> (e - 4) & 15);
 }
 
