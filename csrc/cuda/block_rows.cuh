@@ -482,6 +482,7 @@ constexpr int kBitsPitch = kBlockFeatures + 32, kRowPitch = kBlockWords + 4;
 
 // What a thread block of make_tiles keeps in shared memory.
 struct TileShared {
+    uint64_t halves[2];  // barriers
     int warp_sums[2][kHalf / 32];
     int rows;  // of the block
     int rare_entries, cost;
@@ -502,10 +503,10 @@ struct TileShared {
 // Ranks a block's features by class, within a class in their own order; the second half of the threads. In chess an
 // eighth of a block's features has nearly nine tenths of its rows' entries, and a quarter of them has none. A second
 // group of features is worth its product only if more than two entries a row would otherwise be gathered.
-template <bool kLists>
-__device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, int block, int tiles, bool tells) {
+template <bool kLists, typename Wait>
+__device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, int block, int tiles, bool tells,
+                                           const Wait& wait) {
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
-    const auto wait = hopper::named_barrier<2, kHalf>;
     uint32_t(&cells)[kBlockFeatures] = s.cells;
     int counts[kRanksEach], places[kRanksEach];  // a feature's: its entries, its cell and its place there
 #pragma unroll
@@ -559,11 +560,11 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
 }
 
 // Finds a block's rows in each group of chunks; the first half of the threads.
+template <typename Wait>
 __device__ __forceinline__ void count_groups(const BlockRows& out, TileShared& s, const uint32_t* chunk_rows,
-                                             int groups, int* group_begin, uint32_t* group_first) {
+                                             int groups, int* group_begin, uint32_t* group_first, const Wait& wait) {
     constexpr int kMost = BlockRows::kMaxGroups / kHalf;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const auto wait = hopper::named_barrier<1, kHalf>;
     // A thread has `each` neighbouring groups, a power of two.
     const int each = max(1, groups / kHalf);
     uint32_t firsts[kMost];
@@ -685,7 +686,17 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
         for_share(kRowPieces, [&](int i) { reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0}; });
         if (threadIdx.x == 0) s.cost = 0;
     };
+    // The threads of a half wait for each other. Not at named barriers: compute-sanitizer takes them for those of all.
+    const uint32_t barrier = keep(hopper::shared_address(s.halves + threadIdx.x / kHalf));
+    uint32_t phase = 0;
+    const auto wait_for_half = [&] {
+        hopper::barrier_arrive(barrier);
+        hopper::barrier_wait(barrier, phase);
+        phase ^= 1;
+    };
+    if (threadIdx.x % kHalf == 0) hopper::barrier_init(barrier, kHalf);
     clear_bits();
+    __syncthreads();
     hopper::wait_for_kernels_before();
 
     const int workers = int(gridDim.x) - 1;
@@ -707,7 +718,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
             int* const group_begin = reinterpret_cast<int*>(stages + kTileRows * pitch);
             uint32_t* const group_first = reinterpret_cast<uint32_t*>(group_begin + groups);
             const uint32_t* const chunk_rows = out.chunk_rows + size_t(block.block) * out.chunks;
-            if (is_new) count_groups(out, s, chunk_rows, groups, group_begin, group_first);
+            if (is_new) count_groups(out, s, chunk_rows, groups, group_begin, group_first, wait_for_half);
             // A slot's row: its group of chunks, its chunk, its place there.
             if (threadIdx.x < kTileRows) {
                 const int in_block = (tile - block.first) * kTileRows + int(threadIdx.x);
@@ -734,7 +745,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                 out.slot_target[first_slot + threadIdx.x] = target;
             }
         } else if (is_new) {
-            rank_block<!kLoose>(out, s, block.block, block.end - block.first, tile == block.first);
+            rank_block<!kLoose>(out, s, block.block, block.end - block.first, tile == block.first, wait_for_half);
         }
         __syncthreads();
         const int row = s.row[slot];
@@ -793,6 +804,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                 for (int d = 1; d < kLanes; d *= 2) set += __shfl_xor_sync(~0u, set, d);
                 const bool twice = set != 0;
                 if (__any_sync(~0u, twice)) {
+                    __syncwarp();
                     if (twice) {
                         forget_row(in, s, row, base, first_feature, slot, part);
                         if (part == 0) atomicAdd(out.irregular, 1);
