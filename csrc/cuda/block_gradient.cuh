@@ -148,9 +148,6 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int wor
 // Row gradients in slot order, 0 in padding, and their sums over each stretch of tiles. Thread blocks (slab, stretch):
 // those that share rows of memory run together. The first kListBlocks or more of them list rows instead.
 constexpr int kListBlocks = 128;
-__host__ __device__ inline int list_stretches(int slabs) {
-    return (kListBlocks + slabs - 1) / slabs;
-}
 template <int kParts, typename Grad, Activation kActivation>
 __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
     using Shape = GradientShape<kParts>;
@@ -160,18 +157,18 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     __shared__ float sums[kRows][Shape::kGroups][17];
     __shared__ unsigned largest[2][kWarps];
     const int group = threadIdx.x % Shape::kGroups, row = threadIdx.x / Shape::kGroups;
-    const int half = p.num_outputs / 2, slab = blockIdx.x, column = slab * Shape::kSlab + group * 8;
-    const int max_tiles = p.max_tiles, stretch = stretch_tiles(max_tiles);
+    const int max_tiles = p.max_tiles, stretch = stretch_tiles(max_tiles), slabs = Shape::slabs(p.num_outputs);
+    const int item = int(blockIdx.x) - kListBlocks, slab = item % slabs, number = item / slabs;
+    const int half = p.num_outputs / 2, column = slab * Shape::kSlab + group * 8;
     const float limit = kParts == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
     wait_for_kernels_before();
     let_next_kernel_start();
-    const int number = int(blockIdx.y) - list_stretches(gridDim.x);  // of the stretch
-    if (number < 0) {
-        const int worker = blockIdx.y * gridDim.x + blockIdx.x;
+    if (item < 0) {
+        const int worker = blockIdx.x;
         if (worker == 0)
             for (int i = threadIdx.x; i < int(sizeof(GradientSync) / 4); i += Shape::kThreads)
                 reinterpret_cast<unsigned*>(p.sync)[i] = 0;
-        list_rare_rows(p, worker, gridDim.x * list_stretches(gridDim.x));
+        list_rare_rows(p, worker, kListBlocks);
         return;
     }
     const int first = number * stretch, last = min(first + stretch, p.rows.tile_begin[p.in.num_blocks]);
@@ -377,8 +374,32 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
     }
 }
 
-// The warps of a grid take items as they get free. A list and its first slots are on their way while the items before
-// are worked off: what a lane knows of an item.
+// Numbers of items for the warps of a grid, neighbouring ones on different multiprocessors: a warp's first is its own;
+// then each so-manyth, or, with a ticket, the next one as the warp gets free, asked for ahead.
+class Numbers {
+  public:
+    __device__ __forceinline__ explicit Numbers(unsigned* ticket)
+        : ticket_(ticket), now_(__shfl_sync(~0u, threadIdx.x / 32 * gridDim.x + blockIdx.x, 0)) {
+        take();
+    }
+    __device__ __forceinline__ unsigned now() const { return now_; }
+    __device__ __forceinline__ unsigned next() {
+        const unsigned warps = gridDim.x * (blockDim.x / 32);
+        now_ = ticket_ == nullptr ? now_ + warps : __shfl_sync(~0u, taken_, 0) + warps;
+        take();
+        return now_;
+    }
+
+  private:
+    __device__ __forceinline__ void take() {
+        taken_ = ticket_ != nullptr && threadIdx.x % 32 == 0 ? atomicAdd(ticket_, 1u) : 0u;
+    }
+
+    unsigned* const ticket_;
+    unsigned now_, taken_;
+};
+
+// A list and its first slots are on their way while the items before are worked off: what a lane knows of an item.
 struct Item {
     long long number;
     LooseList list;
@@ -389,26 +410,22 @@ template <typename ListOf, typename Visit>
 __device__ __forceinline__ void for_each_list(const int* slots, unsigned* ticket, long long count,
                                               const ListOf& list_of, const Visit& visit) {
     const int lane = threadIdx.x % 32;
-    const auto take = [&] { return lane == 0 ? atomicAdd(ticket, 1u) : 0u; };
-    const auto open = [&](unsigned taken) {
+    const auto open = [&](unsigned number) {
         Item item{};
-        item.number = __shfl_sync(~0u, taken, 0);
+        item.number = number;
         if (item.number < count) item.list = list_of(item.number);
         return item;
     };
     const auto fetch = [&](Item& item) {
         item.slot = lane < item.list.count ? __ldcg(slots + item.list.begin + lane) : -1;
     };
-    unsigned taken = take();
-    Item now = open(taken);
-    taken = take();
+    Numbers numbers(ticket);
+    Item now = open(numbers.now());
     fetch(now);
-    Item next = open(taken);
-    taken = take();
+    Item next = open(numbers.next());
     while (now.number < count) {
         fetch(next);
-        const Item after = open(taken);
-        taken = take();
+        const Item after = open(numbers.next());
         visit(now);
         now = next, next = after;
     }
@@ -449,6 +466,7 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
                          (size_t(unit.partial) * slabs + slab) * (Shape::kPartialFloats / 4) + first_rank * kLanes +
                          lane % kLanes;
     float4 sums[kTogether] = {};
+#pragma unroll 2
     for (int part = 0; part < unit.parts; ++part, from += stride) {
         float4 values[kTogether];
 #pragma unroll
@@ -484,30 +502,31 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     // The products are not done, but say that row gradients, lists and plan are there.
     if (threadIdx.x == 0) flag_wait(&p.sync->planned);
     __syncthreads();
-    const int num_units = __ldcg(&p.sync->merge_units);
-    for (int i = threadIdx.x; i < (num_units + 1) * int(sizeof(MergeUnit) / 4); i += kFinishThreads)
-        reinterpret_cast<int*>(units)[i] = __ldcg(reinterpret_cast<const int*>(p.merges) + i);
-    __syncthreads();
-    const int count = __ldcg(&p.sync->rare);
+    // With short lists, those that are free early and take more than their share slow down the products.
+    const bool by_ticket = p.in.num_loose > 0 || p.max_tiles > 1024;
+    const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(&p.sync->rare);
+    const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4), thread = threadIdx.x;
+    const auto unit_word = [&](int i) { return __ldcg(reinterpret_cast<const int*>(p.merges) + i); };
+    const int own_word = thread < unit_words ? unit_word(thread) : 0;  // on its way beside the lists
     for_each_list(
-        p.rare_slots, p.sync->finish_tickets, (long long)count * parts,
+        p.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * parts,
         [&](long long number) { return p.rare[count - 1 - int(number / parts)]; },
         [&](const Item& item) {
             const LooseList& list = item.list;
             sum_list<kParts, 8>(p, list.feature, p.rare_slots + list.begin, list.count, item.slot,
                                 int(item.number % parts) * 64);
         });
-    const int lane = threadIdx.x % 32, slabs = Slab<kParts>::slabs(p.num_outputs);
-    const int loose_dense = p.in.num_loose > 0 ? p.loose.summary->dense : 0;
-    const int merges = units[num_units].begin / kMergeRanks<kParts> * slabs;
-    for (int unit = 0;;) {
-        unsigned item = 0;
-        if (lane == 0) item = atomicAdd(p.sync->finish_tickets + 1, 1u);
-        item = __shfl_sync(~0u, item, 0);
-        if (item >= unsigned(merges)) break;
-        const int rank = int(item) / slabs * kMergeRanks<kParts>;
+    Numbers numbers(by_ticket ? p.sync->finish_tickets + 1 : nullptr);
+    for (int i = thread; i < unit_words; i += kFinishThreads)
+        reinterpret_cast<int*>(units)[i] = i == thread ? own_word : unit_word(i);
+    __syncthreads();
+    const int slabs = Slab<kParts>::slabs(p.num_outputs), loose_dense = p.in.num_loose > 0 ? p.loose.summary->dense : 0;
+    const unsigned merges = units[num_units].begin / kMergeRanks<kParts> * slabs;
+    int unit = 0;
+    for (unsigned item = numbers.now(); item < merges; item = numbers.next()) {
+        const int rank = int(item / unsigned(slabs)) * kMergeRanks<kParts>;
         while (units[unit + 1].begin <= rank) ++unit;
-        merge<kParts>(p, units[unit], int(item) % slabs, rank - units[unit].begin, loose_dense);
+        merge<kParts>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, loose_dense);
     }
     // Kernels that follow wait for this one, and it for what was before.
     wait_for_kernels_before();
@@ -863,7 +882,7 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose&
     const auto launch = [&](void (*kernel)(BackwardProblem), dim3 grid, int threads, size_t shared) {
         if (error == cudaSuccess) error = hopper::launch_early(kernel, grid, threads, shared, stream, p);
     };
-    launch(row_gradient_kernel<kParts, Grad, kActivation>, dim3(slabs, list_stretches(slabs) + stretches(p.max_tiles)),
+    launch(row_gradient_kernel<kParts, Grad, kActivation>, kListBlocks + slabs * stretches(p.max_tiles),
            GradientShape<kParts>::kThreads, 0);
     if (error == cudaSuccess) error = loose_gradient(p, stream);
     launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);

@@ -2,8 +2,8 @@
 // weight gradient of a part, a stretch of a block's tiles, times a group of its dense ranks, in a slab. Where a block
 // has several parts, their products are added up afterwards (`MergeUnit`).
 //
-// What was made last comes first. Which sums are made, and in which order they are added, depends on the batch alone;
-// who makes them, and when, does not matter.
+// Blocks that were made last come first. Which sums are made, and in which order they are added, depends on the batch
+// alone; who makes them, and when, does not matter.
 #pragma once
 
 #include "block_product.cuh"
@@ -20,6 +20,10 @@ constexpr int kPieces = 2 * kWorkers, kLeastPart = 96;
 // A block's parts are no more than 4/3 of its share of pieces, its groups two.
 constexpr int kMaxPartials = 2 * kPieces;
 constexpr int kMaxParts = kMaxPlaces + kPieces * 4 / 3;
+
+// Up to so many operands of 16 KB, not much more than the L2 cache has, a slab's tasks follow each other: the whole
+// backward takes 1 % less then, and up to 6 % more with many of them (measured).
+constexpr int kFewOperands = 6144;
 
 // Where the entries of rare features of the block that begins with this tile have places: each of a block's 768 is in
 // no more than one row in 256, or all together have fewer than two entries a row (block_rows.cuh).
@@ -62,6 +66,7 @@ struct Plan {
     int num_blocks, places, slabs, tiles;
     int loose_dense;      // ranks
     int parts, products;  // times slabs
+    bool slab_by_slab;    // the order of tasks; otherwise all slabs of a product follow each other
     int tile_begin[kMaxBlocks + 1];
     int dense[kMaxPlaces];                                          // by block
     int parts_of[kMaxPlaces];                                       // by block
@@ -98,6 +103,7 @@ struct Plan {
         }
         if (threadIdx.x == 0) {
             num_blocks = blocks, places = blocks + (p.in.num_loose > 0), slabs = slabs_;
+            slab_by_slab = (long long)slabs * p.max_tiles <= kFewOperands;
             if (places > blocks) {
                 loose_dense = __ldcg(&p.loose.summary->dense);
                 dense[blocks] = (loose_dense + 63) / 64 * 64;
@@ -135,9 +141,9 @@ struct Plan {
     __device__ Task task(int ticket) const {
         Task t{};
         t.partial = -1;
-        const int item = ticket / slabs;
-        t.slab = ticket % slabs;
-        if (item >= products) return t;
+        if (ticket >= products * slabs) return t;
+        t.slab = slab_by_slab ? ticket / products : ticket % slabs;
+        const int item = slab_by_slab ? ticket % products : ticket / slabs;
         const int part = last_begun(product_begin, parts, item), place = last_begun(part_begin, places, part);
         t.block = block_at(place);
         t.group = item - product_begin[part];
