@@ -3,7 +3,9 @@
 // A slab is 128 bytes of each half of a weight row, so that the pairwise product stays within half a warp, which takes
 // a row. The slab is the outermost order of work and rows come by block: what is read of the weights stays in the L2
 // cache, and of a block's frequent features in L1. Rows are read as they are in the batch, so duplicates and features
-// of other blocks need no care. Sums are fp32, in the order of the index row.
+// of other blocks need no care; their entries go to shared memory first, as shuffles would take a fifth of the time of
+// the pipe that all loads share. Sums are fp32, in the order of the index row; those of 16-bit weights are made by the
+// tensor cores, as products with the unit matrix.
 #pragma once
 
 #include "block_product.cuh"
@@ -17,20 +19,18 @@ struct Shape {
     static constexpr int kPer = 16 / int(sizeof(Weight));  // columns of a lane
     static constexpr int kColumns = 8 * kPer;              // of each half in a slab
     static constexpr int kThreads = 256, kRows = kThreads / 16;
-    static constexpr int kAhead = 8;  // weight rows in flight
+    static constexpr int kBlocks = 6;   // thread blocks a multiprocessor
+    static constexpr int kAhead = 4;    // weight rows in flight
+    static constexpr int kStaged = 64;  // entries of a row in shared memory at a time
 };
 
 template <typename Weight, int kPer>
-__device__ __forceinline__ void add_piece(float (&sum)[kPer], const uint4& piece) {
-    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        if constexpr (sizeof(Weight) == 4) {
-            sum[j] += __uint_as_float(words[j]);
-        } else {
-            const float2 two = unpack(words[j], std::is_same_v<Weight, __half> ? Float::kFloat16 : Float::kBFloat16);
-            sum[2 * j] += two.x, sum[2 * j + 1] += two.y;
-        }
+__device__ __forceinline__ void add_piece(float (&sum)[kPer], const uint4& piece, uint32_t unit) {
+    if constexpr (sizeof(Weight) == 4) {
+        sum[0] += __uint_as_float(piece.x), sum[1] += __uint_as_float(piece.y);
+        sum[2] += __uint_as_float(piece.z), sum[3] += __uint_as_float(piece.w);
+    } else {
+        add_16bit<std::is_same_v<Weight, __nv_bfloat16>>(sum, piece, unit);
     }
 }
 
@@ -55,60 +55,77 @@ __device__ __forceinline__ void store_values(void* base, size_t offset, const fl
     if constexpr (kCount == 2) __stcs(reinterpret_cast<uint32_t*>(target), words[0]);
 }
 
+// Loaded where this stands: registers that would hold it meanwhile are short.
+__device__ __forceinline__ int2 read_again(const int2* from) {
+    int2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+    return v;
+}
+
 // Half a warp adds up a row's weights, `kPer` columns a lane.
 template <typename Weight>
 struct RowSum {
-    static constexpr int kPer = Shape<Weight>::kPer, kAhead = Shape<Weight>::kAhead;
-    const void* weight;  // of feature 0, the lane's columns
-    uint32_t row_bytes, num_features;
+    using S = Shape<Weight>;
+    static constexpr int kPer = S::kPer, kAhead = S::kAhead, kStaged = S::kStaged;
+    const uint4* weight;  // of feature 0, the lane's columns
+    uint32_t row_bytes, num_features, unit;
 
-    __device__ __forceinline__ uint4 load(int feature) const {
-        return __ldg(row_of(static_cast<const uint4*>(weight), feature, row_bytes));
-    }
-
-    // Entries kFirst, … of the sixteen that the lanes hold; those < 0 are none. Most often there are all of them.
-    template <int kFirst>
-    __device__ __forceinline__ void add(float (&sum)[kPer], int mine, unsigned exist) const {
-        constexpr unsigned kAll = ((1u << kAhead) - 1) * 0x10001u << kFirst;
-        if ((exist & kAll) == 0) return;
+    // kAhead entries; those < 0 are none. Most often there are all of them.
+    __device__ __forceinline__ void add(float (&sum)[kPer], const int* staged) const {
         uint4 pieces[kAhead];
-        if ((exist & kAll) == kAll) {
+        int features[kAhead], any = 0;
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) pieces[i] = load(__shfl_sync(~0u, mine, kFirst + i, 16));
+        for (int i = 0; i < kAhead; i += 4) {
+            const int4 four = *reinterpret_cast<const int4*>(staged + i);
+            features[i] = four.x, features[i + 1] = four.y, features[i + 2] = four.z, features[i + 3] = four.w;
+            any |= four.x | four.y | four.z | four.w;
+        }
+        if (__all_sync(~0u, any >= 0)) {
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) pieces[i] = __ldg(row_of(weight, features[i], row_bytes));
         } else {
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) {
-                const int feature = __shfl_sync(~0u, mine, kFirst + i, 16);
-                pieces[i] = feature >= 0 ? load(feature) : uint4{0, 0, 0, 0};
-            }
+            for (int i = 0; i < kAhead; ++i)
+                pieces[i] = load_global_16(row_of(weight, features[i], row_bytes), features[i] >= 0);
         }
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) add_piece<Weight>(sum, pieces[i]);
+        for (int i = 0; i < kAhead; ++i) add_piece<Weight>(sum, pieces[i], unit);
     }
 
-    __device__ __forceinline__ void add_row(float (&sum)[kPer], const int32_t* features, int count) const {
-        static_assert(kAhead == 8);
-        const int lane = threadIdx.x % 16, most = __reduce_max_sync(~0u, count);
-        int next = lane < count ? __ldg(features + lane) : -1;
-        for (int base = 0; base < most; base += 16) {
-            // The index check speaks of features that are not there.
-            const int mine = uint32_t(next) < num_features ? next : -1;
-            next = base + 16 + lane < count ? __ldg(features + base + 16 + lane) : -1;
-            const unsigned exist = __ballot_sync(~0u, mine >= 0);
-            add<0>(sum, mine, exist);
-            add<8>(sum, mine, exist);
-        }
+    // `order`: of the row, a RowOrder; `staged`: room for its entries.
+    __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const int2* order,
+                                            int* staged) const {
+        int base = 0, most;
+#pragma unroll 1
+        do {
+            const auto [row, count] = read_again(order + 1);
+            const int32_t* const features = block_rows::row_pointer(p.in, row) + base;
+            most = __reduce_max_sync(~0u, count) - base;
+            __syncwarp();
+#pragma unroll
+            for (int i = threadIdx.x % 16; i < kStaged; i += 16) {
+                const int feature = base + i < count ? __ldg(features + i) : -1;
+                // The index check speaks of features that are not there.
+                staged[i] = uint32_t(feature) < num_features ? feature : -1;
+            }
+            __syncwarp();
+            const int* const end = staged + min(most, kStaged);
+#pragma unroll 1
+            for (const int* at = staged; at < end; at += kAhead) add(sum, at);
+            base += kStaged;
+        } while (most > kStaged);
     }
 };
 
 // Thread blocks (rows, slab); half a warp a row.
 template <typename Weight, Activation kActivation>
-__global__ void __launch_bounds__(Shape<Weight>::kThreads, 5) slab_kernel(ForwardProblem p) {
+__global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocks) slab_kernel(ForwardProblem p) {
     using S = Shape<Weight>;
     constexpr int kPer = S::kPer;
     const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
     if (int(blockIdx.x) * S::kRows >= p.rows.tile_begin[p.in.num_blocks] * kTileRows) return;
-    const RowOrder row = p.order[blockIdx.x * S::kRows + threadIdx.x / 16];
+    __align__(16) __shared__ int staged[S::kRows][S::kStaged + 4];
+    const int2* const order = reinterpret_cast<const int2*>(p.order + blockIdx.x * S::kRows + threadIdx.x / 16);
     const int column = blockIdx.y * S::kColumns + lane % 8 * kPer;
     const bool valid = column < half;
     const size_t at = h * half + (valid ? column : 0);
@@ -119,13 +136,15 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, 5) slab_kernel(Forwar
         sum[i] = bias.x + 0.0f, sum[i + 1] = bias.y + 0.0f;  // no sum is −0
         sum[i + 2] = bias.z + 0.0f, sum[i + 3] = bias.w + 0.0f;
     }
-    const RowSum<Weight> adder{static_cast<const Weight*>(p.weight) + at, uint32_t(p.num_outputs * sizeof(Weight)),
-                               uint32_t(p.in.num_features + p.in.num_loose)};
-    adder.add_row(sum, block_rows::row_pointer(p.in, row.row), row.count);
+    const RowSum<Weight> adder{reinterpret_cast<const uint4*>(static_cast<const Weight*>(p.weight) + at),
+                               uint32_t(p.num_outputs * sizeof(Weight)), uint32_t(p.in.num_features + p.in.num_loose),
+                               unit_operand<std::is_same_v<Weight, __nv_bfloat16>>()};
+    adder.add_row(sum, p, order, staged[threadIdx.x / 16]);
 
-    const bool write = row.target >= 0 && valid;
+    const auto [slot, target] = read_again(order);
+    const bool write = target >= 0 && valid;
     if (p.saved != nullptr && write) {
-        const size_t to = saved_at(row.slot, h, column, p.num_outputs);
+        const size_t to = saved_at(slot, h, column, p.num_outputs);
         if constexpr (sizeof(Weight) == 4) {
             store_values(p.saved, to, sum, Float::kFloat32);
         } else {
@@ -146,11 +165,11 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, 5) slab_kernel(Forwar
             const float other = __shfl_xor_sync(~0u, h ? sum[i] : sum[kPer / 2 + i], 8);
             product[i] = h ? other * (sum[kPer / 2 + i] * p.scale) : sum[i] * (other * p.scale);
         }
-        if (write) store_values(p.out, size_t(row.target) * half + column + h * (kPer / 2), product, p.out_type);
+        if (write) store_values(p.out, size_t(target) * half + column + h * (kPer / 2), product, p.out_type);
     } else {
 #pragma unroll
         for (float& x : sum) x *= kActivation == Activation::kSCReLU ? x * p.scale : p.scale;
-        if (write) store_values(p.out, size_t(row.target) * p.num_outputs + at, sum, p.out_type);
+        if (write) store_values(p.out, size_t(target) * p.num_outputs + at, sum, p.out_type);
     }
 }
 

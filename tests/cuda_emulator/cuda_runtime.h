@@ -212,6 +212,9 @@ inline unsigned __ballot_sync(unsigned, bool p) {
 inline bool __any_sync(unsigned mask, bool p) {
     return __ballot_sync(mask, p) != 0;
 }
+inline bool __all_sync(unsigned mask, bool p) {
+    return __ballot_sync(mask, p) == ~0u;
+}
 template <typename T>
 unsigned __match_any_sync(unsigned, T v) {
     const uint64_t mine = emulator::bits_of(v), *all = emulator::exchange(mine);

@@ -201,4 +201,20 @@ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
         }
 }
 
+inline uint4 load_global_16(const uint4* from, bool wanted) {
+    return wanted ? *from : uint4{0, 0, 0, 0};
+}
+inline int2 read_again(const int2* from) {
+    return *from;
+}
+// The unit matrix leaves every lane its own sums.
+template <bool kBf16>
+void add_16bit(float (&sum)[8], const uint4& piece, uint32_t) {
+    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t bits = words[i / 2] >> (16 * (i % 2)) & 0xffff;
+        sum[i] += kBf16 ? __uint_as_float(bits << 16) : float(emulator::from_bits<_Float16>(bits));
+    }
+}
+
 }  // namespace emulated
