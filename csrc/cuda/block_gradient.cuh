@@ -145,8 +145,9 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int wor
     }
 }
 
-// Row gradients in slot order, 0 in padding, and their sums over each stretch of tiles. Thread blocks (slab, stretch):
-// those that share rows of memory run together. The first kListBlocks or more of them list rows instead.
+// Row gradients in slot order, 0 in padding, and their sums over each stretch of tiles. The first kListBlocks thread
+// blocks list rare features' slots instead; then all slabs of a stretch follow each other, as they share rows of
+// memory.
 constexpr int kListBlocks = 128;
 template <int kParts, typename Grad, Activation kActivation>
 __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
@@ -494,6 +495,9 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
 // takes 64 pieces of a rare feature's rows, those of the largest blocks, which are the last, first; the next one's
 // slots are on their way meanwhile.
 constexpr int kFinishThreads = 128, kFinishBlocks = 4 * kWorkers;
+// Up to so many tiles, and without loose features, each warp takes its share: those that are free early and take more
+// would slow down the products. With more tiles lists are long, and tickets are quicker (measured).
+constexpr int kShareTiles = 1024;
 
 template <int kParts>
 __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
@@ -502,8 +506,7 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     // The products are not done, but say that row gradients, lists and plan are there.
     if (threadIdx.x == 0) flag_wait(&p.sync->planned);
     __syncthreads();
-    // With short lists, those that are free early and take more than their share slow down the products.
-    const bool by_ticket = p.in.num_loose > 0 || p.max_tiles > 1024;
+    const bool by_ticket = p.in.num_loose > 0 || p.max_tiles > kShareTiles;
     const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(&p.sync->rare);
     const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4), thread = threadIdx.x;
     const auto unit_word = [&](int i) { return __ldcg(reinterpret_cast<const int*>(p.merges) + i); };
