@@ -85,9 +85,10 @@ struct RareFeatures {
     }
 };
 
-// The lists of the slots that have a rare feature, by `workers` thread blocks: 32 features of a block at a time, whose
-// bitmaps lie side by side; a lane has a feature, a warp an eighth of the block's tiles.
-__device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int worker, int workers) {
+// The lists of the slots that have a rare feature, by the first kListBlocks thread blocks: 32 features of a block at a
+// time, whose bitmaps lie side by side; a lane has a feature, a warp an eighth of the block's tiles.
+constexpr int kListBlocks = 128;
+__device__ __forceinline__ void list_rare_rows(const BackwardProblem& p) {
     constexpr int kWarps = GradientShape<1>::kWarps, kTogether = 8;  // tiles whose loads are in flight
     static_assert(kWarps == GradientShape<2>::kWarps);
     __shared__ RareFeatures rare;
@@ -95,9 +96,9 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int wor
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_blocks = p.in.num_blocks;
     if (warp == 0) rare.load(p);
     __syncthreads();
-    if (worker == 0 && threadIdx.x == 0) p.sync->rare = rare.begin[num_blocks];
+    if (blockIdx.x == 0 && threadIdx.x == 0) p.sync->rare = rare.begin[num_blocks];
     int parity = 0;
-    for (int item = worker; item < rare.group[num_blocks]; item += workers, parity ^= 1) {
+    for (int item = blockIdx.x; item < rare.group[num_blocks]; item += kListBlocks, parity ^= 1) {
         const int block = last_begun(rare.group, num_blocks, item), first = (item - rare.group[block]) * 32;
         const int number = rare.begin[block] + first + lane, dense = p.rows.dense[block];
         const bool has_feature = number < rare.begin[block + 1];
@@ -148,7 +149,6 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p, int wor
 // Row gradients in slot order, 0 in padding, and their sums over each stretch of tiles. The first kListBlocks thread
 // blocks list rare features' slots instead; then all slabs of a stretch follow each other, as they share rows of
 // memory.
-constexpr int kListBlocks = 128;
 template <int kParts, typename Grad, Activation kActivation>
 __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
     using Shape = GradientShape<kParts>;
@@ -165,11 +165,10 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     wait_for_kernels_before();
     let_next_kernel_start();
     if (item < 0) {
-        const int worker = blockIdx.x;
-        if (worker == 0)
+        if (blockIdx.x == 0)
             for (int i = threadIdx.x; i < int(sizeof(GradientSync) / 4); i += Shape::kThreads)
                 reinterpret_cast<unsigned*>(p.sync)[i] = 0;
-        list_rare_rows(p, worker, kListBlocks);
+        list_rare_rows(p);
         return;
     }
     const int first = number * stretch, last = min(first + stretch, p.rows.tile_begin[p.in.num_blocks]);
@@ -375,10 +374,11 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
     }
 }
 
-// Numbers of items for the warps of a grid, neighbouring ones on different multiprocessors: a warp's first is its own;
+// Numbers of items for the warps of a grid, neighbouring ones in different thread blocks: a warp's first is its own;
 // then each so-manyth, or, with a ticket, the next one as the warp gets free, asked for ahead.
 class Numbers {
   public:
+    // Shuffled, so that ptxas knows that all lanes have the same; it spills otherwise.
     __device__ __forceinline__ explicit Numbers(unsigned* ticket)
         : ticket_(ticket), now_(__shfl_sync(~0u, threadIdx.x / 32 * gridDim.x + blockIdx.x, 0)) {
         take();
@@ -510,7 +510,8 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(&p.sync->rare);
     const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4), thread = threadIdx.x;
     const auto unit_word = [&](int i) { return __ldcg(reinterpret_cast<const int*>(p.merges) + i); };
-    const int own_word = thread < unit_words ? unit_word(thread) : 0;  // on its way beside the lists
+    const int own_word =
+        thread < unit_words ? unit_word(thread) : 0;  // on its way beside the lists, which nobody delays
     for_each_list(
         p.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * parts,
         [&](long long number) { return p.rare[count - 1 - int(number / parts)]; },

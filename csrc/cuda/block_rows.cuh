@@ -76,7 +76,8 @@ struct alignas(16) RowEntry {
 // A row of the forward where there are loose features: where its sums go, its number in the batch and how many entries
 // it has. Rows of a tile come in order, most entries first; padding last, with target −1.
 struct alignas(16) RowOrder {
-    int slot, target, row, count;
+    int slot, target;
+    int row, count;
 };
 
 struct BlockRows {

@@ -21,8 +21,8 @@ constexpr int kPieces = 2 * kWorkers, kLeastPart = 96;
 constexpr int kMaxPartials = 2 * kPieces;
 constexpr int kMaxParts = kMaxPlaces + kPieces * 4 / 3;
 
-// Up to so many operands of 16 KB, not much more than the L2 cache has, a slab's tasks follow each other: the whole
-// backward takes 1 % less then, and up to 6 % more with many of them (measured).
+// Up to so many operands of 16 KB, twice what the L2 cache has, a slab's tasks follow each other: the whole backward
+// takes 1 % less then, and up to 6 % more with many of them (measured).
 constexpr int kFewOperands = 6144;
 
 // Where the entries of rare features of the block that begins with this tile have places: each of a block's 768 is in
@@ -41,8 +41,8 @@ struct GradientSync {
     unsigned begun;    // not 0: what the products need of other kernels is there
     unsigned planned;  // not 0: merge units are there, too
     int merge_units;
-    unsigned list_tickets[2];           // the next lists of loose features
-    unsigned finish_tickets[2];         // the next rare feature, ranks to merge
+    unsigned list_tickets[2];           // given out (Numbers): for loose features' long and short lists
+    unsigned finish_tickets[2];         // for rare features, and for ranks to merge
     int rare;                           // rare features
     unsigned parts_done[kMaxPartials];  // of the products that a merge needs, by its first partial · slabs + slab
 };

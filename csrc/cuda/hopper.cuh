@@ -1,5 +1,6 @@
-// Thin wrappers over the sm_90a instructions the block-product kernels use: wgmma with the left operand in registers,
-// mbarriers, asynchronous copies. Nothing here knows what is computed.
+// Thin wrappers over the instructions that the kernels of perspective_transformer.cu use: products on tensor cores with
+// the left operand in registers, mbarriers, asynchronous copies. Nothing here knows what is computed. Those kernels run
+// on sm_90a only; where they are compiled for less, what does not exist there is left out.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -48,6 +49,7 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -59,6 +61,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         "}\n" ::"r"(barrier),
         "r"(parity)
         : "memory");
+#endif
 }
 
 // One arrival, which is complete when `bytes` more have been copied.
@@ -160,6 +163,17 @@ __device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) 
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
                  "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(int(wanted))
                  : "memory");
+}
+
+// From there, or zeros; without a branch either.
+__device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
+    uint4 v;
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+        "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+        : "l"(from), "r"(int(wanted)));
+    return v;
 }
 
 // One thread block tells another that what it wrote (and fenced) may be read.
@@ -272,17 +286,6 @@ __device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4]
 #undef NNUE_WGMMA
 }
 
-// 16 bytes, or zeros unless `wanted`, without a branch.
-__device__ __forceinline__ uint4 load_global_16(const uint4* from, bool wanted) {
-    uint4 v;
-    asm volatile(
-        "{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\n"
-        "mov.u32 %3, 0;\n@wanted ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
-        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-        : "l"(from), "r"(int(wanted)));
-    return v;
-}
-
 // The right operand of add_16bit: a lane's part of the 8 × 8 unit matrix.
 template <bool kBf16>
 __device__ __forceinline__ uint32_t unit_operand() {
@@ -292,7 +295,7 @@ __device__ __forceinline__ uint32_t unit_operand() {
 }
 
 // sum[i] += the eight numbers of `piece`, all lanes of a warp, on the tensor cores: products with the unit matrix. Two
-// instructions in place of sixteen. What is not finite makes other sums of the four neighbouring lanes NaN.
+// instructions in place of sixteen. They round towards zero. What is not finite makes other sums of its four lanes NaN.
 template <bool kBf16>
 __device__ __forceinline__ void add_16bit(float (&sum)[8], const uint4& piece, uint32_t unit) {
 #define NNUE_MMA(TYPE, FIRST, A, B)                                                          \

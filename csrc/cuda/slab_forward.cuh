@@ -5,7 +5,7 @@
 // cache, and of a block's frequent features in L1. Rows are read as they are in the batch, so duplicates and features
 // of other blocks need no care; their entries go to shared memory first, as shuffles would take a fifth of the time of
 // the pipe that all loads share. Sums are fp32, in the order of the index row; those of 16-bit weights are made by the
-// tensor cores, as products with the unit matrix.
+// tensor cores, as products with the unit matrix, and each addition is rounded towards zero.
 #pragma once
 
 #include "block_product.cuh"
@@ -55,8 +55,8 @@ __device__ __forceinline__ void store_values(void* base, size_t offset, const fl
     if constexpr (kCount == 2) __stcs(reinterpret_cast<uint32_t*>(target), words[0]);
 }
 
-// Loaded where this stands: registers that would hold it meanwhile are short.
-__device__ __forceinline__ int2 read_again(const int2* from) {
+// Two numbers, loaded where this stands: registers that would hold them meanwhile are short.
+__device__ __forceinline__ int2 load_here(const int* from) {
     int2 v;
     asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
     return v;
@@ -92,13 +92,14 @@ struct RowSum {
         for (int i = 0; i < kAhead; ++i) add_piece<Weight>(sum, pieces[i], unit);
     }
 
-    // `order`: of the row, a RowOrder; `staged`: room for its entries.
-    __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const int2* order,
+    // `staged`: room for entries of the row.
+    __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const RowOrder* order,
                                             int* staged) const {
+        static_assert(kStaged % 16 == 0 && kStaged % kAhead == 0 && kAhead % 4 == 0);
         int base = 0, most;
 #pragma unroll 1
         do {
-            const auto [row, count] = read_again(order + 1);
+            const auto [row, count] = load_here(&order->row);
             const int32_t* const features = block_rows::row_pointer(p.in, row) + base;
             most = __reduce_max_sync(~0u, count) - base;
             __syncwarp();
@@ -124,8 +125,9 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     constexpr int kPer = S::kPer;
     const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
     if (int(blockIdx.x) * S::kRows >= p.rows.tile_begin[p.in.num_blocks] * kTileRows) return;
+    // The two rows of a warp are read from different banks. More room would take L1 from six thread blocks.
     __align__(16) __shared__ int staged[S::kRows][S::kStaged + 4];
-    const int2* const order = reinterpret_cast<const int2*>(p.order + blockIdx.x * S::kRows + threadIdx.x / 16);
+    const RowOrder* const order = p.order + blockIdx.x * S::kRows + threadIdx.x / 16;
     const int column = blockIdx.y * S::kColumns + lane % 8 * kPer;
     const bool valid = column < half;
     const size_t at = h * half + (valid ? column : 0);
@@ -141,7 +143,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
                                unit_operand<std::is_same_v<Weight, __nv_bfloat16>>()};
     adder.add_row(sum, p, order, staged[threadIdx.x / 16]);
 
-    const auto [slot, target] = read_again(order);
+    const auto [slot, target] = load_here(&order->slot);
     const bool write = target >= 0 && valid;
     if (p.saved != nullptr && write) {
         const size_t to = saved_at(slot, h, column, p.num_outputs);

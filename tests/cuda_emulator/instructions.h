@@ -106,6 +106,9 @@ inline uint32_t load_if(bool condition, uint32_t from, uint32_t otherwise) {
 inline void store_global_16(void* to, uint4 v, bool wanted) {
     if (wanted) *static_cast<uint4*>(to) = v;
 }
+inline uint4 load_global_16(const void* from, bool wanted) {
+    return wanted ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+}
 inline void shared_or(uint32_t to, uint32_t bits) {
     at<uint32_t>(to) |= bits, emulator::pause();
 }
@@ -201,19 +204,27 @@ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
         }
 }
 
-inline uint4 load_global_16(const uint4* from, bool wanted) {
-    return wanted ? *from : uint4{0, 0, 0, 0};
+inline int2 load_here(const int* from) {
+    return {from[0], from[1]};
 }
-inline int2 read_again(const int2* from) {
-    return *from;
-}
-// The unit matrix leaves every lane its own sums.
+// sum += piece · unit, mma of 16 × 8 by 8 × 8: of `piece`, lane 4 g + t has k = 2 t, 2 t + 1 of rows g and g + 8,
+// twice; of `unit` the same k of column g; of the sums columns 2 t, 2 t + 1 of those rows.
 template <bool kBf16>
-void add_16bit(float (&sum)[8], const uint4& piece, uint32_t) {
+void add_16bit(float (&sum)[8], const uint4& piece, uint32_t unit) {
+    const auto number = [](uint32_t bits) {
+        return kBf16 ? __uint_as_float(bits << 16) : float(emulator::from_bits<_Float16>(bits & 0xffff));
+    };
+    const int quad = lane_number() / 4 * 4, t = lane_number() % 4;
+    float right[2][8];  // of the lane's columns
+    const uint64_t* all = emulator::exchange(unit);
+    for (int c = 0; c < 2; ++c)
+        for (int k = 0; k < 8; ++k) right[c][k] = number(uint32_t(all[(2 * t + c) * 4 + k / 2]) >> (16 * (k % 2)));
     const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-    for (int i = 0; i < 8; ++i) {
-        const uint32_t bits = words[i / 2] >> (16 * (i % 2)) & 0xffff;
-        sum[i] += kBf16 ? __uint_as_float(bits << 16) : float(emulator::from_bits<_Float16>(bits));
+    for (int w = 0; w < 4; ++w) {
+        all = emulator::exchange(words[w]);
+        for (int c = 0; c < 2; ++c)
+            for (int k = 0; k < 8; ++k)
+                sum[2 * w + c] += number(uint32_t(all[quad + k / 2]) >> (16 * (k % 2))) * right[c][k];
     }
 }
 

@@ -77,8 +77,14 @@ def without_assembly(text: str) -> str:
     return text
 
 
+# Limits between two ways to do the same, for cases of a few tiles to go both ways.
+SMALL_LIMITS = {"kFewOperands": 24, "kShareTiles": 6}
+
+
 def translate(text: str) -> str:
     text = without_assembly(without_comments(text))
+    for name, limit in SMALL_LIMITS.items():
+        text = re.sub(rf"constexpr int {name} = \d+;", f"constexpr int {name} = {limit};", text)
     text = re.sub(
         r"extern\s+__shared__\s+(?:__align__\(\s*\d+\)\s*)?(\w+)\s+(\w+)\[\];",
         r"\1* const \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());",
