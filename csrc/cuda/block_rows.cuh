@@ -79,6 +79,11 @@ struct alignas(16) RowOrder {
     int slot, target;
     int row, count;
 };
+constexpr int kCopiedEntries = 64;
+struct RowOrders {
+    RowOrder* rows;    // [slots]
+    int32_t* entries;  // [slots, kCopiedEntries]: the first entries of each, in this order; −1: none, or of no feature
+};
 
 struct BlockRows {
     int32_t* slot_target;  // [slots]: 2 · position + (0 side to move, 1 other side); −1 padding
@@ -655,7 +660,7 @@ __device__ __forceinline__ void describe_blocks(const BlockRows& out, int num_bl
 // the block's features: thread blocks of one block do the same, which is quicker than telling each other. The first
 // thread block describes the blocks.
 template <bool kLoose>
-__global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BlockRows out, RowOrder* order) {
+__global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BlockRows out, RowOrders order) {
     constexpr int kLanes = kTileThreads / kTileRows, kEach = 32 / kLanes;
     __shared__ TileShared s;
     // [kTileRows, pitch]: near lists from the front, far from behind. Then for each group of chunks the block's rows
@@ -897,7 +902,20 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
 #pragma unroll
         for (int d = 1; d < kLanes; d *= 2) place += __shfl_xor_sync(~0u, place, d);
         if constexpr (kLoose) {
-            if (part == 0) order[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
+            if (part == 0) order.rows[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
+            int32_t* const to = order.entries + size_t(first_slot + place) * kCopiedEntries;
+            const unsigned features = in.num_features + in.num_loose;
+#pragma unroll 1
+            for (int first = part * kEach; first < kCopiedEntries; first += kLanes * kEach) {
+                load_entries(entries, in, has_row, row, first);
+#pragma unroll
+                for (int j = 0; j < kEach; ++j)
+                    if (first + j >= length || unsigned(entries[j]) >= features) entries[j] = -1;
+#pragma unroll
+                for (int j = 0; j < kEach; j += 4)
+                    *reinterpret_cast<int4*>(to + first + j) = {entries[j], entries[j + 1], entries[j + 2],
+                                                                entries[j + 3]};
+            }
         } else {
             int cost = 0;
             if (part == 0) {
@@ -947,7 +965,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
     }
 }
 
-inline cudaError_t place(const IndexRows& in, const BlockRows& out, RowOrder* order, cudaStream_t stream) {
+inline cudaError_t place(const IndexRows& in, const BlockRows& out, const RowOrders& order, cudaStream_t stream) {
     // Attributes are a kernel's, whoever launches it: they must not depend on this call. All kernels ask for as much
     // shared memory as there is, so that a multiprocessor need not be empty for the next one to start.
     constexpr int kMostCounts = kSharedBlocks * kBlockFeatures * sizeof(int);

@@ -73,9 +73,11 @@ struct LooseRows {
 };
 
 // [slots]: a tile's slots, most entries first; padding last, with target −1.
-inline RowOrder* carve_row_order(Carver& carver, const IndexRows& in) {
-    if (in.num_loose == 0) return nullptr;
-    return carver.take<RowOrder>(size_t(BlockRows::tiles(in.positions, in.num_blocks)) * kTileRows);
+inline RowOrders carve_row_orders(Carver& carver, const IndexRows& in) {
+    if (in.num_loose == 0) return {};
+    const size_t slots = size_t(BlockRows::tiles(in.positions, in.num_blocks)) * kTileRows;
+    RowOrder* const rows = carver.take<RowOrder>(slots);
+    return {rows, carver.take<int32_t>(slots * kCopiedEntries)};
 }
 
 inline LooseRows carve_loose_rows(Carver& carver, const IndexRows& in) {

@@ -70,12 +70,12 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
 // What perspective_rows makes.
 struct Rows {
     BlockRows blocks;
-    RowOrder* order;
+    RowOrders order;
 };
 
 Rows carve(Carver& carver, const IndexRows& in) {
     const BlockRows blocks = carve_rows(carver, in);
-    return {blocks, carve_row_order(carver, in)};
+    return {blocks, carve_row_orders(carver, in)};
 }
 
 template <class Carve>
@@ -188,7 +188,7 @@ cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, c
     Fork fork(stream);
     if (fork.ok() != cudaSuccess) return fork.ok();
     cudaError_t error = slab_forward::forward<Weight>(p, stream);
-    if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, p.order, *lists, fork.stream());
+    if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, p.order.rows, *lists, fork.stream());
     const cudaError_t joined = fork.join();
     return error == cudaSuccess ? joined : error;
 }

@@ -19,9 +19,9 @@ struct Shape {
     static constexpr int kPer = 16 / int(sizeof(Weight));  // columns of a lane
     static constexpr int kColumns = 8 * kPer;              // of each half in a slab
     static constexpr int kThreads = 256, kRows = kThreads / 16;
-    static constexpr int kBlocks = 6;   // thread blocks a multiprocessor
-    static constexpr int kAhead = 4;    // weight rows in flight
-    static constexpr int kStaged = 64;  // entries of a row in shared memory at a time
+    static constexpr int kBlocks = 6;               // thread blocks a multiprocessor
+    static constexpr int kAhead = 4;                // weight rows in flight
+    static constexpr int kStaged = kCopiedEntries;  // entries of a row in shared memory at a time
 };
 
 template <typename Weight, int kPer>
@@ -92,23 +92,30 @@ struct RowSum {
         for (int i = 0; i < kAhead; ++i) add_piece<Weight>(sum, pieces[i], unit);
     }
 
-    // `staged`: room for entries of the row.
-    __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const RowOrder* order,
+    // `number`: of the row in p.order; `staged`: room for entries of it.
+    __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, int number,
                                             int* staged) const {
         static_assert(kStaged % 16 == 0 && kStaged % kAhead == 0 && kAhead % 4 == 0);
         int base = 0, most;
 #pragma unroll 1
         do {
-            const auto [row, count] = load_here(&order->row);
-            const int32_t* const features = block_rows::row_pointer(p.in, row) + base;
-            most = __reduce_max_sync(~0u, count) - base;
+            const auto [row, count] = load_here(&p.order.rows[number].row);
+            static_assert(kStaged == 16 * 4);
+            const int lane = threadIdx.x % 16;
             __syncwarp();
+            if (base == 0) {
+                reinterpret_cast<int4*>(staged)[lane] =
+                    __ldg(reinterpret_cast<const int4*>(p.order.entries + size_t(number) * kCopiedEntries) + lane);
+            } else {
+                const int32_t* const features = block_rows::row_pointer(p.in, row) + base;
 #pragma unroll
-            for (int i = threadIdx.x % 16; i < kStaged; i += 16) {
-                const int feature = base + i < count ? __ldg(features + i) : -1;
-                // The index check speaks of features that are not there.
-                staged[i] = uint32_t(feature) < num_features ? feature : -1;
+                for (int i = lane; i < kStaged; i += 16) {
+                    const int feature = base + i < count ? __ldg(features + i) : -1;
+                    // The index check speaks of features that are not there.
+                    staged[i] = uint32_t(feature) < num_features ? feature : -1;
+                }
             }
+            most = __reduce_max_sync(~0u, count) - base;
             __syncwarp();
             const int* const end = staged + min(most, kStaged);
 #pragma unroll 1
@@ -127,7 +134,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     if (int(blockIdx.x) * S::kRows >= p.rows.tile_begin[p.in.num_blocks] * kTileRows) return;
     // The two rows of a warp are read from different banks. More room would take L1 from six thread blocks.
     __align__(16) __shared__ int staged[S::kRows][S::kStaged + 4];
-    const RowOrder* const order = p.order + blockIdx.x * S::kRows + threadIdx.x / 16;
+    const int number = blockIdx.x * S::kRows + threadIdx.x / 16;
     const int column = blockIdx.y * S::kColumns + lane % 8 * kPer;
     const bool valid = column < half;
     const size_t at = h * half + (valid ? column : 0);
@@ -141,9 +148,9 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     const RowSum<Weight> adder{reinterpret_cast<const uint4*>(static_cast<const Weight*>(p.weight) + at),
                                uint32_t(p.num_outputs * sizeof(Weight)), uint32_t(p.in.num_features + p.in.num_loose),
                                unit_operand<std::is_same_v<Weight, __nv_bfloat16>>()};
-    adder.add_row(sum, p, order, staged[threadIdx.x / 16]);
+    adder.add_row(sum, p, number, staged[threadIdx.x / 16]);
 
-    const auto [slot, target] = load_here(&order->slot);
+    const auto [slot, target] = load_here(&p.order.rows[number].slot);
     const bool write = target >= 0 && valid;
     if (p.saved != nullptr && write) {
         const size_t to = saved_at(slot, h, column, p.num_outputs);
