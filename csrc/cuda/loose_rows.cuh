@@ -238,7 +238,7 @@ struct SplitShared {
 
 // A thread block a chunk: dense features' bits of its tiles, and its other loose entries by bucket, in order of their
 // slots. A row that has a dense feature twice is left out of the bits; irregular_rows.cuh sees to it.
-__global__ void __launch_bounds__(kSplitThreads, 4)
+__global__ void __maxnreg__(56)  // what fits where one of the forward's thread blocks has left
     split_rows(IndexRows in, BlockRows blocks, const RowOrder* order, LooseRows rows) {
     constexpr int kBuckets = LooseRows::kBuckets, kChunkSlots = LooseRows::kChunkSlots;
     __shared__ SplitShared s;
