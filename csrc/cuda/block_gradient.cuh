@@ -510,8 +510,8 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(&p.sync->rare);
     const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4), thread = threadIdx.x;
     const auto unit_word = [&](int i) { return __ldcg(reinterpret_cast<const int*>(p.merges) + i); };
-    const int own_word =
-        thread < unit_words ? unit_word(thread) : 0;  // on its way beside the lists, which nobody delays
+    // Asked for now and waited for behind the lists, as is whoever is later than this warp.
+    const int own_word = thread < unit_words ? unit_word(thread) : 0;
     for_each_list(
         p.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * parts,
         [&](long long number) { return p.rare[count - 1 - int(number / parts)]; },

@@ -173,12 +173,15 @@ inline void store_matrices(uint32_t to, const uint32_t (&v)[4]) {
     emulator::exchange(0);
 }
 
+// A 16-bit float, the lower half of `bits`.
+template <bool kBf16>
+float number(uint32_t bits) {
+    return kBf16 ? __uint_as_float(bits << 16) : float(emulator::from_bits<_Float16>(bits & 0xffff));
+}
+
 // d[64, 128] += a[64, 16] · b[16, 128]: each warp its sixteen rows. See hopper.cuh for where b lies.
 template <bool kBf16>
 void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
-    const auto number = [](uint32_t bits) {
-        return kBf16 ? __uint_as_float(bits << 16) : float(emulator::from_bits<_Float16>(bits & 0xffff));
-    };
     const int quad = lane_number() / 4 * 4, t = lane_number() % 4;
     float left[2][16];
     for (int part = 0; part < 2; ++part) {  // a[0], a[1]: k = 2 t, 2 t + 1 of rows g, g + 8; a[2], a[3] the next eight
@@ -186,8 +189,8 @@ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
         for (int q = 0; q < 4; ++q)
             for (int r = 0; r < 2; ++r) {
                 const uint32_t word = uint32_t(all[quad + q] >> (32 * r));
-                left[r][part * 8 + 2 * q] = number(word & 0xffff);
-                left[r][part * 8 + 2 * q + 1] = number(word >> 16);
+                left[r][part * 8 + 2 * q] = number<kBf16>(word & 0xffff);
+                left[r][part * 8 + 2 * q + 1] = number<kBf16>(word >> 16);
             }
     }
     const uint32_t base = (b & 0x3fff) << 4, stride = b >> 16 << 4;
@@ -196,7 +199,7 @@ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
             const int n = 8 * j + 2 * t + c;
             for (int k = 0; k < 16; ++k) {
                 const uint32_t from = base + n / 64 * stride + k * 128 + ((n % 64 / 8 ^ (k & 7)) << 4) + n % 8 * 2;
-                const float right = number(at<uint16_t>(from));
+                const float right = number<kBf16>(at<uint16_t>(from));
                 for (int r = 0; r < 2; ++r)
                     if (left[r][k] != 0 || right != right || std::isinf(right))
                         d[4 * j + 2 * r + c] += left[r][k] * right;
@@ -211,20 +214,18 @@ inline int2 load_here(const int* from) {
 // twice; of `unit` the same k of column g; of the sums columns 2 t, 2 t + 1 of those rows.
 template <bool kBf16>
 void add_16bit(float (&sum)[8], const uint4& piece, uint32_t unit) {
-    const auto number = [](uint32_t bits) {
-        return kBf16 ? __uint_as_float(bits << 16) : float(emulator::from_bits<_Float16>(bits & 0xffff));
-    };
     const int quad = lane_number() / 4 * 4, t = lane_number() % 4;
     float right[2][8];  // of the lane's columns
     const uint64_t* all = emulator::exchange(unit);
     for (int c = 0; c < 2; ++c)
-        for (int k = 0; k < 8; ++k) right[c][k] = number(uint32_t(all[(2 * t + c) * 4 + k / 2]) >> (16 * (k % 2)));
+        for (int k = 0; k < 8; ++k)
+            right[c][k] = number<kBf16>(uint32_t(all[(2 * t + c) * 4 + k / 2]) >> (16 * (k % 2)));
     const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
     for (int w = 0; w < 4; ++w) {
         all = emulator::exchange(words[w]);
         for (int c = 0; c < 2; ++c)
             for (int k = 0; k < 8; ++k)
-                sum[2 * w + c] += number(uint32_t(all[quad + k / 2]) >> (16 * (k % 2))) * right[c][k];
+                sum[2 * w + c] += number<kBf16>(uint32_t(all[quad + k / 2]) >> (16 * (k % 2))) * right[c][k];
     }
 }
 

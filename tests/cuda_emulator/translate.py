@@ -77,14 +77,22 @@ def without_assembly(text: str) -> str:
     return text
 
 
-# Limits between two ways to do the same, for cases of a few tiles to go both ways.
-SMALL_LIMITS = {"kFewOperands": 24, "kShareTiles": 6}
+# Limits between two ways to do the same, by file, for cases of a few tiles to go both ways.
+SMALL_LIMITS = {
+    "gradient_plan.cuh": ("kFewOperands", 24),
+    "block_gradient.cuh": ("kShareTiles", 6),
+}
+
+
+def with_small_limit(text: str, name: str, limit: int) -> str:
+    text, found = re.subn(rf"constexpr int {name} = \d+;", f"constexpr int {name} = {limit};", text)
+    if found != 1:
+        sys.exit(f"translate: found {found} definitions of {name}, expected one")
+    return text
 
 
 def translate(text: str) -> str:
     text = without_assembly(without_comments(text))
-    for name, limit in SMALL_LIMITS.items():
-        text = re.sub(rf"constexpr int {name} = \d+;", f"constexpr int {name} = {limit};", text)
     text = re.sub(
         r"extern\s+__shared__\s+(?:__align__\(\s*\d+\)\s*)?(\w+)\s+(\w+)\[\];",
         r"\1* const \2 = reinterpret_cast<\1*>(emulator::dynamic_shared());",
@@ -127,6 +135,8 @@ def main() -> int:
         shutil.copy(path, out)
     for path in (root / "cuda").glob("*.cuh"):
         text = translate(path.read_text())
+        if path.name in SMALL_LIMITS:
+            text = with_small_limit(text, *SMALL_LIMITS[path.name])
         if path.name == "common.cuh":
             begin = text.index("cudaStream_t current_stream(")
             first, last = next(b for b in sorted(blocks(text)) if b[0] > begin)
