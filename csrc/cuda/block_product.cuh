@@ -20,6 +20,7 @@
 #include "block_rows.cuh"
 #include "hopper.cuh"
 #include "loose_rows.cuh"
+#include "tile_features.cuh"
 
 namespace nnue {
 
@@ -33,7 +34,8 @@ struct MergeUnit;
 struct ForwardProblem {
     IndexRows in;
     BlockRows rows;
-    const RowOrder* order;  // where there are loose features
+    const RowOrder* order;       // where there are loose features
+    TileFeatures tile_features;  // there, with 16-bit weights
     const void* weight;     // [num_features, num_outputs]
     const float* bias;      // [num_outputs]
     void* out;              // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs

@@ -22,40 +22,46 @@ __device__ __forceinline__ void for_each_feature(const IndexRows& in, int row, c
         if (features[k] < in.num_features + in.num_loose) visit(features[k]);
 }
 
+// A row's sums in plain fp32, saved, clipped and stored, by a thread block.
+template <typename Weight>
+__device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int slot, int target) {
+    const int half = p.num_outputs / 2;
+    for (int c = threadIdx.x; c < half; c += blockDim.x) {
+        float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // no sum is −0
+        for_each_feature(p.in, row, [&](int feature) {
+            const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(feature) * p.num_outputs + c;
+            v[0] += cuda::to_sum(weight[0]);
+            v[1] += cuda::to_sum(weight[half]);
+        });
+        if (p.saved != nullptr) {
+            const uint32_t encoded = encode(v[0], v[1], p.bound);
+            for (int h = 0; h < 2; ++h) {
+                const size_t at = saved_at(slot, h, c, p.num_outputs);
+                if (sizeof(Weight) == 4)
+                    static_cast<float*>(p.saved)[at] = v[h];
+                else
+                    static_cast<uint16_t*>(p.saved)[at] = uint16_t(encoded >> (16 * h));
+            }
+        }
+        if (p.activation != Activation::kIdentity) v[0] = clip(v[0], p.bound), v[1] = clip(v[1], p.bound);
+        if (p.activation == Activation::kPairwise) {
+            store(p.out, size_t(target) * half + c, v[0] * (v[1] * p.scale), p.out_type);
+            continue;
+        }
+        for (int h = 0; h < 2; ++h)
+            store(p.out, size_t(target) * p.num_outputs + h * half + c,
+                  v[h] * (p.activation == Activation::kSCReLU ? v[h] * p.scale : p.scale), p.out_type);
+    }
+}
+
 template <typename Weight>
 __global__ void irregular_forward_kernel(ForwardProblem p) {
     wait_for_kernels_before();
     if (*p.rows.irregular == 0) return;
-    const int half = p.num_outputs / 2;
     for (int row = blockIdx.x; row < 2 * p.in.positions; row += gridDim.x) {
         if (p.rows.row_slot[row] >= 0) continue;
-        const int slot = ~p.rows.row_slot[row], target = p.rows.slot_target[slot];
-        for (int c = threadIdx.x; c < half; c += blockDim.x) {
-            float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // no sum is −0
-            for_each_feature(p.in, row, [&](int feature) {
-                const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(feature) * p.num_outputs + c;
-                v[0] += cuda::to_sum(weight[0]);
-                v[1] += cuda::to_sum(weight[half]);
-            });
-            if (p.saved != nullptr) {
-                const uint32_t encoded = encode(v[0], v[1], p.bound);
-                for (int h = 0; h < 2; ++h) {
-                    const size_t at = saved_at(slot, h, c, p.num_outputs);
-                    if (sizeof(Weight) == 4)
-                        static_cast<float*>(p.saved)[at] = v[h];
-                    else
-                        static_cast<uint16_t*>(p.saved)[at] = uint16_t(encoded >> (16 * h));
-                }
-            }
-            if (p.activation != Activation::kIdentity) v[0] = clip(v[0], p.bound), v[1] = clip(v[1], p.bound);
-            if (p.activation == Activation::kPairwise) {
-                store(p.out, size_t(target) * half + c, v[0] * (v[1] * p.scale), p.out_type);
-                continue;
-            }
-            for (int h = 0; h < 2; ++h)
-                store(p.out, size_t(target) * p.num_outputs + h * half + c,
-                      v[h] * (p.activation == Activation::kSCReLU ? v[h] * p.scale : p.scale), p.out_type);
-        }
+        const int slot = ~p.rows.row_slot[row];
+        sum_row<Weight>(p, row, slot, p.rows.slot_target[slot]);
     }
 }
 

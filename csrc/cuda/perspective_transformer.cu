@@ -17,6 +17,7 @@
 #include "block_gradient.cuh"
 #include "common.cuh"
 #include "index_check.cuh"
+#include "loose_forward.cuh"
 #include "loose_gradient.cuh"
 #include "psqt.cuh"
 #include "side_stream.cuh"
@@ -184,10 +185,15 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
 // The lists that the backward needs of loose features are made beside it.
 template <class Weight>
 cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
-    if (lists == nullptr) return slab_forward::forward<Weight>(p, stream);
+    const auto forward = [&] {
+        if constexpr (sizeof(Weight) == 2)
+            if (tile_features::fits(p.in)) return loose_forward::forward<Weight>(p, stream);
+        return slab_forward::forward<Weight>(p, stream);
+    };
+    if (lists == nullptr) return forward();
     Fork fork(stream);
     if (fork.ok() != cudaSuccess) return fork.ok();
-    cudaError_t error = slab_forward::forward<Weight>(p, stream);
+    cudaError_t error = forward();
     if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, p.order, *lists, fork.stream());
     const cudaError_t joined = fork.join();
     return error == cudaSuccess ? joined : error;
@@ -245,6 +251,11 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& ro
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
+    const bool lists_features = weight_type != Float::kFloat32 && p.in.num_loose > 0;
+    const Tensor scratch = torch::stable::new_empty(
+        white, {lists_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
+    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
+    if (lists_features) p.tile_features = carve_tile_features(carver, p.in);
     std::optional<LooseRows> loose;
     if (makes_lists) loose = open_lists(kForward, lists, p.in);
     const auto run = weight_type == Float::kFloat32   ? run_forward<float>

@@ -270,6 +270,9 @@ inline void __threadfence_system() {
     std::abort();
 }
 
+inline int __popcll(unsigned long long x) {
+    return __builtin_popcountll(x);
+}
 inline int __popc(unsigned x) {
     return __builtin_popcount(x);
 }

@@ -1,0 +1,165 @@
+// The forward for 16-bit weights of sets with loose features: a product on tensor cores for each tile and slab.
+//
+// The right operand has the weights of all features that the tile's rows have (tile_features.cuh), a slab of them, in
+// chunks of 64, gathered by four warps into a ring in shared memory; the left one is the rows' bitmaps. So a weight row
+// is read once for 64 rows, a third of what rows of their own read of the L2 cache. Four warps multiply and finish the
+// tile. A multiprocessor has two thread blocks, so that one multiplies while the other one begins or ends.
+#pragma once
+
+#include "block_forward.cuh"
+#include "tile_features.cuh"
+
+namespace nnue::loose_forward {
+
+using namespace block_product;
+
+template <typename Weight>
+struct Shape {
+    static_assert(sizeof(Weight) == 2);
+    static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
+    static constexpr int kSlab = 64;  // of either half
+    static constexpr int kThreads = 256, kBlocks = 2;
+    static constexpr int kChunk = TileFeatures::kChunk, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
+    static constexpr int kStages = 5, kBitsBytes = kTileRows * int(sizeof(uint2)), kTurnBytes = 16 * 128;
+    static constexpr int kTurn = kStages * kChunkBytes, kBits = kTurn + 4 * kTurnBytes,
+                         kBias = kBits + kStages * kBitsBytes, kSharedBytes = kBias + 512 + 1024;
+};
+
+// Thread blocks (tile, slab).
+template <typename Weight>
+__global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocks) forward_kernel(ForwardProblem p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using S = Shape<Weight>;
+    constexpr uint32_t kOne = S::kBf16 ? kOneBf16 : kOneFp16;
+    extern __shared__ char shared_raw[];
+    __shared__ uint64_t barriers[2 * S::kStages];
+    const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
+    const uint32_t full = shared_address(barriers), empty = full + 8 * S::kStages;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
+    const int tile = blockIdx.x, column = blockIdx.y * S::kSlab;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < S::kStages; ++s) {
+            barrier_init(full + 8 * s, 128);
+            barrier_init(empty + 8 * s, 128);
+        }
+    }
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (tile >= __ldg(p.rows.tile_begin + p.in.num_blocks)) return;
+    const int chunks = __shfl_sync(~0u, __ldg(p.tile_features.chunks + tile), 0);
+    const int most = TileFeatures::most(p.in);
+    if (threadIdx.x < 128) {
+        const int c = column + threadIdx.x % S::kSlab;
+        store_shared_4(shared + S::kBias + threadIdx.x * 4,  // no sum is −0
+                       c < half ? __float_as_uint(p.bias[c + (threadIdx.x < S::kSlab ? 0 : half)] + 0.0f) : 0);
+    }
+    __syncthreads();
+    RingPlace<S::kStages> place;
+    if (warp >= 4) {  // ---- weights: a warp has sixteen features of a chunk, half a warp one at a time
+        const int producer = warp - 4, part = lane % 16;
+        const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
+        const bool exists = column + part % 8 * 8 < half;
+        const char* const from = reinterpret_cast<const char*>(static_cast<const Weight*>(p.weight) +
+                                                               (part < 8 ? 0 : half) + column + part % 8 * 8);
+        const int32_t* features = p.tile_features.features + size_t(tile) * most + producer * 16 + part;
+        const char* bits = reinterpret_cast<const char*>(p.tile_features.bits + size_t(tile) * most) +
+                           (producer * 8 + lane) * 16;
+        const uint32_t to_bits = shared + S::kBits + (producer * 8 + lane) * 16;
+        const uint32_t swizzled =
+            shared + (part < 8 ? 0 : S::kAtomBytes) + operand_offset(lane / 16, part % 8) + producer * 16 * 128;
+        int next = chunks > 0 ? __ldg(features) : 0;
+#pragma unroll 1
+        for (int c = 0; c < chunks; ++c) {
+            const int mine = next;
+            features += S::kChunk;
+            if (c + 1 < chunks) next = __ldg(features);
+            barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
+            const uint32_t to = swizzled + place.stage * S::kChunkBytes;
+            if (lane < 8) copy_async_16(to_bits + place.stage * S::kBitsBytes, bits, true);
+            bits += S::kBitsBytes;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const unsigned feature = __shfl_sync(~0u, mine, 2 * j + lane / 16);
+                copy_async_16((to + j * 256) ^ (2 * j % 8 << 4), row_of(from, feature, row_bytes), exists);
+            }
+            barrier_arrive_copied(full + 8 * place.stage);
+            place.advance();
+        }
+        copy_async_wait_all();
+    } else {  // ---- products
+        const int t = lane % 4, shift = 4 * t, stored_row = warp * 16 + lane / 8;
+        const uint32_t bits = shared + S::kBits + (warp * 16 + lane / 4) * 8;
+        int targets[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) targets[k] = __ldg(p.rows.slot_target + tile * kTileRows + stored_row + 4 * k);
+        float acc[64];
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            const uint2 b = load_shared_8(shared + S::kBias + 32 * j + 8 * t);
+            acc[4 * j] = acc[4 * j + 2] = __uint_as_float(b.x);
+            acc[4 * j + 1] = acc[4 * j + 3] = __uint_as_float(b.y);
+        }
+        fence_registers(acc);
+        uint32_t a[2][2][4];
+        uint32_t before = 0;  // the stage of the chunk before
+#pragma unroll 1
+        for (int c = 0; c < chunks; ++c) {
+            barrier_wait(full + 8 * place.stage, place.phase);
+            fence_shared_for_wgmma();
+            const uint2 low = load_shared_8(bits + place.stage * S::kBitsBytes),
+                        high = load_shared_8(bits + place.stage * S::kBitsBytes + 64);
+            const uint32_t operand = operand_descriptor(shared + place.stage * S::kChunkBytes, S::kAtomBytes);
+#pragma unroll
+            for (int s = 0; s < 2; ++s) {
+                wgmma_wait<1>();
+                if (s == 1 && c > 0) barrier_arrive(empty + 8 * before);
+                const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
+#pragma unroll
+                for (int k = 0; k < 2; ++k) expand(a[s][k], word_low, word_high, k, kOne);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 2; ++k) wgmma_k16<S::kBf16>(acc, a[s][k], operand + (s * 2 + k) * 128);
+                wgmma_commit();
+            }
+            before = place.stage;
+            place.advance();
+        }
+        wgmma_wait<0>();
+        fence_registers(acc);
+        finish_tile<S>(p, acc, shared + S::kTurn + warp * S::kTurnBytes, tile * kTileRows + stored_row, column, targets);
+    }
+#endif
+}
+
+// Rows that the product leaves out, one after another. As a rule there are none.
+template <typename Weight>
+__global__ void left_out_kernel(ForwardProblem p) {
+    wait_for_kernels_before();
+    const int tiles = p.rows.tile_begin[p.in.num_blocks];
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const uint64_t left_out = p.tile_features.left_out[tile];
+        if (left_out == 0) continue;
+        for (int i = 0; i < kTileRows; ++i) {
+            const RowOrder row = p.order[tile * kTileRows + i];
+            if (row.target >= 0 && (left_out >> row.slot % kTileRows & 1) != 0)
+                sum_row<Weight>(p, row.row, row.slot, row.target);
+        }
+    }
+}
+
+template <typename Weight>
+cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
+    using S = Shape<Weight>;
+    cudaError_t error = tile_features::build(p.in, p.rows, p.order, p.tile_features, stream);
+    if (error == cudaSuccess)
+        error =
+            cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
+    const dim3 grid(BlockRows::tiles(p.in.positions, p.in.num_blocks),
+                    (p.num_outputs / 2 + S::kSlab - 1) / S::kSlab);
+    if (error == cudaSuccess)
+        error = launch_early(forward_kernel<Weight>, grid, S::kThreads, S::kSharedBytes, stream, p);
+    if (error == cudaSuccess) error = launch_early(left_out_kernel<Weight>, kIrregularBlocks, 256, 0, stream, p);
+    return error;
+}
+
+}  // namespace nnue::loose_forward

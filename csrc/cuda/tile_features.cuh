@@ -1,0 +1,171 @@
+// What the 16-bit forward needs where there are loose features (loose_forward.cuh): the features that a tile's rows have,
+// each once, and a bitmap of them for each row.
+//
+// Rows share features, those of one block the more: the 64 rows of a tile have 51 entries each in a batch of real
+// positions, but 15 features for each row. A thread block takes a tile: its rows' entries set bits of a bitmap of all
+// features, whose bits are counted; so every entry finds its feature's place, in ascending order, and sets its row's bit
+// there. A row that has a feature twice is left out, as are all rows of a tile of more than kMost features.
+#pragma once
+
+#include "block_rows.cuh"
+#include "hopper.cuh"
+
+namespace nnue {
+
+struct TileFeatures {
+    static constexpr int kChunk = 64, kMost = 3072;
+    int32_t* features;   // scratch [tiles, most]: in chunks; padding repeats the first
+    uint2* bits;         // scratch [tiles, most / kChunk, 64]: of a slot; bit p of (x, y) = place index_of_bit(p), and 32 +
+    int32_t* chunks;     // scratch [tiles]
+    uint64_t* left_out;  // scratch [tiles]: bit s: the row of slot s is left out
+
+    static __host__ __device__ int most(const IndexRows& in) {
+        return in.max_active >= kMost / kTileRows ? kMost : (in.max_active + 1) * kTileRows;
+    }
+};
+
+namespace tile_features {
+
+constexpr int kThreads = 512, kWarps = kThreads / 32, kLanes = kThreads / kTileRows;  // of a row
+constexpr int kEach = 8;  // entries of a lane in registers
+constexpr int kMostFeatures = 1 << 17;
+
+// Whether the bitmap of all features fits into shared memory.
+inline bool fits(const IndexRows& in) {
+    return in.num_features + in.num_loose <= kMostFeatures;
+}
+
+struct Shape {
+    int words, pitch;  // 64-bit words of all features; 32-bit words of a row's bitmap and one for the banks
+    size_t bytes;
+    __host__ __device__ explicit Shape(const IndexRows& in)
+        : words((in.num_features + in.num_loose + 127) / 128 * 2), pitch(TileFeatures::most(in) / 32 + 1),
+          bytes(size_t(words) * (sizeof(uint64_t) + sizeof(uint16_t)) + size_t(kTileRows) * pitch * sizeof(uint32_t)) {}
+};
+
+__global__ void __launch_bounds__(kThreads, 4)
+    list_features(IndexRows in, BlockRows blocks, const RowOrder* order, TileFeatures out) {
+    extern __shared__ __align__(16) uint64_t bitmap[];
+    __shared__ int warp_sums[kWarps], first_feature;
+    __shared__ uint32_t left_out[2];
+    const Shape shape(in);
+    uint16_t* const before_word = reinterpret_cast<uint16_t*>(bitmap + shape.words);
+    uint32_t* const row_bits = reinterpret_cast<uint32_t*>(before_word + shape.words);
+    for (int i = threadIdx.x; i < shape.words / 2; i += kThreads) reinterpret_cast<uint4*>(bitmap)[i] = {0, 0, 0, 0};
+    if (threadIdx.x < 2) left_out[threadIdx.x] = 0;
+    hopper::let_next_kernel_start();
+    hopper::wait_for_kernels_before();
+    const int tile = blockIdx.x, part = threadIdx.x % kLanes, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (tile >= blocks.tile_begin[in.num_blocks]) return;
+    const RowOrder own = order[tile * kTileRows + threadIdx.x / kLanes];
+    const int32_t* const row = block_rows::row_pointer(in, own.row);
+    const int slot = own.slot - tile * kTileRows;
+
+    // The index check speaks of those that are too large.
+    const unsigned num_features = in.num_features + in.num_loose;
+    int first[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int k = part + i * kLanes, feature = k < own.count ? row[k] : -1;
+        first[i] = unsigned(feature) < num_features ? feature : -1;
+    }
+    const auto for_each = [&](const auto& visit) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+            if (first[i] >= 0) visit(first[i]);
+#pragma unroll 1
+        for (int k = part + kEach * kLanes; k < own.count; k += kLanes)
+            if (unsigned(row[k]) < num_features) visit(row[k]);
+    };
+    __syncthreads();  // the bitmap is clear
+    for_each([&](int feature) {
+        atomicOr(reinterpret_cast<uint32_t*>(bitmap) + feature / 32, 1u << feature % 32);
+    });
+    __syncthreads();
+
+    const int words = (shape.words + kThreads - 1) / kThreads, begin = int(threadIdx.x) * words,
+              end = min(begin + words, shape.words);
+    int mine = 0;
+    for (int i = begin; i < end; ++i) mine += __popcll(bitmap[i]);
+    const int until = block_rows::warp_inclusive_sum(mine, lane);
+    if (lane == 31) warp_sums[warp] = until;
+    __syncthreads();
+    int before = until - mine, count = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+        before += w < warp ? warp_sums[w] : 0;
+        count += warp_sums[w];
+    }
+    for (int i = begin; i < end; ++i) {
+        before_word[i] = uint16_t(before);
+        before += __popcll(bitmap[i]);
+    }
+    const int most = TileFeatures::most(in);
+    if (count > most) {
+        if (threadIdx.x == 0) out.chunks[tile] = 0, out.left_out[tile] = ~uint64_t(0);
+        return;
+    }
+    constexpr int kChunk = TileFeatures::kChunk;
+    const int chunks = (count + kChunk - 1) / kChunk;
+    for (int i = part; i < 2 * chunks; i += kLanes) row_bits[slot * shape.pitch + i] = 0;
+    __syncthreads();
+
+    int32_t* const features = out.features + size_t(tile) * most;
+    int entries = 0;
+    for_each([&](int feature) {
+        const int place =
+            before_word[feature / 64] + __popcll(bitmap[feature / 64] & ((uint64_t(1) << feature % 64) - 1));
+        atomicOr(row_bits + slot * shape.pitch + place / 32, 1u << bit_of_index(place % 32));
+        features[place] = feature;
+        if (place == 0) first_feature = feature;
+        ++entries;
+    });
+    __syncthreads();
+    for (int i = part; i < 2 * chunks; i += kLanes) entries -= __popc(row_bits[slot * shape.pitch + i]);
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) entries += __shfl_xor_sync(~0u, entries, d);
+    if (entries != 0) {  // a feature twice
+        for (int i = part; i < 2 * chunks; i += kLanes) row_bits[slot * shape.pitch + i] = 0;
+        if (part == 0) atomicOr(left_out + slot / 32, 1u << slot % 32);
+    }
+    __syncthreads();
+    uint2* const bits = out.bits + size_t(tile) * most;
+    for (int i = threadIdx.x; i < chunks * kTileRows; i += kThreads) {
+        const uint32_t* const from = row_bits + i % kTileRows * shape.pitch + i / kTileRows * 2;
+        bits[i] = {from[0], from[1]};
+    }
+    if (count + int(threadIdx.x) < chunks * kChunk) features[count + threadIdx.x] = first_feature;
+    if (threadIdx.x == 0) {
+        out.chunks[tile] = chunks;
+        out.left_out[tile] = uint64_t(left_out[1]) << 32 | left_out[0];
+    }
+}
+
+inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const RowOrder* order, const TileFeatures& out,
+                         cudaStream_t stream) {
+    constexpr int kMostBytes =
+        kMostFeatures / 64 * 10 + kTileRows * (TileFeatures::kMost / 32 + 1) * int(sizeof(uint32_t));
+    const void* const kernel = reinterpret_cast<const void*>(list_features);
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                             cudaSharedmemCarveoutMaxShared);
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
+    if (error != cudaSuccess) return error;
+    return hopper::launch_early(list_features, BlockRows::tiles(in.positions, in.num_blocks), kThreads, Shape(in).bytes,
+                                stream, in, blocks, order, out);
+}
+
+}  // namespace tile_features
+
+inline TileFeatures carve_tile_features(Carver& carver, const IndexRows& in) {
+    const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), places = tiles * TileFeatures::most(in);
+    TileFeatures out{};
+    if (in.num_loose == 0 || !tile_features::fits(in)) return out;
+    out.features = carver.take<int32_t>(places);
+    out.bits = carver.take<uint2>(places);  // as many: a chunk has 64 features and 64 rows
+    out.chunks = carver.take<int32_t>(tiles);
+    out.left_out = carver.take<uint64_t>(tiles);
+    return out;
+}
+
+}  // namespace nnue
