@@ -36,11 +36,11 @@ struct ForwardProblem {
     BlockRows rows;
     const RowOrder* order;       // where there are loose features
     TileFeatures tile_features;  // there, with 16-bit weights
-    const void* weight;     // [num_features, num_outputs]
-    const float* bias;      // [num_outputs]
-    void* out;              // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs
-    void* saved;            // [slots, num_outputs] for the backward (fp32 sums, or fp16: see encode), or null
-    int num_outputs;        // a multiple of 16
+    const void* weight;          // [num_features, num_outputs]
+    const float* bias;           // [num_outputs]
+    void* out;                   // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs
+    void* saved;                 // [slots, num_outputs] for the backward (fp32 sums, or fp16: see encode), or null
+    int num_outputs;             // a multiple of 16
     Activation activation;
     float bound;  // clip to [0, bound]
     float scale;  // of the activated outputs

@@ -286,32 +286,4 @@ __device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4]
 #undef NNUE_WGMMA
 }
 
-// The right operand of add_16bit: a lane's part of the 8 × 8 unit matrix.
-template <bool kBf16>
-__device__ __forceinline__ uint32_t unit_operand() {
-    const int row = threadIdx.x % 4 * 2, column = threadIdx.x % 32 / 4;
-    const uint32_t one = kBf16 ? 0x3f80 : 0x3c00;
-    return row == column ? one : row + 1 == column ? one << 16 : 0;
-}
-
-// sum[i] += the eight numbers of `piece`, all lanes of a warp, on the tensor cores: products with the unit matrix. Two
-// instructions in place of sixteen. They round towards zero. What is not finite makes other sums of its four lanes NaN.
-template <bool kBf16>
-__device__ __forceinline__ void add_16bit(float (&sum)[8], const uint4& piece, uint32_t unit) {
-#define NNUE_MMA(TYPE, FIRST, A, B)                                                          \
-    asm("mma.sync.aligned.m16n8k8.row.col.f32." TYPE "." TYPE                                \
-        ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "                                            \
-        "{%0, %1, %2, %3};\n"                                                                \
-        : "+f"(sum[FIRST]), "+f"(sum[FIRST + 1]), "+f"(sum[FIRST + 2]), "+f"(sum[FIRST + 3]) \
-        : "r"(A), "r"(B), "r"(unit))
-    if constexpr (kBf16) {
-        NNUE_MMA("bf16", 0, piece.x, piece.y);
-        NNUE_MMA("bf16", 4, piece.z, piece.w);
-    } else {
-        NNUE_MMA("f16", 0, piece.x, piece.y);
-        NNUE_MMA("f16", 4, piece.z, piece.w);
-    }
-#undef NNUE_MMA
-}
-
 }  // namespace nnue::hopper

@@ -18,14 +18,21 @@ struct Shape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
     static constexpr int kSlab = 64;  // of either half
+    static constexpr int kSlabs = 2;  // one after the other; the next one's weights come while one is finished
     static constexpr int kThreads = 256, kBlocks = 2;
     static constexpr int kChunk = TileFeatures::kChunk, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
-    static constexpr int kStages = 5, kBitsBytes = kTileRows * int(sizeof(uint2)), kTurnBytes = 16 * 128;
+    static constexpr int kStages = 4, kBitsBytes = kTileRows * int(sizeof(uint2)), kTurnBytes = 16 * 128;
     static constexpr int kTurn = kStages * kChunkBytes, kBits = kTurn + 4 * kTurnBytes,
-                         kBias = kBits + kStages * kBitsBytes, kSharedBytes = kBias + 512 + 1024;
+                         kBias = kBits + kStages * kBitsBytes, kTargets = kBias + kSlabs * 512,
+                         kFeatures = kTargets + kTileRows * 4;
+    // Places for the features of a tile of most(in) features behind that.
+    static int shared_bytes(const IndexRows& in) {
+        return kFeatures + TileFeatures::most(in) * int(sizeof(int32_t)) + 1024;
+    }
+    static constexpr int kMostBytes = kFeatures + TileFeatures::kMost * int(sizeof(int32_t)) + 1024;
 };
 
-// Thread blocks (tile, slab).
+// Thread blocks (tile, kSlabs slabs).
 template <typename Weight>
 __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocks) forward_kernel(ForwardProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -36,97 +43,125 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
     const uint32_t full = shared_address(barriers), empty = full + 8 * S::kStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
-    const int tile = blockIdx.x, column = blockIdx.y * S::kSlab;
+    const int tile = blockIdx.x, first_column = blockIdx.y * S::kSlabs * S::kSlab,
+              end_column = min(half, first_column + S::kSlabs * S::kSlab);
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::kStages; ++s) {
             barrier_init(full + 8 * s, 128);
             barrier_init(empty + 8 * s, 128);
         }
     }
+    __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (tile >= __ldg(p.rows.tile_begin + p.in.num_blocks)) return;
-    const int chunks = __shfl_sync(~0u, __ldg(p.tile_features.chunks + tile), 0);
-    const int most = TileFeatures::most(p.in);
-    if (threadIdx.x < 128) {
-        const int c = column + threadIdx.x % S::kSlab;
-        store_shared_4(shared + S::kBias + threadIdx.x * 4,  // no sum is −0
-                       c < half ? __float_as_uint(p.bias[c + (threadIdx.x < S::kSlab ? 0 : half)] + 0.0f) : 0);
-    }
-    __syncthreads();
+    const int tiles = __ldg(p.rows.tile_begin + p.in.num_blocks), most = TileFeatures::most(p.in),
+              chunks = __shfl_sync(~0u, __ldg(p.tile_features.chunks + tile), 0);
     RingPlace<S::kStages> place;
-    if (warp >= 4) {  // ---- weights: a warp has sixteen features of a chunk, half a warp one at a time
-        const int producer = warp - 4, part = lane % 16;
-        const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
-        const bool exists = column + part % 8 * 8 < half;
-        const char* const from = reinterpret_cast<const char*>(static_cast<const Weight*>(p.weight) +
-                                                               (part < 8 ? 0 : half) + column + part % 8 * 8);
-        const int32_t* features = p.tile_features.features + size_t(tile) * most + producer * 16 + part;
-        const char* bits = reinterpret_cast<const char*>(p.tile_features.bits + size_t(tile) * most) +
-                           (producer * 8 + lane) * 16;
-        const uint32_t to_bits = shared + S::kBits + (producer * 8 + lane) * 16;
-        const uint32_t swizzled =
-            shared + (part < 8 ? 0 : S::kAtomBytes) + operand_offset(lane / 16, part % 8) + producer * 16 * 128;
-        int next = chunks > 0 ? __ldg(features) : 0;
-#pragma unroll 1
-        for (int c = 0; c < chunks; ++c) {
-            const int mine = next;
-            features += S::kChunk;
-            if (c + 1 < chunks) next = __ldg(features);
-            barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
-            const uint32_t to = swizzled + place.stage * S::kChunkBytes;
-            if (lane < 8) copy_async_16(to_bits + place.stage * S::kBitsBytes, bits, true);
-            bits += S::kBitsBytes;
+    if (warp >= 4) {  // ---- weights: a warp has sixteen features of a chunk, half a warp eight of them
+        const int thread = threadIdx.x - 128, producer = warp - 4, part = lane % 16;
+        const int32_t* const features = p.tile_features.features + size_t(tile) * most;
+        const auto copy_features = [&](int i) { copy_async_16(shared + S::kFeatures + i * 4, features + i, true); };
+        // As many as tiles have, before it is known how many this one has.
+        constexpr int kFirst = 1024;
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const unsigned feature = __shfl_sync(~0u, mine, 2 * j + lane / 16);
-                copy_async_16((to + j * 256) ^ (2 * j % 8 << 4), row_of(from, feature, row_bytes), exists);
+        for (int i = 0; i < kFirst; i += 512)
+            if (i + thread * 4 < most) copy_features(i + thread * 4);
+        const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
+        const int own_column = first_column + part % 8 * 8;
+        const char* from =
+            reinterpret_cast<const char*>(static_cast<const Weight*>(p.weight) + (part < 8 ? 0 : half) + own_column);
+        const int first = producer * 16 + lane / 16 * 8;  // of a chunk's features
+        const char* const bits =
+            reinterpret_cast<const char*>(p.tile_features.bits + size_t(tile) * most) + (producer * 8 + lane) * 16;
+        const uint32_t to_bits = shared + S::kBits + (producer * 8 + lane) * 16;
+        const uint32_t swizzled = shared + (part < 8 ? 0 : S::kAtomBytes) + operand_offset(first, part % 8);
+        const int count = tile < tiles ? chunks * S::kChunk : 0;
+#pragma unroll 1
+        for (int i = kFirst + thread * 4; i < count; i += 512) copy_features(i);
+        copy_async_wait_all();
+        if (tile >= tiles) return;
+        group_barrier(1);
+#pragma unroll 1
+        for (int column = 0; column < end_column - first_column; column += S::kSlab) {
+            const bool exists = own_column + column < half;
+            uint32_t which = shared + S::kFeatures + first * 4;
+            const char* own_bits = bits;
+#pragma unroll 1
+            for (int c = 0; c < chunks; ++c) {
+                const uint4 low = load_shared_16<true>(which), high = load_shared_16<true>(which + 16);
+                const unsigned eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+                which += S::kChunk * 4;
+                barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
+                const uint32_t to = swizzled + place.stage * S::kChunkBytes;
+                if (lane < 8) copy_async_16(to_bits + place.stage * S::kBitsBytes, own_bits, true);
+                own_bits += S::kBitsBytes;
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+                    copy_async_16((to + j * 128) ^ (j << 4), row_of(from, eight[j], row_bytes), exists);
+                barrier_arrive_copied(full + 8 * place.stage);
+                place.advance();
             }
-            barrier_arrive_copied(full + 8 * place.stage);
-            place.advance();
+            from += S::kSlab * sizeof(Weight);
         }
         copy_async_wait_all();
     } else {  // ---- products
+        if (tile >= tiles) return;
+#pragma unroll
+        for (int slab = 0; slab < S::kSlabs; ++slab) {  // of each columns of both halves
+            const int c = first_column + slab * S::kSlab + threadIdx.x % S::kSlab;
+            store_shared_4(shared + S::kBias + slab * 512 + threadIdx.x * 4,  // no sum is −0
+                           c < half ? __float_as_uint(p.bias[c + (threadIdx.x < S::kSlab ? 0 : half)] + 0.0f) : 0);
+        }
+        if (threadIdx.x < kTileRows)
+            store_shared_4(shared + S::kTargets + threadIdx.x * 4,
+                           uint32_t(__ldg(p.rows.slot_target + tile * kTileRows + threadIdx.x)));
+        group_barrier(0);
         const int t = lane % 4, shift = 4 * t, stored_row = warp * 16 + lane / 8;
-        const uint32_t bits = shared + S::kBits + (warp * 16 + lane / 4) * 8;
-        int targets[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) targets[k] = __ldg(p.rows.slot_target + tile * kTileRows + stored_row + 4 * k);
-        float acc[64];
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-            const uint2 b = load_shared_8(shared + S::kBias + 32 * j + 8 * t);
-            acc[4 * j] = acc[4 * j + 2] = __uint_as_float(b.x);
-            acc[4 * j + 1] = acc[4 * j + 3] = __uint_as_float(b.y);
-        }
-        fence_registers(acc);
-        uint32_t a[2][2][4];
-        uint32_t before = 0;  // the stage of the chunk before
+        const uint32_t bits = shared + S::kBits + (warp * 16 + lane / 4) * 8,
+                       turn = shared + S::kTurn + warp * S::kTurnBytes;
 #pragma unroll 1
-        for (int c = 0; c < chunks; ++c) {
-            barrier_wait(full + 8 * place.stage, place.phase);
-            fence_shared_for_wgmma();
-            const uint2 low = load_shared_8(bits + place.stage * S::kBitsBytes),
-                        high = load_shared_8(bits + place.stage * S::kBitsBytes + 64);
-            const uint32_t operand = operand_descriptor(shared + place.stage * S::kChunkBytes, S::kAtomBytes);
+        for (int column = first_column; column < end_column; column += S::kSlab) {
+            const uint32_t bias = shared + S::kBias + (column - first_column) * 8 + 8 * t;
+            float acc[64];
 #pragma unroll
-            for (int s = 0; s < 2; ++s) {
-                wgmma_wait<1>();
-                if (s == 1 && c > 0) barrier_arrive(empty + 8 * before);
-                const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
-#pragma unroll
-                for (int k = 0; k < 2; ++k) expand(a[s][k], word_low, word_high, k, kOne);
-                wgmma_fence();
-#pragma unroll
-                for (int k = 0; k < 2; ++k) wgmma_k16<S::kBf16>(acc, a[s][k], operand + (s * 2 + k) * 128);
-                wgmma_commit();
+            for (int j = 0; j < 16; ++j) {
+                const uint2 b = load_shared_8(bias + 32 * j);
+                acc[4 * j] = acc[4 * j + 2] = __uint_as_float(b.x);
+                acc[4 * j + 1] = acc[4 * j + 3] = __uint_as_float(b.y);
             }
-            before = place.stage;
-            place.advance();
+            fence_registers(acc);
+            uint32_t a[2][2][4];
+            uint32_t before = 0;  // the stage of the chunk before
+#pragma unroll 1
+            for (int c = 0; c < chunks; ++c) {
+                barrier_wait(full + 8 * place.stage, place.phase);
+                fence_shared_for_wgmma();
+                const uint2 low = load_shared_8(bits + place.stage * S::kBitsBytes),
+                            high = load_shared_8(bits + place.stage * S::kBitsBytes + 64);
+                const uint32_t operand = operand_descriptor(shared + place.stage * S::kChunkBytes, S::kAtomBytes);
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    wgmma_wait<1>();
+                    if (s == 1 && c > 0) barrier_arrive(empty + 8 * before);
+                    const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
+#pragma unroll
+                    for (int k = 0; k < 2; ++k) expand(a[s][k], word_low, word_high, k, kOne);
+                    wgmma_fence();
+#pragma unroll
+                    for (int k = 0; k < 2; ++k) wgmma_k16<S::kBf16>(acc, a[s][k], operand + (s * 2 + k) * 128);
+                    wgmma_commit();
+                }
+                before = place.stage;
+                place.advance();
+            }
+            wgmma_wait<0>();
+            fence_registers(acc);
+            if (chunks > 0) barrier_arrive(empty + 8 * before);
+            int targets[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) targets[k] = int(load_shared_4(shared + S::kTargets + stored_row * 4 + k * 16));
+            finish_tile<S>(p, acc, turn, tile * kTileRows + stored_row, column, targets);
         }
-        wgmma_wait<0>();
-        fence_registers(acc);
-        finish_tile<S>(p, acc, shared + S::kTurn + warp * S::kTurnBytes, tile * kTileRows + stored_row, column, targets);
     }
 #endif
 }
@@ -153,11 +188,11 @@ cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     cudaError_t error = tile_features::build(p.in, p.rows, p.order, p.tile_features, stream);
     if (error == cudaSuccess)
         error =
-            cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
+            cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kMostBytes);
     const dim3 grid(BlockRows::tiles(p.in.positions, p.in.num_blocks),
-                    (p.num_outputs / 2 + S::kSlab - 1) / S::kSlab);
+                    (p.num_outputs / 2 + S::kSlabs * S::kSlab - 1) / (S::kSlabs * S::kSlab));
     if (error == cudaSuccess)
-        error = launch_early(forward_kernel<Weight>, grid, S::kThreads, S::kSharedBytes, stream, p);
+        error = launch_early(forward_kernel<Weight>, grid, S::kThreads, S::shared_bytes(p.in), stream, p);
     if (error == cudaSuccess) error = launch_early(left_out_kernel<Weight>, kIrregularBlocks, 256, 0, stream, p);
     return error;
 }

@@ -187,8 +187,9 @@ template <class Weight>
 cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
     const auto forward = [&] {
         if constexpr (sizeof(Weight) == 2)
-            if (tile_features::fits(p.in)) return loose_forward::forward<Weight>(p, stream);
-        return slab_forward::forward<Weight>(p, stream);
+            return loose_forward::forward<Weight>(p, stream);
+        else
+            return slab_forward::forward(p, stream);
     };
     if (lists == nullptr) return forward();
     Fork fork(stream);
@@ -252,8 +253,8 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& ro
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
     const bool lists_features = weight_type != Float::kFloat32 && p.in.num_loose > 0;
-    const Tensor scratch = torch::stable::new_empty(
-        white, {lists_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
+    const Tensor scratch =
+        torch::stable::new_empty(white, {lists_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
     Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
     if (lists_features) p.tile_features = carve_tile_features(carver, p.in);
     std::optional<LooseRows> loose;

@@ -1,10 +1,10 @@
-// What the 16-bit forward needs where there are loose features (loose_forward.cuh): the features that a tile's rows have,
-// each once, and a bitmap of them for each row.
+// What the 16-bit forward needs where there are loose features (loose_forward.cuh): the features that a tile's rows
+// have, each once, and a bitmap of them for each row.
 //
 // Rows share features, those of one block the more: the 64 rows of a tile have 51 entries each in a batch of real
 // positions, but 15 features for each row. A thread block takes a tile: its rows' entries set bits of a bitmap of all
-// features, whose bits are counted; so every entry finds its feature's place, in ascending order, and sets its row's bit
-// there. A row that has a feature twice is left out, as are all rows of a tile of more than kMost features.
+// features, whose bits are counted; so every entry finds its feature's place, in ascending order, and sets its row's
+// bit there. A row that has a feature twice is left out, as are all rows of a tile of more than kMost features.
 #pragma once
 
 #include "block_rows.cuh"
@@ -13,9 +13,9 @@
 namespace nnue {
 
 struct TileFeatures {
-    static constexpr int kChunk = 64, kMost = 3072;
-    int32_t* features;   // scratch [tiles, most]: in chunks; padding repeats the first
-    uint2* bits;         // scratch [tiles, most / kChunk, 64]: of a slot; bit p of (x, y) = place index_of_bit(p), and 32 +
+    static constexpr int kChunk = 64, kMost = 4608;
+    int32_t* features;  // scratch [tiles, most]: in chunks; padding repeats the first
+    uint2* bits;  // scratch [tiles, most / kChunk, 64]: of a slot; bit p of (x, y) = place index_of_bit(p), and 32 +
     int32_t* chunks;     // scratch [tiles]
     uint64_t* left_out;  // scratch [tiles]: bit s: the row of slot s is left out
 
@@ -27,20 +27,19 @@ struct TileFeatures {
 namespace tile_features {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32, kLanes = kThreads / kTileRows;  // of a row
-constexpr int kEach = 8;  // entries of a lane in registers
-constexpr int kMostFeatures = 1 << 17;
-
-// Whether the bitmap of all features fits into shared memory.
-inline bool fits(const IndexRows& in) {
-    return in.num_features + in.num_loose <= kMostFeatures;
-}
+constexpr int kEach = 8;                                                              // entries of a lane in registers
+// Of so many features there is a bitmap; where there are more, window by window.
+constexpr int kWindow = 1 << 17;
 
 struct Shape {
-    int words, pitch;  // 64-bit words of all features; 32-bit words of a row's bitmap and one for the banks
+    int words, pitch;  // 64-bit words of the bitmap; 32-bit words of a row's bits and one for the banks
     size_t bytes;
-    __host__ __device__ explicit Shape(const IndexRows& in)
-        : words((in.num_features + in.num_loose + 127) / 128 * 2), pitch(TileFeatures::most(in) / 32 + 1),
-          bytes(size_t(words) * (sizeof(uint64_t) + sizeof(uint16_t)) + size_t(kTileRows) * pitch * sizeof(uint32_t)) {}
+    __host__ __device__ explicit Shape(const IndexRows& in) {
+        const int features = in.num_features + in.num_loose;
+        words = ((features < kWindow ? features : kWindow) + 127) / 128 * 2;
+        pitch = TileFeatures::most(in) / 32 + 1;
+        bytes = size_t(words) * (sizeof(uint64_t) + sizeof(uint16_t)) + size_t(kTileRows) * pitch * sizeof(uint32_t);
+    }
 };
 
 __global__ void __launch_bounds__(kThreads, 4)
@@ -51,7 +50,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     const Shape shape(in);
     uint16_t* const before_word = reinterpret_cast<uint16_t*>(bitmap + shape.words);
     uint32_t* const row_bits = reinterpret_cast<uint32_t*>(before_word + shape.words);
-    for (int i = threadIdx.x; i < shape.words / 2; i += kThreads) reinterpret_cast<uint4*>(bitmap)[i] = {0, 0, 0, 0};
+    const auto clear_bitmap = [&] {
+        for (int i = threadIdx.x; i < shape.words / 2; i += kThreads)
+            reinterpret_cast<uint4*>(bitmap)[i] = {0, 0, 0, 0};
+    };
+    clear_bitmap();
     if (threadIdx.x < 2) left_out[threadIdx.x] = 0;
     hopper::let_next_kernel_start();
     hopper::wait_for_kernels_before();
@@ -77,55 +80,66 @@ __global__ void __launch_bounds__(kThreads, 4)
         for (int k = part + kEach * kLanes; k < own.count; k += kLanes)
             if (unsigned(row[k]) < num_features) visit(row[k]);
     };
-    __syncthreads();  // the bitmap is clear
-    for_each([&](int feature) {
-        atomicOr(reinterpret_cast<uint32_t*>(bitmap) + feature / 32, 1u << feature % 32);
-    });
-    __syncthreads();
-
-    const int words = (shape.words + kThreads - 1) / kThreads, begin = int(threadIdx.x) * words,
-              end = min(begin + words, shape.words);
-    int mine = 0;
-    for (int i = begin; i < end; ++i) mine += __popcll(bitmap[i]);
-    const int until = block_rows::warp_inclusive_sum(mine, lane);
-    if (lane == 31) warp_sums[warp] = until;
-    __syncthreads();
-    int before = until - mine, count = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-        before += w < warp ? warp_sums[w] : 0;
-        count += warp_sums[w];
-    }
-    for (int i = begin; i < end; ++i) {
-        before_word[i] = uint16_t(before);
-        before += __popcll(bitmap[i]);
-    }
-    const int most = TileFeatures::most(in);
-    if (count > most) {
-        if (threadIdx.x == 0) out.chunks[tile] = 0, out.left_out[tile] = ~uint64_t(0);
-        return;
-    }
     constexpr int kChunk = TileFeatures::kChunk;
-    const int chunks = (count + kChunk - 1) / kChunk;
-    for (int i = part; i < 2 * chunks; i += kLanes) row_bits[slot * shape.pitch + i] = 0;
-    __syncthreads();
-
+    const int most = TileFeatures::most(in), words = (shape.words + kThreads - 1) / kThreads,
+              begin = int(threadIdx.x) * words, end = min(begin + words, shape.words);
     int32_t* const features = out.features + size_t(tile) * most;
-    int entries = 0;
-    for_each([&](int feature) {
-        const int place =
-            before_word[feature / 64] + __popcll(bitmap[feature / 64] & ((uint64_t(1) << feature % 64) - 1));
-        atomicOr(row_bits + slot * shape.pitch + place / 32, 1u << bit_of_index(place % 32));
-        features[place] = feature;
-        if (place == 0) first_feature = feature;
-        ++entries;
-    });
+    uint32_t* const own_bits = row_bits + slot * shape.pitch;
+    int count = 0, chunks = 0, entries = 0;
+#pragma unroll 1
+    for (unsigned window = 0; window < num_features; window += kWindow) {
+        const auto for_each_here = [&](const auto& visit) {
+            for_each([&](int feature) {
+                if (unsigned(feature) - window < kWindow) visit(feature - int(window));
+            });
+        };
+        if (window > 0) {
+            __syncthreads();
+            clear_bitmap();
+        }
+        __syncthreads();
+        for_each_here([&](int bit) { atomicOr(reinterpret_cast<uint32_t*>(bitmap) + bit / 32, 1u << bit % 32); });
+        __syncthreads();
+
+        int mine = 0;
+        for (int i = begin; i < end; ++i) mine += __popcll(bitmap[i]);
+        const int until = block_rows::warp_inclusive_sum(mine, lane);
+        if (lane == 31) warp_sums[warp] = until;
+        __syncthreads();
+        int before = count + until - mine;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+            before += w < warp ? warp_sums[w] : 0;
+            count += warp_sums[w];
+        }
+        bool is_first = before == 0 && mine > 0;
+        for (int i = begin; i < end; ++i) {
+            if (is_first && bitmap[i] != 0)
+                first_feature = int(window) + i * 64 + __ffsll(bitmap[i]) - 1, is_first = false;
+            before_word[i] = uint16_t(before);
+            before += __popcll(bitmap[i]);
+        }
+        if (count > most) {
+            if (threadIdx.x == 0) out.chunks[tile] = 0, out.left_out[tile] = ~uint64_t(0);
+            return;
+        }
+        const int cleared = chunks;
+        chunks = (count + kChunk - 1) / kChunk;
+        for (int i = 2 * cleared + part; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
+        __syncthreads();
+        for_each_here([&](int bit) {
+            const int place = before_word[bit / 64] + __popcll(bitmap[bit / 64] & ((uint64_t(1) << bit % 64) - 1));
+            atomicOr(own_bits + place / 32, 1u << bit_of_index(place % 32));
+            features[place] = int(window) + bit;
+            ++entries;
+        });
+    }
     __syncthreads();
-    for (int i = part; i < 2 * chunks; i += kLanes) entries -= __popc(row_bits[slot * shape.pitch + i]);
+    for (int i = part; i < 2 * chunks; i += kLanes) entries -= __popc(own_bits[i]);
 #pragma unroll
     for (int d = 1; d < kLanes; d *= 2) entries += __shfl_xor_sync(~0u, entries, d);
     if (entries != 0) {  // a feature twice
-        for (int i = part; i < 2 * chunks; i += kLanes) row_bits[slot * shape.pitch + i] = 0;
+        for (int i = part; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
         if (part == 0) atomicOr(left_out + slot / 32, 1u << slot % 32);
     }
     __syncthreads();
@@ -143,11 +157,10 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const RowOrder* order, const TileFeatures& out,
                          cudaStream_t stream) {
-    constexpr int kMostBytes =
-        kMostFeatures / 64 * 10 + kTileRows * (TileFeatures::kMost / 32 + 1) * int(sizeof(uint32_t));
+    constexpr int kMostBytes = kWindow / 64 * 10 + kTileRows * (TileFeatures::kMost / 32 + 1) * int(sizeof(uint32_t));
     const void* const kernel = reinterpret_cast<const void*>(list_features);
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                             cudaSharedmemCarveoutMaxShared);
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
     if (error != cudaSuccess) return error;
@@ -160,7 +173,7 @@ inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const Row
 inline TileFeatures carve_tile_features(Carver& carver, const IndexRows& in) {
     const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), places = tiles * TileFeatures::most(in);
     TileFeatures out{};
-    if (in.num_loose == 0 || !tile_features::fits(in)) return out;
+    if (in.num_loose == 0) return out;
     out.features = carver.take<int32_t>(places);
     out.bits = carver.take<uint2>(places);  // as many: a chunk has 64 features and 64 rows
     out.chunks = carver.take<int32_t>(tiles);

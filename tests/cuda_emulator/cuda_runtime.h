@@ -273,6 +273,9 @@ inline void __threadfence_system() {
 inline int __popcll(unsigned long long x) {
     return __builtin_popcountll(x);
 }
+inline int __ffsll(long long x) {
+    return __builtin_ffsll(x);
+}
 inline int __popc(unsigned x) {
     return __builtin_popcount(x);
 }

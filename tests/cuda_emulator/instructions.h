@@ -210,23 +210,5 @@ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
 inline int2 load_here(const int* from) {
     return {from[0], from[1]};
 }
-// sum += piece · unit, mma of 16 × 8 by 8 × 8: of `piece`, lane 4 g + t has k = 2 t, 2 t + 1 of rows g and g + 8,
-// twice; of `unit` the same k of column g; of the sums columns 2 t, 2 t + 1 of those rows.
-template <bool kBf16>
-void add_16bit(float (&sum)[8], const uint4& piece, uint32_t unit) {
-    const int quad = lane_number() / 4 * 4, t = lane_number() % 4;
-    float right[2][8];  // of the lane's columns
-    const uint64_t* all = emulator::exchange(unit);
-    for (int c = 0; c < 2; ++c)
-        for (int k = 0; k < 8; ++k)
-            right[c][k] = number<kBf16>(uint32_t(all[(2 * t + c) * 4 + k / 2]) >> (16 * (k % 2)));
-    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-    for (int w = 0; w < 4; ++w) {
-        all = emulator::exchange(words[w]);
-        for (int c = 0; c < 2; ++c)
-            for (int k = 0; k < 8; ++k)
-                sum[2 * w + c] += number<kBf16>(uint32_t(all[quad + k / 2]) >> (16 * (k % 2))) * right[c][k];
-    }
-}
 
 }  // namespace emulated

@@ -79,13 +79,14 @@ def without_assembly(text: str) -> str:
 
 # Limits between two ways to do the same, by file, for cases of a few tiles to go both ways.
 SMALL_LIMITS = {
-    "gradient_plan.cuh": ("kFewOperands", 24),
-    "block_gradient.cuh": ("kShareTiles", 6),
+    "gradient_plan.cuh": {"kFewOperands": "24"},
+    "block_gradient.cuh": {"kShareTiles": "6"},
+    "tile_features.cuh": {"kMost": "1024", "kWindow": "1 << 11"},
 }
 
 
-def with_small_limit(text: str, name: str, limit: int) -> str:
-    text, found = re.subn(rf"constexpr int {name} = \d+;", f"constexpr int {name} = {limit};", text)
+def with_small_limit(text: str, name: str, limit: str) -> str:
+    text, found = re.subn(rf"(constexpr int (?:\w+ = \w+, )?{name} =) [\w <]+;", rf"\g<1> {limit};", text)
     if found != 1:
         sys.exit(f"translate: found {found} definitions of {name}, expected one")
     return text
@@ -135,8 +136,8 @@ def main() -> int:
         shutil.copy(path, out)
     for path in (root / "cuda").glob("*.cuh"):
         text = translate(path.read_text())
-        if path.name in SMALL_LIMITS:
-            text = with_small_limit(text, *SMALL_LIMITS[path.name])
+        for name, limit in SMALL_LIMITS.get(path.name, {}).items():
+            text = with_small_limit(text, name, limit)
         if path.name == "common.cuh":
             begin = text.index("cudaStream_t current_stream(")
             first, last = next(b for b in sorted(blocks(text)) if b[0] > begin)
