@@ -17,13 +17,13 @@ template <typename Weight>
 struct Shape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
-    static constexpr int kSlab = 64;  // of either half
-    static constexpr int kSlabs = 2;  // one after the other; the next one's weights come while one is finished
+    static constexpr int kSlab = 64;      // of either half
+    static constexpr int kMostSlabs = 2;  // of a thread block: the next one's weights come while one is finished
     static constexpr int kThreads = 256, kBlocks = 2;
     static constexpr int kChunk = TileFeatures::kChunk, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
     static constexpr int kStages = 4, kBitsBytes = kTileRows * int(sizeof(uint2)), kTurnBytes = 16 * 128;
     static constexpr int kTurn = kStages * kChunkBytes, kBits = kTurn + 4 * kTurnBytes,
-                         kBias = kBits + kStages * kBitsBytes, kTargets = kBias + kSlabs * 512,
+                         kBias = kBits + kStages * kBitsBytes, kTargets = kBias + kMostSlabs * 512,
                          kFeatures = kTargets + kTileRows * 4;
     // Places for the features of a tile of most(in) features behind that.
     static int shared_bytes(const IndexRows& in) {
@@ -32,9 +32,10 @@ struct Shape {
     static constexpr int kMostBytes = kFeatures + TileFeatures::kMost * int(sizeof(int32_t)) + 1024;
 };
 
-// Thread blocks (tile, kSlabs slabs).
+// Thread blocks (tile, `slabs` slabs).
 template <typename Weight>
-__global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocks) forward_kernel(ForwardProblem p) {
+__global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocks)
+    forward_kernel(ForwardProblem p, int slabs) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = Shape<Weight>;
     constexpr uint32_t kOne = S::kBf16 ? kOneBf16 : kOneFp16;
@@ -43,8 +44,8 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
     const uint32_t full = shared_address(barriers), empty = full + 8 * S::kStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
-    const int tile = blockIdx.x, first_column = blockIdx.y * S::kSlabs * S::kSlab,
-              end_column = min(half, first_column + S::kSlabs * S::kSlab);
+    const int tile = blockIdx.x, first_column = blockIdx.y * slabs * S::kSlab,
+              end_column = min(half, first_column + slabs * S::kSlab);
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::kStages; ++s) {
             barrier_init(full + 8 * s, 128);
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     } else {  // ---- products
         if (tile >= tiles) return;
 #pragma unroll
-        for (int slab = 0; slab < S::kSlabs; ++slab) {  // of each columns of both halves
+        for (int slab = 0; slab < S::kMostSlabs; ++slab) {  // of each columns of both halves
             const int c = first_column + slab * S::kSlab + threadIdx.x % S::kSlab;
             store_shared_4(shared + S::kBias + slab * 512 + threadIdx.x * 4,  // no sum is −0
                            c < half ? __float_as_uint(p.bias[c + (threadIdx.x < S::kSlab ? 0 : half)] + 0.0f) : 0);
@@ -189,10 +190,13 @@ cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     if (error == cudaSuccess)
         error =
             cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kMostBytes);
-    const dim3 grid(BlockRows::tiles(p.in.positions, p.in.num_blocks),
-                    (p.num_outputs / 2 + S::kSlabs * S::kSlab - 1) / (S::kSlabs * S::kSlab));
+    constexpr int kFull = 3168;  // thread blocks that fill the device twelve times
+    const int tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks),
+              all_slabs = (p.num_outputs / 2 + S::kSlab - 1) / S::kSlab;
+    const int slabs = (long long)tiles * all_slabs >= kFull ? S::kMostSlabs : 1;
+    const dim3 grid(tiles, (all_slabs + slabs - 1) / slabs);
     if (error == cudaSuccess)
-        error = launch_early(forward_kernel<Weight>, grid, S::kThreads, S::shared_bytes(p.in), stream, p);
+        error = launch_early(forward_kernel<Weight>, grid, S::kThreads, S::shared_bytes(p.in), stream, p, slabs);
     if (error == cudaSuccess) error = launch_early(left_out_kernel<Weight>, kIrregularBlocks, 256, 0, stream, p);
     return error;
 }
