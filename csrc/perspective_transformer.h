@@ -21,8 +21,9 @@
 // `block_size` consecutive ones; the kernels are made for feature sets in which all such features of a row lie in one
 // block and none comes twice (king buckets). Rows that break this are legal and slow. The features from `num_blocked`
 // on are loose: a row may hold any of them, mixed with the others in any order, and they are fastest where few of them
-// make up most of the batch (threats, pawn pairs). The kernels need a GPU of compute capability 9.0
-// (perspective_transformer_available) and take N a multiple of 16, block_size up to 768 and up to 255 blocks.
+// make up most of the batch (threats, pawn pairs); rows that have one twice are legal and slow. The kernels need a GPU
+// of compute capability 9.0 (perspective_transformer_available) and take N a multiple of 16, block_size up to 768 and
+// up to 255 blocks.
 //
 // The CPU takes any even N, and does not look at blocks.
 //

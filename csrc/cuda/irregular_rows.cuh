@@ -1,5 +1,5 @@
-// Rows that break the rule of king-bucketed sets (block_rows.cuh): the kernels leave them out, and they are worked off
-// one after another here. As a rule there are none.
+// Rows that break the rule of king-bucketed sets (block_rows.cuh), or have a loose feature twice: products leave them
+// out, and they are worked off one after another here. As a rule there are none.
 #pragma once
 
 #include "block_product.cuh"
@@ -28,11 +28,24 @@ __device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int sl
     const int half = p.num_outputs / 2;
     for (int c = threadIdx.x; c < half; c += blockDim.x) {
         float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // no sum is −0
-        for_each_feature(p.in, row, [&](int feature) {
-            const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(feature) * p.num_outputs + c;
-            v[0] += cuda::to_sum(weight[0]);
-            v[1] += cuda::to_sum(weight[half]);
-        });
+        constexpr int kAhead = 8;
+        const int32_t* const entries = block_rows::row_pointer(p.in, row);
+        bool open = true;
+        for (int first = 0; open && first < p.in.max_active; first += kAhead) {
+            int features[kAhead];
+            float weights[kAhead][2] = {};
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) features[i] = first + i < p.in.max_active ? entries[first + i] : -1;
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                open = open && features[i] >= 0;
+                if (!open || features[i] >= p.in.num_features + p.in.num_loose) continue;
+                const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(features[i]) * p.num_outputs + c;
+                weights[i][0] = cuda::to_sum(weight[0]), weights[i][1] = cuda::to_sum(weight[half]);
+            }
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) v[0] += weights[i][0], v[1] += weights[i][1];
+        }
         if (p.saved != nullptr) {
             const uint32_t encoded = encode(v[0], v[1], p.bound);
             for (int h = 0; h < 2; ++h) {

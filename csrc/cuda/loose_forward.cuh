@@ -32,6 +32,8 @@ struct Shape {
     static constexpr int kMostBytes = kFeatures + TileFeatures::kMost * int(sizeof(int32_t)) + 1024;
 };
 
+constexpr int kLeftOutThreads = 256;
+
 // Thread blocks (tile, `slabs` slabs).
 template <typename Weight>
 __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocks)
@@ -48,8 +50,8 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
               end_column = min(half, first_column + slabs * S::kSlab);
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::kStages; ++s) {
-            barrier_init(full + 8 * s, 128);
-            barrier_init(empty + 8 * s, 128);
+            barrier_init(full + 8 * s, kArrivals);
+            barrier_init(empty + 8 * s, kArrivals);
         }
     }
     __syncthreads();
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     } else {  // ---- products
         if (tile >= tiles) return;
 #pragma unroll
-        for (int slab = 0; slab < S::kMostSlabs; ++slab) {  // of each columns of both halves
+        for (int slab = 0; slab < S::kMostSlabs; ++slab) {  // columns of the first half, then of the second
             const int c = first_column + slab * S::kSlab + threadIdx.x % S::kSlab;
             store_shared_4(shared + S::kBias + slab * 512 + threadIdx.x * 4,  // no sum is −0
                            c < half ? __float_as_uint(p.bias[c + (threadIdx.x < S::kSlab ? 0 : half)] + 0.0f) : 0);
@@ -167,19 +169,31 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
 #endif
 }
 
-// Rows that the product leaves out, one after another. As a rule there are none.
+// Rows that the product leaves out, each thread block every so-manyth of them. As a rule there are none.
 template <typename Weight>
-__global__ void left_out_kernel(ForwardProblem p) {
+__global__ void __launch_bounds__(kLeftOutThreads) left_out_kernel(ForwardProblem p) {
+    __shared__ uint64_t left_out[kLeftOutThreads];
+    __shared__ unsigned tiles_with_any[kLeftOutThreads / 32];
     wait_for_kernels_before();
     const int tiles = p.rows.tile_begin[p.in.num_blocks];
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const uint64_t left_out = p.tile_features.left_out[tile];
-        if (left_out == 0) continue;
-        for (int i = 0; i < kTileRows; ++i) {
-            const RowOrder row = p.order[tile * kTileRows + i];
-            if (row.target >= 0 && (left_out >> row.slot % kTileRows & 1) != 0)
-                sum_row<Weight>(p, row.row, row.slot, row.target);
-        }
+    unsigned number = 0;
+    for (int first = 0; first < tiles; first += kLeftOutThreads) {
+        const int own = first + int(threadIdx.x);
+        const uint64_t own_rows = own < tiles ? p.tile_features.left_out[own] : 0;
+        left_out[threadIdx.x] = own_rows;
+        const unsigned any = __ballot_sync(~0u, own_rows != 0);
+        if (threadIdx.x % 32 == 0) tiles_with_any[threadIdx.x / 32] = any;
+        __syncthreads();
+        for (int w = 0; w < kLeftOutThreads / 32; ++w)
+            for (unsigned which = tiles_with_any[w]; which != 0; which &= which - 1) {
+                const int i = 32 * w + __ffs(int(which)) - 1;
+                for (uint64_t rows = left_out[i]; rows != 0; rows &= rows - 1) {
+                    if (number++ % gridDim.x != blockIdx.x) continue;
+                    const RowOrder row = p.order[(first + i) * kTileRows + __ffsll((long long)rows) - 1];
+                    if (row.target >= 0) sum_row<Weight>(p, row.row, row.slot, row.target);
+                }
+            }
+        __syncthreads();
     }
 }
 
@@ -187,6 +201,10 @@ template <typename Weight>
 cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     using S = Shape<Weight>;
     cudaError_t error = tile_features::build(p.in, p.rows, p.order, p.tile_features, stream);
+    // As the kernel before, so that a multiprocessor need not be empty for this one to start.
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
     if (error == cudaSuccess)
         error =
             cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kMostBytes);
@@ -197,7 +215,8 @@ cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     const dim3 grid(tiles, (all_slabs + slabs - 1) / slabs);
     if (error == cudaSuccess)
         error = launch_early(forward_kernel<Weight>, grid, S::kThreads, S::shared_bytes(p.in), stream, p, slabs);
-    if (error == cudaSuccess) error = launch_early(left_out_kernel<Weight>, kIrregularBlocks, 256, 0, stream, p);
+    if (error == cudaSuccess)
+        error = launch_early(left_out_kernel<Weight>, kIrregularBlocks, kLeftOutThreads, 0, stream, p);
     return error;
 }
 

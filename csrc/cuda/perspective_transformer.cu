@@ -252,11 +252,11 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& ro
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
-    const bool lists_features = weight_type != Float::kFloat32 && p.in.num_loose > 0;
-    const Tensor scratch =
-        torch::stable::new_empty(white, {lists_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
+    const bool wants_tile_features = weight_type != Float::kFloat32 && p.in.num_loose > 0;
+    const Tensor scratch = torch::stable::new_empty(
+        white, {wants_tile_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
     Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
-    if (lists_features) p.tile_features = carve_tile_features(carver, p.in);
+    if (wants_tile_features) p.tile_features = carve_tile_features(carver, p.in);
     std::optional<LooseRows> loose;
     if (makes_lists) loose = open_lists(kForward, lists, p.in);
     const auto run = weight_type == Float::kFloat32   ? run_forward<float>

@@ -2,7 +2,7 @@
 // have, each once, and a bitmap of them for each row.
 //
 // Rows share features, those of one block the more: the 64 rows of a tile have 51 entries each in a batch of real
-// positions, but 15 features for each row. A thread block takes a tile: its rows' entries set bits of a bitmap of all
+// positions, but 17 features for each row. A thread block takes a tile: its rows' entries set bits of a bitmap of all
 // features, whose bits are counted; so every entry finds its feature's place, in ascending order, and sets its row's
 // bit there. A row that has a feature twice is left out, as are all rows of a tile of more than kMost features.
 #pragma once
@@ -13,14 +13,15 @@
 namespace nnue {
 
 struct TileFeatures {
-    static constexpr int kChunk = 64, kMost = 4608;
+    static constexpr int kChunk = 64, kMost = 3072;
     int32_t* features;  // scratch [tiles, most]: in chunks; padding repeats the first
-    uint2* bits;  // scratch [tiles, most / kChunk, 64]: of a slot; bit p of (x, y) = place index_of_bit(p), and 32 +
+    uint2*
+        bits;  // scratch [tiles, most / kChunk, 64]: of a slot; bit p of (x, y) = place index_of_bit(p), and 32 + that
     int32_t* chunks;     // scratch [tiles]
-    uint64_t* left_out;  // scratch [tiles]: bit s: the row of slot s is left out
+    uint64_t* left_out;  // scratch [tiles]: bit i: the i-th row in the tile's order is left out
 
     static __host__ __device__ int most(const IndexRows& in) {
-        return in.max_active >= kMost / kTileRows ? kMost : (in.max_active + 1) * kTileRows;
+        return (in.max_active < kMost / kTileRows ? in.max_active : kMost / kTileRows) * kTileRows;
     }
 };
 
@@ -30,6 +31,7 @@ constexpr int kThreads = 512, kWarps = kThreads / 32, kLanes = kThreads / kTileR
 constexpr int kEach = 8;                                                              // entries of a lane in registers
 // Of so many features there is a bitmap; where there are more, window by window.
 constexpr int kWindow = 1 << 17;
+static_assert(TileFeatures::kMost < 1 << 16 && TileFeatures::kMost % TileFeatures::kChunk == 0);  // before_word
 
 struct Shape {
     int words, pitch;  // 64-bit words of the bitmap; 32-bit words of a row's bits and one for the banks
@@ -60,7 +62,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     hopper::wait_for_kernels_before();
     const int tile = blockIdx.x, part = threadIdx.x % kLanes, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (tile >= blocks.tile_begin[in.num_blocks]) return;
-    const RowOrder own = order[tile * kTileRows + threadIdx.x / kLanes];
+    const int number = threadIdx.x / kLanes;
+    const RowOrder own = order[tile * kTileRows + number];
     const int32_t* const row = block_rows::row_pointer(in, own.row);
     const int slot = own.slot - tile * kTileRows;
 
@@ -140,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int d = 1; d < kLanes; d *= 2) entries += __shfl_xor_sync(~0u, entries, d);
     if (entries != 0) {  // a feature twice
         for (int i = part; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
-        if (part == 0) atomicOr(left_out + slot / 32, 1u << slot % 32);
+        if (part == 0) atomicOr(left_out + number / 32, 1u << number % 32);
     }
     __syncthreads();
     uint2* const bits = out.bits + size_t(tile) * most;
@@ -173,7 +176,6 @@ inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const Row
 inline TileFeatures carve_tile_features(Carver& carver, const IndexRows& in) {
     const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), places = tiles * TileFeatures::most(in);
     TileFeatures out{};
-    if (in.num_loose == 0) return out;
     out.features = carver.take<int32_t>(places);
     out.bits = carver.take<uint2>(places);  // as many: a chunk has 64 features and 64 rows
     out.chunks = carver.take<int32_t>(tiles);

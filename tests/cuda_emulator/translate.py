@@ -81,8 +81,8 @@ def without_assembly(text: str) -> str:
 SMALL_LIMITS = {
     "gradient_plan.cuh": {"kFewOperands": "24"},
     "block_gradient.cuh": {"kShareTiles": "6"},
-    "tile_features.cuh": {"kMost": "1024", "kWindow": "1 << 11"},
-    "loose_forward.cuh": {"kFull": "16"},
+    "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
+    "loose_forward.cuh": {"kFull": "16", "kFirst": "256"},
 }
 
 

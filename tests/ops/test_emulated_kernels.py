@@ -102,7 +102,7 @@ def make_case(seed: int) -> Case:
         return torch.from_numpy(found)
 
     dtype = _DTYPES[int(r.integers(0, 3))]
-    outputs = 16 * int(r.integers(1, 15))
+    outputs = 16 * int(r.integers(1, 19))
     activation = "pairwise" if r.random() < 0.5 else _ACTIVATIONS[int(r.integers(0, 3))]
     weight = torch.from_numpy(r.integers(-24, 25, (features, outputs)) / 64).to(dtype)
     bias = torch.from_numpy(r.integers(0, 65, outputs) / 64).float()

@@ -338,6 +338,14 @@ def test_loose_counts(
     check(case, "pairwise")
 
 
+@pytest.mark.parametrize("loose_active", [30, 90], ids=["fit", "left out"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_features_than_a_bitmap_has(device: torch.device, dtype: torch.dtype, loose_active: int) -> None:
+    """Beyond 131,072 they are listed window by window; a tile of more than 3,072 of them is left out of the product."""
+    case = Case(150, loose=140_000, loose_active=loose_active, skew=1.0, outputs=48, dtype=dtype, device=device)
+    check(case, "pairwise")
+
+
 @pytest.mark.parametrize("outputs", [16, 80, 208, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_loose_widths(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
