@@ -379,14 +379,19 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
 class Numbers {
   public:
     // Shuffled, so that ptxas knows that all lanes have the same; it spills otherwise.
-    __device__ __forceinline__ explicit Numbers(unsigned* ticket)
-        : ticket_(ticket), now_(__shfl_sync(~0u, threadIdx.x / 32 * gridDim.x + blockIdx.x, 0)) {
+    __device__ __forceinline__ explicit Numbers(unsigned* ticket, bool late = false)
+        : ticket_(ticket),
+          given_(late ? 0 : gridDim.x * (blockDim.x / 32)),
+          now_(__shfl_sync(~0u, threadIdx.x / 32 * gridDim.x + blockIdx.x, 0)) {
+        if (late) {
+            take();
+            now_ = __shfl_sync(~0u, taken_, 0);
+        }
         take();
     }
     __device__ __forceinline__ unsigned now() const { return now_; }
     __device__ __forceinline__ unsigned next() {
-        const unsigned warps = gridDim.x * (blockDim.x / 32);
-        now_ = ticket_ == nullptr ? now_ + warps : __shfl_sync(~0u, taken_, 0) + warps;
+        now_ = ticket_ == nullptr ? now_ + given_ : __shfl_sync(~0u, taken_, 0) + given_;
         take();
         return now_;
     }
@@ -397,6 +402,7 @@ class Numbers {
     }
 
     unsigned* const ticket_;
+    const unsigned given_;
     unsigned now_, taken_;
 };
 
@@ -409,7 +415,7 @@ struct Item {
 
 template <typename ListOf, typename Visit>
 __device__ __forceinline__ void for_each_list(const int* slots, unsigned* ticket, long long count,
-                                              const ListOf& list_of, const Visit& visit) {
+                                              const ListOf& list_of, const Visit& visit, bool late = false) {
     const int lane = threadIdx.x % 32;
     const auto open = [&](unsigned number) {
         Item item{};
@@ -420,7 +426,7 @@ __device__ __forceinline__ void for_each_list(const int* slots, unsigned* ticket
     const auto fetch = [&](Item& item) {
         item.slot = lane < item.list.count ? __ldcg(slots + item.list.begin + lane) : -1;
     };
-    Numbers numbers(ticket);
+    Numbers numbers(ticket, late);
     Item now = open(numbers.now());
     fetch(now);
     Item next = open(numbers.next());
@@ -758,7 +764,7 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
 }
 
 template <int kParts>
-__global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gradient_kernel(BackwardProblem p) {
+__global__ void __launch_bounds__(512, 1) weight_gradient_kernel(BackwardProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Shape = BackwardShape<kParts>;
     constexpr int kTasks = Shape::kTasks;
@@ -780,17 +786,12 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
     }
     // What this reads was there before row gradients began, and all thread blocks of those have begun.
     plan.load(p, Shape::slabs(p.num_outputs));
-    if (p.in.num_loose > 0) {
-        // Lists of loose features begin beside this. That kernel is not done, but says that row gradients are.
-        if (threadIdx.x == 0) flag_wait(&p.sync->begun);
-        __syncthreads();
-    } else {
-        wait_for_kernels_before();
-    }
+    wait_for_kernels_before();
+    if (blockIdx.x == 0 && threadIdx.x == 0) flag_set(&p.sync->begun);
     let_next_kernel_start();
 
     if (warp > Shape::kWarps) {
-        give_registers<24>();
+        give_registers<32>();
         const int number = blockIdx.x * 3 + warp - Shape::kWarps - 1, count = gridDim.x * 3;
         if (number == count - 1) {
             const int units = plan.list_merges(p.merges);
@@ -804,7 +805,7 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
         for (int columns = number; columns * kBiasColumns < p.num_outputs; columns += count) sum_bias(p, columns, lane);
         clear_unused(p, number, count, lane);
     } else if (warp == Shape::kWarps) {  // ---- copies
-        give_registers<24>();
+        give_registers<32>();
         fence_global_for_copies();
         int stage = 0;
         uint32_t phase = 1;  // the first pass over the stages waits for nothing
@@ -857,7 +858,7 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
             }
         }
     } else {  // ---- consumers
-        take_registers<240>();
+        take_registers<176>();
         uint32_t copied = 0;
         for (int number = 0;; ++number) {
             const int place = number % kTasks;
@@ -868,8 +869,6 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
             barrier_arrive(shared + Shape::kTaskEmpty + place * 8);
         }
     }
-    // Kernels that follow wait for this one, and it for what was before.
-    wait_for_kernels_before();
 #endif
 }
 
@@ -888,8 +887,8 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose&
     };
     launch(row_gradient_kernel<kParts, Grad, kActivation>, kListBlocks + slabs * stretches(p.max_tiles),
            GradientShape<kParts>::kThreads, 0);
-    if (error == cudaSuccess) error = loose_gradient(p, stream);
     launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
+    if (error == cudaSuccess) error = loose_gradient(p, stream);
     launch(finish_kernel<kParts>, kFinishBlocks, kFinishThreads, 0);
     launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
     return error;

@@ -28,7 +28,7 @@ constexpr int kBlockWords = kBlockFeatures / 32;  // words of one row's bitmap
 constexpr int kTileRows = 64;                     // slots of a tile
 constexpr int kNearFeatures = 384;                // of a block, the most frequent
 constexpr int kNearWords = kNearFeatures / 32;
-constexpr int kGroupFeatures = 384;  // features of a block that the weight gradient's product takes at once
+constexpr int kGroupFeatures = 256;  // features of a block that the weight gradient's product takes at once
 constexpr int kLastDenseClass = 16;  // features as frequent as this go into the product
 constexpr int kGroupRows = 4;        // rows of a tile that the fp32 forward takes at a time
 constexpr int kNearCost = 2, kGroupCost = 31, kFarCost = 3;  // of a place, a group, a far feature there; measured
@@ -549,13 +549,13 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
     for (int j = 0; j < kRanksEach; ++j) {
         const int feature = j * kHalf + thread;
         out.ranked[block * kBlockFeatures + ranks[j]] = counts[j] > 0 ? feature : ~feature;
-        if (ranks[j] >= kGroupFeatures) rare += counts[j];
+        if (ranks[j] >= kNearFeatures) rare += counts[j];
     }
     rare = __reduce_add_sync(~0u, rare);
     if (lane == 0) atomicAdd(&s.rare_entries, rare);
     wait();
     if (thread != 0) return;
-    if (dense > kGroupFeatures && s.rare_entries < 2LL * tiles * kTileRows) dense = kGroupFeatures;
+    if (dense > kNearFeatures && s.rare_entries < 2LL * tiles * kTileRows) dense = kNearFeatures;
     out.dense[block] = dense;
     out.used[block] = used;
 }

@@ -120,7 +120,7 @@ struct Plan {
         if (lane == 0) tiles = tile_begin[num_blocks];
         __syncwarp();
         const int total =
-            sums_before(part_begin, places, [&](int i) { return cost(block_at(i), 0) + cost(block_at(i), 1); });
+            sums_before(part_begin, places, [&](int i) { return cost(block_at(i), 0) + cost(block_at(i), 1) + cost(block_at(i), 2); });
         const int target = int(max((long long)kLeastPart, (long long)total * slabs / kPieces + 1));
         __syncwarp();
         const int part_count = sums_before(part_begin, places, [&](int i) {

@@ -15,16 +15,16 @@ using namespace block_product;
 
 // The kernel's thread blocks have a multiprocessor each. It leaves some to the products, which take the others when it
 // is done: it is bound by the L2 cache, they by tensor cores.
-constexpr int kThreads = 768;
+constexpr int kThreads = 256;
 template <int kParts>
-constexpr int kCtas = kParts == 1 ? 92 : 104;  // measured
+constexpr int kCtas = 4 * kWorkers;
 
 template <int kParts>
-__global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
+__global__ void __launch_bounds__(kThreads, 4) list_kernel(BackwardProblem p) {
     const int lane = threadIdx.x % 32;
-    wait_for_kernels_before();
-    if (blockIdx.x == 0 && threadIdx.x == 0) flag_set(&p.sync->begun);
     let_next_kernel_start();
+    if (threadIdx.x == 0) flag_wait(&p.sync->begun);
+    __syncthreads();
     const int slabs = Slab<kParts>::slabs(p.num_outputs), pieces_of_row = slabs * Slab<kParts>::kPieces;
     const LooseRows& rows = p.loose;
     const LooseSummary summary = *rows.summary;
@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
             store_piece<kParts>(p, sum, p.in.num_features + list.feature, slab, piece, lane < 16);
-        });
+        },
+        true);
 
     for_each_list(
         rows.slots, p.sync->list_tickets + 1, summary.first_empty - summary.first_short,
@@ -66,7 +67,9 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
             for (int base = 0; base < pieces_of_row; base += 64)
                 sum_list<kParts, 4>(p, p.in.num_features + item.list.feature, rows.slots + item.list.begin,
                                     item.list.count, item.slot, base);
-        });
+        },
+        true);
+    wait_for_kernels_before();
 }
 
 // The gradients of loose features that have lists.
