@@ -14,9 +14,8 @@ namespace nnue {
 
 struct TileFeatures {
     static constexpr int kChunk = 64, kMost = 3072;
-    int32_t* features;  // scratch [tiles, most]: in chunks; padding repeats the first
-    uint2*
-        bits;  // scratch [tiles, most / kChunk, 64]: of a slot; bit p of (x, y) = place index_of_bit(p), and 32 + that
+    int32_t* features;   // scratch [tiles, most]: in chunks; padding repeats the first
+    uint2* bits;         // scratch [tiles, most / kChunk, 64]: of a slot; bits are places, permuted as in BlockRows
     int32_t* chunks;     // scratch [tiles]
     uint64_t* left_out;  // scratch [tiles]: bit i: the i-th row in the tile's order is left out
 
@@ -27,8 +26,8 @@ struct TileFeatures {
 
 namespace tile_features {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32, kLanes = kThreads / kTileRows;  // of a row
-constexpr int kEach = 8;                                                              // entries of a lane in registers
+constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kLanes = kThreads / kTileRows, kEach = 8;  // of a row; entries of a lane in registers
 // Of so many features there is a bitmap; where there are more, window by window.
 constexpr int kWindow = 1 << 17;
 static_assert(TileFeatures::kMost < 1 << 16 && TileFeatures::kMost % TileFeatures::kChunk == 0);  // before_word
