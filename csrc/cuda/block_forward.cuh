@@ -506,12 +506,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                         const int first = base + 32 * s;
                         const uint32_t low = bit_range(begin_low - first, end_low - first) >> shift,
                                        high = bit_range(begin_high - first, end_high - first) >> shift;
-#pragma unroll
-                        for (int k = 0; k < 2; ++k) expand(a[s][k], low, high, k, kOne);
-                        wgmma_fence();
-#pragma unroll
-                        for (int k = 0; k < 2; ++k) wgmma_k16<Shape::kBf16>(acc, a[s][k], operand + (s * 2 + k) * 128);
-                        wgmma_commit();
+                        multiply_word<Shape::kBf16>(acc, a[s], low, high, kOne, operand + s * 256);
                     }
                     if (base + Shape::kFarChunk < far) {  // else those of near ones follow at once
                         wgmma_wait<0>();
@@ -539,12 +534,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                     if (c == 0 && s == 1 && far > 0)  // the far ones are done
                         barrier_arrive(far_empty + 8 * FarPlace<Shape::kFarStages>(warp / 4, far_uses - 1).stage);
                     const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
-#pragma unroll
-                    for (int k = 0; k < 2; ++k) expand(a[s][k], word_low, word_high, k, kOne);
-                    wgmma_fence();
-#pragma unroll
-                    for (int k = 0; k < 2; ++k) wgmma_k16<Shape::kBf16>(acc, a[s][k], operand + (s * 2 + k) * 128);
-                    wgmma_commit();
+                    multiply_word<Shape::kBf16>(acc, a[s], word_low, word_high, kOne, operand + s * 256);
                 }
             }
             int targets[4];

@@ -615,12 +615,7 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
                 const int shift = 4 * (lane % 4);
                 const uint32_t word_low = (part ? low.y : low.x) >> shift,
                                word_high = (part ? high.y : high.x) >> shift;
-#pragma unroll
-                for (int k = 0; k < 2; ++k) expand(a[part][k], word_low, word_high, k, one);
-                wgmma_fence();
-#pragma unroll
-                for (int k = 0; k < 2; ++k) wgmma_k16<kParts == 1>(acc[m], a[part][k], operand + (part * 2 + k) * 128);
-                wgmma_commit();
+                multiply_word<kParts == 1>(acc[m], a[part], word_low, word_high, one, operand + part * 256);
             }
         }
         if (left < count) release(copied - 1);  // the last tile's products are done

@@ -202,5 +202,18 @@ __device__ __forceinline__ void expand(uint32_t (&a)[4], uint32_t low, uint32_t 
     a[3] = (high & (mask << (2 * s + 1))) * (one >> (2 * s + 1));
 }
 
+// sum += the product of a bitmap word, as expand takes it, and the 32 rows of the right operand at this descriptor; a
+// group of products of its own, which runs on. `a` is its left operand until then.
+template <bool kBf16>
+__device__ __forceinline__ void multiply_word(float (&sum)[64], uint32_t (&a)[2][4], uint32_t low, uint32_t high,
+                                              uint32_t one, uint32_t operand) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) expand(a[k], low, high, k, one);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 2; ++k) wgmma_k16<kBf16>(sum, a[k], operand + k * 128);
+    wgmma_commit();
+}
+
 }  // namespace block_product
 }  // namespace nnue

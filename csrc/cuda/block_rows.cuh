@@ -948,19 +948,11 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
 }
 
 inline cudaError_t place(const IndexRows& in, const BlockRows& out, RowOrder* order, cudaStream_t stream) {
-    // Attributes are a kernel's, whoever launches it: they must not depend on this call. All kernels ask for as much
-    // shared memory as there is, so that a multiprocessor need not be empty for the next one to start.
+    // What set_shared_memory gets is a kernel's, whoever launches it: it must not depend on this call.
     constexpr int kMostCounts = kSharedBlocks * kBlockFeatures * sizeof(int);
     constexpr int kMostStages = kTileRows * kBlockFeatures * sizeof(uint16_t) + BlockRows::kMaxGroups * 2 * sizeof(int);
-    const auto prepare = [](const void* kernel, int shared) {
-        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                 cudaSharedmemCarveoutMaxShared);
-        if (error == cudaSuccess && shared > 0)
-            error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-        return error;
-    };
     const int zeroed = int(BlockRows::zeroed(in.num_blocks));
-    cudaError_t error = prepare(reinterpret_cast<const void*>(clear_counts), 0);
+    cudaError_t error = hopper::set_shared_memory(reinterpret_cast<const void*>(clear_counts), 0);
     if (error != cudaSuccess) return error;
     // An ordinary launch: count_rows writes what earlier kernels may still read, before it waits for this one.
     clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(
@@ -969,12 +961,12 @@ inline cudaError_t place(const IndexRows& in, const BlockRows& out, RowOrder* or
     const auto count = is_shared ? count_rows<true> : count_rows<false>;
     const size_t shared = size_t(is_shared ? in.num_blocks * kBlockFeatures : 0) * sizeof(int);
     error = cudaGetLastError();
-    if (error == cudaSuccess) error = prepare(reinterpret_cast<const void*>(count), kMostCounts);
+    if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(count), kMostCounts);
     if (error == cudaSuccess)
         error = hopper::launch_early(count, std::min(out.chunks, kCountBlocks), kCountThreads, shared, stream, in, out);
     const auto make = in.num_loose > 0 ? make_tiles<true> : make_tiles<false>;
     const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + groups_of(out) * 2 * sizeof(int);
-    if (error == cudaSuccess) error = prepare(reinterpret_cast<const void*>(make), kMostStages);
+    if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(make), kMostStages);
     if (error == cudaSuccess)
         error = hopper::launch_early(make, std::min(BlockRows::tiles(in.positions, in.num_blocks), kTileBlocks) + 1,
                                      kTileThreads, stages, stream, in, out, order);

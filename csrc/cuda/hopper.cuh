@@ -78,6 +78,16 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, u
         : "memory");
 }
 
+// A kernel may ask for so much dynamic shared memory, whoever launches it, and as much as there is is set apart: where
+// two kernels do so, a multiprocessor need not be empty for the second to start.
+inline cudaError_t set_shared_memory(const void* kernel, int most) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    return error != cudaSuccess || most == 0
+               ? error
+               : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+}
+
 // Launches a kernel that may start before the one before it is done, and calls wait_for_kernels_before.
 template <typename... Parameters>
 cudaError_t launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,

@@ -147,12 +147,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
                     wgmma_wait<1>();
                     if (s == 1 && c > 0) barrier_arrive(empty + 8 * before);
                     const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
-#pragma unroll
-                    for (int k = 0; k < 2; ++k) expand(a[s][k], word_low, word_high, k, kOne);
-                    wgmma_fence();
-#pragma unroll
-                    for (int k = 0; k < 2; ++k) wgmma_k16<S::kBf16>(acc, a[s][k], operand + (s * 2 + k) * 128);
-                    wgmma_commit();
+                    multiply_word<S::kBf16>(acc, a[s], word_low, word_high, kOne, operand + s * 256);
                 }
                 before = place.stage;
                 place.advance();
@@ -201,13 +196,8 @@ template <typename Weight>
 cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     using S = Shape<Weight>;
     cudaError_t error = tile_features::build(p.in, p.rows, p.order, p.tile_features, stream);
-    // As the kernel before, so that a multiprocessor need not be empty for this one to start.
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                     cudaSharedmemCarveoutMaxShared);
-    if (error == cudaSuccess)
-        error =
-            cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kMostBytes);
+        error = set_shared_memory(reinterpret_cast<const void*>(forward_kernel<Weight>), S::kMostBytes);
     constexpr int kFull = 3168;  // thread blocks that fill the device twelve times
     const int tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks),
               all_slabs = (p.num_outputs / 2 + S::kSlab - 1) / S::kSlab;

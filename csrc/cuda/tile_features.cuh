@@ -35,12 +35,12 @@ static_assert(TileFeatures::kMost < 1 << 16 && TileFeatures::kMost % TileFeature
 struct Shape {
     int words, pitch;  // 64-bit words of the bitmap; 32-bit words of a row's bits and one for the banks
     size_t bytes;
-    __host__ __device__ explicit Shape(const IndexRows& in) {
-        const int features = in.num_features + in.num_loose;
-        words = ((features < kWindow ? features : kWindow) + 127) / 128 * 2;
-        pitch = TileFeatures::most(in) / 32 + 1;
-        bytes = size_t(words) * (sizeof(uint64_t) + sizeof(uint16_t)) + size_t(kTileRows) * pitch * sizeof(uint32_t);
-    }
+    __host__ __device__ constexpr Shape(int features, int most)
+        : words(((features < kWindow ? features : kWindow) + 127) / 128 * 2),
+          pitch(most / 32 + 1),
+          bytes(size_t(words) * (sizeof(uint64_t) + sizeof(uint16_t)) + size_t(kTileRows) * pitch * sizeof(uint32_t)) {}
+    __host__ __device__ explicit Shape(const IndexRows& in)
+        : Shape(in.num_features + in.num_loose, TileFeatures::most(in)) {}
 };
 
 __global__ void __launch_bounds__(kThreads, 4)
@@ -159,12 +159,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const RowOrder* order, const TileFeatures& out,
                          cudaStream_t stream) {
-    constexpr int kMostBytes = kWindow / 64 * 10 + kTileRows * (TileFeatures::kMost / 32 + 1) * int(sizeof(uint32_t));
-    const void* const kernel = reinterpret_cast<const void*>(list_features);
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
+    constexpr Shape kLargest(kWindow, TileFeatures::kMost);
+    const cudaError_t error =
+        hopper::set_shared_memory(reinterpret_cast<const void*>(list_features), int(kLargest.bytes));
     if (error != cudaSuccess) return error;
     return hopper::launch_early(list_features, BlockRows::tiles(in.positions, in.num_blocks), kThreads, Shape(in).bytes,
                                 stream, in, blocks, order, out);
