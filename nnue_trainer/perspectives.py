@@ -81,7 +81,7 @@ def _lists_pieces(
     loose = num_features - num_blocked
     return {
         "zeroed": 4 * (loose + 512 * 19 + 2) + 2 * positions,  # sampled … left_out
-        "summary": 12,
+        "summary": 16,
         "lists": 12 * loose,
         "rank": 4 * loose,
         "dense_bit": 2 * loose,

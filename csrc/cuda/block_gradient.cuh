@@ -349,9 +349,9 @@ __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProbl
         for (int c = 0; c < 2; ++c) add_piece<kParts>(sum[c], pieces[r][c]);
 }
 
-// A warp: the sum of a list of slots, 64 pieces of a row from `base` on; up to kRows rows in flight. `slot`: of the
+// A warp: the sum of a list of slots, 64 pieces of a row from `base` on; up to eight rows in flight. `slot`: of the
 // lane's number in the list; `row`: of the gradient.
-template <int kParts, int kRows>
+template <int kParts>
 __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, const int* slots, int count, int slot,
                                          int base) {
     const int lane = threadIdx.x % 32;
@@ -361,8 +361,8 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
         if (begin > 0) slot = begin + lane < count ? __ldcg(slots + begin + lane) : -1;
         const int here = min(count - begin, 32);
         int first = 0;
-        for (; first + kRows <= here; first += kRows) add_rows<kParts, kRows>(sum, p, slot, first, base);
-        if (kRows > 4 && here - first >= 4) add_rows<kParts, 4>(sum, p, slot, first, base), first += 4;
+        for (; first + 8 <= here; first += 8) add_rows<kParts, 8>(sum, p, slot, first, base);
+        if (here - first >= 4) add_rows<kParts, 4>(sum, p, slot, first, base), first += 4;
         if (here - first == 3) add_rows<kParts, 3>(sum, p, slot, first, base);
         if (here - first == 2) add_rows<kParts, 2>(sum, p, slot, first, base);
         if (here - first == 1) add_rows<kParts, 1>(sum, p, slot, first, base);
@@ -517,8 +517,8 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
         [&](long long number) { return p.rare[count - 1 - int(number / parts)]; },
         [&](const Item& item) {
             const LooseList& list = item.list;
-            sum_list<kParts, 8>(p, list.feature, p.rare_slots + list.begin, list.count, item.slot,
-                                int(item.number % parts) * 64);
+            sum_list<kParts>(p, list.feature, p.rare_slots + list.begin, list.count, item.slot,
+                             int(item.number % parts) * 64);
         });
     Numbers numbers(by_ticket ? p.sync->finish_tickets + 1 : nullptr);
     for (int i = thread; i < unit_words; i += kFinishThreads)

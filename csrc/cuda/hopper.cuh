@@ -15,9 +15,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid) {
-    const int bytes = valid ? 16 : 0;  // 0: nothing is read, sixteen zero bytes are written
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+// Where `valid` is 0, nothing is read and sixteen zero bytes are written.
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, uint32_t valid) {
+    asm volatile(
+        "{\n.reg .pred none;\nsetp.eq.u32 none, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, none;\n}\n" ::"r"(
+            shared),
+        "l"(global), "r"(valid)
+        : "memory");
 }
 __device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
@@ -168,6 +172,19 @@ __device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (
                  : "memory");
 }
 
+// The same of transposed matrices: a lane has elements 2 · (i % 4) and the next one of column i / 4.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t shared, const uint32_t (&v)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(v[0]),
+                 "r"(v[1]), "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&v)[4], uint32_t shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
 // To global memory, without a branch around it.
 __device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
@@ -249,6 +266,23 @@ __device__ __forceinline__ void take_registers() {
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
+// d[16, 8] += a[16, 16] · b[16, 8], a warp: lane i has columns 2 · (i % 4) and the next one of rows i / 4, then of rows
+// i / 4 + 8.
+template <bool kBf16>
+__device__ __forceinline__ void mma_k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#define NNUE_MMA(TYPE)                                                           \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                   \
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n" \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                         \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+    if constexpr (kBf16) {
+        NNUE_MMA("bf16");
+    } else {
+        NNUE_MMA("f16");
+    }
+#undef NNUE_MMA
 }
 
 // Low word of the descriptor of a right operand of two column atoms. An atom is 64 contiguous 16-bit columns: groups of

@@ -5,8 +5,8 @@
 // threats and pawn pairs the 384 most frequent have two thirds of the entries), so they are *ranked*, most frequent
 // first, and dealt with by rank:
 //
-//   [0, dense)   one more block of a product, all rows × at most 384 features, a bitmap a feature and tile
-//   the others   each has the list of its slots, ascending
+//   [0, dense)   one more block of a product, all rows × at most 640 features, a bitmap a feature and tile
+//   the others   each has the list of its slots, ascending; long, middling and short ones (loose_gradient.cuh)
 //
 // Which features are dense is chosen from a sample of 2,048 rows or more, evenly spread: as good as counting all. A
 // limit never cuts through features of equal counts there, so the choice is a function of the batch alone; the order
@@ -25,13 +25,15 @@
 
 namespace nnue {
 
-constexpr int kDenseFeatures = 384, kDenseWords = kDenseFeatures / 32;
-constexpr int kShortList = 8;  // a list of up to so many is summed in one go
+constexpr int kDenseFeatures = 640, kDenseWords = kDenseFeatures / 32;
+constexpr int kLongList = 128;  // slots; see loose_gradient.cuh
+constexpr int kShortList = 8;
 
 struct LooseSummary {
-    int dense;        // ranks, see above
-    int first_short;  // of at most kShortList
-    int first_empty;  // of the first feature that no row has
+    int dense;         // ranks, see above
+    int first_middle;  // of fewer than kLongList
+    int first_short;   // of at most kShortList
+    int first_empty;   // of the first feature that no row has
 };
 
 struct LooseList {
@@ -535,6 +537,7 @@ __global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, Loos
     const int first = dense + block_rows::sum_before(features, warp_sums, warp, lane, [] { __syncthreads(); });
     if (mine[bin] > 0) mine[bin] = first + atomicAdd(rows.ranked + bin, mine[bin]);
     if (blockIdx.x == 0) {
+        if (bin == bin_of_count(kLongList)) rows.summary->first_middle = first + features;
         if (bin == kShortList + 1) rows.summary->first_short = first + features;
         if (bin == 1) rows.summary->first_empty = first + features;
     }

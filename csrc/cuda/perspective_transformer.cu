@@ -42,8 +42,9 @@ void check_rows_arguments(const char* op, const Tensor& white, const Tensor& bla
     if (blocks > 255) fail(op, "block_size", text(blocks) + " blocks", "at most 255");
     const int64_t slots = 2 * white.size(0) + 64 * (blocks + 1);
     if (num_blocked < num_features &&
-        slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_blocked) >= (int64_t(1) << 32)) {
-        fail(op, "white", shape_text(white.sizes()), "2 B K < 2^32 where there are loose features");
+        (slots >= 1 << 27 ||
+         slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_blocked) >= (int64_t(1) << 32))) {
+        fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are loose features");
     }
     if (num_features - num_blocked >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_blocked < 2^24");
 }

@@ -35,8 +35,8 @@ inline uint32_t bit_range(int begin, int end) {
     return begin > 31 ? 0 : uint32_t((uint64_t(1) << count) - 1) << begin;
 }
 
-inline void copy_async_16(uint32_t to, const void* from, bool valid) {
-    emulator::copy_async(to, from, 16, valid);
+inline void copy_async_16(uint32_t to, const void* from, uint32_t valid) {
+    emulator::copy_async(to, from, 16, valid != 0);
 }
 inline void copy_async_4(uint32_t to, const void* from) {
     emulator::copy_async(to, from, 4, true);
@@ -173,6 +173,30 @@ inline void store_matrices(uint32_t to, const uint32_t (&v)[4]) {
     emulator::exchange(0);
 }
 
+// The same of transposed matrices: two elements of column i / 4 of each.
+inline void store_matrices_transposed(uint32_t to, const uint32_t (&v)[4]) {
+    const uint64_t* addresses = emulator::exchange(to);
+    for (int m = 0; m < 4; ++m)
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t row = uint32_t(addresses[m * 8 + lane_number() % 4 * 2 + i]);
+            if (row % 16 != 0) std::abort();
+            at<uint16_t>(row + lane_number() / 4 * 2) = uint16_t(v[m] >> (16 * i));
+        }
+    emulator::exchange(0);
+}
+inline void load_matrices_transposed(uint32_t (&v)[4], uint32_t from) {
+    const uint64_t* addresses = emulator::exchange(from);
+    for (int m = 0; m < 4; ++m) {
+        v[m] = 0;
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t row = uint32_t(addresses[m * 8 + lane_number() % 4 * 2 + i]);
+            if (row % 16 != 0) std::abort();
+            v[m] |= uint32_t(at<uint16_t>(row + lane_number() / 4 * 2)) << (16 * i);
+        }
+    }
+    emulator::exchange(0);
+}
+
 // A 16-bit float, the lower half of `bits`.
 template <bool kBf16>
 float number(uint32_t bits) {
@@ -205,6 +229,31 @@ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
                         d[4 * j + 2 * r + c] += left[r][k] * right;
             }
         }
+}
+
+// d[16, 8] += a[16, 16] · b[16, 8]; see hopper.cuh for which elements a lane has.
+template <bool kBf16>
+void mma_k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    const int quad = lane_number() / 4 * 4, t = lane_number() % 4;
+    float left[2][16], right[2][16];
+    for (int part = 0; part < 2;
+         ++part) {  // k = 8 · part …: a[2 · part] of row i / 4, a[2 · part + 1] of row i / 4 + 8
+        const uint64_t* rows = emulator::exchange(uint64_t(a[2 * part + 1]) << 32 | a[2 * part]);
+        for (int q = 0; q < 4; ++q)
+            for (int r = 0; r < 2; ++r)
+                for (int i = 0; i < 2; ++i)
+                    left[r][part * 8 + 2 * q + i] =
+                        number<kBf16>(uint32_t(rows[quad + q] >> (32 * r + 16 * i)) & 0xffff);
+        const uint64_t* columns = emulator::exchange(b[part]);  // of column i / 4
+        for (int c = 0; c < 2; ++c)
+            for (int q = 0; q < 4; ++q)
+                for (int i = 0; i < 2; ++i)
+                    right[c][part * 8 + 2 * q + i] =
+                        number<kBf16>(uint32_t(columns[(2 * t + c) * 4 + q] >> (16 * i)) & 0xffff);
+    }
+    for (int r = 0; r < 2; ++r)
+        for (int c = 0; c < 2; ++c)
+            for (int k = 0; k < 16; ++k) d[2 * r + c] += left[r][k] * right[c][k];
 }
 
 inline int2 load_here(const int* from) {

@@ -15,6 +15,8 @@ from torch import Tensor
 from nnue_trainer.perspectives import _block_rows_pieces, _carved, _lists_pieces, is_fused, perspective_rows
 
 NEAR = 384
+DENSE = 640  # loose features in a product at the most
+LONG, SHORT = 8, 3  # lists, as tests/cuda_emulator/translate.py has their limits
 # The fp32 forward adds up teams of four ranks, from the fifth team on of three: those are read with one place, which
 # has the sum of what the row has of them. What the fifth team has is no list's business.
 TEAMS, FOURS, BIAS_TEAM = 8, 4, 4
@@ -249,7 +251,7 @@ def check_loose_lists(
     of_row, features = np.nonzero(alive)[0], rows[alive] - num_blocked
     slot = np.where(row_slot < 0, ~row_slot, row_slot)
     counts = np.bincount(features, minlength=loose)
-    dense, first_short, first_empty = found["summary"]
+    dense, first_middle, first_short, first_empty = found["summary"]
     lists = found["lists"].reshape(-1, 3)
     np.testing.assert_array_equal(np.sort(lists[:, 0]), np.arange(loose))
     np.testing.assert_array_equal(found["rank"][lists[:, 0]], np.arange(loose))
@@ -259,14 +261,15 @@ def check_loose_lists(
     sampled = np.bincount(rows[::step][alive[::step]] - num_blocked, minlength=loose)
     bins = bin_of_count(sampled)
     least = bin_of_count(np.array([max(1, -(-len(rows) // step) // 256)]))[0]
-    while (bins >= least).sum() > 384:
+    while (bins >= least).sum() > DENSE:
         least += 1
     assert dense == (bins >= least).sum()
     np.testing.assert_array_equal(bins[lists[:dense, 0]], np.sort(bins)[::-1][:dense])
 
     by_rank = counts[lists[dense:, 0]]
     np.testing.assert_array_equal(lists[dense:, 2], by_rank)
-    assert first_short == dense + (by_rank > 8).sum()
+    assert first_middle == dense + (by_rank >= LONG).sum()
+    assert first_short == dense + (by_rank > SHORT).sum()
     assert first_empty == dense + (by_rank > 0).sum()
     assert (by_rank[1:] <= 17 / 16 * np.minimum.accumulate(by_rank)[:-1]).all()
     slots_of = np.split(np.sort(features.astype(np.int64) << 32 | slot[of_row]), np.cumsum(counts)[:-1])
@@ -277,7 +280,7 @@ def check_loose_lists(
         taken[begin : begin + count] += 1
     assert taken.max(initial=0) <= 1
 
-    has = np.zeros((tiles * 64, 384), dtype=int)
+    has = np.zeros((tiles * 64, DENSE), dtype=int)
     rank = found["rank"][features]
     np.add.at(has, (slot[of_row[rank < dense]], rank[rank < dense]), 1)
     left_out = (has[slot] > 1).any(axis=1) & (row_slot >= 0)
@@ -285,8 +288,8 @@ def check_loose_lists(
     assert found["zeroed"][begin : begin + 4].view(np.int32)[0] == left_out.sum()
     np.testing.assert_array_equal(found["zeroed"][begin + 4 :] != 0, left_out)
     has[slot[left_out | (row_slot < 0)]] = 0
-    bits = found["dense_bits"].reshape(-1, 768, 2)[:tiles, :384]
-    np.testing.assert_array_equal(unpack(bits).transpose(0, 2, 1).reshape(-1, 384), has != 0)
+    bits = found["dense_bits"].reshape(-1, 768, 2)[:tiles, :DENSE]
+    np.testing.assert_array_equal(unpack(bits).transpose(0, 2, 1).reshape(-1, DENSE), has != 0)
 
 
 LOOSE_CASES = {
@@ -295,7 +298,7 @@ LOOSE_CASES = {
     "a sample of the rows": (5000, 40, 3, 96, 40, 2000),
     "rows of more than 128": (150, 300, 2, 96, 0, 1000),
     "more features than a thread block takes": (60, 30, 2, 96, 0, 70000),
-    "all of them as frequent": (200, 420, 1, 8, 0, 400),
+    "all of them as frequent": (200, 700, 1, 8, 0, 680),
 }
 
 
@@ -307,8 +310,8 @@ def test_loose_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int,
     for rows in white.numpy(), black.numpy():  # a few features are much more frequent than others, some twice in a row
         is_loose = (rows >= num_blocked) & (rows < features)
         rows[is_loose] = num_blocked + (g.random(is_loose.sum()) ** 4 * case[5]).astype(np.int32)
-        if case[5] == 400:
-            rows[:, :400] = num_blocked + np.arange(400)
+        if case[5] == 680:
+            rows[:, :680] = num_blocked + np.arange(680)
     constants = case[3], num_blocked
     emulator.emulator_configure(4, 1)
     blocks = torch.ops.nnue_emulated.perspective_rows(white, black, black_to_move, features, *constants)

@@ -441,13 +441,15 @@ def test_equal_bits(device: torch.device, dtype: torch.dtype, loose: int) -> Non
         assert all(torch.equal(a, b) for a, b in zip(first, case.run("pairwise"), strict=True))
 
 
-def test_tiny_and_huge_gradients(device: torch.device) -> None:
+@pytest.mark.parametrize("loose", [0, 2000])
+def test_tiny_and_huge_gradients(device: torch.device, loose: int) -> None:
     """fp32 gradients keep their precision over many orders of magnitude."""
-    case = Case(500, 12, 5, 96, 64, device=device)
+    case = Case(500, 12, 5, 96, 64, device=device, loose=loose, skew=3)
     weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
     out = perspective_transformer(
-        case.white, case.black, case.black_to_move, weight, bias, activation="identity", block_size=96
-    )
+        case.white, case.black, case.black_to_move, weight, bias,
+        activation="identity", block_size=96, num_blocked=case.num_blocked,
+    )  # fmt: skip
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(device)
     grad = grad * 10.0 ** torch.arange(0, -7, -1, device=device).repeat(100)[:500, None]
     for scale in (1e-12, 1.0, 1e12):
@@ -482,19 +484,46 @@ def test_gradients_of_very_different_magnitude(device: torch.device) -> None:
         )
 
 
+@pytest.mark.parametrize("loose", [False, True])
 @pytest.mark.parametrize("value", [0.0, 3e38, 2.0**-120])
-def test_gradient_at_the_ends_of_the_range(device: torch.device, value: float) -> None:
+def test_gradient_at_the_ends_of_the_range(device: torch.device, value: float, loose: bool) -> None:
     rows = torch.tensor([[2, -1]], dtype=torch.int32)
     case = Case(rows=(rows, torch.full_like(rows, -1)), blocks=1, block_size=8, outputs=32, device=device)
     weight = case.weight.clone().requires_grad_()
     out = perspective_transformer(
-        case.white, case.black, case.black_to_move, weight, case.bias, activation="identity", block_size=8
-    )
+        case.white, case.black, case.black_to_move, weight, case.bias,
+        activation="identity", block_size=8, num_blocked=0 if loose else 8,
+    )  # fmt: skip
     out.backward(torch.full_like(out, value))
     expected = torch.zeros_like(weight)
     expected[2] = value
     assert weight.grad is not None
     torch.testing.assert_close(weight.grad, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_other_rows_do_not_show(device: torch.device, dtype: torch.dtype) -> None:
+    """A feature's gradient has equal bits whatever the gradients of rows are that do not have it: the kernels add up
+    several features' lists at a time, as a product with zeros."""
+    case = Case(600, 12, 5, 96, 64, dtype=dtype, device=device, loose=3000, loose_active=30, skew=2)
+    flipped = torch.arange(600, device=device) % 8 == 0
+    grads = []
+    for sign in (1.0, -1.0):  # which leaves the scale that fp32 gradients of a tile of rows share
+        weight = case.weight.clone().requires_grad_()
+        out = perspective_transformer(
+            case.white, case.black, case.black_to_move, weight, case.bias,
+            activation="identity", block_size=96, num_blocked=case.num_blocked,
+        )  # fmt: skip
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(device, out.dtype)
+        grad[flipped] *= sign
+        grads += torch.autograd.grad(out, weight, grad)
+    shows = torch.zeros(len(case.weight), dtype=torch.bool, device=device)
+    for rows in (case.white, case.black):
+        here = rows[flipped]
+        shows[here[((here == -1).cumsum(1) == 0) & (here < len(shows))].long()] = True
+    alone = (grads[0] != 0).any(1) & ~shows
+    assert alone.sum() > 500
+    assert torch.equal(grads[0][alone], grads[1][alone])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
