@@ -264,7 +264,6 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
 // each half, high parts, and 8…15 the low parts.
 template <int kParts>
 struct Slab : GradientShape<kParts> {
-    static constexpr int kPieces = 16;
     using GradientShape<kParts>::kSlab, GradientShape<kParts>::kGroups;
     // First column of a piece in its half, and which half.
     __device__ static int column(int slab, int piece) { return slab * kSlab + piece % kGroups * 8; }
@@ -304,8 +303,7 @@ __device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
 
 // All lanes; neighbouring lanes hold neighbouring pieces.
 template <int kParts>
-__device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int row, int slab, int piece,
-                                            bool write) {
+__device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int row, int slab, int piece) {
     using Shape = Slab<kParts>;
     if constexpr (kParts == 2) {
 #pragma unroll
@@ -313,7 +311,7 @@ __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&su
             sum[i] = sum[i] + kLowScale * __shfl_xor_sync(~0u, sum[i], 8);  // right where piece < 8
     }
     const int half = p.num_outputs / 2, column = Shape::column(slab, piece);
-    if (!write || column >= half || (kParts == 2 && piece >= 8)) return;
+    if (column >= half || (kParts == 2 && piece >= 8)) return;
     const size_t at = size_t(row) * p.num_outputs + Shape::half(piece) * half + column;
     if constexpr (kParts == 2) {
         float4* target = reinterpret_cast<float4*>(static_cast<float*>(p.grad_weight) + at);
@@ -370,7 +368,7 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         const int q = base + c * 32;
-        store_piece<kParts>(p, sum[c], row, q / 16, q % 16, true);
+        store_piece<kParts>(p, sum[c], row, q / 16, q % 16);
     }
 }
 

@@ -41,7 +41,7 @@ struct GradientSync {
     unsigned begun;    // not 0: what the products need of other kernels is there
     unsigned planned;  // not 0: merge units are there, too
     int merge_units;
-    unsigned list_tickets[2];           // given out (Numbers): for loose features' long and short lists
+    unsigned list_ticket;               // given out (Numbers): for loose features' lists
     unsigned finish_tickets[2];         // for rare features, and for ranks to merge
     int rare;                           // rare features
     unsigned parts_done[kMaxPartials];  // of the products that a merge needs, by its first partial · slabs + slab

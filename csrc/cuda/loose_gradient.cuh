@@ -9,8 +9,8 @@
 // Lists of more than kShortList slots go slab by slab: a slab of all row gradients, 9 MB at 32,768 rows, stays in the
 // L2 cache while every list passes over it. Short lists take a few slabs at a time. Dense features are a block of the
 // products (block_gradient.cuh), which also clear the gradients of features that no row has. Each list is summed in an
-// order that its length alone decides; zeros times other lists' entries leave its bits as they are. Each element is
-// written once.
+// order that its length alone decides, in fp32 by a scale that its own entries' exponents decide; zeros times other
+// lists' entries, as long as they are finite, leave its bits as they are. Each element is written once.
 #pragma once
 
 #include "block_gradient.cuh"
@@ -27,11 +27,14 @@ constexpr int kAhead = 2, kStages = kAhead + 1, kSlotsAhead = 2 * kAhead + 1, kT
 constexpr int kShortSlabs = 4;  // that a warp takes of short lists
 constexpr int kLongParts = 4;   // of a long list: what a warp does one after the other is the shorter
 constexpr int kHeadroom = 4;    // of lists' exponents, so that they seldom change
+// Products on tensor cores round towards zero; so in fp32 the sums of so many turns are added to sums of their own.
+constexpr int kTurnsTogether = 16;
+// Of an entry's place in shared memory. A place is less than 16 · slots, so there are no more than 2^27 of those.
 constexpr unsigned kExists = 1u << 31;
 
 // What a warp knows of a turn, in shared memory. Entry i of a turn is number i % 4 of list i / 4.
 struct Turn {
-    static constexpr int kSlots = 0;  // of entries; then where their row gradients are (copy_rows)
+    static constexpr int kSlots = 0;  // of entries; then where their row gradients are, in copy_rows' order
     static constexpr int kExponents = kSlots + kEntries * 4;  // of entries
     static constexpr int kOfLists = kExponents + kEntries * 4;
     // Of each list or part 16 bytes: how many entries it has left, maybe < 0, and the gradient's row, or −1 if there is
@@ -59,7 +62,7 @@ template <int kParts>
 class Turns {
   public:
     __device__ __forceinline__ explicit Turns(const BackwardProblem& p)
-        : p_(p), summary_(*p.loose.summary), numbers_(p.sync->list_tickets) {
+        : p_(p), summary_(*p.loose.summary), numbers_(&p.sync->list_ticket) {
         now_ = open(numbers_.now()), most_ = longest(now_.list);
         next_ = open(numbers_.next());
     }
@@ -195,6 +198,7 @@ class Sums {
                 scale(power_of_two(reference_ - now));
                 reference_ = now;
             }
+            if (++turns_ == kTurnsTogether) gather();
             const uint32_t one = relative_one(exponent, reference_);
             ones = __shfl_xor_sync(~0u, one, 1) << 16 | one;  // right in even lanes
         }
@@ -219,6 +223,13 @@ class Sums {
         const int lane = threadIdx.x % 32, half = p.num_outputs / 2;
         const uint32_t word = load_shared_4(turn + Turn::kSlab);
         const int slab = slab_of(word);
+        if constexpr (kParts == 2) {
+#pragma unroll
+            for (int m = 0; m < 8; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sum_[m][i] += all_[m][i], all_[m][i] = 0;
+            turns_ = 0;
+        }
         if (int(word) < 0) add_parts();
         const auto row_of_list = [&](int list) { return int(load_shared_4(turn + Turn::kRow + list * 16)); };
         if constexpr (kParts == 2) {
@@ -272,6 +283,15 @@ class Sums {
         return __shfl_sync(~0u, x, threadIdx.x % 4 * 8 + odd * 4);
     }
 
+    // Adds the sums of the turns before to those of all, to nearest.
+    __device__ __forceinline__ void gather() {
+        turns_ = 0;
+#pragma unroll
+        for (int m = 0; m < 8; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) all_[m][i] += sum_[m][i], sum_[m][i] = 0;
+    }
+
     // The sums of the four parts of a list, to the first one's.
     __device__ __forceinline__ void add_parts() {
         static_assert(kLongParts == 4);
@@ -295,9 +315,13 @@ class Sums {
         const float even = of_list(factor, 0), odd = of_list(factor, 1);
 #pragma unroll
         for (auto& s : sum_) s[0] *= even, s[1] *= odd, s[2] *= even, s[3] *= odd;
+#pragma unroll
+        for (auto& s : all_) s[0] *= even, s[1] *= odd, s[2] *= even, s[3] *= odd;
     }
 
     float sum_[8][4] = {};
+    float all_[8][4] = {};  // in fp32: of the turns before the last few
+    int turns_ = 0;
     int reference_ = kNoExponent;  // of list lane / 4
 };
 

@@ -26,8 +26,8 @@
 namespace nnue {
 
 constexpr int kDenseFeatures = 640, kDenseWords = kDenseFeatures / 32;
-constexpr int kLongList = 128;  // slots; see loose_gradient.cuh
-constexpr int kShortList = 8;
+constexpr int kLongList = 128;  // slots; a power of two: where a bin begins. See loose_gradient.cuh
+constexpr int kShortList = 8;   // fewer than 15: a bin for each count
 
 struct LooseSummary {
     int dense;         // ranks, see above
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, Lo
     if (threadIdx.x % 32 == 0 && who != 0) atomicMin(&fewest, int(threadIdx.x) + __ffs(int(who)) - 1);
     __syncthreads();
     const int least = fewest;  // the last bin has no features, so there is one
-    if (feature == 0) *rows.summary = {int(rows.at_least[least * LooseRows::kBinPitch]), 0, 0};
+    if (feature == 0) *rows.summary = {int(rows.at_least[least * LooseRows::kBinPitch])};
     if (feature >= in.num_loose) return;
     const int bin = bin_of_count(count);
     int bit = -1;

@@ -82,6 +82,7 @@ SMALL_LIMITS = {
     "gradient_plan.cuh": {"kFewOperands": "24"},
     "block_gradient.cuh": {"kShareTiles": "6"},
     "loose_rows.cuh": {"kLongList": "8", "kShortList": "3"},
+    "loose_gradient.cuh": {"kTurnsTogether": "2"},
     "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
     "loose_forward.cuh": {"kFull": "16", "kFirst": "256"},
 }

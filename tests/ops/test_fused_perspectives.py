@@ -324,7 +324,8 @@ def test_loose_features(device: torch.device, activation: Activation, dtype: tor
         (300, 1, 3, 1.0),
         (300, 300, 40, 1.0),  # all dense
         (300, 768, 40, 2.0),
-        (5000, 900, 30, 1.0),  # none dense: long lists
+        (5000, 900, 30, 1.0),
+        (9000, 2000, 30, 1.0),  # long lists
         (200, 70_000, 60, 6.0),
         (200, 70_000, 60, 1.0),  # most features have no row, the others one or two
         (1, 5000, 200, 1.0),
@@ -433,9 +434,9 @@ def test_clip_passes_gradient_at_both_ends(device: torch.device, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("loose", [0, 20_000])
-def test_equal_bits(device: torch.device, dtype: torch.dtype, loose: int) -> None:
-    case = Case(3000, 32, 32, 768, 256, dtype=dtype, device=device, loose=loose)
+@pytest.mark.parametrize(("loose", "skew"), [(0, 1.0), (20_000, 4.0), (1000, 1.0)], ids=["none", "loose", "long lists"])
+def test_equal_bits(device: torch.device, dtype: torch.dtype, loose: int, skew: float) -> None:
+    case = Case(3000, 32, 32, 768, 272, dtype=dtype, device=device, loose=loose, loose_active=40, skew=skew)
     first = case.run("pairwise")
     for _ in range(5):
         assert all(torch.equal(a, b) for a, b in zip(first, case.run("pairwise"), strict=True))
@@ -503,26 +504,31 @@ def test_gradient_at_the_ends_of_the_range(device: torch.device, value: float, l
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_other_rows_do_not_show(device: torch.device, dtype: torch.dtype) -> None:
-    """A feature's gradient has equal bits whatever the gradients of rows are that do not have it: the kernels add up
-    several features' lists at a time, as a product with zeros."""
-    case = Case(600, 12, 5, 96, 64, dtype=dtype, device=device, loose=3000, loose_active=30, skew=2)
-    flipped = torch.arange(600, device=device) % 8 == 0
+    """A feature's gradient has equal bits whether rows that do not have it have large gradients or tiny ones: the
+    kernels add up several features' lists at a time, as a product with zeros."""
+    positions = 3000
+    case = Case(positions, 12, 5, 96, 272, dtype=dtype, device=device, loose=5000, loose_active=40, skew=1.5)
+    number = torch.arange(positions, device=device)
+    changed, anchors = number % 50 == 0, number % 8 == 1
     grads = []
-    for sign in (1.0, -1.0):  # which leaves the scale that fp32 gradients of a tile of rows share
+    for factor in (1.0, 2.0**-20):
         weight = case.weight.clone().requires_grad_()
         out = perspective_transformer(
             case.white, case.black, case.black_to_move, weight, case.bias,
             activation="identity", block_size=96, num_blocked=case.num_blocked,
         )  # fmt: skip
-        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(device, out.dtype)
-        grad[flipped] *= sign
-        grads += torch.autograd.grad(out, weight, grad)
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).clamp(-3, 3).to(device)
+        grad *= torch.where(anchors, 1.0, 2.0**-12)[:, None]
+        grad[changed] = grad[changed] * (2.0**12 * factor)
+        grad[anchors, ::16] = 4.0  # so that the scale that fp32 gradients of a tile of rows share stays as it is
+        grads += torch.autograd.grad(out, weight, grad.to(out.dtype))
     shows = torch.zeros(len(case.weight), dtype=torch.bool, device=device)
     for rows in (case.white, case.black):
-        here = rows[flipped]
+        here = rows[changed]
         shows[here[((here == -1).cumsum(1) == 0) & (here < len(shows))].long()] = True
     alone = (grads[0] != 0).any(1) & ~shows
     assert alone.sum() > 500
+    assert not torch.equal(grads[0][shows], grads[1][shows])
     assert torch.equal(grads[0][alone], grads[1][alone])
 
 
