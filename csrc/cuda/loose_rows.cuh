@@ -26,8 +26,11 @@
 namespace nnue {
 
 constexpr int kDenseFeatures = 640, kDenseWords = kDenseFeatures / 32;
-constexpr int kLongList = 128;  // slots; a power of two: where a bin begins. See loose_gradient.cuh
-constexpr int kShortList = 8;   // fewer than 15: a bin for each count
+constexpr int kLongList = 128;  // slots; see loose_gradient.cuh
+constexpr int kShortList = 8;
+static_assert((kLongList & (kLongList - 1)) == 0, "where a bin begins");
+static_assert(kShortList < 15 && kShortList < kLongList, "a bin for each count up to one more");
+static_assert(kDenseFeatures % 32 == 0 && kDenseFeatures <= kBlockFeatures, "dense_bits has as many as a block");
 
 struct LooseSummary {
     int dense;         // ranks, see above

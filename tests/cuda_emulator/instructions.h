@@ -173,27 +173,22 @@ inline void store_matrices(uint32_t to, const uint32_t (&v)[4]) {
     emulator::exchange(0);
 }
 
-// The same of transposed matrices: two elements of column i / 4 of each.
+// Element i of the two of column lane / 4 of matrix m that a lane has of transposed matrices.
+inline uint16_t& transposed_element(const uint64_t* addresses, int m, int i) {
+    const uint32_t row = uint32_t(addresses[m * 8 + lane_number() % 4 * 2 + i]);
+    if (row % 16 != 0) std::abort();
+    return at<uint16_t>(row + lane_number() / 4 * 2);
+}
 inline void store_matrices_transposed(uint32_t to, const uint32_t (&v)[4]) {
     const uint64_t* addresses = emulator::exchange(to);
     for (int m = 0; m < 4; ++m)
-        for (int i = 0; i < 2; ++i) {
-            const uint32_t row = uint32_t(addresses[m * 8 + lane_number() % 4 * 2 + i]);
-            if (row % 16 != 0) std::abort();
-            at<uint16_t>(row + lane_number() / 4 * 2) = uint16_t(v[m] >> (16 * i));
-        }
+        for (int i = 0; i < 2; ++i) transposed_element(addresses, m, i) = uint16_t(v[m] >> (16 * i));
     emulator::exchange(0);
 }
 inline void load_matrices_transposed(uint32_t (&v)[4], uint32_t from) {
     const uint64_t* addresses = emulator::exchange(from);
-    for (int m = 0; m < 4; ++m) {
-        v[m] = 0;
-        for (int i = 0; i < 2; ++i) {
-            const uint32_t row = uint32_t(addresses[m * 8 + lane_number() % 4 * 2 + i]);
-            if (row % 16 != 0) std::abort();
-            v[m] |= uint32_t(at<uint16_t>(row + lane_number() / 4 * 2)) << (16 * i);
-        }
-    }
+    for (int m = 0; m < 4; ++m)
+        v[m] = uint32_t(transposed_element(addresses, m, 1)) << 16 | transposed_element(addresses, m, 0);
     emulator::exchange(0);
 }
 
@@ -236,8 +231,8 @@ template <bool kBf16>
 void mma_k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     const int quad = lane_number() / 4 * 4, t = lane_number() % 4;
     float left[2][16], right[2][16];
-    for (int part = 0; part < 2;
-         ++part) {  // k = 8 · part …: a[2 · part] of row i / 4, a[2 · part + 1] of row i / 4 + 8
+    // k = 8 · part …: a[2 · part] of row i / 4, a[2 · part + 1] of row i / 4 + 8.
+    for (int part = 0; part < 2; ++part) {
         const uint64_t* rows = emulator::exchange(uint64_t(a[2 * part + 1]) << 32 | a[2 * part]);
         for (int q = 0; q < 4; ++q)
             for (int r = 0; r < 2; ++r)
