@@ -10,14 +10,13 @@
 #include "chess/game.h"
 #include "chess/position.h"
 #include "chess/record.h"
-#include "features/registry.h"
+#include "features/feature_set.h"
 #include "filters/filters.h"
 #include "formats/binpack.h"
 #include "formats/statistics.h"
 #include "formats/validation.h"
 #include "pipeline/kernels.h"
 #include "pipeline/parallel.h"
-#include "pipeline/pipeline.h"
 
 namespace {
 
@@ -53,181 +52,17 @@ std::vector<std::string> fens_from_records(const Array<std::uint8_t>& records) {
     return fens;
 }
 
-// A writable pointer to a caller's array of exactly this many elements.
-template <class T>
-T* output(const py::array& array, std::size_t size, const char* name) {
-    if (!py::isinstance<py::array_t<T>>(array) || !(array.flags() & py::array::c_style) || !array.writeable() ||
-        static_cast<std::size_t>(array.size()) != size) {
-        throw FormatError(std::string("array '") + name + "' must be a writable contiguous " +
-                          py::str(py::dtype::of<T>()).cast<std::string>() + " array of " + std::to_string(size) +
-                          " elements");
-    }
-    return static_cast<T*>(const_cast<void*>(array.data()));
-}
-
-BatchRows output_rows(const py::dict& arrays, std::size_t n, const FeatureSetInfo& set) {
-    const std::size_t indices = n * static_cast<std::size_t>(set.max_active);
-    return {output<std::int32_t>(arrays["white"], indices, "white"),
-            output<std::int32_t>(arrays["black"], indices, "black"),
-            output<std::int16_t>(arrays["counts"], n, "counts"),
-            output<std::int16_t>(arrays["score"], n, "score"),
-            output<std::int8_t>(arrays["result"], n, "result"),
-            output<std::uint8_t>(arrays["black_to_move"], n, "black_to_move"),
-            output<std::uint8_t>(arrays["piece_count"], n, "piece_count")};
-}
-
 void expand_into(const Array<std::uint8_t>& records, const std::string& set_name, const py::dict& arrays, int threads) {
-    const FeatureSetInfo& set = feature_set(set_name);
+    const FeatureSet& set = feature_set(set_name);
     const Record* in = records_of(records, "expand");
     const auto n = static_cast<std::size_t>(records.shape(0));
     const BatchRows rows = output_rows(arrays, n, set);
     py::gil_scoped_release release;
     parallel_for(n, threads, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) unpack_or_throw(in[i], i);
-        kernels().expand(in + begin, nullptr, end - begin, set.id, rows.from(begin, set.max_active));
+        kernels().expand(in + begin, nullptr, end - begin, set, rows.from(begin, set.max_active));
     });
 }
-
-FilterOptions filter_options(const py::dict& d) {
-    FilterOptions o;
-    o.no_score = d["no_score"].cast<bool>();
-    o.max_score = d["max_score"].cast<int>();
-    o.placeholder_zero = d["placeholder_zero"].cast<bool>();
-    o.min_ply = d["min_ply"].cast<int>();
-    o.random_skip = d["random_skip"].cast<double>();
-    o.quiet = d["quiet"].cast<bool>();
-    o.wdl = d["wdl"].cast<bool>();
-    o.min_material = d["min_material"].cast<int>();
-    o.soft_ply = d["soft_ply"].cast<int>();
-    o.piece_counts = d["piece_counts"].cast<bool>();
-    return o;
-}
-
-py::dict to_dict(const FilterCounts& counts) {
-    py::dict d;
-    d["read"] = counts.read;
-    d["kept"] = counts.kept;
-    py::dict dropped;
-    for (int i = 0; i < kNumFilters; ++i) {
-        if (counts.dropped[static_cast<std::size_t>(i)])
-            dropped[kFilterNames[i]] = counts.dropped[static_cast<std::size_t>(i)];
-    }
-    d["dropped"] = dropped;
-    return d;
-}
-
-// Keeps the records where mask [n] is true, in place; returns how many.
-std::size_t keep(std::span<Record> records, const py::object& mask_object) {
-    const auto mask = py::array_t<bool, py::array::c_style>::ensure(mask_object);
-    if (!mask || mask.ndim() != 1 || static_cast<std::size_t>(mask.shape(0)) != records.size()) {
-        throw FormatError("user filter: expected a bool array of " + std::to_string(records.size()) + " elements");
-    }
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < records.size(); ++i) {
-        if (mask.data()[i]) records[kept++] = records[i];
-    }
-    return kept;
-}
-
-using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
-
-// The pipeline with the Python arrays that its slots point into.
-class PipelineHandle {
-  public:
-    PipelineHandle(const py::dict& options, const py::list& arrays, const std::vector<PlaceTuple>& start)
-        : arrays_(arrays) {
-        PipelineOptions o;
-        for (const auto& [path, fd] : options["files"].cast<std::vector<std::pair<std::string, int>>>()) {
-            o.files.emplace_back(path, fd);
-        }
-        o.batch_size = options["batch_size"].cast<std::size_t>();
-        o.seed = options["seed"].cast<std::uint64_t>();
-        o.shuffle = options["shuffle"].cast<bool>();
-        o.window = options["window"].cast<std::size_t>();
-        o.drop_last = options["drop_last"].cast<bool>();
-        o.threads = options["threads"].cast<int>();
-        o.rank = options["rank"].cast<std::size_t>();
-        o.world_size = options["world_size"].cast<std::size_t>();
-        o.shards = options["shards"].cast<std::size_t>();
-        o.weights = options["weights"].cast<std::vector<double>>();
-        o.skip_bad_chunks = options["skip_bad_chunks"].cast<bool>();
-        if (!options["filters"].is_none()) o.filters = filter_options(options["filters"].cast<py::dict>());
-        if (const py::object filter = options["user_filter"]; !filter.is_none()) {
-            // Held by this object, so that workers never touch the reference count without the interpreter's lock.
-            user_filter_ = filter;
-            o.user_filter = [this](std::span<Record> records) {
-                const py::gil_scoped_acquire acquire;
-                const Array<std::uint8_t> view({records.size(), sizeof(Record)},
-                                               reinterpret_cast<const std::uint8_t*>(records.data()));
-                try {
-                    return keep(records, user_filter_(view));
-                } catch (const py::error_already_set& error) {
-                    throw FormatError("user filter: " + std::string(error.what()));
-                }
-            };
-        }
-        if (!options["features"].is_none()) o.features = feature_set(options["features"].cast<std::string>()).id;
-        const std::size_t n = o.batch_size / std::max<std::size_t>(o.world_size, 1);
-        std::vector<Slot> slots;
-        for (const py::handle item : arrays) {
-            Slot slot;
-            if (o.features) {
-                slot.rows = output_rows(item.cast<py::dict>(), n, feature_set(*o.features));
-            } else {
-                slot.records = reinterpret_cast<Record*>(
-                    output<std::uint8_t>(item.cast<py::array>(), n * sizeof(Record), "records"));
-            }
-            slots.push_back(slot);
-        }
-        std::vector<StreamPosition> places;
-        for (const auto& [epoch, chunk, skip, batch] : start) places.push_back({epoch, chunk, skip, batch});
-        py::gil_scoped_release release;
-        pipeline_ = std::make_unique<Pipeline>(std::move(o), std::move(slots), places);
-    }
-
-    ~PipelineHandle() { close(); }
-
-    // (slot, size, places behind it); slot −1 marks the end of an epoch.
-    py::tuple next() {
-        if (!pipeline_) throw FormatError("the loader is closed");
-        std::optional<Output> output;
-        while (true) {
-            {
-                py::gil_scoped_release release;
-                output = pipeline_->next(std::chrono::milliseconds(100));
-            }
-            if (output) break;
-            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-        }
-        std::vector<PlaceTuple> places;
-        for (const StreamPosition& p : output->after) places.emplace_back(p.epoch, p.chunk, p.skip, p.batch);
-        const int slot = output->end_of_epoch ? -1 : static_cast<int>(output->slot);
-        return py::make_tuple(slot, output->size, places);
-    }
-
-    void release(std::size_t slot) {
-        if (pipeline_) pipeline_->release(slot);
-    }
-
-    void close() {
-        py::gil_scoped_release release;
-        pipeline_.reset();
-    }
-
-    py::dict filter_counts() const { return to_dict(pipeline_ ? pipeline_->filter_counts() : FilterCounts{}); }
-
-    py::tuple bad_chunks() const {
-        const BadChunks bad = pipeline_ ? pipeline_->bad_chunks() : BadChunks{};
-        return py::make_tuple(bad.count, bad.first);
-    }
-
-    std::size_t num_chunks() const { return pipeline_ ? pipeline_->num_chunks() : 0; }
-
-  private:
-    py::list arrays_;
-    py::object user_filter_;
-    std::unique_ptr<Pipeline> pipeline_;
-};
 
 py::dict statistics_dict(const Statistics& s) {
     py::dict d;
@@ -276,7 +111,7 @@ Array<std::uint8_t> copy_records(std::span<const Record> records) {
     return array;
 }
 
-// Board after the record's move and what `nnue data` prints: FEN, UCI move, score, ply, result.
+// What `nnue data` prints of each record: FEN of its position, before the move; UCI move, score, ply, result.
 py::list describe(const Array<std::uint8_t>& records) {
     py::list list;
     const Record* in = records_of(records, "describe");
@@ -290,6 +125,10 @@ py::list describe(const Array<std::uint8_t>& records) {
 }  // namespace
 
 PYBIND11_MODULE(_data, m) {
+    // Imported now and kept: a translator that runs Python may have to let go of the interpreter's lock, and a thread
+    // that asks for it again while the interpreter ends is ended too, in the middle of this library.
+    static PyObject* const user_error =
+        py::object(py::module_::import("nnue_trainer.errors").attr("UserError")).release().ptr();
     py::register_exception_translator([](std::exception_ptr error) {
         try {
             if (error) std::rethrow_exception(error);
@@ -297,17 +136,20 @@ PYBIND11_MODULE(_data, m) {
             // A message may quote bytes of a file that are no UTF-8.
             const auto text = py::reinterpret_steal<py::object>(
                 PyUnicode_DecodeUTF8(e.what(), static_cast<Py_ssize_t>(std::strlen(e.what())), "backslashreplace"));
-            PyErr_SetObject(py::module_::import("nnue_trainer.errors").attr("UserError").ptr(), text.ptr());
+            PyErr_SetObject(user_error, text.ptr());
         }
     });
 
     m.def("isa", [] { return kernels().isa; });
-    m.def("feature_sets", [] {
-        py::list list;
-        for (const FeatureSetInfo& s : feature_sets()) {
-            list.append(py::make_tuple(s.name, s.num_features, s.max_active, s.num_virtual));
+    m.def("basic_feature_sets", &basic_feature_sets);
+    m.def("describe_feature_set", [](const std::string& name) {
+        const FeatureSet& set = feature_set(name);
+        py::list parts;
+        for (const FeaturePart& part : set.parts) {
+            parts.append(py::make_tuple(part.name, part.first_feature, part.num_features, part.max_active,
+                                        part.bucket_size, part.num_virtual));
         }
-        return list;
+        return parts;
     });
     m.def("records_from_fens", &records_from_fens);
     m.def("fens_from_records", &fens_from_records);
@@ -355,59 +197,45 @@ PYBIND11_MODULE(_data, m) {
             return py::make_tuple(copy_records(records.records()), counts.chains, counts.single);
         });
 
-    py::class_<BinpackWriter>(m, "BinpackWriter")
-        .def(py::init<std::string>())
-        .def_readwrite("join_chains", &BinpackWriter::join_chains)
-        .def_property_readonly("positions", &BinpackWriter::positions)
-        .def_property_readonly("chains", &BinpackWriter::chains)
+    py::class_<Exclusive<BinpackWriter>>(m, "BinpackWriter")
+        .def(py::init<std::string, int>(), py::arg("path"), py::arg("fd"))
+        .def_property(
+            "join_chains", [](Exclusive<BinpackWriter>& writer) { return writer.use()->join_chains; },
+            [](Exclusive<BinpackWriter>& writer, bool join) { writer.use()->join_chains = join; })
+        .def_property_readonly("positions", [](Exclusive<BinpackWriter>& writer) { return writer.use()->positions(); })
+        .def_property_readonly("chains", [](Exclusive<BinpackWriter>& writer) { return writer.use()->chains(); })
         .def("write",
-             [](BinpackWriter& writer, const Array<std::uint8_t>& records) {
-                 const Record* in = records_of(records, "write");
-                 const auto n = static_cast<std::size_t>(records.shape(0));
+             [](Exclusive<BinpackWriter>& exclusive, const Array<std::uint8_t>& records) {
+                 const std::span<const Record> all = record_span(records, "write");
+                 const auto writer = exclusive.use();
                  py::gil_scoped_release release;
-                 for (std::size_t i = 0; i < n; ++i) writer.add(in[i]);
+                 for (const Record& record : all) writer->add(record);
              })
-        .def("finish", &BinpackWriter::finish, py::call_guard<py::gil_scoped_release>());
+        .def("finish", [](Exclusive<BinpackWriter>& exclusive) {
+            const auto writer = exclusive.use();
+            py::gil_scoped_release release;
+            writer->finish();
+        });
 
-    py::class_<PipelineHandle>(m, "Pipeline")
-        .def(py::init<const py::dict&, const py::list&, const std::vector<PlaceTuple>&>(), py::arg("options"),
-             py::arg("arrays"), py::arg("start"))
-        .def("next", &PipelineHandle::next)
-        .def("release", &PipelineHandle::release)
-        .def("close", &PipelineHandle::close)
-        .def("filter_counts", &PipelineHandle::filter_counts)
-        .def("bad_chunks", &PipelineHandle::bad_chunks)
-        .def_property_readonly("num_chunks", &PipelineHandle::num_chunks);
-
-    py::class_<Statistics>(m, "Statistics")
+    py::class_<Exclusive<Statistics>>(m, "Statistics")
         .def(py::init<>())
-        .def("add",
-             [](Statistics& statistics, const Array<std::uint8_t>& records) {
-                 const Record* in = records_of(records, "statistics");
-                 const auto n = static_cast<std::size_t>(records.shape(0));
-                 py::gil_scoped_release release;
-                 statistics.add({in, n});
-             })
-        .def("to_dict", &statistics_dict);
+        .def("add", &add_records<Statistics>)
+        .def("to_dict", [](Exclusive<Statistics>& statistics) { return statistics_dict(*statistics.use()); });
 
-    py::class_<Validator>(m, "Validator")
+    py::class_<Exclusive<Validator>>(m, "Validator")
         .def(py::init<>())
-        .def("add",
-             [](Validator& validator, const Array<std::uint8_t>& records) {
-                 const Record* in = records_of(records, "validate");
-                 const auto n = static_cast<std::size_t>(records.shape(0));
-                 py::gil_scoped_release release;
-                 validator.add({in, n});
-             })
-        .def_property_readonly("positions", &Validator::positions)
+        .def("add", &add_records<Validator>)
+        .def_property_readonly("positions",
+                               [](Exclusive<Validator>& validator) { return validator.use()->positions(); })
         .def_property_readonly("result_changes",
-                               [](const Validator& validator) {
-                                   const Problem& p = validator.result_changes();
+                               [](Exclusive<Validator>& exclusive) {
+                                   const Problem p = exclusive.use()->result_changes();
                                    return py::make_tuple(p.name, p.count, p.first);
                                })
-        .def_property_readonly("problems", [](const Validator& validator) {
+        .def_property_readonly("problems", [](Exclusive<Validator>& exclusive) {
+            const auto validator = exclusive.use();
             py::list list;
-            for (const Problem& p : validator.problems()) list.append(py::make_tuple(p.name, p.count, p.first));
+            for (const Problem& p : validator->problems()) list.append(py::make_tuple(p.name, p.count, p.first));
             return list;
         });
 
@@ -427,5 +255,6 @@ PYBIND11_MODULE(_data, m) {
         .def("outcome", &Game::outcome)
         .def("records", [](const Game& game, int result) { return copy_records(game.records(result)); });
 
+    bind_pipeline(m);
     bind_tools(m);
 }

@@ -4,11 +4,16 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "chess/fen.h"
 #include "chess/types.h"
+#include "features/feature_set.h"
+#include "filters/filters.h"
+#include "pipeline/kernels.h"
 
 namespace py = pybind11;
 using namespace nnue::data;
@@ -32,6 +37,77 @@ inline std::span<const Record> record_span(const Array<std::uint8_t>& array, con
 inline Array<std::uint8_t> make_records(std::size_t n) {
     return Array<std::uint8_t>({n, sizeof(Record)});
 }
+
+// An object that one thread may use at a time. A second one that comes meanwhile gets an error, not a data race: while
+// the interpreter's lock is released, nothing else keeps them apart.
+template <class T>
+class Exclusive {
+  public:
+    template <class... Arguments>
+    explicit Exclusive(Arguments&&... arguments) : object_(std::forward<Arguments>(arguments)...) {}
+
+    class Use {
+      public:
+        explicit Use(Exclusive& owner) : owner_(owner) {
+            if (owner_.busy_.exchange(true)) throw FormatError("this object is in use by another thread");
+        }
+        ~Use() { owner_.busy_ = false; }
+        Use(const Use&) = delete;
+        Use& operator=(const Use&) = delete;
+        T& operator*() const { return owner_.object_; }
+        T* operator->() const { return &owner_.object_; }
+
+      private:
+        Exclusive& owner_;
+    };
+    Use use() { return Use(*this); }
+
+  private:
+    T object_;
+    std::atomic<bool> busy_ = false;
+};
+
+template <class T>
+void add_records(Exclusive<T>& exclusive, const Array<std::uint8_t>& records) {
+    const std::span<const Record> all = record_span(records, "add");
+    const auto object = exclusive.use();
+    py::gil_scoped_release release;
+    object->add(all);
+}
+
+// A writable pointer to a caller's array of exactly this many elements.
+template <class T>
+T* output(const py::object& object, std::size_t size, const char* name) {
+    // Tested before anything converts it: a list would become an array that is gone when this function returns.
+    if (py::isinstance<py::array_t<T>>(object)) {
+        const auto array = py::reinterpret_borrow<py::array>(object);
+        if ((array.flags() & py::array::c_style) && array.writeable() &&
+            static_cast<std::size_t>(array.size()) == size) {
+            return static_cast<T*>(const_cast<void*>(array.data()));
+        }
+    }
+    throw FormatError(std::string("array '") + name + "' must be a writable contiguous " +
+                      py::str(py::dtype::of<T>()).cast<std::string>() + " array of " + std::to_string(size) +
+                      " elements");
+}
+
+// The rows of a batch of n positions in a dictionary of the caller's arrays.
+inline BatchRows output_rows(const py::dict& arrays, std::size_t n, const FeatureSet& set) {
+    const std::size_t indices = n * static_cast<std::size_t>(set.max_active);
+    return {output<std::int32_t>(arrays["white"], indices, "white"),
+            output<std::int32_t>(arrays["black"], indices, "black"),
+            output<std::int16_t>(arrays["counts"], n, "counts"),
+            output<std::int16_t>(arrays["score"], n, "score"),
+            output<std::int8_t>(arrays["result"], n, "result"),
+            output<std::uint8_t>(arrays["black_to_move"], n, "black_to_move"),
+            output<std::uint8_t>(arrays["piece_count"], n, "piece_count")};
+}
+
+FilterOptions filter_options(const py::dict& d);
+py::dict to_dict(const FilterCounts& counts);
+
+// Files, and the pipeline that makes batches of them: bindings_pipeline.cpp.
+void bind_pipeline(py::module_& m);
 
 // Readers, writers and tools of data files: bindings_tools.cpp.
 void bind_tools(py::module_& m);

@@ -29,8 +29,11 @@ class PythonSource final : public ByteSource {
     py::object readinto_;
 };
 
-// A reader whose blocks are new arrays of at most `capacity` records.
+// The next block of a reader, as a new array of at most `capacity` records.
 py::object read_block(auto& reader, std::size_t capacity) {
+    constexpr std::size_t kMost = std::size_t{1} << 32;
+    if (capacity > kMost)
+        throw FormatError("a block of " + std::to_string(capacity) + " records, expected at most 2^32");
     auto block = make_records(capacity);
     auto* out = reinterpret_cast<Record*>(block.mutable_data());
     std::size_t n = 0;
@@ -41,12 +44,74 @@ py::object read_block(auto& reader, std::size_t capacity) {
     return n == capacity ? py::object(block) : block[py::slice(0, static_cast<py::ssize_t>(n), 1)];
 }
 
-template <class T>
-void add_records(T& object, const Array<std::uint8_t>& records) {
-    const std::span<const Record> all = record_span(records, "add");
-    py::gil_scoped_release release;
-    object.add(all);
-}
+// Ends with an error as soon as somebody wants it to: a file may go on for hours without a position in it.
+class CancellableSource final : public ByteSource {
+  public:
+    CancellableSource(std::unique_ptr<ByteSource> source, const std::atomic<bool>& cancelled)
+        : source_(std::move(source)), cancelled_(cancelled) {}
+
+    std::size_t read(std::span<std::uint8_t> out) override {
+        if (cancelled_) throw FormatError("the reading was given up");
+        return source_->read(out);
+    }
+
+  private:
+    std::unique_ptr<ByteSource> source_;
+    const std::atomic<bool>& cancelled_;
+};
+
+// A reader that one thread reads from while another looks how far it is.
+class ReaderHandle {
+  public:
+    ReaderHandle(const std::string& path, const py::object& readinto, const std::string& format, bool skip_bad)
+        : reader_([&] {
+              // With the interpreter's lock: if this throws, the Python object goes here.
+              std::unique_ptr<ByteSource> source;
+              if (readinto.is_none()) {
+                  source = open_file_source(path);
+              } else {
+                  source = std::make_unique<PythonSource>(readinto);
+              }
+              ByteStream stream(path, std::make_unique<CancellableSource>(std::move(source), cancelled_));
+              const OnBad on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
+              return format.empty() ? open_reader(std::move(stream), on_bad)
+                                    : open_reader(format_info(format).id, std::move(stream), on_bad);
+          }()),
+          format_(reader_.use()->get()->format()) {}
+
+    py::object read(std::size_t capacity) {
+        const auto reader = reader_.use();
+        // As it is after this block, or what is wrong with it; with the interpreter's lock.
+        struct Look {
+            ReaderHandle& handle;
+            const PositionReader& reader;
+            ~Look() {
+                handle.offset_ = reader.offset();
+                handle.chunks_ = reader.chunks();
+                handle.chains_ = reader.chains();
+                handle.skipped_ = reader.skipped();
+                handle.first_skipped_ = reader.first_skipped();
+            }
+        } const look{*this, **reader};
+        return read_block(**reader, capacity);
+    }
+
+    void cancel() { cancelled_ = true; }
+    const char* format() const { return format_info(format_).name; }
+    std::uint64_t offset() const { return offset_; }
+    std::uint64_t chunks() const { return chunks_; }
+    ChainCounts chains() const { return chains_; }
+    std::uint64_t skipped() const { return skipped_; }
+    const std::string& first_skipped() const { return first_skipped_; }
+
+  private:
+    std::atomic<bool> cancelled_ = false;
+    Exclusive<std::unique_ptr<PositionReader>> reader_;
+    Format format_;
+    std::uint64_t offset_ = 0, chunks_ = 0, skipped_ = 0;
+    ChainCounts chains_;
+    std::string first_skipped_;
+};
 
 py::dict losses_dict(const Losses& losses) {
     py::dict d;
@@ -69,45 +134,40 @@ void bind_tools(py::module_& m) {
         return names;
     });
 
-    py::class_<PositionReader>(m, "PositionReader")
-        .def(
-            py::init([](const std::string& path, const py::object& readinto, const std::string& format, bool skip_bad) {
-                // With the GIL: if this throws, the Python object goes here.
-                std::unique_ptr<ByteSource> source;
-                if (readinto.is_none()) {
-                    source = open_file_source(path);
-                } else {
-                    source = std::make_unique<PythonSource>(readinto);
-                }
-                ByteStream stream(path, std::move(source));
-                const OnBad on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
-                return format.empty() ? open_reader(std::move(stream), on_bad)
-                                      : open_reader(format_info(format).id, std::move(stream), on_bad);
-            }),
-            py::arg("path"), py::arg("readinto"), py::arg("format"), py::arg("skip_bad"))
-        .def("read", &read_block<PositionReader>)
-        .def_property_readonly("format", [](const PositionReader& r) { return format_info(r.format()).name; })
-        .def_property_readonly("offset", &PositionReader::offset)
-        .def_property_readonly("chunks", &PositionReader::chunks)
-        .def_property_readonly("chains", [](const PositionReader& r) { return r.chains().chains; })
-        .def_property_readonly("single_chains", [](const PositionReader& r) { return r.chains().single; })
-        .def_property_readonly("skipped", &PositionReader::skipped)
-        .def_property_readonly("first_skipped", &PositionReader::first_skipped);
+    py::class_<ReaderHandle>(m, "PositionReader")
+        .def(py::init<const std::string&, const py::object&, const std::string&, bool>(), py::arg("path"),
+             py::arg("readinto"), py::arg("format"), py::arg("skip_bad"))
+        .def("read", &ReaderHandle::read)
+        .def("cancel", &ReaderHandle::cancel)
+        .def_property_readonly("format", &ReaderHandle::format)
+        .def_property_readonly("offset", &ReaderHandle::offset)
+        .def_property_readonly("chunks", &ReaderHandle::chunks)
+        .def_property_readonly("chains", [](const ReaderHandle& r) { return r.chains().chains; })
+        .def_property_readonly("single_chains", [](const ReaderHandle& r) { return r.chains().single; })
+        .def_property_readonly("skipped", &ReaderHandle::skipped)
+        .def_property_readonly("first_skipped", &ReaderHandle::first_skipped);
 
-    py::class_<PositionWriter>(m, "PositionWriter")
-        .def(py::init([](const std::string& path, const std::string& format, bool join_chains) {
-                 return open_writer(format_info(format).id, path, join_chains);
+    using Writer = Exclusive<std::unique_ptr<PositionWriter>>;
+    py::class_<Writer>(m, "PositionWriter")
+        .def(py::init([](const std::string& path, int fd, const std::string& format, bool join_chains) {
+                 return std::make_unique<Writer>(open_writer(format_info(format).id, path, fd, join_chains));
              }),
-             py::arg("path"), py::arg("format"), py::arg("join_chains"))
+             py::arg("path"), py::arg("fd"), py::arg("format"), py::arg("join_chains"))
         .def("write",
-             [](PositionWriter& writer, const Array<std::uint8_t>& records) {
+             [](Writer& exclusive, const Array<std::uint8_t>& records) {
                  const std::span<const Record> all = record_span(records, "write");
+                 const auto writer = exclusive.use();
                  py::gil_scoped_release release;
-                 writer.write(all);
+                 (*writer)->write(all);
              })
-        .def("finish", &PositionWriter::finish, py::call_guard<py::gil_scoped_release>())
-        .def_property_readonly("positions", &PositionWriter::positions)
-        .def_property_readonly("losses", [](const PositionWriter& w) { return losses_dict(w.losses()); });
+        .def("finish",
+             [](Writer& exclusive) {
+                 const auto writer = exclusive.use();
+                 py::gil_scoped_release release;
+                 (*writer)->finish();
+             })
+        .def_property_readonly("positions", [](Writer& w) { return (*w.use())->positions(); })
+        .def_property_readonly("losses", [](Writer& w) { return losses_dict((*w.use())->losses()); });
 
     // In place, so an array of another type or layout is no input.
     m.def(
@@ -120,10 +180,11 @@ void bind_tools(py::module_& m) {
         },
         py::arg("records").noconvert(), py::arg("factor"));
 
-    py::class_<ExternalShuffle>(m, "ExternalShuffle")
+    using Shuffle = Exclusive<ExternalShuffle>;
+    py::class_<Shuffle>(m, "ExternalShuffle")
         .def(py::init([](std::uint64_t seed, std::size_t memory, const std::string& folder) {
-                 auto shuffle = std::make_unique<ExternalShuffle>(seed, memory, folder);
-                 shuffle->poll = [] {
+                 auto shuffle = std::make_unique<Shuffle>(seed, memory, folder);
+                 shuffle->use()->poll = [] {
                      py::gil_scoped_acquire acquire;
                      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
                  };
@@ -131,39 +192,52 @@ void bind_tools(py::module_& m) {
              }),
              py::arg("seed"), py::arg("memory"), py::arg("folder"))
         .def("add", &add_records<ExternalShuffle>)
-        .def("read", &read_block<ExternalShuffle>)
-        .def_property_readonly("positions", &ExternalShuffle::positions)
-        .def_property_readonly("spilled_bytes", &ExternalShuffle::spilled_bytes);
+        .def("read",
+             [](Shuffle& exclusive, std::size_t capacity) {
+                 const auto shuffle = exclusive.use();
+                 return read_block(*shuffle, capacity);
+             })
+        .def_property_readonly("positions", [](Shuffle& shuffle) { return shuffle.use()->positions(); })
+        .def_property_readonly("spilled_bytes", [](Shuffle& shuffle) { return shuffle.use()->spilled_bytes(); });
 
-    py::class_<GameSplitter>(m, "GameSplitter")
+    using Splitter = Exclusive<GameSplitter>;
+    py::class_<Splitter>(m, "GameSplitter")
         .def(py::init<std::uint64_t, double>(), py::arg("seed"), py::arg("validation_share"))
-        .def("start_stream", &GameSplitter::start_stream)
+        .def("start_stream", [](Splitter& splitter) { splitter.use()->start_stream(); })
         .def("split",
-             [](GameSplitter& splitter, const Array<std::uint8_t>& records) {
+             [](Splitter& exclusive, const Array<std::uint8_t>& records) {
                  const std::span<const Record> all = record_span(records, "split");
                  Array<std::uint8_t> validation(static_cast<py::ssize_t>(all.size()));
                  const std::span<std::uint8_t> out{validation.mutable_data(), all.size()};
+                 const auto splitter = exclusive.use();
                  {
                      py::gil_scoped_release release;
-                     splitter.split(all, out);
+                     splitter->split(all, out);
                  }
                  return validation;
              })
-        .def_property_readonly("games", &GameSplitter::games)
-        .def_property_readonly("validation_games", &GameSplitter::validation_games);
+        .def_property_readonly("games", [](Splitter& splitter) { return splitter.use()->games(); })
+        .def_property_readonly("validation_games",
+                               [](Splitter& splitter) { return splitter.use()->validation_games(); });
 
-    py::class_<Interleaver>(m, "Interleaver")
-        .def(py::init<std::vector<std::string>, std::string, std::uint64_t>(), py::arg("inputs"), py::arg("output"),
-             py::arg("seed"))
-        .def("step", &Interleaver::step, py::call_guard<py::gil_scoped_release>())
-        .def("finish", &Interleaver::finish, py::call_guard<py::gil_scoped_release>())
-        .def_property_readonly("size", &Interleaver::size)
-        .def_property_readonly("chunks", &Interleaver::chunks);
+    using Mixer = Exclusive<Interleaver>;
+    py::class_<Mixer>(m, "Interleaver")
+        .def(py::init<std::vector<std::string>, std::string, int, std::uint64_t>(), py::arg("inputs"),
+             py::arg("output"), py::arg("fd"), py::arg("seed"))
+        .def("step",
+             [](Mixer& exclusive) {
+                 const auto mixer = exclusive.use();
+                 py::gil_scoped_release release;
+                 return mixer->step();
+             })
+        .def_property_readonly("size", [](Mixer& mixer) { return mixer.use()->size(); })
+        .def_property_readonly("chunks", [](Mixer& mixer) { return mixer.use()->chunks(); });
 
-    py::class_<DuplicateEstimator>(m, "DuplicateEstimator")
+    using Duplicates = Exclusive<DuplicateEstimator>;
+    py::class_<Duplicates>(m, "DuplicateEstimator")
         .def(py::init<>())
         .def("add", &add_records<DuplicateEstimator>)
-        .def_property_readonly("exact", &DuplicateEstimator::exact)
-        .def_property_readonly("distinct", &DuplicateEstimator::distinct)
-        .def_property_readonly("duplicate_share", &DuplicateEstimator::duplicate_share);
+        .def_property_readonly("exact", [](Duplicates& d) { return d.use()->exact(); })
+        .def_property_readonly("distinct", [](Duplicates& d) { return d.use()->distinct(); })
+        .def_property_readonly("duplicate_share", [](Duplicates& d) { return d.use()->duplicate_share(); });
 }

@@ -47,13 +47,13 @@ FilterOptions production_filters() {
 
 // Epochs of index rows without and with the filters of production runs, or of packed records. What is read ahead is the
 // same for every number of epochs: a small window, and the end waits until there is nothing left to do.
-void take_stream(const char* path, const FeatureSetInfo& set, const std::string& stream, int epochs) {
+void take_stream(const char* path, const FeatureSet& set, const std::string& stream, int epochs) {
     PipelineOptions options;
-    options.files = {PipelineFile(path)};
+    options.files = {open_position_file(InputFile(path))};
     options.threads = 1;
     options.drop_last = false;
     options.window = 2 * options.batch_size;
-    if (stream != "records") options.features = set.id;
+    if (stream != "records") options.features = &set;
     if (stream == "filtered") options.filters = production_filters();
     const std::size_t n = options.batch_size;
     std::vector<std::int32_t> white(n * static_cast<std::size_t>(set.max_active)), black(white.size());
@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     try {
-        const FeatureSetInfo& set = feature_set(argc > 2 ? argv[2] : "HalfKAv2_hm");
+        const FeatureSet& set = feature_set(argc > 2 ? argv[2] : "HalfKAv2_hm");
         if (argc > 5 && std::string(argv[3]) == "--stream") {
             take_stream(argv[1], set, argv[4], std::atoi(argv[5]));
             return 0;
@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
             measure(k->isa, "expand", n, seconds, [&] {
                 constexpr std::size_t kBatch = 16384;  // as the pipeline does; the rows stay in the cache
                 for (std::size_t i = 0; i < n; i += kBatch) {
-                    k->expand(records.data() + i, nullptr, std::min(kBatch, n - i), set.id, rows);
+                    k->expand(records.data() + i, nullptr, std::min(kBatch, n - i), set, rows);
                 }
             });
             measure(k->isa, "permute", n, seconds,

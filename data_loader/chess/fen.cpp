@@ -58,6 +58,7 @@ void parse_board(std::string_view text, Position& p) {
     if (rank != 0 || file != 8)
         throw FormatError("the board ends on rank " + std::to_string(rank + 1) + " after " + std::to_string(file) +
                           " squares, expected 8 ranks of 8");
+    if (popcount(p.types[kPawn]) > kMaxPawns) throw FormatError("more than 16 pawns");
     for (const int color : {kWhite, kBlack}) {
         const int kings = popcount(pieces(p, color, kKing));
         if (kings != 1) {

@@ -154,6 +154,7 @@ inline const char* unpack(const Record& r, Entry& e) {
         return "not one king of each side";
     }
     if (p.types[kPawn] & 0xff000000000000ffULL) return "a pawn on the first or last rank";
+    if (popcount(p.types[kPawn]) > kMaxPawns) return "more than 16 pawns";
     if (white_rooks) {
         if (white_rooks & ~(bit(kA1) | bit(kH1))) return "a white castling rook that stands on neither a1 nor h1";
         if (king_square(p, kWhite) != kE1) return "a white castling rook, but the king is not on e1";

@@ -29,6 +29,7 @@ enum Color : std::uint8_t { kWhite, kBlack };
 inline constexpr std::uint8_t kNoPiece = 12;
 inline constexpr int kNoSquare = 64;
 inline constexpr int kMaxPieces = 32;
+inline constexpr int kMaxPawns = 16;      // of both sides together
 inline constexpr int kScoreNone = 32002;  // by convention: the engine gave no score
 
 enum CastlingRight : std::uint8_t { kWhiteShort = 1, kWhiteLong = 2, kBlackShort = 4, kBlackLong = 8 };

@@ -1,15 +1,20 @@
 // The input feature sets: one definition each, compiled for the CPU here and for the GPU by csrc/.
 //
-// A king-bucketed or plain piece-square set is four small functions of (perspective, own king): an index is
+// A piece-square set, king-bucketed or plain, is three small functions of (perspective, own king): an index is
 //     offset + 64 · plane(piece) + (square ^ orientation).
-// Sets of pairs of pieces are made in pairs.h, and a combined set is several sets side by side: their indices follow
-// one another, and so do their entries in a row. Index layouts: docs/data.md, "Feature sets". Perspective 0 is white, 1
-// is black.
+// Sets of pairs of pieces are made in pairs.h. Sums of sets, and piece-square sets that a recipe declares, are put
+// together at run time (feature_set.h). Index layouts: docs/data.md, "Feature sets". Perspective 0 is white, 1 is
+// black.
+//
+// To add a set, add a struct and its name to BasicSets.
 #pragma once
 
+#include <cstring>
+#include <type_traits>
+
 #include "chess/record.h"
+#include "features/feature_set.h"
 #include "features/pairs.h"
-#include "features/registry.h"
 
 namespace nnue::data {
 
@@ -105,7 +110,7 @@ NNUE_HOST_DEVICE inline Pieces pieces_of_record(const std::uint8_t* record) {
     return p;
 }
 
-enum class SetKind { kPieceSquare, kThreats, kPawnPairs, kCombined };
+enum class SetKind { kPieceSquare, kThreats, kPawnPairs };
 
 struct PieceSquareSet {
     static constexpr SetKind kKind = SetKind::kPieceSquare;
@@ -114,7 +119,7 @@ struct PieceSquareSet {
 
 struct Chess768 : PieceSquareSet {
     static constexpr const char* kName = "Chess768";
-    static constexpr int kNumFeatures = 768, kMaxActive = 32, kNumVirtual = 0;
+    static constexpr int kNumFeatures = 768, kMaxActive = 32, kBucketSize = 768, kNumVirtual = 0;
     static constexpr bool kHasKings = true;
     NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int) { return perspective ? 56 : 0; }
     NNUE_HOST_DEVICE static constexpr int offset(int, int) { return 0; }
@@ -125,7 +130,7 @@ struct Chess768 : PieceSquareSet {
 
 struct HalfKP : PieceSquareSet {
     static constexpr const char* kName = "HalfKP";
-    static constexpr int kNumFeatures = 41024, kMaxActive = 30, kNumVirtual = 641;
+    static constexpr int kNumFeatures = 41024, kMaxActive = 30, kBucketSize = 641, kNumVirtual = 641;
     static constexpr bool kHasKings = false;
     NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int) { return perspective ? 63 : 0; }
     NNUE_HOST_DEVICE static constexpr int offset(int perspective, int king) {
@@ -136,7 +141,7 @@ struct HalfKP : PieceSquareSet {
 
 struct HalfKA : PieceSquareSet {
     static constexpr const char* kName = "HalfKA";
-    static constexpr int kNumFeatures = 49216, kMaxActive = 32, kNumVirtual = 769;
+    static constexpr int kNumFeatures = 49216, kMaxActive = 32, kBucketSize = 769, kNumVirtual = 769;
     static constexpr bool kHasKings = true;
     NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int) { return perspective ? 56 : 0; }
     NNUE_HOST_DEVICE static constexpr int offset(int perspective, int king) {
@@ -147,7 +152,7 @@ struct HalfKA : PieceSquareSet {
 
 struct HalfKAv2 : PieceSquareSet {
     static constexpr const char* kName = "HalfKAv2";
-    static constexpr int kNumFeatures = 45056, kMaxActive = 32, kNumVirtual = 704;
+    static constexpr int kNumFeatures = 45056, kMaxActive = 32, kBucketSize = 704, kNumVirtual = 704;
     static constexpr bool kHasKings = true;
     NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int) { return perspective ? 56 : 0; }
     NNUE_HOST_DEVICE static constexpr int offset(int perspective, int king) {
@@ -162,7 +167,8 @@ struct HalfKAv2 : PieceSquareSet {
 // engine reads (both kings share a plane).
 template <int Planes>
 struct HalfKAv2HmBase : PieceSquareSet {
-    static constexpr int kNumFeatures = 32 * 64 * Planes, kMaxActive = 32, kNumVirtual = 64 * Planes;
+    static constexpr int kNumFeatures = 32 * 64 * Planes, kMaxActive = 32, kBucketSize = 64 * Planes;
+    static constexpr int kNumVirtual = 64 * Planes;
     static constexpr bool kHasKings = true;
     NNUE_HOST_DEVICE static constexpr int orientation(int perspective, int king) {
         return (perspective ? 56 : 0) ^ ((king & 7) < 4 ? 7 : 0);
@@ -184,13 +190,11 @@ struct HalfKAv2Hm11 : HalfKAv2HmBase<11> {
     static constexpr const char* kName = "HalfKAv2_hm_11";
 };
 
-// Entries of a row for the threats: no position with legal piece counts has been seen to need more than 150. What would
-// not fit is left out, the last pairs first.
 template <class V>
 struct FullThreats {
     using Version = V;
     static constexpr SetKind kKind = SetKind::kThreats;
-    static constexpr int kNumFeatures = Version::kNumFeatures, kMaxActive = 160, kNumVirtual = 0;
+    static constexpr int kNumFeatures = Version::kNumFeatures, kMaxActive = Version::kMaxThreats, kNumVirtual = 0;
 };
 
 struct FullThreatsV10 : FullThreats<ThreatsV10> {
@@ -209,6 +213,7 @@ struct FullThreatsV16 : FullThreats<ThreatsV16> {
     static constexpr const char* kName = "Full_Threats_v16";
 };
 
+// 16 pawns form at most 96 pairs (tools/threat_bound.cpp), and a record with more pawns is refused (record_scan.h).
 struct PP3Wide {
     static constexpr SetKind kKind = SetKind::kPawnPairs;
     using Version = void;
@@ -216,97 +221,50 @@ struct PP3Wide {
     static constexpr int kNumFeatures = 4560, kMaxActive = 96, kNumVirtual = 0;
 };
 
-namespace detail {
-
-template <class... Versions>
-struct FirstVersion {
-    using type = void;
-};
-template <class Version, class... Versions>
-struct FirstVersion<Version, Versions...> {
-    using type = Version;
-};
-template <class... Versions>
-struct FirstVersion<void, Versions...> : FirstVersion<Versions...> {};
-
-}  // namespace detail
-
+// A part's number, FeaturePart::basic, is its place in this list. It is not stored anywhere: names are.
 template <class... Sets>
-struct Combined {
-    static constexpr SetKind kKind = SetKind::kCombined;
-    using Version = typename detail::FirstVersion<typename Sets::Version...>::type;
-    static constexpr int kNumFeatures = (Sets::kNumFeatures + ...), kMaxActive = (Sets::kMaxActive + ...);
-    static constexpr int kNumVirtual = 0;  // its parts may have some
-
-    // visit(part, its first feature) for each part in order.
+struct BasicSetList {
+    // visit.template operator()<Set>(number) for every set in order.
     template <class Visit>
-    NNUE_HOST_DEVICE static constexpr void for_each_part(Visit&& visit) {
-        int first_feature = 0;
-        ((visit(Sets{}, first_feature), first_feature += Sets::kNumFeatures), ...);
+    static void for_each(Visit&& visit) {
+        int number = 0;
+        (visit.template operator()<Sets>(number++), ...);
+    }
+
+    // visit(Set{}) for the set of that number.
+    template <class Visit>
+    static void with(int number, Visit&& visit) {
+        int at = 0;
+        (void)((at++ == number && (visit(Sets{}), true)) || ...);
     }
 };
+using BasicSets = BasicSetList<Chess768, HalfKP, HalfKA, HalfKAv2, HalfKAv2Hm, HalfKAv2Hm11, FullThreatsV10,
+                               FullThreatsV11, FullThreatsV12, FullThreatsV14, FullThreatsV16, PP3Wide>;
 
-struct InputV10 : Combined<HalfKAv2Hm, FullThreatsV10> {
-    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v10";
-};
-struct InputV11 : Combined<HalfKAv2Hm, FullThreatsV11> {
-    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v11";
-};
-struct InputV12 : Combined<HalfKAv2Hm, FullThreatsV12> {
-    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v12";
-};
-struct InputV14 : Combined<HalfKAv2Hm, FullThreatsV14> {
-    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v14";
-};
-struct InputV16 : Combined<HalfKAv2Hm, FullThreatsV16, PP3Wide> {
-    static constexpr const char* kName = "HalfKAv2_hm+Full_Threats_v16+PP_3Wide";
+// A piece-square set that is known at run time only, with the functions of the others.
+struct DeclaredSet {
+    static constexpr SetKind kKind = SetKind::kPieceSquare;
+    static constexpr bool kHasKings = false;  // it may leave pieces out
+    const PieceSquareTables* tables;
+
+    NNUE_HOST_DEVICE int orientation(int perspective, int king) const { return tables->orientation[perspective][king]; }
+    NNUE_HOST_DEVICE int offset(int perspective, int king) const { return tables->offset[perspective][king]; }
 };
 
-// A set's number, FeatureSetId, is its place in this list.
-template <class... Sets>
-struct FeatureSetList {
-    static constexpr auto kInfos = [] {
-        int number = 0;
-        return std::array{FeatureSetInfo{static_cast<FeatureSetId>(number++), Sets::kName, Sets::kNumFeatures,
-                                         Sets::kMaxActive, Sets::kNumVirtual}...};
-    }();
-
-    // visitor.template operator()<Set>() for the set of that number.
-    template <class Visitor>
-    static void visit(FeatureSetId id, Visitor&& visitor) {
-        int number = 0;
-        (void)((number++ == static_cast<int>(id) && (visitor.template operator()<Sets>(), true)) || ...);
+// visit(set) with the set that the part is, of its own type.
+template <class Visit>
+inline void with_set(const FeaturePart& part, Visit&& visit) {
+    if (part.basic == FeaturePart::kDeclared) {
+        visit(DeclaredSet{&part.tables});
+    } else {
+        BasicSets::with(part.basic, visit);
     }
-};
-using FeatureSets = FeatureSetList<Chess768, HalfKP, HalfKA, HalfKAv2, HalfKAv2Hm, HalfKAv2Hm11, FullThreatsV10,
-                                   FullThreatsV11, FullThreatsV12, FullThreatsV14, FullThreatsV16, PP3Wide, InputV10,
-                                   InputV11, InputV12, InputV14, InputV16>;
+}
 
 // The index of one piece in a perspective's row; orientation and offset are those of its king.
 template <class Set>
 NNUE_HOST_DEVICE constexpr int feature_index(int code, int square, int perspective, int orientation, int offset) {
     return offset + 64 * Set::plane(code, perspective) + (square ^ orientation);
-}
-
-// Writes the Set::kMaxActive entries of one perspective's row: active indices by ascending square, then −1.
-template <class Set>
-NNUE_HOST_DEVICE inline void expand_row(const Pieces& p, int perspective, std::int32_t* __restrict row) {
-    const int orientation = Set::orientation(perspective, p.king[perspective]);
-    const int offset = Set::offset(perspective, p.king[perspective]);
-    if constexpr (Set::kHasKings) {
-        for (int i = 0; i < Set::kMaxActive; ++i) {
-            const int index = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
-            row[i] = i < p.count ? index : -1;
-        }
-    } else {
-        int n = 0;
-        for (int i = 0; i < p.count; ++i) {
-            if (p.code[i] < 2 * kKing) {
-                row[n++] = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
-            }
-        }
-        for (; n < Set::kMaxActive; ++n) row[n] = -1;
-    }
 }
 
 // Both rows of a position from its next free entries on, while its features are written on the CPU.
@@ -330,7 +288,7 @@ inline void find_threats(const CodePlanes& board, Bitboard* targets) {
 }
 
 template <class Version>
-inline int write_threats(const CodePlanes& board, const Pieces& p, int max_active, RowEnds rows) {
+inline int write_threats(const CodePlanes& board, const Pieces& p, RowEnds rows) {
     Bitboard targets[64];
     find_threats<Version, kPawn>(board, targets);
     find_threats<Version, kKnight>(board, targets);
@@ -341,7 +299,7 @@ inline int write_threats(const CodePlanes& board, const Pieces& p, int max_activ
     std::uint8_t code_at[64];
     struct {
         std::uint8_t from, to;
-    } threats[kMaxPieces * 8];
+    } threats[Version::kMaxThreats];
     int count = 0;
     for (int i = 0; i < p.count; ++i) {
         const std::uint8_t from = p.square[i];
@@ -350,7 +308,6 @@ inline int write_threats(const CodePlanes& board, const Pieces& p, int max_activ
             threats[count++] = {from, static_cast<std::uint8_t>(lowest(left))};
         }
     }
-    if (count > max_active) count = max_active;
     const auto& tables = kThreatTables<Version>;
     const int white = threat_orientation(0, p.king[0]), black = threat_orientation(1, p.king[1]);
     for (int i = 0; i < count; ++i) {
@@ -362,7 +319,7 @@ inline int write_threats(const CodePlanes& board, const Pieces& p, int max_activ
     return count;
 }
 
-inline int write_pawn_pairs(const CodePlanes& board, const Pieces& p, int max_active, RowEnds rows) {
+inline int write_pawn_pairs(const CodePlanes& board, const Pieces& p, RowEnds rows) {
     const Bitboard pawns = board.pawns();
     const int orientation[2] = {threat_orientation(0, p.king[0]), threat_orientation(1, p.king[1])};
     std::uint8_t white[64], black[64];  // by square: the pawns as the two perspectives see them
@@ -376,7 +333,6 @@ inline int write_pawn_pairs(const CodePlanes& board, const Pieces& p, int max_ac
     for (Bitboard left = pawns; left; left &= left - 1) {
         const int square = lowest(left);
         for (Bitboard partners = pawn_partners(pawns, square); partners; partners &= partners - 1) {
-            if (count == max_active) return count;
             const int partner = lowest(partners);
             rows.white[count] = rows.first_feature + pawn_pair_index(white[square], white[partner]);
             rows.black[count] = rows.first_feature + pawn_pair_index(black[square], black[partner]);
@@ -386,48 +342,103 @@ inline int write_pawn_pairs(const CodePlanes& board, const Pieces& p, int max_ac
     return count;
 }
 
-// Writes what `part`, a feature set that is none of several, adds to the rows of a sound record; returns how much.
-template <class Part>
-inline int write_part(Part /*part*/, const CodePlanes& board, const Pieces& p, RowEnds rows) {
-    if constexpr (Part::kKind == SetKind::kThreats) {
-        return write_threats<typename Part::Version>(board, p, Part::kMaxActive, rows);
-    } else if constexpr (Part::kKind == SetKind::kPawnPairs) {
-        return write_pawn_pairs(board, p, Part::kMaxActive, rows);
-    } else {
-        static_assert(Part::kHasKings);
-        std::int32_t* const row[2] = {rows.white, rows.black};
-        for (const int perspective : {0, 1}) {
-            const int orientation = Part::orientation(perspective, p.king[perspective]);
-            const int offset = rows.first_feature + Part::offset(perspective, p.king[perspective]);
-            for (int i = 0; i < kMaxPieces; ++i) {  // those beyond the last piece are written over
-                row[perspective][i] = feature_index<Part>(p.code[i], p.square[i], perspective, orientation, offset);
+// Writes the features of a piece-square set by ascending square; returns how many. kMaxPieces entries of either row are
+// written over, whatever the number of features; DeclaredSet may write over one more.
+template <class Set>
+inline int write_piece_squares(Set set, const Pieces& p, RowEnds rows) {
+    std::int32_t* const row[2] = {rows.white, rows.black};
+    int count = p.count;
+    for (const int perspective : {0, 1}) {
+        const int orientation = set.orientation(perspective, p.king[perspective]);
+        const int offset = rows.first_feature + set.offset(perspective, p.king[perspective]);
+        if constexpr (std::is_same_v<Set, DeclaredSet>) {
+            const std::int32_t* plane = set.tables->plane[perspective];
+            count = 0;
+            for (int i = 0; i < p.count; ++i) {
+                row[perspective][count] = offset + plane[p.code[i]] + (p.square[i] ^ orientation);
+                count += plane[p.code[i]] >= 0;
+            }
+        } else if constexpr (Set::kHasKings) {
+            for (int i = 0; i < kMaxPieces; ++i) {  // those beyond the last piece mean nothing
+                row[perspective][i] = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
+            }
+        } else {
+            count = 0;
+            for (int i = 0; i < p.count; ++i) {
+                if (p.code[i] >= 2 * kKing) continue;
+                row[perspective][count++] =
+                    feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
             }
         }
-        return p.count;
+    }
+    return count;
+}
+
+// Writes what `set` adds to the rows of a sound record; returns how many entries that is. `board` is used by sets of
+// pairs alone.
+template <class Set>
+inline int write_part(Set set, const CodePlanes& board, const Pieces& p, RowEnds rows) {
+    if constexpr (Set::kKind == SetKind::kThreats) {
+        return write_threats<typename Set::Version>(board, p, rows);
+    } else if constexpr (Set::kKind == SetKind::kPawnPairs) {
+        return write_pawn_pairs(board, p, rows);
+    } else {
+        return write_piece_squares(set, p, rows);
     }
 }
 
-// Writes both rows of a sound record, Set::kMaxActive entries each, and returns how many of them are features.
-template <class Set>
-inline int expand_rows(const std::uint8_t* record, const Pieces& p, std::int32_t* white, std::int32_t* black) {
-    if constexpr (Set::kKind == SetKind::kPieceSquare) {
-        expand_row<Set>(p, 0, white);
-        expand_row<Set>(p, 1, black);
-        return Set::kHasKings ? p.count : p.count - 2;
-    } else {
-        const CodePlanes board = code_planes(record);
-        int count = 0;
-        const auto write = [&](auto part, int first_feature) {
-            count += write_part(part, board, p, {white + count, black + count, first_feature});
-        };
-        if constexpr (Set::kKind == SetKind::kCombined) {
-            Set::for_each_part(write);
-        } else {
-            write(Set{}, 0);
-        }
-        for (int i = count; i < Set::kMaxActive; ++i) white[i] = black[i] = -1;
-        return count;
+// Writes both rows of a sound record, set.max_active entries each, and returns how many of them are features.
+inline int expand_rows(const FeatureSet& set, const std::uint8_t* record, const Pieces& p, std::int32_t* white,
+                       std::int32_t* black) {
+    // A part may write over kMaxPieces entries, and the last part's may have less room.
+    std::int32_t* const row[2] = {white, black};
+    const CodePlanes board = code_planes(record);
+    int count = 0;
+    for (const FeaturePart& part : set.parts) {
+        with_set(part, [&]<class Set>(Set one) {
+            if (Set::kKind == SetKind::kPieceSquare && set.max_active - count <= kMaxPieces) {
+                std::int32_t ends[2][kMaxPieces + 1];
+                const int more = write_part(one, board, p, {ends[0], ends[1], part.first_feature});
+                for (const int perspective : {0, 1}) {
+                    std::memcpy(row[perspective] + count, ends[perspective],
+                                sizeof(std::int32_t) * static_cast<std::size_t>(more));
+                }
+                count += more;
+            } else {
+                count += write_part(one, board, p, {white + count, black + count, part.first_feature});
+            }
+        });
     }
+    for (int i = count; i < set.max_active; ++i) white[i] = black[i] = -1;
+    return count;
+}
+
+// The same for a set of one part, whose type the caller has looked up once for a whole batch.
+template <class Set>
+inline int expand_rows(Set set, int max_active, const std::uint8_t* record, const Pieces& p,
+                       std::int32_t* __restrict white, std::int32_t* __restrict black) {
+    int count;
+    if constexpr (Set::kKind != SetKind::kPieceSquare) {
+        count = write_part(set, code_planes(record), p, {white, black, 0});
+    } else if constexpr (Set::kHasKings) {  // every piece has a feature: no branch, and vectors
+        std::int32_t* const row[2] = {white, black};
+        for (const int perspective : {0, 1}) {
+            const int orientation = set.orientation(perspective, p.king[perspective]);
+            const int offset = set.offset(perspective, p.king[perspective]);
+            for (int i = 0; i < max_active; ++i) {
+                const int index = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
+                row[perspective][i] = i < p.count ? index : -1;
+            }
+        }
+        return p.count;
+    } else {
+        std::int32_t ends[2][kMaxPieces + 1];  // a row may have room for less
+        count = write_piece_squares(set, p, {ends[0], ends[1], 0});
+        std::memcpy(white, ends[0], sizeof(std::int32_t) * static_cast<std::size_t>(count));
+        std::memcpy(black, ends[1], sizeof(std::int32_t) * static_cast<std::size_t>(count));
+    }
+    for (int i = count; i < max_active; ++i) white[i] = black[i] = -1;
+    return count;
 }
 
 }  // namespace NNUE_ISA

@@ -13,9 +13,9 @@ namespace nnue::data {
 
 // One version of Full_Threats: kVictims[attacker][victim] numbers the victims of each attacking piece type, −1 for a
 // pair that is no feature. kSlots[attacker] counts own and enemy victims together; with kPushes a pawn also "attacks" a
-// pawn on the square ahead.
+// pawn on the square ahead. kMaxThreats: no record has more, whatever its pieces are. tools/threat_bound.cpp proves it.
 struct ThreatsV10 {
-    static constexpr int kNumFeatures = 79856;
+    static constexpr int kNumFeatures = 79856, kMaxThreats = 192;
     static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 12, 10, 10, 12, 8};
     static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, -1, 4},
@@ -23,7 +23,7 @@ struct ThreatsV10 {
 };
 
 struct ThreatsV11 {
-    static constexpr int kNumFeatures = 66864;
+    static constexpr int kNumFeatures = 66864, kMaxThreats = 168;
     static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 10, 8, 8, 10, 8};
     static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
@@ -31,7 +31,7 @@ struct ThreatsV11 {
 };
 
 struct ThreatsV12 {
-    static constexpr int kNumFeatures = 60144;
+    static constexpr int kNumFeatures = 60144, kMaxThreats = 160;
     static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 10, 8, 8, 10, 0};
     static constexpr int kVictims[6][6] = {{0, 1, -1, 2, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},
@@ -44,7 +44,7 @@ struct ThreatsV14 : ThreatsV12 {
 };
 
 struct ThreatsV16 {
-    static constexpr int kNumFeatures = 59808;
+    static constexpr int kNumFeatures = 59808, kMaxThreats = 160;
     static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {4, 10, 8, 8, 10, 0};
     static constexpr int kVictims[6][6] = {{-1, 0, -1, 1, -1, -1}, {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1},

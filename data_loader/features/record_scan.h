@@ -7,7 +7,7 @@
 namespace nnue::data {
 
 // Why a record has no index rows. Less than unpack() asks of a position: only what the rows are made of.
-enum class RecordFault : std::uint8_t { kNone, kTooManyPieces, kKings, kLeftOver, kResult };
+enum class RecordFault : std::uint8_t { kNone, kTooManyPieces, kKings, kLeftOver, kResult, kTooManyPawns };
 
 constexpr const char* fault_name(RecordFault fault) {
     switch (fault) {
@@ -19,6 +19,8 @@ constexpr const char* fault_name(RecordFault fault) {
             return "piece nibbles beyond the last occupied square";
         case RecordFault::kResult:
             return "a result that is none of loss, draw, win";
+        case RecordFault::kTooManyPawns:
+            return "more than 16 pawns";
         default:
             return "nothing wrong";
     }
@@ -66,6 +68,11 @@ NNUE_HOST_DEVICE inline RecordScan scan_record(Bitboard occupied, std::uint64_t 
     }
     scan.black_to_move = (kings[1][0] & first >> 2) | (kings[1][1] & second >> 2);
     if (result < -1 || result > 1) scan.fault = RecordFault::kResult;
+    // Pawns are 0, 1 and 12. The nibbles beyond the last piece are 0 as well, and are taken off again.
+    constexpr std::uint64_t kThrees = 3 * kEach;
+    const int zeros_and_ones = popcount(fifteens(~first | kEach)) + popcount(fifteens(~second | kEach));
+    const int twelves = popcount(fifteens(first ^ kThrees)) + popcount(fifteens(second ^ kThrees));
+    if (zeros_and_ones - (kMaxPieces - scan.count) + twelves > kMaxPawns) scan.fault = RecordFault::kTooManyPawns;
     return scan;
 }
 

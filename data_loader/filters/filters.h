@@ -13,7 +13,7 @@
 namespace nnue::data {
 
 struct FilterOptions {
-    bool no_score = false;          // drop score 32002
+    bool no_score = false;          // drop positions whose score is kScoreNone
     int max_score = 0;              // drop |score| beyond it; 0: off
     bool placeholder_zero = false;  // drop a zero score that only means "not computed"
     int min_ply = -1;               // drop ply ≤ this; −1: off
@@ -25,7 +25,12 @@ struct FilterOptions {
     bool piece_counts = false;      // even out the histogram of piece counts
 
     bool operator==(const FilterOptions&) const = default;
-    bool any() const { return *this != FilterOptions{}; }
+    // Can they drop any of a chunk's positions, of which `unscored` have no score? If not, they need not be run.
+    bool drops_any(std::size_t unscored) const {
+        FilterOptions others = *this;
+        others.no_score = no_score && unscored > 0;
+        return others != FilterOptions{};
+    }
     bool needs_flags() const { return quiet; }
 };
 

@@ -39,37 +39,48 @@ std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header) {
     return size;
 }
 
-BinpackFile::BinpackFile(InputFile file) : file_(std::move(file)) {
+BinpackFile::BinpackFile(InputFile file, OnBad on_bad, const std::function<void()>& poll) : file_(std::move(file)) {
+    constexpr std::size_t kBetweenPolls = 16;  // chunks; on a slow disk each is a seek of ten milliseconds
     for (std::uint64_t at = 0; at < file_.size();) {
+        if (poll && chunks_.size() % kBetweenPolls == kBetweenPolls - 1) poll();
         const std::string name = "chunk " + std::to_string(chunks_.size());
         const std::uint64_t left = file_.size() - at;
         std::uint8_t header[kHeader];
         const std::span<std::uint8_t> present(header, std::min<std::uint64_t>(left, kHeader));
         file_.read(at, present);
+        std::string torn;
         std::uint32_t size = 0;
         try {
             size = binpack_payload_size(present);
         } catch (const FormatError& e) {
-            throw file_.error(at, name + " " + e.what());
+            const FormatError error = file_.error(at, name + " " + e.what());
+            if (left >= kHeader || on_bad == OnBad::kError) throw error;
+            torn = error.what();
         }
-        if (size > left - kHeader) {
-            throw file_.error(at, name + " claims a payload of " + std::to_string(size) +
-                                      " bytes, but the file ends after " + std::to_string(left - kHeader) +
-                                      " of them: it is truncated");
+        if (torn.empty() && size > left - kHeader) {
+            const FormatError error = file_.error(at, name + " claims a payload of " + std::to_string(size) +
+                                                          " bytes, but the file ends after " +
+                                                          std::to_string(left - kHeader) + " of them: it is truncated");
+            if (on_bad == OnBad::kError) throw error;
+            torn = error.what();
+        }
+        if (!torn.empty()) {
+            torn_end_ = std::move(torn);
+            return;
         }
         chunks_.push_back({at + kHeader, size});
         at += kHeader + size;
     }
 }
 
-void BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
-                         ChainCounts* counts, std::vector<std::uint8_t>* flags) const {
+std::size_t BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
+                                ChainCounts* counts, std::vector<std::uint8_t>* flags) const {
     const auto [offset, size] = chunks_.at(chunk);
     payload.resize(size + kPayloadPadding);
     file_.read(offset, {payload.data(), size});
     std::fill_n(payload.data() + size, kPayloadPadding, std::uint8_t{0});
     records.resize(0);
-    std::size_t at = 0;
+    std::size_t at = 0, unscored = 0;
     while (size - at >= kStem) {
         // Room for the next chain at least; usually for many, at the density seen so far.
         const std::size_t next = 1 + load_be16(&payload[at + 32]);
@@ -81,6 +92,7 @@ void BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, 
                                                             flags ? flags->data() + records.size() : nullptr,
                                                             records.capacity() - records.size());
         records.resize(records.size() + result.positions);
+        unscored += result.unscored;
         if (counts) counts->chains += result.chains, counts->single += result.single_chains;
         if (result.error) {
             throw file_.error(offset + result.offset, "chunk " + std::to_string(chunk) + ", chain at its byte " +
@@ -88,9 +100,10 @@ void BinpackFile::decode(std::size_t chunk, std::vector<std::uint8_t>& payload, 
         }
         at = result.offset;
     }
+    return unscored;
 }
 
-BinpackWriter::BinpackWriter(std::string path) : file_(std::move(path)) {}
+BinpackWriter::BinpackWriter(std::string path, int fd) : file_(std::move(path), fd) {}
 
 bool BinpackWriter::extends_chain(const Entry& e) const {
     return last_ && !last_->move.is_null() && !e.move.is_null() && chain_plies_ < kMaxChainPlies &&
@@ -177,7 +190,6 @@ void BinpackWriter::flush() {
 void BinpackWriter::finish() {
     close_chain();
     flush();
-    file_.commit();
 }
 
 }  // namespace nnue::data

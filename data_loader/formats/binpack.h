@@ -1,6 +1,7 @@
 // The .binpack format: chunks of chains of positions. docs/data.md, "binpack".
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -9,6 +10,12 @@
 #include "formats/file.h"
 
 namespace nnue::data {
+
+// What to do about something that is wrong.
+enum class OnBad {
+    kError,  // the first thing that is wrong ends the reading
+    kSkip,   // it is left out and counted
+};
 
 struct ChainCounts {
     std::uint64_t chains = 0, single = 0;  // single: chains of one position
@@ -44,8 +51,10 @@ class RecordBuffer {
 // One file, its chunks indexed when it is opened. Safe to use from several threads.
 class BinpackFile {
   public:
-    // Throws FormatError naming file and offset for anything but a run of whole chunks.
-    explicit BinpackFile(InputFile file);
+    // Throws FormatError naming file and offset for anything but a run of whole chunks. OnBad::kSkip leaves out a last
+    // chunk that the file ends inside of; a wrong header is an error always, as nothing says where the next chunk is.
+    // `poll`, if given, is called now and then while a large file is indexed; what it throws ends that.
+    explicit BinpackFile(InputFile file, OnBad on_bad = OnBad::kError, const std::function<void()>& poll = {});
     explicit BinpackFile(std::string path) : BinpackFile(InputFile(std::move(path))) {}
 
     const std::string& path() const { return file_.path(); }
@@ -53,24 +62,31 @@ class BinpackFile {
     const std::vector<BinpackChunk>& chunks() const { return chunks_; }
 
     // Decodes a whole chunk into `records`, and the flags of its positions if wanted; `payload` is scratch. `counts`,
-    // if given, grows by its chains. Throws FormatError naming file, offset and chunk if a byte of it is wrong.
-    void decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
-                ChainCounts* counts = nullptr, std::vector<std::uint8_t>* flags = nullptr) const;
+    // if given, grows by its chains. Returns how many of the positions have no score (kScoreNone). Throws FormatError
+    // naming file, offset and chunk if a byte of it is wrong.
+    std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& payload, RecordBuffer& records,
+                       ChainCounts* counts = nullptr, std::vector<std::uint8_t>* flags = nullptr) const;
+
+    // What is wrong with the end of the file, if it was left out; else empty.
+    const std::string& torn_end() const { return torn_end_; }
+    const InputFile& file() const { return file_; }
 
   private:
     InputFile file_;
     std::vector<BinpackChunk> chunks_;
+    std::string torn_end_;
 };
 
 // Writes entries as chains: an entry extends the current chain where it is the next ply of the same game.
 class BinpackWriter {
   public:
-    explicit BinpackWriter(std::string path);
+    // `path` is for messages; `fd` an open file, which stays the caller's.
+    BinpackWriter(std::string path, int fd);
 
     // Throws FormatError for a record that is not sound or whose move is not pseudo-legal (a null move is allowed).
     void add(const Record& record);
 
-    // Ends the file and puts it in its place. A writer destroyed without it leaves nothing behind.
+    // Writes what is still held back. The file is whole after it, and only then.
     void finish();
 
     std::uint64_t positions() const { return positions_; }

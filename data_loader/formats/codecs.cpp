@@ -58,6 +58,7 @@ void check_board(const Position& p) {
     if (const Bitboard bad = p.types[kPawn] & 0xff000000000000ffULL) {
         throw FormatError("a pawn on " + format_square(lowest(bad)));
     }
+    if (const int pawns = popcount(p.types[kPawn]); pawns > kMaxPawns) wrong("pawns:", pawns, "at most 16");
 }
 
 void check_castling(const Position& p) {

@@ -15,9 +15,16 @@ InputFile::InputFile(std::string path) : path_(std::move(path)) {
     look_at();
 }
 
-InputFile::InputFile(std::string path, int fd) : path_(std::move(path)) {
+InputFile::InputFile(std::string path, int fd, std::optional<std::uint64_t> size) : path_(std::move(path)) {
     fd_ = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     look_at();
+    if (!size) return;
+    if (*size > size_) {
+        ::close(std::exchange(fd_, -1));
+        throw FormatError(path_ + ": " + std::to_string(size_) + " bytes, but " + std::to_string(*size) +
+                          " when it was opened: it has shrunk");
+    }
+    size_ = *size;
 }
 
 void InputFile::look_at() {
@@ -52,28 +59,19 @@ FormatError InputFile::error(std::uint64_t offset, const std::string& what) cons
     return FormatError(path_ + ": offset " + std::to_string(offset) + ": " + what);
 }
 
-OutputFile::OutputFile(std::string path)
-    : path_(std::move(path)), temporary_(path_ + "." + std::to_string(::getpid()) + ".tmp") {
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+OutputFile::OutputFile(std::string path, int fd) : path_(std::move(path)), fd_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
     if (fd_ < 0) throw FormatError(path_ + ": cannot write: " + std::strerror(errno));
 }
 
 OutputFile::~OutputFile() {
-    if (fd_ >= 0) {
-        ::close(fd_);
-        ::unlink(temporary_.c_str());
-    }
-}
-
-void OutputFile::fail(const char* what) const {
-    throw FormatError(path_ + ": cannot " + what + ": " + std::strerror(errno));
+    if (fd_ >= 0) ::close(fd_);
 }
 
 void OutputFile::write(std::span<const std::uint8_t> bytes) {
     while (!bytes.empty()) {
         const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) fail("write");
+        if (n < 0) throw FormatError(path_ + ": cannot write: " + std::strerror(errno));
         bytes = bytes.subspan(static_cast<std::size_t>(n));
         unsynced_ += static_cast<std::uint64_t>(n);
     }
@@ -86,17 +84,6 @@ void OutputFile::write(std::span<const std::uint8_t> bytes) {
         unsynced_ = 0;
     }
 #endif
-}
-
-void OutputFile::commit() {
-    if (::fsync(fd_) != 0) fail("write");
-    const int fd = std::exchange(fd_, -1);
-    if (::close(fd) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-        const int error = errno;
-        ::unlink(temporary_.c_str());
-        errno = error;
-        fail("write");
-    }
 }
 
 }  // namespace nnue::data

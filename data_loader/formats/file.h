@@ -1,7 +1,8 @@
-// Files: positioned reads that never return less than asked for, and output that appears whole or not at all.
+// Files: positioned reads that never return less than asked for, and output to a file that somebody else has opened.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -13,14 +14,16 @@ class InputFile {
   public:
     // Throws FormatError naming the file if it cannot be opened or is no regular file.
     explicit InputFile(std::string path);
-    // A file that is open already, under a name for messages; `fd` stays the caller's.
-    InputFile(std::string path, int fd);
+    // A file that is open already, under a name for messages; `fd` stays the caller's. Of a file that has grown since
+    // the caller looked, `size` keeps what it was then; a file that has shrunk is an error.
+    InputFile(std::string path, int fd, std::optional<std::uint64_t> size = std::nullopt);
     ~InputFile();
     InputFile(InputFile&& other) noexcept;
     InputFile& operator=(InputFile&&) = delete;
 
     const std::string& path() const { return path_; }
     std::uint64_t size() const { return size_; }
+    int fd() const { return fd_; }  // for as long as this object lives
 
     // Fills `out` from `offset`; throws FormatError if the file ends before (it may shrink while it is read).
     void read(std::uint64_t offset, std::span<std::uint8_t> out) const;
@@ -36,22 +39,21 @@ class InputFile {
     std::uint64_t size_ = 0;
 };
 
-// Writes beside its place; commit() renames. Destroyed without it (an error, Ctrl-C), nothing is left behind.
+// An open file to write to. That it appears whole or not at all is up to who opened it (nnue_trainer/atomic.py).
 class OutputFile {
   public:
-    explicit OutputFile(std::string path);
+    // `path` is for messages; `fd` stays the caller's. Throws FormatError if the descriptor cannot be duplicated.
+    OutputFile(std::string path, int fd);
     ~OutputFile();
     OutputFile(const OutputFile&) = delete;
     OutputFile& operator=(const OutputFile&) = delete;
 
     const std::string& path() const { return path_; }
+    // Throws FormatError naming the file and what the system says (a full disk).
     void write(std::span<const std::uint8_t> bytes);
-    void commit();
 
   private:
-    [[noreturn]] void fail(const char* what) const;
-
-    std::string path_, temporary_;
+    std::string path_;
     int fd_ = -1;
     std::uint64_t unsynced_ = 0;  // bytes written since the disk was last told
 };

@@ -8,8 +8,8 @@ namespace {
 constexpr std::uint64_t kInterleaveUse = 0x6d6978;  // keeps its randomness apart from other uses of the seed
 }
 
-Interleaver::Interleaver(const std::vector<std::string>& inputs, const std::string& output, std::uint64_t seed)
-    : output_(output), base_(make_key({kInterleaveUse, seed})) {
+Interleaver::Interleaver(const std::vector<std::string>& inputs, const std::string& output, int fd, std::uint64_t seed)
+    : output_(output, fd), base_(make_key({kInterleaveUse, seed})) {
     for (const std::string& path : inputs) {
         Input& input = inputs_.emplace_back(Input{BinpackFile(path), InputFile(path)});
         input.left = input.file.size();

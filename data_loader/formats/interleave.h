@@ -12,13 +12,12 @@ namespace nnue::data {
 // is even from beginning to end; each file's own order stays. A function of (seed, files) alone.
 class Interleaver {
   public:
-    // Throws FormatError naming file and offset for anything but binpacks of whole chunks.
-    Interleaver(const std::vector<std::string>& inputs, const std::string& output, std::uint64_t seed);
+    // Copies to the open file `fd`, which stays the caller's; `output` is its name, for messages. Throws FormatError
+    // naming file and offset for anything but binpacks of whole chunks.
+    Interleaver(const std::vector<std::string>& inputs, const std::string& output, int fd, std::uint64_t seed);
 
     // Copies one chunk; returns its bytes with the header, 0 after the last one.
     std::uint64_t step();
-    // Puts the file in its place. Destroyed without it, nothing is left behind.
-    void finish() { output_.commit(); }
 
     std::uint64_t size() const { return size_; }      // of all inputs
     std::uint64_t chunks() const { return chunks_; }  // copied

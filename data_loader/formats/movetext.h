@@ -82,10 +82,10 @@ inline Move take_move(const Position& p, Window& window) {
 }  // namespace detail
 
 // Decodes the `count` plies after `e`, the entry of the stem, from the bitstream that lies in [text, text + size), into
-// out[0 … count), and their flags, unless that is null. Sets `used` to the bytes read. Returns what is wrong, or
-// nullptr; the output is then incomplete.
+// out[0 … count), and their flags, unless that is null. Sets `used` to the bytes read, and adds to `unscored` the
+// number of plies whose score is kScoreNone. Returns nullptr, or what is wrong: the output is then incomplete.
 inline const char* decode_movetext(Entry& e, const std::uint8_t* text, std::size_t size, std::size_t count, Record* out,
-                                   std::uint8_t* flags, std::size_t& used) {
+                                   std::uint8_t* flags, std::size_t& used, std::size_t& unscored) {
     if (!is_pseudo_legal(e.position, e.move))
         return "a chain that goes on after a move its stem's position does not have";
     const std::size_t end = 8 * size;
@@ -100,6 +100,7 @@ inline const char* decode_movetext(Entry& e, const std::uint8_t* text, std::size
         at += static_cast<std::size_t>(window.used);
         if (at > end) return "a chain that runs past the end of its chunk";
         e.score = static_cast<std::int16_t>(unzigzag(score) - e.score);
+        unscored += e.score == kScoreNone;
         e.result = static_cast<std::int8_t>(-e.result);
         out[i] = pack(e);
         if (flags) flags[i] = position_flags(e);

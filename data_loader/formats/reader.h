@@ -7,11 +7,6 @@
 
 namespace nnue::data {
 
-enum class OnBad {
-    kError,  // the first thing that is wrong ends the reading
-    kSkip,   // it is left out and counted: a position, or with binpack the rest of a chunk
-};
-
 class PositionReader {
   public:
     virtual ~PositionReader() = default;
@@ -26,7 +21,7 @@ class PositionReader {
     // Of a binpack so far.
     virtual std::uint64_t chunks() const { return 0; }
     virtual ChainCounts chains() const { return {}; }
-    // What was left out: see OnBad::kSkip.
+    // With OnBad::kSkip, how much was left out: positions, or with binpack the rests of chunks.
     std::uint64_t skipped() const { return skipped_; }
     // What was wrong with the first of it; empty if nothing was.
     const std::string& first_skipped() const { return first_skipped_; }

@@ -19,7 +19,7 @@ constexpr std::size_t kBlock = 1 << 20;
 
 class BinpackPositionWriter final : public PositionWriter {
   public:
-    BinpackPositionWriter(const std::string& path, bool join_chains) : writer_(path) {
+    BinpackPositionWriter(const std::string& path, int fd, bool join_chains) : writer_(path, fd) {
         writer_.join_chains = join_chains;
     }
     Format format() const override { return Format::kBinpack; }
@@ -37,7 +37,7 @@ class BinpackPositionWriter final : public PositionWriter {
 template <Format kFormat, void (*kEncode)(const Entry&, std::string&, Losses&)>
 class IndependentWriter final : public PositionWriter {
   public:
-    explicit IndependentWriter(const std::string& path) : file_(path) {}
+    IndependentWriter(const std::string& path, int fd) : file_(path, fd) {}
     Format format() const override { return kFormat; }
 
     void write(std::span<const Record> records) override {
@@ -46,10 +46,7 @@ class IndependentWriter final : public PositionWriter {
             encode(records.first(std::min(records.size(), kAtOnce)));
         }
     }
-    void finish() override {
-        flush();
-        file_.commit();
-    }
+    void finish() override { flush(); }
 
   private:
     // Parts on several threads, put together in order.
@@ -106,20 +103,20 @@ using PlainWriter = IndependentWriter<Format::kPlain, encode_plain_lossless>;
 
 }  // namespace
 
-std::unique_ptr<PositionWriter> open_writer(Format format, const std::string& path, bool join_chains) {
+std::unique_ptr<PositionWriter> open_writer(Format format, const std::string& path, int fd, bool join_chains) {
     switch (format) {
         case Format::kBinpack:
-            return std::make_unique<BinpackPositionWriter>(path, join_chains);
+            return std::make_unique<BinpackPositionWriter>(path, fd, join_chains);
         case Format::kBin:
-            return std::make_unique<BinWriter>(path);
+            return std::make_unique<BinWriter>(path, fd);
         case Format::kBulletformat:
-            return std::make_unique<BulletformatWriter>(path);
+            return std::make_unique<BulletformatWriter>(path, fd);
         case Format::kMarlinformat:
-            return std::make_unique<MarlinformatWriter>(path);
+            return std::make_unique<MarlinformatWriter>(path, fd);
         case Format::kText:
-            return std::make_unique<TextWriter>(path);
+            return std::make_unique<TextWriter>(path, fd);
         case Format::kPlain:
-            return std::make_unique<PlainWriter>(path);
+            return std::make_unique<PlainWriter>(path, fd);
     }
     throw FormatError(path + ": unknown format");
 }

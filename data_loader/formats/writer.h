@@ -16,7 +16,7 @@ class PositionWriter {
     // Throws FormatError for a record that is not sound or a file that cannot be written.
     virtual void write(std::span<const Record> records) = 0;
 
-    // Ends the file and puts it in its place. A writer destroyed without it leaves nothing behind.
+    // Writes what is still held back. The file is whole after it, and only then.
     virtual void finish() = 0;
 
     virtual Format format() const = 0;
@@ -28,8 +28,9 @@ class PositionWriter {
     Losses losses_;
 };
 
-// Opens a file for writing. `join_chains` is binpack's: off, every position is a chain of its own (shuffled files).
-std::unique_ptr<PositionWriter> open_writer(Format format, const std::string& path, bool join_chains = true);
+// A writer to the open file `fd`, which stays the caller's; `path` is for messages. `join_chains` is binpack's: off,
+// every position is a chain of its own (shuffled files).
+std::unique_ptr<PositionWriter> open_writer(Format format, const std::string& path, int fd, bool join_chains = true);
 
 // Multiplies every score by `factor`, rounded to the nearest, halves away from zero, but for kScoreNone. What is then
 // beyond ±32767 is cut; returns how many were.

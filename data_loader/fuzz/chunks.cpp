@@ -34,7 +34,7 @@ bool read_chunks(int fd, std::size_t records, std::size_t bytes, std::vector<Rec
     static RecordBuffer chunk;
     Entry e;
     try {
-        const auto file = open_position_file(InputFile("input", fd), records, bytes);
+        const auto file = open_position_file(InputFile("input", fd), {OnBad::kError, records, bytes, {}});
         for (std::size_t i = 0; i < file->num_chunks(); ++i) {
             file->decode(i, scratch, chunk, &flags);
             for (std::size_t k = 0; k < chunk.size(); ++k) {

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "chess/types.h"
-#include "features/registry.h"
+#include "features/feature_set.h"
 
 namespace nnue::data {
 
@@ -31,6 +31,7 @@ struct BatchRows {
 
 struct DecodeResult {
     std::size_t positions = 0, chains = 0, single_chains = 0;  // single: of one position
+    std::size_t unscored = 0;                                  // positions whose score is kScoreNone
     std::size_t offset = 0;       // where in the payload to go on, or the chain that is wrong
     const char* error = nullptr;  // what is wrong with it
 };
@@ -45,7 +46,7 @@ struct Kernels {
                                   std::uint8_t* flags, std::size_t capacity);
 
     // Expands n records, record order[i] into row i (order may be null: record i). The records must be sound.
-    void (*expand)(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,
+    void (*expand)(const Record* records, const std::uint32_t* order, std::size_t n, const FeatureSet& set,
                    const BatchRows& rows);
 
     // Entries first … first + count − 1 of the random permutation of [0, n) that `key` names.

@@ -15,6 +15,7 @@ inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size,
     DecodeResult result;
     result.offset = offset;
     Entry entry;
+    std::size_t unscored = 0;
     while (size - result.offset >= kStem) {
         const std::uint8_t* chain = payload + result.offset;
         const std::size_t plies = load_be16(chain + 32);
@@ -28,14 +29,19 @@ inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size,
         if (plies > 0) {
             const std::size_t left = size - result.offset - kStem;
             std::uint8_t* next_flags = flags ? stem_flags + 1 : nullptr;
-            result.error = decode_movetext(entry, chain + kStem, left, plies, stem + 1, next_flags, used);
+            std::size_t found = 0;
+            result.error = decode_movetext(entry, chain + kStem, left, plies, stem + 1, next_flags, used, found);
+            unscored += found;
             if (result.error) break;
         }
+        constexpr unsigned kNone = 2 * kScoreNone;  // as it lies in a record: zig-zag
+        unscored += load_be16(chain + 26) == kNone;
         result.offset += kStem + used;
         result.positions += plies + 1;
         ++result.chains;
         result.single_chains += plies == 0;
     }
+    result.unscored = unscored;
     return result;
 }
 
@@ -53,14 +59,15 @@ inline void gather(const Record* records, const std::uint32_t* order, std::size_
     }
 }
 
-template <class Set>
-void expand_batch(const Record* records, const std::uint32_t* order, std::size_t n, const BatchRows& rows) {
+// write_rows(record, pieces, white, black) writes the rows of a position and returns how many entries they have.
+template <class WriteRows>
+inline void expand_batch(const Record* records, const std::uint32_t* order, std::size_t n, std::size_t max_active,
+                         const BatchRows& rows, WriteRows write_rows) {
     for (std::size_t i = 0; i < n; ++i) {
         if (order && i + kAhead < n) __builtin_prefetch(&records[order[i + kAhead]]);
         const std::uint8_t* record = records[order ? order[i] : i].bytes.data();
         const Pieces p = pieces_of_record(record);
-        const int count =
-            expand_rows<Set>(record, p, rows.white + i * Set::kMaxActive, rows.black + i * Set::kMaxActive);
+        const int count = write_rows(record, p, rows.white + i * max_active, rows.black + i * max_active);
         rows.counts[i] = static_cast<std::int16_t>(count);
         rows.score[i] = static_cast<std::int16_t>(record_score(record));
         rows.result[i] = static_cast<std::int8_t>(record_result(record));
@@ -69,9 +76,29 @@ void expand_batch(const Record* records, const std::uint32_t* order, std::size_t
     }
 }
 
-inline void expand(const Record* records, const std::uint32_t* order, std::size_t n, FeatureSetId set,
+inline void expand(const Record* records, const std::uint32_t* order, std::size_t n, const FeatureSet& set,
                    const BatchRows& rows) {
-    FeatureSets::visit(set, [&]<class Set>() { expand_batch<Set>(records, order, n, rows); });
+    const auto max_active = static_cast<std::size_t>(set.max_active);
+    if (set.parts.size() > 1) {
+        expand_batch(records, order, n, max_active, rows,
+                     [&](const std::uint8_t* record, const Pieces& p, std::int32_t* white, std::int32_t* black) {
+                         return expand_rows(set, record, p, white, black);
+                     });
+        return;
+    }
+    with_set(set.parts[0], [&]<class Set>(Set one) {
+        const int length = [&] {
+            if constexpr (std::is_same_v<Set, DeclaredSet>) {
+                return set.max_active;
+            } else {
+                return Set::kMaxActive;  // a constant, so that the compiler can unroll
+            }
+        }();
+        expand_batch(records, order, n, static_cast<std::size_t>(length), rows,
+                     [&](const std::uint8_t* record, const Pieces& p, std::int32_t* white, std::int32_t* black) {
+                         return expand_rows(one, length, record, p, white, black);
+                     });
+    });
 }
 
 #define NNUE_STRING_(text) #text

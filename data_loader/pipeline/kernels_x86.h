@@ -10,9 +10,11 @@
 #include <initializer_list>
 #include <span>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
 #include "chess/types.h"
-#include "features/registry.h"
+#include "features/feature_set.h"
 #include "pipeline/kernels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -13,7 +14,8 @@ inline int default_threads() {
     return std::max(1u, std::thread::hardware_concurrency());
 }
 
-// Calls body(begin, end) for disjoint ranges that cover [0, n). threads ≤ 0: one a CPU. Small loops stay on one thread.
+// Calls body(begin, end) for disjoint ranges that cover [0, n). threads ≤ 0: one per CPU. Small loops stay on one
+// thread. Where the system gives no more threads, the calling thread does their parts itself.
 template <class Body>
 void parallel_for(std::size_t n, int threads, Body&& body) {
     constexpr std::size_t kGrain = 4096;
@@ -28,8 +30,13 @@ void parallel_for(std::size_t n, int threads, Body&& body) {
             errors[part] = std::current_exception();
         }
     };
-    for (std::size_t part = 1; part < parts; ++part) workers.emplace_back(run, part);
+    std::size_t started = 1;
+    try {
+        for (; started < parts; ++started) workers.emplace_back(run, started);
+    } catch (const std::system_error&) {
+    }
     run(0);
+    for (std::size_t part = started; part < parts; ++part) run(part);
     workers.clear();  // joins
     for (const std::exception_ptr& error : errors) {
         if (error) std::rethrow_exception(error);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <numeric>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "pipeline/parallel.h"
@@ -15,6 +17,8 @@ namespace {
 
 // What a key is for, so that equal numbers elsewhere do not give equal randomness.
 enum KeyUse : std::uint64_t { kChunkOrder = 1, kWindowOrder = 2, kFilters = 3, kWeights = 4 };
+
+thread_local const Pipeline* worker_of = nullptr;
 
 }  // namespace
 
@@ -35,16 +39,30 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     if (slots_.empty()) throw FormatError("no memory for batches");
     if (options_.threads <= 0) options_.threads = default_threads();
     shard_batch_ = options_.batch_size / options_.shards;
+    constexpr std::uint64_t kMaxWindow = (std::uint64_t{1} << 32) - 1;
+    if (options_.window > kMaxWindow || shard_batch_ > kMaxWindow) {
+        throw FormatError("a shuffle buffer, or a batch, of 2^32 positions or more");
+    }
     window_ =
         std::max(shard_batch_, (options_.window / options_.shards + shard_batch_ - 1) / shard_batch_ * shard_batch_);
-    if (window_ >= std::uint64_t{1} << 32) throw FormatError("a shuffle buffer of 2^32 positions or more");
-    for (const auto& [path, fd] : options_.files) {
-        files_.push_back(open_position_file(fd < 0 ? InputFile(path) : InputFile(path, fd)));
-        for (std::size_t i = 0; i < files_.back()->num_chunks(); ++i) {
-            chunks_.push_back({static_cast<std::uint32_t>(files_.size() - 1), static_cast<std::uint32_t>(i)});
+    files_ = options_.files;
+    for (std::size_t file = 0; file < files_.size(); ++file) {
+        const std::size_t n = files_[file]->num_chunks();
+        // 64 TiB, more than a disk holds: a file that claims to be larger is sparse.
+        constexpr std::size_t kMaxChunks = std::size_t{1} << 26;
+        if (n > kMaxChunks - chunks_.size()) {
+            throw FormatError(files_[file]->path() + ": " + std::to_string(files_[file]->file().size()) +
+                              " bytes: the files have more than " + std::to_string(kMaxChunks) +
+                              " chunks of about 1 MiB, which no training data has");
+        }
+        for (std::size_t i = 0; i < n; ++i) {
+            chunks_.push_back({static_cast<std::uint32_t>(file), static_cast<std::uint32_t>(i)});
+        }
+        if (const std::string& torn = files_[file]->torn_end(); !torn.empty() && bad_chunks_.count++ == 0) {
+            bad_chunks_.first = torn;
         }
     }
-    if (chunks_.empty()) throw FormatError(options_.files.front().path + ": no positions");
+    if (chunks_.empty()) throw FormatError(files_.front()->path() + ": no positions");
     if (!options_.weights.empty() && (options_.weights.size() != files_.size() || !options_.shuffle)) {
         throw FormatError("weights: expected one for each file, and shuffling");
     }
@@ -69,15 +87,39 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     }
     outputs_.resize(2 * slots_.size() + 2);
     for (std::size_t i = slots_.size(); i-- > 0;) free_slots_.push_back(i);
-    for (int i = 0; i < options_.threads; ++i) workers_.emplace_back([this] { work(); });
+    held_slots_.resize(slots_.size());
+    try {
+        for (int i = 0; i < options_.threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+        const std::size_t started = workers_.size();
+        join();
+        throw FormatError("cannot start thread " + std::to_string(started + 1) + " of " +
+                          std::to_string(options_.threads) + " that read the data: " + error.code().message() +
+                          "; use fewer threads, or raise the limit of processes (ulimit -u, a container's pids limit)");
+    }
 }
 
 Pipeline::~Pipeline() {
+    join();
+}
+
+void Pipeline::stop() {
     {
         const std::lock_guard lock(mutex_);
         stop_ = true;
     }
     changed_.notify_all();
+}
+
+void Pipeline::join() {
+    stop();
+    const std::lock_guard lock(join_mutex_);
+    for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+}
+
+bool Pipeline::runs_in_worker() const {
+    return worker_of == this;
 }
 
 void Pipeline::start_epoch(Shard& shard) const {
@@ -97,7 +139,7 @@ void Pipeline::start_epoch(Shard& shard) const {
     }
     if (all.empty()) throw FormatError("weights leave no chunk of any file");
     if (all.size() < options_.shards) {
-        throw FormatError(options_.files.front().path + ": " + std::to_string(all.size()) + " chunks" +
+        throw FormatError(files_.front()->path() + ": " + std::to_string(all.size()) + " chunks" +
                           (options_.files.size() > 1 ? " in all files" : "") + ", fewer than the " +
                           std::to_string(options_.shards) + " shards");
     }
@@ -115,12 +157,15 @@ void Pipeline::start_epoch(Shard& shard) const {
 
 std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    const auto arrived = [&] { return error_ || (num_outputs_ > 0 && outputs_[first_output_].ready); };
+    const auto arrived = [&] { return stop_ || error_ || (num_outputs_ > 0 && outputs_[first_output_].ready); };
     if (!changed_.wait_for(lock, timeout, arrived)) return std::nullopt;
     if (error_) std::rethrow_exception(error_);
+    if (stop_) throw Stopped();
     Output output = outputs_[first_output_];
     first_output_ = (first_output_ + 1) % outputs_.size();
     --num_outputs_;
+    if (!output.end_of_epoch) held_slots_[output.slot] = true;
+    output.bad_chunks = bad_chunks_.count;
     return output;
 }
 
@@ -139,9 +184,14 @@ void Pipeline::push_mark(std::uint64_t epoch) {
     mark.end_of_epoch = mark.ready = true;
 }
 
-void Pipeline::release(std::size_t slot) {
+void Pipeline::release(std::size_t slot, const Slot* memory) {
     {
         const std::lock_guard lock(mutex_);
+        if (slot >= held_slots_.size() || !held_slots_[slot]) {
+            throw FormatError("slot " + std::to_string(slot) + " is not held by the caller, who cannot release it");
+        }
+        if (memory) slots_[slot] = *memory;
+        held_slots_[slot] = false;
         free_slots_.push_back(slot);
     }
     changed_.notify_all();
@@ -157,7 +207,21 @@ BadChunks Pipeline::bad_chunks() {
     return bad_chunks_;
 }
 
+// What is being handled, as something that a user can mend where it is the lack of memory.
+std::exception_ptr Pipeline::current_error() const {
+    try {
+        throw;
+    } catch (const std::bad_alloc&) {
+        return std::make_exception_ptr(FormatError(
+            "not enough memory to read the data: a shuffle buffer of " + std::to_string(options_.window) +
+            " positions takes 64 bytes each, each of " + std::to_string(options_.threads) + " threads some 16 MiB"));
+    } catch (...) {
+        return std::current_exception();
+    }
+}
+
 void Pipeline::work() {
+    worker_of = this;
     Scratch scratch;
     std::unique_lock lock(mutex_);
     while (!stop_ && !error_) {
@@ -166,7 +230,7 @@ void Pipeline::work() {
             if (try_batch(lock, scratch) || try_commit(lock) || try_decode(lock, scratch)) continue;
         } catch (...) {
             if (!lock.owns_lock()) lock.lock();
-            if (!error_) error_ = std::current_exception();
+            if (!error_) error_ = current_error();
             changed_.notify_all();
             return;
         }
@@ -232,7 +296,7 @@ void Pipeline::fill_part(const Part& part, std::size_t shard, std::size_t row, S
         std::iota(scratch.order.begin(), scratch.order.end(), static_cast<std::uint32_t>(part.first));
     }
     if (options_.features) {
-        const BatchRows rows = slot.rows.from(row, feature_set(*options_.features).max_active);
+        const BatchRows rows = slot.rows.from(row, options_.features->max_active);
         kernels().expand(window.records.get(), scratch.order.data(), part.size, *options_.features, rows);
     } else {
         kernels().gather(window.records.get(), scratch.order.data(), part.size, slot.records + row);
@@ -291,7 +355,7 @@ void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end
     if (last_of_epoch) {
         if (shard.epoch_is_whole && shard.batches_of_epoch == 0) {
             throw FormatError(
-                options_.files.front().path + ": only " + std::to_string(window.size) + " positions" +
+                files_.front()->path() + ": only " + std::to_string(window.size) + " positions" +
                 (filter_counts_.kept < filter_counts_.read ? " pass the filters" : "") +
                 (bad_chunks_.count ? " (the first of the chunks left out: " + bad_chunks_.first + ")" : "") +
                 (options_.files.size() > 1 ? " in all files" : "") + (has_marks() ? "" : " in a shard") +
@@ -317,8 +381,9 @@ void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end
 
 void Pipeline::decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Scratch& scratch, FilterCounts& counts) {
     const bool flags = options_.filters.needs_flags();
-    files_[ref.file]->decode(ref.chunk, scratch.payload, chunk.records, flags ? &scratch.flags : nullptr);
-    if (options_.filters.any()) {
+    const std::size_t unscored =
+        files_[ref.file]->decode(ref.chunk, scratch.payload, chunk.records, flags ? &scratch.flags : nullptr);
+    if (options_.filters.drops_any(unscored)) {
         const std::uint64_t key = make_key({options_.seed, kFilters, chunk.at.epoch, ref.file, ref.chunk, copy});
         chunk.records.resize(
             filter_records(options_.filters, key, chunk.records.records(), scratch.flags.data(), counts));
@@ -387,7 +452,7 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     }
     lock.lock();
     filter_counts_ += counts;
-    if (!bad.empty() && bad_chunks_.count++ == 0) bad_chunks_.first = bad;
+    if (!bad.empty() && known_bad_.insert(entry.chunk).second && bad_chunks_.count++ == 0) bad_chunks_.first = bad;
     chunk.done = true;
     changed_.notify_all();
 }

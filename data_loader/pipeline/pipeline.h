@@ -22,6 +22,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "filters/filters.h"
@@ -30,22 +31,15 @@
 
 namespace nnue::data {
 
-// A data file by name, or one that is open already: `fd` stays the caller's, who must not close it.
-struct PipelineFile {
-    PipelineFile(std::string file_path, int descriptor = -1) : path(std::move(file_path)), fd(descriptor) {}
-    std::string path;
-    int fd;
-};
-
 struct PipelineOptions {
-    std::vector<PipelineFile> files;       // in any format
-    std::optional<FeatureSetId> features;  // none: batches are packed records
-    std::size_t batch_size = 16384;        // of all processes together
+    std::vector<std::shared_ptr<const PositionFile>> files;  // in any format
+    const FeatureSet* features = nullptr;                    // none: batches are packed records
+    std::size_t batch_size = 16384;                          // of all processes together
     std::uint64_t seed = 0;
     bool shuffle = true;                        // false: file order
     std::size_t window = std::size_t{1} << 22;  // positions; rounded up to whole batches
     bool drop_last = true;                      // leave out an epoch's last batch if it is not full
-    int threads = 0;                            // 0: one a CPU
+    int threads = 0;                            // 0: one per CPU
     // For each file how often its chunks come in an epoch; empty: once. 2.5: twice, and a random half of them once
     // more.
     std::vector<double> weights;
@@ -74,38 +68,57 @@ struct Slot {
     Record* records = nullptr;
 };
 
-// Chunks left out because of skip_bad_chunks.
+// Chunks left out because of skip_bad_chunks. Each counts once, however often its turn comes.
 struct BadChunks {
     std::uint64_t count = 0;
-    std::string first;  // what was wrong with the first
+    std::string first;  // what was wrong with the one that was found first
+};
+
+// What next() throws once the pipeline has been told to stop.
+struct Stopped : std::exception {
+    const char* what() const noexcept override { return "the pipeline was stopped"; }
 };
 
 struct Output {
     bool end_of_epoch = false;  // a mark after an epoch's last batch: no slot
     std::size_t slot = 0, size = 0;
     std::vector<StreamPosition> after;  // the places behind it, of each shard of this process
+    std::uint64_t bad_chunks = 0;       // that were known when it was handed out
     bool ready = false;
 };
 
 class Pipeline {
   public:
-    // `start`: a place for each shard of this process. Throws FormatError for files that cannot be used. Starts working
-    // at once.
+    // `start`: a place for each shard of this process. Throws FormatError for files that cannot be used, and where a
+    // thread cannot be started. Starts working at once.
     Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::vector<StreamPosition>& start);
-    ~Pipeline();
+    ~Pipeline();  // stops and joins
     Pipeline(const Pipeline&) = delete;
     Pipeline& operator=(const Pipeline&) = delete;
 
-    // The next batch or mark, or nothing if it takes longer than `timeout`. Throws what went wrong in a worker. The
-    // slot belongs to the caller until it is released.
+    // The next batch or mark, or nothing if it takes longer than `timeout`. Throws what went wrong in a worker, and
+    // Stopped after stop(). The slot belongs to the caller until it is released.
     std::optional<Output> next(std::chrono::milliseconds timeout);
-    void release(std::size_t slot);
+
+    // Gives a slot back, with other memory for the next batch if `memory` is given. Throws FormatError for a slot that
+    // the caller does not hold.
+    void release(std::size_t slot, const Slot* memory = nullptr);
+
+    // Tells the workers to end, and wakes those that wait in next(). May be called from anywhere, any number of times.
+    void stop();
+
+    // Ends and joins the workers. Not to be called by one of them: see runs_in_worker().
+    void join();
+
+    // Is this thread one of the workers? It may be, in a filter of the user's own.
+    bool runs_in_worker() const;
 
     // Of all chunks decoded so far, those ahead of the last batch included.
     FilterCounts filter_counts();
     BadChunks bad_chunks();
 
     std::size_t num_chunks() const { return chunks_.size(); }
+    int num_threads() const { return options_.threads; }
 
   private:
     struct ChunkRef {
@@ -155,6 +168,7 @@ class Pipeline {
     };
 
     void work();
+    std::exception_ptr current_error() const;
     bool try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     bool try_commit(std::unique_lock<std::mutex>& lock);
     bool commit(std::unique_lock<std::mutex>& lock, Shard& shard);
@@ -169,7 +183,7 @@ class Pipeline {
     bool has_marks() const { return options_.shards == 1; }
 
     PipelineOptions options_;
-    std::vector<std::unique_ptr<PositionFile>> files_;
+    std::vector<std::shared_ptr<const PositionFile>> files_;
     std::vector<ChunkRef> chunks_;
     std::vector<Slot> slots_;
     std::size_t shard_batch_ = 0, window_ = 0;  // positions of a shard: in a batch, in a window
@@ -181,15 +195,18 @@ class Pipeline {
     std::exception_ptr error_;
     FilterCounts filter_counts_;
     BadChunks bad_chunks_;
+    std::unordered_set<std::uint32_t> known_bad_;  // indices into chunks_
 
     std::vector<std::unique_ptr<Shard>> shards_;  // of this process
     std::vector<std::unique_ptr<Pending>> idle_pending_;
 
     std::vector<std::size_t> free_slots_;
+    std::vector<bool> held_slots_;  // by the caller
     // A ring of what is on its way, in order: at most a batch a slot and the marks between them.
     std::vector<Output> outputs_;
     std::size_t first_output_ = 0, num_outputs_ = 0;
-    std::vector<std::jthread> workers_;  // last: they use all of the above
+    std::vector<std::thread> workers_;  // last: they use all of the above
+    std::mutex join_mutex_;
 };
 
 }  // namespace nnue::data

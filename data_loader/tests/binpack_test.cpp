@@ -142,21 +142,10 @@ TEST_F(Binpack, WriterRefusesWhatCannotBeIndexed) {
     Entry e;
     e.position = parse_fen(testing::kStartFen);
     e.move = Move::make(kNormal, 12, 36);  // e2e5
-    BinpackWriter writer(path("a"));
+    BinpackWriter writer(path("a"), NewFile(path("a")));
     EXPECT_THROW(writer.add(pack(e)), FormatError);
     Record nonsense{};
     EXPECT_THROW(writer.add(nonsense), FormatError);
-}
-
-TEST_F(Binpack, AnUnfinishedWriterLeavesNothing) {
-    write_binpack(path("a"), random_games(5, 1, 20));
-    const std::vector<char> before = bytes_of(path("a"));
-    {
-        BinpackWriter writer(path("a"));
-        for (const Record& record : random_games(6, 5, 50)) writer.add(record);
-    }
-    EXPECT_EQ(bytes_of(path("a")), before);
-    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_), {}), 1);
 }
 
 std::string error_of(const std::string& path) {

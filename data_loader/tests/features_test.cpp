@@ -7,7 +7,9 @@
 #include <filesystem>
 #include <map>
 
+#include "chess/fen.h"
 #include "features/feature_sets.h"
+#include "features/record_scan.h"
 #include "formats/binpack.h"
 #include "games.h"
 #include "pipeline/kernels.h"
@@ -17,6 +19,19 @@ namespace {
 
 using namespace testing;
 
+// Every basic set, the sums that nets use, one in another order, and piece-square sets that are declared by their name.
+const std::vector<std::string> kSets = [] {
+    std::vector<std::string> names = basic_feature_sets();
+    for (const char* name :
+         {"HalfKAv2_hm+Full_Threats_v10", "HalfKAv2_hm+Full_Threats_v16+PP_3Wide", "PP_3Wide+HalfKP+Full_Threats_v14",
+          "PP_3Wide+Chess768", "PieceSquare(planes=10)", "PieceSquare(planes=11,order=interleaved)",
+          "PieceSquare(mirror=e-h,kings=0.0.1.1.0.0.1.1.2.2.2.2.2.2.2.2.3.3.3.3.3.3.3.3.3.3.3.3.3.3.3.3)",
+          "Full_Threats_v16+PieceSquare(planes=10,mirror=a-d)"}) {
+        names.emplace_back(name);
+    }
+    return names;
+}();
+
 // Memory for the rows of n positions.
 struct Rows {
     std::vector<std::int32_t> white, black;
@@ -24,7 +39,7 @@ struct Rows {
     std::vector<std::int8_t> result;
     std::vector<std::uint8_t> black_to_move, piece_count;
 
-    Rows(std::size_t n, const FeatureSetInfo& set)
+    Rows(std::size_t n, const FeatureSet& set)
         : white(n * static_cast<std::size_t>(set.max_active), 12345),
           black(white),
           counts(n),
@@ -194,7 +209,7 @@ std::vector<Record> positions() {
             p.colors[color] |= bit(square);
             p.types[static_cast<std::size_t>(type)] |= bit(square);
         }
-        if (popcount(p.types[kKing]) != 2 || popcount(taken) > 32) continue;
+        if (popcount(p.types[kKing]) != 2 || popcount(p.types[kPawn]) > kMaxPawns) continue;
         p.side_to_move = static_cast<std::uint8_t>(random() % 2);
         records.push_back(pack(entry));
     }
@@ -214,27 +229,21 @@ Board board_of(const Record& record) {
     return board;
 }
 
-Rows expand(const std::vector<Record>& records, const FeatureSetInfo& set, const Kernels& build = kernels()) {
+Rows expand(const std::vector<Record>& records, const FeatureSet& set, const Kernels& build = kernels()) {
     Rows rows(records.size(), set);
-    build.expand(records.data(), nullptr, records.size(), set.id, rows.batch());
+    build.expand(records.data(), nullptr, records.size(), set, rows.batch());
     return rows;
 }
 
-// The first `limit` are there; which ones they are where there are more is a matter of the rows' order.
-void expect_features(std::vector<int> found, const std::vector<int>& expected, int limit) {
+void expect_features(std::vector<int> found, const std::vector<int>& expected) {
     std::sort(found.begin(), found.end());
-    if (static_cast<int>(expected.size()) <= limit) {
-        ASSERT_EQ(found, expected);
-    } else {
-        ASSERT_EQ(static_cast<int>(found.size()), limit);
-        ASSERT_TRUE(std::includes(expected.begin(), expected.end(), found.begin(), found.end()));
-    }
+    ASSERT_EQ(found, expected);
 }
 
 TEST(Threats, MatchTheDefinition) {
     const std::vector<Record> records = positions();
     for (const Version& version : kVersions) {
-        const FeatureSetInfo& set = feature_set(version.name);
+        const FeatureSet& set = feature_set(version.name);
         const Reference reference(version);
         ASSERT_EQ(reference.dims, set.num_features) << version.name;
         const Rows rows = expand(records, set);
@@ -244,60 +253,85 @@ TEST(Threats, MatchTheDefinition) {
             const auto black = features_of(rows.black, i, set.max_active);
             ASSERT_EQ(rows.counts[i], static_cast<int>(white.size()));
             ASSERT_EQ(rows.counts[i], static_cast<int>(black.size()));
-            expect_features(white, reference.features(board, 0), set.max_active);
-            expect_features(black, reference.features(board, 1), set.max_active);
+            expect_features(white, reference.features(board, 0));
+            expect_features(black, reference.features(board, 1));
         }
     }
 }
 
 TEST(PawnPairs, MatchTheDefinition) {
     const std::vector<Record> records = positions();
-    const FeatureSetInfo& set = feature_set("PP_3Wide");
+    const FeatureSet& set = feature_set("PP_3Wide");
     const Rows rows = expand(records, set);
     std::size_t most = 0;
     for (std::size_t i = 0; i < records.size(); ++i) {
         const Board board = board_of(records[i]);
-        expect_features(features_of(rows.white, i, set.max_active), pawn_pairs(board, 0), set.max_active);
-        expect_features(features_of(rows.black, i, set.max_active), pawn_pairs(board, 1), set.max_active);
+        expect_features(features_of(rows.white, i, set.max_active), pawn_pairs(board, 0));
+        expect_features(features_of(rows.black, i, set.max_active), pawn_pairs(board, 1));
         most = std::max(most, features_of(rows.white, i, set.max_active).size());
     }
-    EXPECT_GT(most, 40u);
+    EXPECT_GT(most, 30u);
 }
 
-TEST(Threats, RowsEndWhereTheirMemoryEnds) {
-    // Queens and knights all over: no game comes here, but a record may. What does not fit is left out.
-    std::vector<Record> records(1);
-    Entry entry{};
-    Position& p = entry.position;
-    for (int i = 0; i < 32; ++i) {
-        const int square = 8 * (1 + i / 8 + i / 16) + i % 8;
-        const std::size_t type = i == 0 || i == 31 ? kKing : (i + i / 8) % 2 ? kQueen : kKnight;
-        p.types[type] |= bit(square);
-        p.colors[i == 0 ? 0 : i == 31 ? 1 : i / 3 % 2] |= bit(square);
-    }
-    records[0] = pack(entry);
-    for (const char* name : {"Full_Threats_v10", "HalfKAv2_hm+Full_Threats_v16+PP_3Wide"}) {
-        const FeatureSetInfo& set = feature_set(name);
-        for (const Kernels* build : all_kernels()) {
-            Rows rows(2, set);
-            build->expand(records.data(), nullptr, 1, set.id, rows.batch());
-            EXPECT_GE(features_of(rows.white, 0, set.max_active).size(), 100u) << name;
-            EXPECT_EQ(rows.white[static_cast<std::size_t>(set.max_active)], 12345) << name;
-            EXPECT_EQ(rows.black[static_cast<std::size_t>(set.max_active)], 12345) << name;
+// The boards with the most threats that tools/threat_bound.cpp has found in each version, of any pieces.
+TEST(Threats, NoneIsLeftOutWhereThereAreMost) {
+    const std::map<std::string, std::pair<const char*, int>> boards{
+        {"Full_Threats_v10", {"8/3R1B2/2QNk1q1/1qNqnqN1/1NRNqnQN/1qnQnQ1r/2rKrNq1/3qN3", 151}},
+        {"Full_Threats_v11", {"3R1r2/2qNqnK1/1RNrnRnr/2QnQNq1/1qNrnRNR/3nQnk1/3R1R2/8", 146}},
+        {"Full_Threats_v12", {"3qnr2/1NQnQNq1/1qnqNqn1/RnQNRNq1/1QnQNq1K/2rNQ3/8/7k", 138}},
+        {"Full_Threats_v14", {"4k3/2rNq3/1qnQnRN1/1NqnQnq1/1rnQNRNQ/2QnQNq1/3rnR2/3K4", 138}},
+        {"Full_Threats_v16", {"8/3R1q2/3NQn2/KQNqnqNR/2QNQnQ1/1QnqnRNq/k1qnqN2/3r1q2", 138}}};
+    for (const Version& version : kVersions) {
+        const auto& [board, threats] = boards.at(version.name);
+        Entry entry{};
+        entry.position = parse_fen(std::string(board) + " w - - 0 1");
+        const std::vector<Record> records{pack(entry)};
+        for (const std::string& name : {std::string(version.name), "HalfKAv2_hm+" + std::string(version.name)}) {
+            const FeatureSet& set = feature_set(name);
+            const int pieces = name == version.name ? 0 : popcount(occupied(entry.position));
+            for (const Kernels* build : all_kernels()) {
+                Rows rows(2, set);
+                build->expand(records.data(), nullptr, 1, set, rows.batch());
+                EXPECT_EQ(static_cast<int>(features_of(rows.white, 0, set.max_active).size()), pieces + threats);
+                EXPECT_EQ(rows.white[static_cast<std::size_t>(set.max_active)], 12345) << name;
+                EXPECT_EQ(rows.black[static_cast<std::size_t>(set.max_active)], 12345) << name;
+            }
         }
+        const FeatureSet& set = feature_set(version.name);
+        const Rows rows = expand(records, set);
+        const Reference reference(version);
+        expect_features(features_of(rows.black, 0, set.max_active), reference.features(board_of(records[0]), 1));
     }
+}
+
+// 16 pawns on three files have as many pairs as a row has entries; with more pawns there would be more.
+TEST(PawnPairs, NoneIsLeftOutWhereThereAreMost) {
+    Entry entry{};
+    entry.position = parse_fen("k7/PPP5/ppp5/PPP5/ppp5/PP6/pp6/K7 w - - 0 1");
+    const FeatureSet& set = feature_set("PP_3Wide");
+    const Rows rows = expand({pack(entry)}, set);
+    expect_features(features_of(rows.white, 0, set.max_active), pawn_pairs(board_of(pack(entry)), 0));
+    EXPECT_EQ(rows.counts[0], set.max_active);
+
+    put(entry.position, 18, kPawn << 1 | kWhite);
+    const Record crowded = pack(entry);
+    EXPECT_STREQ(unpack(crowded, entry), "more than 16 pawns");
+    std::uint64_t nibbles[2];
+    std::memcpy(nibbles, &crowded.bytes[8], sizeof nibbles);
+    EXPECT_EQ(scan_record(record_occupancy(crowded.bytes.data()), nibbles[0], nibbles[1], 0).fault,
+              RecordFault::kTooManyPawns);
 }
 
 TEST(FeatureSets, ACombinedRowIsItsPartsOneAfterTheOther) {
     const std::vector<Record> records = positions();
-    for (const FeatureSetInfo& set : feature_sets()) {
-        const std::string name = set.name;
+    for (const std::string& name : kSets) {
+        const FeatureSet& set = feature_set(name);
         if (name.find('+') == std::string::npos) continue;
         std::vector<std::vector<int>> white(records.size()), black(records.size());
         int first_feature = 0, max_active = 0;
         for (std::size_t at = 0; at <= name.size();) {
             const std::size_t end = std::min(name.find('+', at), name.size());
-            const FeatureSetInfo& part = feature_set(name.substr(at, end - at));
+            const FeatureSet& part = feature_set(name.substr(at, end - at));
             const Rows rows = expand(records, part);
             for (std::size_t i = 0; i < records.size(); ++i) {
                 for (const int x : features_of(rows.white, i, part.max_active)) white[i].push_back(first_feature + x);
@@ -320,7 +354,8 @@ TEST(FeatureSets, ACombinedRowIsItsPartsOneAfterTheOther) {
 
 TEST(FeatureSets, EveryBuildGivesTheSameBits) {
     const std::vector<Record> records = positions();
-    for (const FeatureSetInfo& set : feature_sets()) {
+    for (const std::string& set_name : kSets) {
+        const FeatureSet& set = feature_set(set_name);
         const Rows expected = expand(records, set, *all_kernels().front());
         for (const Kernels* build : all_kernels()) {
             EXPECT_EQ(expand(records, set, *build), expected) << set.name << ' ' << build->isa;
@@ -336,7 +371,8 @@ TEST(FeatureSets, PawnsWhereNoneCanBeGiveNoPairs) {
     p.types[kPawn] = bit(1) | bit(10) | bit(58) | bit(49) | bit(2);
     p.colors = {bit(4) | bit(1) | bit(10) | bit(58), bit(60) | bit(49) | bit(2)};
     const Record record = pack(entry);
-    for (const FeatureSetInfo& set : feature_sets()) {
+    for (const std::string& set_name : kSets) {
+        const FeatureSet& set = feature_set(set_name);
         const Rows rows = expand({record}, set);
         for (const auto* side : {&rows.white, &rows.black}) {
             for (const int x : features_of(*side, 0, set.max_active)) EXPECT_LT(x, set.num_features) << set.name;
@@ -345,13 +381,84 @@ TEST(FeatureSets, PawnsWhereNoneCanBeGiveNoPairs) {
     EXPECT_EQ(features_of(expand({record}, feature_set("PP_3Wide")).white, 0, 96).size(), 1u);
 }
 
-TEST(FeatureSets, AnUnknownNameListsTheKnownOnes) {
+std::string refusal(const char* name) {
     try {
-        feature_set("Full_Threats");
-        FAIL();
+        feature_set(name);
     } catch (const FormatError& error) {
-        EXPECT_NE(std::string(error.what()).find("'Full_Threats', expected one of Chess768, "), std::string::npos);
-        EXPECT_NE(std::string(error.what()).find("HalfKAv2_hm+Full_Threats_v16+PP_3Wide"), std::string::npos);
+        return error.what();
+    }
+    return "taken";
+}
+
+TEST(FeatureSets, AWrongNameSaysWhatIsWrong) {
+    EXPECT_EQ(refusal("Full_Threats").find("unknown feature set 'Full_Threats', expected one of Chess768, "), 0u);
+    EXPECT_EQ(refusal("HalfKP+Foo").find("unknown feature set 'Foo' in 'HalfKP+Foo', expected one of Chess768, "), 0u);
+    EXPECT_EQ(refusal("").find("unknown feature set ''"), 0u);
+    EXPECT_EQ(refusal("HalfKP+HalfKP"), "feature set 'HalfKP+HalfKP': has 'HalfKP' twice");
+    const auto inside = [](const char* fields) {
+        const std::string name = "PieceSquare(" + std::string(fields) + ")";
+        return refusal(name.c_str()).substr(("feature set '" + name + "': ").size());
+    };
+    EXPECT_EQ(inside("planes=9"), "planes is '9', expected one of 12, 11, 10");
+    EXPECT_EQ(inside("buckets=4"), "has 'buckets=4', expected planes=, order=, mirror= or kings=");
+    EXPECT_EQ(inside("kings=0.1.x"), "kings has 'x', expected king buckets from 0 to 63");
+    EXPECT_EQ(inside("kings=0.1"), "kings has 2 buckets, expected 64, or 32 where the board is mirrored");
+    EXPECT_EQ(refusal("PieceSquare(planes=12"), "feature set 'PieceSquare(planes=12': expected a ')' at its end");
+    const std::string gap = "kings=" + [] {
+        std::string text = "2";
+        for (int i = 1; i < 64; ++i) text += ".0";
+        return text;
+    }();
+    EXPECT_EQ(inside(gap.c_str()), "kings leaves bucket 1 out of 0 to 2");
+}
+
+// Built-in sets, declared once more by their name.
+TEST(FeatureSets, DeclaredSetsEqualBuiltInOnes) {
+    const std::vector<Record> records = positions();
+    std::string every_square, hm;
+    for (int square = 0; square < 64; ++square) {
+        every_square += (square ? "." : "") + std::to_string(square);
+        // Files e to h from rank 1 on: h8 is bucket 0.
+        if (square < 32) hm += (square ? "." : "") + std::to_string(4 * (7 - square / 4) + 3 - square % 4);
+    }
+    const std::pair<std::string, std::string> same[] = {
+        {"Chess768", "PieceSquare(planes=12)"},
+        {"HalfKAv2", "PieceSquare(planes=11,order=interleaved,kings=" + every_square + ")"},
+        {"HalfKAv2_hm", "PieceSquare(planes=12,order=interleaved,mirror=e-h,kings=" + hm + ")"},
+        {"HalfKAv2_hm_11", "PieceSquare(planes=11,order=interleaved,mirror=e-h,kings=" + hm + ")"},
+    };
+    for (const auto& [built_in, declared] : same) {
+        const FeatureSet &one = feature_set(built_in), &other = feature_set(declared);
+        EXPECT_EQ(one.num_features, other.num_features) << built_in;
+        EXPECT_EQ(one.max_active, other.max_active) << built_in;
+        EXPECT_EQ(one.parts[0].bucket_size, other.parts[0].bucket_size) << built_in;
+        EXPECT_EQ(one.parts[0].num_virtual, other.parts[0].num_virtual) << built_in;
+        EXPECT_EQ(expand(records, one), expand(records, other)) << built_in;
+    }
+}
+
+// A mirrored map of 64 buckets reads the same 32 squares as one of 32; without kings, rows are those with kings, less
+// the kings' entries.
+TEST(FeatureSets, DeclaredSetsMirrorAndLeaveOutKings) {
+    const std::vector<Record> records = positions();
+    std::string half, full;
+    for (int square = 0; square < 32; ++square) half += (square ? "." : "") + std::to_string(square / 4 % 3);
+    for (int square = 0; square < 64; ++square) full += (square ? "." : "") + std::to_string(square / 8 % 3);
+    for (const char* mirror : {"a-d", "e-h"}) {
+        const std::string head = std::string("PieceSquare(mirror=") + mirror + ",kings=";
+        EXPECT_EQ(expand(records, feature_set(head + half + ")")), expand(records, feature_set(head + full + ")")));
+    }
+    const FeatureSet &with = feature_set("PieceSquare(planes=12,order=interleaved)"),
+                     &without = feature_set("PieceSquare(planes=10,order=interleaved)");
+    EXPECT_EQ(without.max_active, 30);
+    const Rows all = expand(records, with), less = expand(records, without);
+    for (std::size_t i = 0; i < records.size(); ++i) {
+        std::vector<int> expected;
+        for (const int x : features_of(all.white, i, 32)) {
+            if (x < 640) expected.push_back(x);
+        }
+        ASSERT_EQ(features_of(less.white, i, 30), expected);
+        ASSERT_EQ(less.counts[i], static_cast<int>(expected.size()));
     }
 }
 
@@ -380,9 +487,9 @@ TEST(FeatureSets, GoldenSums) {
     for (std::size_t chunk = 0; chunk < file.chunks().size(); ++chunk) {
         file.decode(chunk, payload, records);
         for (const Golden& golden : goldens) {
-            const FeatureSetInfo& set = feature_set(golden.set);
+            const FeatureSet& set = feature_set(golden.set);
             Rows rows(records.size(), set);
-            kernels().expand(records.data(), nullptr, records.size(), set.id, rows.batch());
+            kernels().expand(records.data(), nullptr, records.size(), set, rows.batch());
             Golden& sum = sums[golden.set];
             for (std::size_t i = 0; i < rows.white.size(); ++i) {
                 ASSERT_EQ(rows.white[i] < 0, rows.black[i] < 0);

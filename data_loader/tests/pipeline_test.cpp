@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
+#include <thread>
 
 #include "games.h"
 #include "pipeline/random.h"
@@ -39,12 +41,19 @@ class PipelineTest : public TemporaryDirectory {
             write_bytes(path(name), bytes);
         }
         total_ = static_cast<std::size_t>(id);
-        options_.files = {path("a"), path("b")};
+        open_files();
         options_.batch_size = 32;
         options_.window = 200;
         options_.threads = 2;
         options_.drop_last = false;
         options_.seed = 7;
+    }
+
+    void open_files(OnBad on_bad = OnBad::kError) {
+        options_.files.clear();
+        OpenOptions how;
+        how.on_bad = on_bad;
+        for (const char* name : {"a", "b"}) options_.files.push_back(open_position_file(InputFile(path(name)), how));
     }
 
     // The ids of `batches` batches or marks (−1) from a place on, and the places behind each.
@@ -204,6 +213,7 @@ TEST_F(PipelineTest, CorruptDataIsAnErrorNotAHang) {
     std::vector<char> bytes = bytes_of(path("b"));
     std::fill_n(bytes.begin() + 8 + 34 * 20, 8, '\x7f');
     write_bytes(path("b"), bytes);
+    open_files();
     std::vector<Record> memory(options_.batch_size);
     Slot slot;
     slot.records = memory.data();
@@ -225,6 +235,7 @@ TEST_F(PipelineTest, BadChunksAreSkippedAndCounted) {
     std::vector<char> bytes = bytes_of(path("b"));
     std::fill_n(bytes.begin() + 8 + 34 * 20, 8, '\x7f');
     write_bytes(path("b"), bytes);
+    open_files();
     options_.skip_bad_chunks = true;
     const Run whole = run(options_, 60);
     std::size_t at = 0;
@@ -243,8 +254,74 @@ TEST_F(PipelineTest, BadChunksAreSkippedAndCounted) {
         ended = output->end_of_epoch;
         if (!ended) pipeline.release(output->slot);
     }
-    EXPECT_GE(pipeline.bad_chunks().count, 1u);  // more where the next epoch has been read ahead
+    EXPECT_EQ(pipeline.bad_chunks().count, 1u);  // although the next epoch may have been read ahead
     EXPECT_NE(pipeline.bad_chunks().first.find("b: offset 688: chunk 0"), std::string::npos);
+}
+
+TEST_F(PipelineTest, ATornEndIsSkippedAndCounted) {
+    std::vector<char> bytes = bytes_of(path("b"));
+    bytes.resize(bytes.size() - 30);
+    write_bytes(path("b"), bytes);
+    EXPECT_THROW(open_files(), FormatError);
+    open_files(OnBad::kSkip);
+    options_.skip_bad_chunks = true;
+    const Run whole = run(options_, 60);
+    std::size_t at = 0;
+    EXPECT_EQ(epoch_of(whole, at).size(), total_ - 150);
+    std::vector<Record> memory(options_.batch_size);
+    Slot slot;
+    slot.records = memory.data();
+    Pipeline pipeline(options_, {slot}, kBeginning);
+    EXPECT_EQ(pipeline.bad_chunks().count, 1u);
+    EXPECT_NE(pipeline.bad_chunks().first.find("it is truncated"), std::string::npos) << pipeline.bad_chunks().first;
+}
+
+TEST_F(PipelineTest, PositionsWithoutAScoreAreFilteredInTheirChunksAlone) {
+    const Run before = run(options_, 60);
+    options_.filters.no_score = true;
+    EXPECT_EQ(run(options_, 60).batches, before.batches);  // there are none
+    std::vector<char> bytes = bytes_of(path("b"));
+    Record record;
+    std::memcpy(record.bytes.data(), &bytes[8 + 34 * 20], 32);
+    set_record_score(record, kScoreNone);
+    std::memcpy(&bytes[8 + 34 * 20], record.bytes.data(), 32);
+    write_bytes(path("b"), bytes);
+    open_files();
+    const Run after = run(options_, 60);
+    std::size_t at = 0;
+    std::vector<int> ids = epoch_of(after, at);
+    EXPECT_EQ(ids.size(), total_ - 1);
+    EXPECT_EQ(std::ranges::count(ids, 5 * 150 + 20), 0);
+}
+
+TEST_F(PipelineTest, OnlySlotsOfTheCallerAreReleased) {
+    std::vector<Record> memory(2 * options_.batch_size);
+    Slot slot, other;
+    slot.records = memory.data();
+    other.records = memory.data() + options_.batch_size;
+    Pipeline pipeline(options_, {slot}, kBeginning);
+    EXPECT_THROW(pipeline.release(0), FormatError);
+    EXPECT_THROW(pipeline.release(99999999), FormatError);
+    const auto first = pipeline.next(10s);
+    ASSERT_TRUE(first);
+    const std::vector<Record> batch(memory.begin(), memory.begin() + 32);
+    pipeline.release(first->slot, &other);  // its memory stays as it is
+    EXPECT_THROW(pipeline.release(first->slot), FormatError);
+    ASSERT_TRUE(pipeline.next(10s));
+    EXPECT_TRUE(std::equal(batch.begin(), batch.end(), memory.begin()));
+}
+
+TEST_F(PipelineTest, AWaitEndsWhenThePipelineIsStopped) {
+    std::vector<Record> memory(options_.batch_size);
+    Slot slot;
+    slot.records = memory.data();
+    Pipeline pipeline(options_, {slot}, kBeginning);
+    ASSERT_TRUE(pipeline.next(10s));  // is never released, so that the next batch never comes
+    std::thread stopper([&] { pipeline.stop(); });
+    EXPECT_THROW(while (!pipeline.next(100s)){}, Stopped);
+    stopper.join();
+    pipeline.join();
+    EXPECT_THROW(pipeline.next(0s), Stopped);
 }
 
 TEST_F(PipelineTest, WeightsRepeatChunks) {

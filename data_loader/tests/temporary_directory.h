@@ -1,6 +1,7 @@
 // A folder of its own for each test, and whole files as bytes.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -38,8 +39,24 @@ inline void write_bytes(const std::string& path, const std::vector<char>& bytes)
     std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
+// A new empty file, open for writing as long as this lives; writers take a descriptor of their own of it.
+class NewFile {
+  public:
+    explicit NewFile(const std::string& path)
+        : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+        EXPECT_GE(fd_, 0) << path;
+    }
+    ~NewFile() { ::close(fd_); }
+    NewFile(const NewFile&) = delete;
+    NewFile& operator=(const NewFile&) = delete;
+    operator int() const { return fd_; }
+
+  private:
+    int fd_;
+};
+
 inline void write_binpack(const std::string& path, const std::vector<Record>& records, bool join = true) {
-    BinpackWriter writer(path);
+    BinpackWriter writer(path, NewFile(path));
     writer.join_chains = join;
     for (const Record& record : records) writer.add(record);
     writer.finish();

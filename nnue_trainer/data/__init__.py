@@ -10,18 +10,28 @@ from nnue_trainer._data import fens_from_records, records_from_fens
 from nnue_trainer.data import fields
 from nnue_trainer.data.files import FORMATS, PositionReader, PositionWriter
 from nnue_trainer.data.filters import Filters
+from nnue_trainer.data.opened import Identity, identities, identity, require_same
 
 if TYPE_CHECKING:
     from nnue_trainer.data.batch import Batch
-    from nnue_trainer.data.features import FEATURE_SETS, FeatureSet, expand, feature_set
+    from nnue_trainer.data.features import (
+        BASIC_FEATURE_SETS,
+        FeaturePart,
+        FeatureSet,
+        expand,
+        feature_set,
+        piece_square_set,
+    )
     from nnue_trainer.data.loader import Loader, RecordLoader, merge_states
 
 __all__ = [
-    "FEATURE_SETS",
+    "BASIC_FEATURE_SETS",
     "FORMATS",
     "Batch",
+    "FeaturePart",
     "FeatureSet",
     "Filters",
+    "Identity",
     "Loader",
     "PositionReader",
     "PositionWriter",
@@ -30,13 +40,17 @@ __all__ = [
     "feature_set",
     "fens_from_records",
     "fields",
+    "identities",
+    "identity",
     "merge_states",
+    "piece_square_set",
     "records_from_fens",
+    "require_same",
 ]
 
 # Loaded at first use, as they bring in torch, which the data tools do without.
 _LAZY = {"Batch": "batch", "Loader": "loader", "RecordLoader": "loader", "merge_states": "loader"} | dict.fromkeys(
-    ("FEATURE_SETS", "FeatureSet", "expand", "feature_set"), "features"
+    ("BASIC_FEATURE_SETS", "FeaturePart", "FeatureSet", "expand", "feature_set", "piece_square_set"), "features"
 )
 
 

@@ -40,7 +40,8 @@ class Batch:
     uint8 (0 white to move, 1 black), `score` int16 (engine units, side to move's view), `result` int8 (−1 loss, 0 draw,
     1 win, side to move's view), `piece_count` uint8 (2…32).
 
-    `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` then takes one copy.
+    `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` and `clone` then take one
+    copy.
     """
 
     white: Tensor
@@ -95,9 +96,17 @@ class Batch:
         """Views of the first `size` positions."""
         return Batch(**{name: value[:size] for name, value in self._fields().items()})
 
-    def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
-        """The batch on `device`: one copy where it lies in one allocation."""
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The batch on `device`, itself if it is there: one copy where it lies in one allocation. `non_blocking`: from
+        page-locked memory (`Loader(…, pin_memory=True)`) to a CUDA device the copy is queued on the current stream, and
+        the memory here must stay as it is until it is done."""
         if self.storage is not None:
             storage = self.storage.to(device, non_blocking=non_blocking)
             return self if storage is self.storage else Batch._view(storage, len(self), self.white.shape[1])
         return Batch(**{name: value.to(device, non_blocking=non_blocking) for name, value in self._fields().items()})
+
+    def clone(self) -> Batch:
+        """A copy in memory of its own, on the same device; not page-locked."""
+        if self.storage is not None:
+            return Batch._view(self.storage.clone(), len(self), self.white.shape[1])
+        return Batch(**{name: value.clone() for name, value in self._fields().items()})

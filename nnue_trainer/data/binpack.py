@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from nnue_trainer import _data
+from nnue_trainer.atomic import replacing
 
 Records = npt.NDArray[np.uint8]
 
@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 def read_chunks(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[Records]:
     """The positions of each chunk in file order, uint8 [n, 32]. UserError naming file and offset for corrupt data."""
-    file = _data.BinpackFile(str(Path(path)))
+    file = _data.BinpackFile(os.fsencode(path))
     for chunk, (offset, size) in enumerate(file.chunks):
         yield file.decode(chunk)[0]
         if progress:
@@ -33,7 +33,8 @@ def read_binpack(path: str | os.PathLike[str]) -> Records:
 
 def write_binpack(path: str | os.PathLike[str], records: Records, *, join_chains: bool = True) -> None:
     """Writes `path` atomically; consecutive plies of a game become one chain unless `join_chains` is off."""
-    writer = _data.BinpackWriter(str(Path(path)))
-    writer.join_chains = join_chains
-    writer.write(records)
-    writer.finish()
+    with replacing(path) as output:
+        writer = _data.BinpackWriter(os.fsencode(path), output.fd)
+        writer.join_chains = join_chains
+        writer.write(records)
+        writer.finish()

@@ -10,8 +10,9 @@ import gzip
 import tempfile
 import zlib
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from nnue_trainer.errors import UserError
 
@@ -40,10 +41,12 @@ class _GzipReader:
 
 
 class _ZstdReader:
-    """One frame after the other. A decompressor of its own for each, as only that tells a file that ends too early."""
+    """One frame after the other, fed block by block: a block holds at most 128 KiB, however well it was compressed, so
+    memory stays bounded by the window. The frames are followed here because only that tells a file that ends too early,
+    and a window that is too large, before anything is allocated for it."""
 
-    _FILE_BLOCK = 1 << 20
-    _STEP = 4096  # compressed bytes at a time: what they can expand to bounds the memory
+    _MAX_BLOCK = 1 << 17
+    _SKIP = 1 << 20  # bytes of a skippable frame that are read at a time
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         try:
@@ -53,46 +56,91 @@ class _ZstdReader:
         self._path, self._file = path, file
         self._context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
         self._error = zstandard.ZstdError
-        self._frame = self._context.decompressobj()
-        self._inside = False
-        self._block = memoryview(b"")
+        self._frame: Any = None  # None: between frames
+        self._has_checksum = False
         self._ready: deque[memoryview] = deque()
 
-    def _feed(self) -> bool:
-        """Decompresses the next step of the file into _ready; False at its end."""
-        if not self._block:
-            self._block = memoryview(self._file.read(self._FILE_BLOCK))
-            if not self._block:
-                if self._inside:
-                    raise UserError(f"{self._path}: not a sound zstd file: it ends inside a frame: it is truncated")
-                return False
-        step, self._block = self._block[: self._STEP], self._block[self._STEP :]
-        while step:
-            self._inside = True
-            try:
-                data = self._frame.decompress(step)
-            except self._error as error:
-                raise UserError(f"{self._path}: not a sound zstd file: {error}") from None
-            if data:
-                self._ready.append(memoryview(data))
-            if not self._frame.eof:
-                break
-            step = memoryview(self._frame.unused_data)
-            self._frame = self._context.decompressobj()
-            self._inside = False
+    def _unsound(self, why: object) -> UserError:
+        return UserError(f"{self._path}: not a sound zstd file: {why}")
+
+    def _take(self, count: int) -> bytes:
+        data = self._file.read(count)
+        if len(data) < count:
+            raise self._unsound("it ends inside a frame: it is truncated")
+        return data
+
+    def _decompress(self, data: bytes) -> None:
+        try:
+            data = self._frame.decompress(data)
+        except self._error as error:
+            raise self._unsound(error) from None
+        if data:
+            self._ready.append(memoryview(data))
+
+    def _begin_frame(self) -> bool:
+        """Takes the header of the next frame, or a whole skippable one; False at the end of the file."""
+        magic = self._file.read(4)
+        if not magic:
+            return False
+        if _is_skippable(magic):
+            left = int.from_bytes(self._take(4), "little")
+            while left > 0:
+                left -= len(self._take(min(left, self._SKIP)))
+            return True
+        if magic != _ZSTD:
+            raise self._unsound("there is something behind its last frame, or it is truncated")
+        descriptor = self._take(1)
+        flags = descriptor[0]
+        is_single_segment = bool(flags & 0x20)
+        window_byte = b"" if is_single_segment else self._take(1)
+        dictionary = self._take((0, 1, 2, 4)[flags & 3])
+        content_size = self._take((int(is_single_segment), 2, 4, 8)[flags >> 6])
+        if is_single_segment:  # the window is the content; sizes in two bytes start at 256
+            window = int.from_bytes(content_size, "little") + (256 if len(content_size) == 2 else 0)
+        else:
+            window = (8 + (window_byte[0] & 7)) << (7 + (window_byte[0] >> 3))
+        if window > _ZSTD_WINDOW:
+            raise UserError(
+                f"{self._path}: zstd with a window of {window / 2**20:,.0f} MiB, expected at most "
+                f"{_ZSTD_WINDOW >> 20} MiB: unpack it with `zstd -d --long=31`"
+            )
+        self._has_checksum = bool(flags & 4)
+        self._frame = self._context.decompressobj()
+        self._decompress(magic + descriptor + window_byte + dictionary + content_size)
         return True
+
+    def _take_block(self) -> None:
+        header = self._take(3)
+        word = int.from_bytes(header, "little")
+        is_last, kind, size = word & 1, word >> 1 & 3, word >> 3
+        if size > self._MAX_BLOCK:
+            raise self._unsound(f"a block of {size:,} bytes, expected at most {self._MAX_BLOCK:,}")
+        self._decompress(header + self._take(1 if kind == 1 else size))  # kind 1: one byte, repeated
+        if is_last:
+            if self._has_checksum:
+                self._decompress(self._take(4))
+            self._frame = None
 
     def readinto(self, buffer: memoryview, /) -> int:
         filled = 0
-        while filled < len(buffer) and (self._ready or self._feed()):
-            while self._ready and filled < len(buffer):
-                data = self._ready.popleft()
-                count = min(len(data), len(buffer) - filled)
-                buffer[filled : filled + count] = data[:count]
-                filled += count
-                if count < len(data):
-                    self._ready.appendleft(data[count:])
+        while filled < len(buffer):
+            if not self._ready:
+                if self._frame is not None:
+                    self._take_block()
+                elif not self._begin_frame():
+                    break
+                continue
+            data = self._ready.popleft()
+            count = min(len(data), len(buffer) - filled)
+            buffer[filled : filled + count] = data[:count]
+            filled += count
+            if count < len(data):
+                self._ready.appendleft(data[count:])
         return filled
+
+
+def _is_skippable(head: bytes) -> bool:
+    return len(head) >= 4 and head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5
 
 
 def compression_of(head: bytes) -> str | None:
@@ -100,19 +148,21 @@ def compression_of(head: bytes) -> str | None:
     if head.startswith(_GZIP):
         return "gzip"
     # Frames to be skipped may come first.
-    if head.startswith(_ZSTD) or (len(head) >= 4 and head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5):
+    if head.startswith(_ZSTD) or _is_skippable(head):
         return "zstd"
     return None
 
 
-def is_sound(path: Path, kind: str) -> bool:
-    """Does the beginning of the file decompress? As far as it takes: a block of zstd may be 128 KiB long."""
+def is_sound(path: Path, kind: str, file: BinaryIO) -> bool:
+    """Does the beginning of the file decompress? As far as it takes: a block of zstd may be 128 KiB long. The file is
+    at its beginning before and after."""
     try:
-        with path.open("rb") as file:
-            decompress(path, kind, file).readinto(memoryview(bytearray(1)))
+        decompress(path, kind, file).readinto(memoryview(bytearray(1)))
         return True
     except UserError:
         return False
+    finally:
+        file.seek(0)
 
 
 def decompress(path: Path, kind: str, file: BinaryIO) -> ByteReader:
@@ -127,9 +177,12 @@ def head_of(file: BinaryIO) -> bytes:
     return head
 
 
-def unpack(path: Path, kind: str, folder: Path | None = None) -> BinaryIO:
-    """A file without a name in `folder` (None: the system's for temporary files) with the decompressed bytes of `path`,
-    to be read in any order; it goes with the object. UserError for a file that is not sound and a full disk."""
+def unpack(
+    path: Path, kind: str, file: BinaryIO, folder: Path | None = None, poll: Callable[[], None] | None = None
+) -> BinaryIO:
+    """A file without a name in `folder` (None: the system's for temporary files) with the decompressed bytes of `file`,
+    to be read in any order; it goes with the object. `poll` is called per MiB; what it raises ends the unpacking.
+    UserError, naming `path`, for a file that is not sound and a full disk."""
     where = folder or Path(tempfile.gettempdir())
     block = memoryview(bytearray(_UNPACK_BLOCK))
     try:
@@ -137,15 +190,16 @@ def unpack(path: Path, kind: str, folder: Path | None = None) -> BinaryIO:
     except OSError as error:
         raise _no_room(path, kind, where, error) from None
     try:
-        with path.open("rb") as file:
-            source = decompress(path, kind, file)
-            while count := source.readinto(block):
-                try:
-                    written = 0
-                    while written < count:
-                        written += out.write(block[written:count])
-                except OSError as error:
-                    raise _no_room(path, kind, where, error) from None
+        source = decompress(path, kind, file)
+        while count := source.readinto(block):
+            try:
+                written = 0
+                while written < count:
+                    written += out.write(block[written:count])
+            except OSError as error:
+                raise _no_room(path, kind, where, error) from None
+            if poll:
+                poll()
     except BaseException:
         out.close()
         raise

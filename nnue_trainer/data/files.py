@@ -7,6 +7,7 @@ a format has no room for is counted while it is written (`PositionWriter.losses`
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from nnue_trainer import _data
+from nnue_trainer.atomic import replacing
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.compression import compression_of, decompress, head_of, is_sound
 from nnue_trainer.errors import UserError
@@ -48,6 +50,12 @@ def format_for(path: StrPath, chosen: str | None = None) -> str:
     return _SUFFIXES[suffix]
 
 
+def check_new(path: StrPath, overwrite: bool) -> None:
+    """UserError if an output is there already, unless it may be replaced."""
+    if not overwrite and os.path.lexists(path):
+        raise UserError(f"{path}: exists already; --overwrite replaces it")
+
+
 class PositionReader:
     """The positions of one file, in order, as blocks of records; iterate once.
 
@@ -58,36 +66,14 @@ class PositionReader:
 
     def __init__(self, path: StrPath, *, format: str | None = None, skip_bad: bool = False) -> None:
         self.path = Path(path)
-        self.compression: str | None = None
-        self._file: BinaryIO | None = None
+        self._file = open_regular(path)
         try:
-            self.size = self.path.stat().st_size
-            if self.path.is_file():
-                with self.path.open("rb") as file:
-                    head = head_of(file)
-                self.compression = compression_of(head)
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from None
-        if self.compression and not is_sound(self.path, self.compression):
-            # Positions may start with the same bytes as a compressed file: see whether it is those.
-            try:
-                self._open(format, skip_bad, None)
-            except UserError:
-                self._open(format, skip_bad, self.compression)
-            else:
-                self.compression = None
-        else:
-            self._open(format, skip_bad, self.compression)
-
-    def _open(self, format: str | None, skip_bad: bool, compression: str | None) -> None:
-        readinto = None
-        if compression:
-            self._file = self.path.open("rb")
-            readinto = decompress(self.path, compression, self._file).readinto
-        try:
-            self._reader = _data.PositionReader(str(self.path), readinto, format or "", skip_bad)
+            self.size = os.fstat(self._file.fileno()).st_size
+            self.compression = compression_of_file(self.path, self._file, format)
+            readinto = decompress(self.path, self.compression, self._file).readinto if self.compression else None
+            self._reader = _data.PositionReader(os.fsencode(self.path), readinto, format or "", skip_bad)
         except BaseException:
-            self.close()
+            self._file.close()
             raise
 
     @property
@@ -97,7 +83,9 @@ class PositionReader:
     @property
     def done(self) -> int:
         """Bytes of the file read so far."""
-        return self._file.tell() if self._file and not self._file.closed else min(self._reader.offset, self.size)
+        if self.compression and not self._file.closed:
+            return self._file.tell()
+        return min(self._reader.offset, self.size)
 
     @property
     def chunks(self) -> int:
@@ -123,16 +111,27 @@ class PositionReader:
         return self._reader.first_skipped
 
     def __iter__(self) -> Iterator[Records]:
-        # The next block is read while the caller works on this one.
-        with ThreadPoolExecutor(1) as pool:
-            block = pool.submit(self._reader.read, _BLOCK)
-            while len(records := block.result()):
-                block = pool.submit(self._reader.read, _BLOCK)
+        pool = ThreadPoolExecutor(1)
+        try:
+            # The next block is read while the caller works on this one.
+            block = self._read_ahead(pool)
+            while len(records := block()):
+                block = self._read_ahead(pool)
                 yield records
+        finally:
+            # A file may go on for hours without a position in it: what is being read is given up.
+            self._reader.cancel()
+            pool.shutdown()
+
+    def _read_ahead(self, pool: ThreadPoolExecutor) -> Callable[[], Records]:
+        try:
+            return pool.submit(self._reader.read, _BLOCK).result
+        except RuntimeError:  # the system gives no more threads
+            records = self._reader.read(_BLOCK)
+            return lambda: records
 
     def close(self) -> None:
-        if self._file:
-            self._file.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -141,18 +140,35 @@ class PositionReader:
         self.close()
 
 
-def compression(path: StrPath) -> str | None:
-    """How a data file is compressed, "gzip", "zstd" or not at all. UserError for what is no data file."""
+def compression_of_file(path: Path, file: BinaryIO, format: str | None = None) -> str | None:
+    """How a data file is compressed: "gzip", "zstd" or not at all. It is at its beginning before and after; `path` is
+    for messages."""
+    kind = compression_of(head_of(file))
+    if kind is None or is_sound(path, kind, file):
+        return kind
+    # Positions may by chance start with the same bytes as a compressed file: see whether it is those.
     try:
-        if Path(path).exists() and not Path(path).is_file():
-            return None  # what opens it says so; opening a pipe here would wait for its other end
-        with Path(path).open("rb") as file:
-            if compression_of(head_of(file)) is None:
-                return None
+        _data.PositionReader(str(path), file.readinto, format or "", False)  # type: ignore[attr-defined]
+        return None
+    except UserError:
+        return kind
+    finally:
+        file.seek(0)
+
+
+def open_regular(path: StrPath) -> BinaryIO:
+    """A regular file, open for reading. UserError for a device or a pipe, which could go on for ever."""
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise UserError(f"{path}: not a regular file")
+        # Without waiting, should it have become a pipe just now.
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    with PositionReader(path) as reader:
-        return reader.compression
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UserError(f"{path}: not a regular file")
+    return file
 
 
 class PositionWriter:
@@ -164,9 +180,13 @@ class PositionWriter:
 
     def __init__(self, path: StrPath, format: str | None = None, *, join_chains: bool = True) -> None:
         self.path = Path(path)
+        format = format_for(path, format)
+        self._output = replacing(path)
+        self._status = os.fstat(self._output.fd)
         self._writer: _data.PositionWriter | None = _data.PositionWriter(
-            str(path), format_for(path, format), join_chains
+            os.fsencode(path), self._output.fd, format, join_chains
         )
+        self._committed = False
         self.positions = 0
         self.losses: dict[str, int] = {}
 
@@ -175,17 +195,44 @@ class PositionWriter:
         self._writer.write(records)
         self.positions += len(records)
 
+    def finish(self) -> None:
+        """Puts the whole content on disk. It has no name yet: that is what `commit` gives it, which takes no room."""
+        if self._writer is not None:
+            self._writer.finish()
+            self._end()
+            self._output.sync()
+
+    def commit(self) -> None:
+        """Finishes the file and gives it its name. The end of the `with` block does so too."""
+        if not self._committed:
+            self.finish()
+            self._output.commit()
+            self._committed = True
+
+    def is_file_at(self, path: StrPath) -> bool:
+        """Is what lies at `path` the file that this writer writes?"""
+        try:
+            return os.path.samestat(Path(path).lstat(), self._status)
+        except OSError:
+            return False
+
+    def _end(self) -> None:
+        if self._writer is not None:
+            self.losses = self._writer.losses
+            self._writer = None
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
+        try:
             if kind is None:
-                writer.finish()
-            self.losses = writer.losses  # without finish() the file goes with the writer
+                self.commit()
+        finally:
+            self._end()
+            self._output.discard()
 
 
 def read_files(

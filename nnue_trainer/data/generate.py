@@ -1,48 +1,79 @@
 """Training data by self-play of any UCI engine.
 
-Game i is a function of (seed, i, engine, limits): its opening comes from a random generator of its own, the engine
-plays on one thread and forgets between games. So the file is the same for any number of engines, and an interrupted run
-goes on where it stopped: finished games are kept, in order, in a journal beside the output until all are there.
+Game i is a function of (seed, i, engine, limits): its opening comes from a random generator of its own, and the engine
+plays on one thread and forgets everything between games. So the file is the same for any number of engines, and an
+interrupted run goes on where it stopped: finished games are kept, in order, in a journal beside the output until all
+are there (`nnue_trainer/data/journal.py`).
+
+A finished output is never replaced unless asked. Beside it lies `OUT.generated.json`, which says how it was made; a
+finished command that is repeated finds itself there and plays nothing.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import math
 import os
 import queue
 import random
 import re
-import selectors
-import struct
-import subprocess
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from nnue_trainer import _data
+from nnue_trainer.atomic import replacing
 from nnue_trainer.data.binpack import Records
-from nnue_trainer.errors import UserError
+from nnue_trainer.data.files import StrPath, check_new, format_for
+from nnue_trainer.data.journal import Journal
+from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.inputs import read_lines
+from nnue_trainer.uci import Engine
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 MATE = 32_000  # internal score of being mated now; one less for every ply until then
-MAX_SCORE = 31_000  # the largest score that is no mate score
+MAX_SCORE = 31_000  # the largest score that is not a mate score
+
+_MAX_OPENINGS = 1000  # openings that are drawn for one game before the run is given up
+_MAX_PLY = 16_383  # of a record: 14 bits
+_MAX_BOOK = 256 << 20  # bytes
 
 # What Stockfish releases divide an internal score by for "score cp" (times 100). Newer ones depend on the material.
 _SCALES = {"15.1": 3.61, "16": 3.28, "16.1": 3.56} | dict.fromkeys(("12", "13", "14", "14.1", "15"), 2.08)
 
+RANGES = {
+    "positions": (1, 1 << 62),
+    "seed": (0, (1 << 64) - 1),
+    "nodes": (1, (1 << 63) - 1),
+    "depth": (1, 1000),
+    "random_plies": (0, 1000),
+    "win_score": (1, MATE),
+    "win_plies": (0, 10_000),
+    "draw_score": (0, MATE),
+    "draw_plies": (0, 10_000),
+    "draw_from_ply": (0, 10_000),
+    "max_ply": (1, 10_000),
+    "opening_score": (1, MATE),
+    "hash_mb": (1, 1 << 25),
+}
+"""The smallest and the largest value of every option that is a whole number."""
+
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """`score_scale`: internal units for one centipawn of the engine's "score cp"; None: known from the engine's name.
+    """How games are played. Exactly one of `nodes` and `depth` limits the search for a move.
+
+    `score_scale`: internal units per centipawn of the engine's "score cp"; None takes it from the engine's name. All
+    other scores are internal units. `book`: a file of openings, one FEN or EPD per line; None starts every game from
+    the usual position. `random_plies` legal moves at random follow. `opening_score`: an opening whose first score is
+    beyond it is drawn anew.
     Adjudication: a win once both sides have agreed on |score| ≥ `win_score` for `win_plies` plies in a row, a draw once
-    |score| ≤ `draw_score` for `draw_plies` plies and the game is at least `draw_from_ply` plies old; 0 plies: never.
-    Scores are internal units. `opening_score`: openings whose first score is beyond it are played anew."""
+    |score| ≤ `draw_score` for `draw_plies` plies in a row in a game of at least `draw_from_ply` plies; 0 plies: never.
+    """
 
     engine: str
     positions: int
@@ -65,138 +96,112 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         if (self.nodes is None) == (self.depth is None):
             raise UserError("generate: give either nodes or depth")
-        for name in ("positions", "nodes", "depth", "max_ply", "hash_mb"):
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"generate: {name} is {value}, expected at least 1")
-        for name in ("seed", "random_plies", "win_plies", "draw_plies"):
-            if getattr(self, name) < 0:
-                raise UserError(f"generate: {name} is {getattr(self, name)}, expected at least 0")
+            if value is None and name in ("nodes", "depth"):
+                continue
+            if not isinstance(value, int) or not low <= value <= high:
+                raise UserError(f"generate: {name} is {value}, expected a whole number from {low} to {high}")
+        scale = self.score_scale
+        if scale is not None and not (math.isfinite(scale) and 0 < scale <= 1000):
+            raise UserError(f"generate: score scale {scale}, expected a positive number up to 1000")
 
 
-class Engine:
-    """One UCI engine process. Every answer must come within `timeout` seconds, and that to `uci` within ten, so that a
-    program that is no engine is soon found out."""
+@dataclass
+class Generated:
+    """What a file holds. `already`: it had been made before, and nothing was played. `losses`: positions in which
+    something was dropped or changed because the format has no room for it, by what it was."""
 
-    def __init__(self, path: str, options: dict[str, str], timeout: float = 600.0) -> None:
-        self.path = path
-        self.name = ""
-        self._timeout = timeout
-        self._buffer = b""
-        try:
-            self._process = subprocess.Popen(
-                [path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-            )
-        except OSError as error:
-            raise UserError(f"engine {path}: {error.strerror}") from None
-        assert self._process.stdout is not None
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        known = set()
-        try:
-            for line in self._ask("uci", "uciok", min(10.0, self._timeout)):
-                if line.startswith("id name "):
-                    self.name = line.removeprefix("id name ").strip()
-                if match := re.match(r"option name (.+) type ", line):
-                    known.add(match.group(1))
-            for name, value in options.items():
-                if name not in known:
-                    raise UserError(f"engine {path}: has no option {name!r}")
-                self._send(f"setoption name {name} value {value}")
-            self._ask("isready", "readyok")
-        except BaseException:
-            self.close()
-            raise
-
-    def _send(self, command: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(command.encode() + b"\n")
-        except OSError:
-            raise UserError(f"engine {self.path}: ended at {command!r}") from None
-
-    def _ask(self, command: str, last: str, seconds: float | None = None) -> list[str]:
-        self._send(command)
-        assert self._process.stdout is not None
-        seconds = seconds or self._timeout
-        deadline = time.monotonic() + seconds
-        lines: list[str] = []
-        while True:
-            while (end := self._buffer.find(b"\n")) >= 0:
-                line = self._buffer[:end].decode(errors="replace").strip()
-                self._buffer = self._buffer[end + 1 :]
-                lines.append(line)
-                if line.startswith(last):
-                    return lines
-            if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                raise UserError(f"engine {self.path}: no {last!r} within {seconds:.0f} s of {command!r}")
-            data = os.read(self._process.stdout.fileno(), 1 << 16)
-            if not data:
-                raise UserError(f"engine {self.path}: ended at {command!r}")
-            self._buffer += data
-
-    def new_game(self) -> None:
-        self._send("ucinewgame")
-        self._ask("isready", "readyok")
-
-    def search(self, fen: str, moves: list[str], limit: str) -> tuple[str, str, int]:
-        """Best move and the last exact score, ("cp" or "mate", number), of `position fen FEN moves …`, `go LIMIT`."""
-        self._send(f"position fen {fen}" + (f" moves {' '.join(moves)}" if moves else ""))
-        lines = self._ask(f"go {limit}", "bestmove")
-        best = lines[-1].split()
-        for line in reversed(lines):
-            words = line.split()
-            if words[:1] == ["info"] and "score" in words and "lowerbound" not in words and "upperbound" not in words:
-                at = words.index("score")
-                return best[1], words[at + 1], int(words[at + 2])
-        raise UserError(f"engine {self.path}: a move but no score after {fen!r} and {len(moves)} moves")
-
-    def kill(self) -> None:
-        """Ends the process; a search that another thread waits for then fails at once."""
-        self._process.kill()
-
-    def close(self) -> None:
-        self.kill()
-        self._process.wait()
-        self._selector.close()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe:
-                pipe.close()
+    positions: int
+    games: int
+    already: bool = False
+    losses: Counter[str] = field(default_factory=Counter)
 
 
 def score_scale(engine_name: str) -> float:
-    """Internal units for one centipawn of the engine's "score cp". UserError for an engine that is not known."""
+    """Internal units per centipawn of the engine's "score cp". UserError for an engine that is not known."""
     match = re.fullmatch(r"Stockfish (\d+(?:\.\d+)?)(?: .*)?", engine_name)
     if match and match.group(1) in _SCALES:
         return _SCALES[match.group(1)]
-    raise UserError(f"engine {engine_name!r} does not tell its internal units: give --score-scale (1 keeps centipawns)")
+    raise UserError(
+        f"engine {quoted(engine_name)} does not tell its internal units: give --score-scale (1 keeps centipawns)"
+    )
 
 
 def internal_score(kind: str, value: int, scale: float) -> int:
-    """A UCI score in internal units; mate in n moves is 32,000 less the plies until then."""
+    """A UCI score in internal units; a mate that is n plies away is 32,000 − n, and stays beyond every other score."""
     if kind == "mate":
-        return MATE - (2 * value - 1) if value > 0 else -MATE - 2 * value
+        score = MATE - (2 * value - 1) if value > 0 else -MATE - 2 * value
+        return max(score, MAX_SCORE + 1) if value > 0 else min(score, -MAX_SCORE - 1)
     return max(-MAX_SCORE, min(MAX_SCORE, round(value * scale)))
 
 
-def _opening(options: GenerateOptions, book: list[str], rng: random.Random) -> tuple[str, list[str], _data.Game]:
-    while True:
-        fen = rng.choice(book) if book else START
+class Openings:
+    """Where games start: a position of the book, or the usual one, and random legal moves. Used by several threads.
+
+    `finished` positions of the book are games that are over; they are never drawn.
+    """
+
+    def __init__(self, options: GenerateOptions) -> None:
+        self.options = options
+        self.book = read_book(options.book) if options.book else []
+        self.usable = [fen for fen in self.book if not _data.Game(fen).outcome()]
+        self.finished = len(self.book) - len(self.usable)
+        self.beyond: set[str] = (
+            set()
+        )  # positions of the book whose score is beyond the limit, where that is all it takes
+        self._check_book()
+
+    def draw(self, rng: random.Random) -> tuple[str, list[str], _data.Game] | None:
+        """The position a game starts from, the moves that follow and the game after them; None if it is over then."""
+        fen = rng.choice(self.usable) if self.usable else START
         game = _data.Game(fen)
         moves: list[str] = []
-        while len(moves) < options.random_plies and not game.outcome():
+        while len(moves) < self.options.random_plies and not game.outcome():
             moves.append(rng.choice(game.legal_moves()))
             game.play(moves[-1])
-        if not game.outcome():
-            return fen, moves, game
+        return None if game.outcome() else (fen, moves, game)
+
+    def is_known_beyond(self, fen: str, moves: list[str]) -> bool:
+        """Was this opening's first score found to be beyond the limit in an earlier game?"""
+        return not moves and fen in self.beyond
+
+    def add_beyond(self, fen: str, moves: list[str]) -> None:
+        """Remembers an opening with a first score beyond the limit. UserError if none of the book is left."""
+        if self.usable and not moves:
+            self.beyond.add(fen)
+            self._check_book()
+
+    def unusable(self) -> str:
+        """One line on the positions of the book that no game starts from, as far as that is known; "" for none."""
+        if not self.finished and not self.beyond:
+            return ""
+        unusable = self.finished + sum(fen in self.beyond for fen in self.usable)
+        return (
+            f"{self.options.book}: no game starts from {unusable:,} of its {len(self.book):,} positions: "
+            f"{self.finished:,} are finished games, {unusable - self.finished:,} have a first score beyond the opening "
+            f"score of {self.options.opening_score}"
+        )
+
+    def _check_book(self) -> None:
+        if self.book and self.beyond.issuperset(self.usable):
+            raise UserError(self.unusable())
 
 
-def play_game(engine: Engine, options: GenerateOptions, scale: float, book: list[str], index: int) -> Records:
-    """Game number `index` from opening to result, uint8 [plies, 32]."""
+def play_game(engine: Engine, options: GenerateOptions, scale: float, openings: Openings, index: int) -> Records:
+    """Game number `index` from its opening to its result, uint8 [plies, 32]."""
     rng = random.Random(f"{options.seed}/{index}")
     limit = f"nodes {options.nodes}" if options.nodes is not None else f"depth {options.depth}"
-    while True:
-        fen, moves, game = _opening(options, book, rng)
+    over = beyond = 0
+    while over + beyond < _MAX_OPENINGS:
+        opening = openings.draw(rng)
+        if opening is None:
+            over += 1
+            continue
+        fen, moves, game = opening
+        if openings.is_known_beyond(fen, moves):
+            beyond += 1
+            continue
         engine.new_game()
         plies = decided = drawish = 0
         result: int | None = None
@@ -206,15 +211,21 @@ def play_game(engine: Engine, options: GenerateOptions, scale: float, book: list
                 mover = 1 if game.white_to_move else -1
                 result = -mover if outcome == "checkmate" else 0
                 break
-            if plies >= options.max_ply:
+            if plies >= options.max_ply or game.ply > _MAX_PLY:
                 result = 0
                 break
             move, kind, value = engine.search(fen, moves, limit)
             score = internal_score(kind, value, scale)
             if plies == 0 and abs(score) > options.opening_score:
+                openings.add_beyond(fen, moves)
                 break
             mover = 1 if game.white_to_move else -1
-            game.record(move, score)
+            try:
+                game.record(move, score)
+            except UserError as error:
+                raise UserError(
+                    f"engine {shown(engine.path)}: answered 'go {limit}' with a wrong move: {error}"
+                ) from None
             moves.append(move)
             plies += 1
             white = mover * score
@@ -225,129 +236,147 @@ def play_game(engine: Engine, options: GenerateOptions, scale: float, book: list
                 result = sign
             elif options.draw_plies and drawish >= options.draw_plies and plies >= options.draw_from_ply:
                 result = 0
-        if result is not None and plies:
+        if plies == 0:
+            beyond += 1
+        elif result is not None:
             return game.records(result)
-
-
-class _Journal:
-    """Finished games in order, each a u32 count and its records, after one line of JSON that says whose they are."""
-
-    def __init__(self, path: Path, header: dict[str, object]) -> None:
-        self.path = path
-        self.games = self.positions = 0
-        line = json.dumps(header, sort_keys=True).encode() + b"\n"
-        self._start = len(line)
-        try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-        try:
-            # Gone with the process, however that ends.
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise UserError(f"{path}: another run is writing it") from None
-        try:
-            self._go_on(line)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _go_on(self, header: bytes) -> None:
-        """Behind the last whole game there is."""
-        size = os.fstat(self._file.fileno()).st_size
-        self._file.seek(0)
-        found = self._file.read(len(header))
-        if not found.endswith(b"\n"):  # of a new file, or one that a crash tore at once
-            if not header.startswith(found):
-                raise self._other_run()
-            self._file.truncate(0)
-            self._write(header)
-            return
-        if found != header:
-            raise self._other_run()
-        end = len(header)
-        while len(head := self._file.read(4)) == 4:
-            (count,) = struct.unpack("<I", head)
-            if end + 4 + 32 * count > size:
-                break
-            end += 4 + 32 * count
-            self._file.seek(end)
-            self.games += 1
-            self.positions += count
-        self._file.truncate(end)
-
-    def _other_run(self) -> UserError:
-        return UserError(f"{self.path}: belongs to a run with other options; finish that one or delete the file")
-
-    def _write(self, data: bytes) -> None:
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written: {error.strerror}") from None
-
-    def append(self, records: Records) -> None:
-        self._write(struct.pack("<I", len(records)) + records.tobytes())
-        self.games += 1
-        self.positions += len(records)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def copy_to(self, writer: _data.BinpackWriter) -> None:
-        with self.path.open("rb") as file:
-            file.seek(self._start)
-            while head := file.read(4):
-                (count,) = struct.unpack("<I", head)
-                writer.write(np.frombuffer(file.read(32 * count), np.uint8).reshape(count, 32))
+    raise UserError(
+        f"generate: none of {_MAX_OPENINGS:,} openings drawn for game {index} can be played: {over:,} were over before "
+        f"the first move of the engine, {beyond:,} had a first score beyond the opening score of "
+        f"{options.opening_score}"
+    )
 
 
 def generate(
-    out: str | os.PathLike[str],
+    out: StrPath,
     options: GenerateOptions,
     *,
+    to: str | None = None,
     concurrency: int = 1,
+    overwrite: bool = False,
+    timeout: float = 600.0,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[int, int]:
+    note: Callable[[str], None] | None = None,
+) -> Generated:
     """Plays games until there are at least `options.positions` positions and writes them to `out`, whole games only.
-    `progress(positions, games)` after each game. Returns both. Interrupted, it goes on at the next call."""
+
+    `to`: the format, None to take it from the name of `out`. `timeout` in seconds holds for every answer of an engine.
+    `progress(positions, games)` is called after each game, `note(line)` with what a user should know. Interrupted, it
+    goes on at the next call with the same options. An `out` that is there is left alone: if it is what this call makes,
+    that is said, and otherwise it is an error, unless `overwrite`.
+    """
     out = Path(out)
-    if concurrency < 1:
-        raise UserError(f"generate: concurrency is {concurrency}, expected at least 1")
+    note = note or (lambda line: None)
+    if not 1 <= concurrency <= 1024:
+        raise UserError(f"generate: concurrency is {concurrency}, expected a number from 1 to 1024")
     if out.is_dir():
         raise UserError(f"{out}: is a directory, expected the name of a file to write")
-    book = _read_book(options.book) if options.book else []
+    to = format_for(out, to)
+    made = None if overwrite else _read_made(out)
+    if made is None:
+        check_new(out, overwrite)
+    openings = Openings(options)
     uci_options = {"Hash": str(options.hash_mb)} | options.engine_options
-    engines = [Engine(options.engine, uci_options)]
+    engines = [Engine(options.engine, uci_options, timeout=timeout)]
     try:
         scale = options.score_scale if options.score_scale is not None else score_scale(engines[0].name)
-        engines += [Engine(options.engine, uci_options) for _ in range(concurrency - 1)]
-        header = asdict(options) | {"score_scale": scale, "engine": engines[0].name}
-        if book:  # another book under the same name is another run
-            header["book"] = hashlib.sha256("\n".join(book).encode()).hexdigest()
-        journal = _Journal(out.with_name(out.name + ".journal"), header)
-        try:
-            _play_in_order(engines, options, scale, book, journal, progress)
-        finally:
-            journal.close()
+        header: dict[str, Any] = asdict(options) | {"score_scale": scale, "engine": engines[0].name, "format": to}
+        if openings.book:  # another book under the same name is another run
+            header["book"] = hashlib.sha256("\n".join(openings.book).encode()).hexdigest()
+        journal_path = out.with_name(out.name + ".journal")
+        if made is not None:
+            if made["options"] != header:
+                raise UserError(f"{out}: {_differences(made['options'], header)}; --overwrite replaces it")
+            Journal.remove_finished(journal_path, header)
+            return Generated(made["positions"], made["games"], already=True, losses=Counter(made["losses"]))
+        engines += [Engine(options.engine, uci_options, timeout=timeout) for _ in range(concurrency - 1)]
+        with Journal(journal_path, header) as journal:
+            if journal.cut:
+                note(
+                    f"{journal_path}: its last {journal.cut:,} bytes are no whole games, as after a crash; these games "
+                    "are played again"
+                )
+            _play_in_order(engines, options, scale, openings, journal, progress)
+            if openings.unusable():
+                note(openings.unusable())
+            check_new(out, overwrite)  # it may have appeared in the meantime
+            losses = _write(out, to, journal, header)
+            journal.remove()
     finally:
         for engine in engines:
             engine.close()
-    writer = _data.BinpackWriter(str(out))
-    journal.copy_to(writer)
-    writer.finish()
-    journal.path.unlink()
-    return journal.positions, journal.games
+    return Generated(journal.positions, journal.games, losses=losses)
 
 
-def _read_book(path: str) -> list[str]:
+def _write(out: Path, to: str, journal: Journal, header: dict[str, Any]) -> Counter[str]:
+    """Writes the games of the journal to `out`, and how they were made beside it. The latter is there first: after a
+    crash in between, `out` is missing, or not what it describes, and the journal is still whole."""
+    with replacing(out) as output:
+        writer = _data.PositionWriter(os.fsencode(out), output.fd, to, True)
+        for game in journal.read():
+            writer.write(game)
+        writer.finish()
+        output.sync()
+        losses = Counter({what: count for what, count in writer.losses.items() if count})
+        made = {
+            "made_by": "nnue data generate",
+            "options": header,
+            "positions": journal.positions,
+            "games": journal.games,
+            "losses": losses,
+            "file": _fingerprint(output.fd),
+        }
+        with replacing(_made_path(out)) as description:
+            description.write_text(json.dumps(made, indent=2) + "\n")
+    return losses
+
+
+def _made_path(out: Path) -> Path:
+    return out.with_name(out.name + ".generated.json")
+
+
+def _read_made(out: Path) -> dict[str, Any] | None:
+    """What stands beside `out` about how it was made; None if there is nothing, or `out` is another file by now."""
+    if not out.is_file():
+        return None
     try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot read the opening book ({error})") from None
+        with _made_path(out).open(encoding="utf-8") as text:
+            made = json.loads(text.read(1 << 20))
+        with out.open("rb") as file:
+            found = _fingerprint(file.fileno())
+        if made["file"] != found or not isinstance(made["options"], dict):
+            return None
+        return {
+            "options": made["options"],
+            "positions": int(made["positions"]),
+            "games": int(made["games"]),
+            "losses": {str(what): int(count) for what, count in made["losses"].items()},
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _fingerprint(descriptor: int) -> dict[str, int | str]:
+    """Size of an open file, and a digest of sixteen pieces of it."""
+    size = os.fstat(descriptor).st_size
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in range(16):
+        digest.update(os.pread(descriptor, 4096, max(0, size - 4096) * piece // 15))
+    return {"size": size, "digest": digest.hexdigest()}
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """In what the options of a run that made a file differ from these."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return "was made with " + ", ".join(
+        f"{name} {quoted(before.get(name))}, not {quoted(now.get(name))}" for name in names[:3]
+    )
+
+
+def read_book(path: str) -> list[str]:
+    """The positions of an opening book, one FEN or EPD per line, as FENs."""
     fens = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path, limit=_MAX_BOOK), 1):
         fields = line.split(";")[0].split()[:6]
         counters = fields[4:6] if len(fields) == 6 and all(field.isdigit() for field in fields[4:6]) else []
         if not fields:
@@ -365,11 +394,11 @@ def _play_in_order(
     engines: list[Engine],
     options: GenerateOptions,
     scale: float,
-    book: list[str],
-    journal: _Journal,
+    openings: Openings,
+    journal: Journal,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Engines take the next game number each; games enter the journal in that order."""
+    """Every engine takes the next game number when it is free; games enter the journal in the order of the numbers."""
     numbers = iter(range(journal.games, 1 << 62))
     lock = threading.Lock()
     stop = threading.Event()
@@ -380,7 +409,7 @@ def _play_in_order(
             with lock:
                 index = next(numbers)
             try:
-                done.put((index, play_game(engine, options, scale, book, index)))
+                done.put((index, play_game(engine, options, scale, openings, index)))
             except BaseException as error:
                 done.put((index, error))
                 return
@@ -388,8 +417,11 @@ def _play_in_order(
     threads = [threading.Thread(target=work, args=(engine,), daemon=True) for engine in engines]
     waiting: dict[int, Records] = {}
     try:
-        for thread in threads:
-            thread.start()
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError as error:  # the limit of processes
+            raise UserError(f"generate: {error}; give a smaller --concurrency") from None
         while journal.positions < options.positions:
             index, game = done.get()
             if isinstance(game, BaseException):

@@ -11,6 +11,7 @@ import numpy as np
 from nnue_trainer import _data
 from nnue_trainer.atomic import replacing
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
+from nnue_trainer.errors import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +121,12 @@ def save_page(info: FileInfo, path: StrPath) -> None:
     grid = figure.add_gridspec(4, 4, height_ratios=[0.16, 1, 1, 1.15])
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.10)  # type: ignore[union-attr,call-arg]
     figure.suptitle(
-        f"{Path(info.path).name}   ·   {s['positions']:,} positions", x=0.012, ha="left", fontsize=15, color=_INK
+        f"{shown(Path(info.path).name)}   ·   {s['positions']:,} positions",
+        x=0.012,
+        ha="left",
+        fontsize=15,
+        color=_INK,
+        parse_math=False,  # a file's name may hold dollar signs
     )
 
     # Results as one bar over the page.
@@ -200,8 +206,8 @@ def save_page(info: FileInfo, path: StrPath) -> None:
             axes.spines[side].set_visible(False)
         for side in ("left", "bottom"):
             axes.spines[side].set_color(_GREY)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png")
+    with replacing(path) as output:
+        figure.savefig(output.file, format="png")
 
 
 _BUCKET_RANKS = [f"rank {8 - i}" for i in range(8)]

@@ -1,4 +1,4 @@
-"""Batches from data files: decoded, shuffled and expanded by C++ threads into memory that is allocated once.
+"""Batches from data files: decoded, shuffled and expanded by C++ threads.
 
 The order of positions is a function of (seed, epoch, files, filters, shuffle_buffer, batch_size, shards) alone: not of
 threads, processes or timing. A place in it is a few numbers, so `state_dict` is small and resuming replays at most one
@@ -7,15 +7,15 @@ buffer.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +24,42 @@ from torch import Tensor
 
 from nnue_trainer import _data
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.data.compression import unpack
 from nnue_trainer.data.features import FeatureSet, feature_set
-from nnue_trainer.data.files import compression
-from nnue_trainer.data.filters import Filters, UserFilter
+from nnue_trainer.data.filters import Filters, UserFilter, identity
+from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, require_same
 from nnue_trainer.errors import UserError
 
 T = TypeVar("T", Batch, Tensor)
 _STATE_VERSION = 2
 _UNSHUFFLED_WINDOW = 8  # batches
-_TOLD = 1 << 28  # bytes of a compressed file: unpacking a larger one takes so long that it is said
 _log = logging.getLogger(__name__)
 
 _Place = tuple[int, int, int, int]
 _PLACE_KEYS = ("epoch", "chunk", "skip", "batch")
+
+
+class BadChunks(NamedTuple):
+    """What `skip_bad_chunks` left out: how many chunks, each counted once, and what was wrong with the first found."""
+
+    chunks: int
+    first: str
+
+
+def usable_threads() -> int:
+    """The most threads that reading data can use on this machine: two per CPU that the process may run on, as some
+    wait for the disk, and eight where there are few."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(8, 2 * cpus)
+
+
+@dataclass
+class _Running(Generic[T]):
+    """The threads, and the batches whose memory they fill. One object, so that a thread that waits for a batch keeps
+    all of it when another thread closes the loader."""
+
+    pipeline: _data.Pipeline
+    slots: list[T]
+    held: deque[int]  # slots of the batches that are still valid, if memory is reused
 
 
 class _Stream(ABC, Generic[T]):
@@ -58,27 +80,33 @@ class _Stream(ABC, Generic[T]):
         filters: Filters | None = None,
         user_filter: UserFilter | None = None,
         pin_memory: bool = False,
+        reuse: bool = False,
         hold: int = 2,
         rank: int = 0,
         world_size: int = 1,
         shards: int = 1,
         temporary: str | os.PathLike[str] | None = None,
+        poll: Callable[[], None] | None = None,
     ) -> None:
         paths = [files] if isinstance(files, str | os.PathLike) else list(files)
         self._files = [str(Path(path)) for path in paths]
         if not self._files:
             raise UserError("loader: no data files")
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("shuffle_buffer", shuffle_buffer, 1),
-            ("hold", hold, 1),
-            ("seed", seed, 0),
-            ("epoch", epoch, 0),
-            ("threads", threads, 0),
-            ("shards", shards, 1),
+        for name, value, least, most in (
+            ("batch_size", batch_size, 1, 2**32 - 1),
+            ("shuffle_buffer", shuffle_buffer, 1, 2**32 - 1),
+            ("hold", hold, 1, 1024),
+            ("seed", seed, 0, 2**64 - 1),
+            ("epoch", epoch, 0, 2**63 - 1),
+            ("threads", threads, 0, 2**31 - 1),
+            ("shards", shards, 1, 2**32 - 1),
         ):
-            if value < least:
-                raise UserError(f"loader: {name} is {value}, expected at least {least}")
+            if not least <= value <= most:
+                raise UserError(
+                    f"loader: {name} is {value}, expected at least {least}"
+                    if value < least
+                    else f"loader: {name} is {value}, expected at most {most}"
+                )
         if weights is not None and (len(weights) != len(self._files) or not shuffle):
             raise UserError(
                 f"loader: {len(weights)} weights for {len(self._files)} files, expected one for each, and shuffling"
@@ -99,32 +127,36 @@ class _Stream(ABC, Generic[T]):
         self.local_batch_size = batch_size // world_size
         self.repeat = repeat
         self.pin_memory = pin_memory
+        self.reuse = reuse
         self.hold = hold
-        self._threads = threads or os.cpu_count() or 1
+        self._asked_threads = threads
+        self._first_epoch = epoch
+        self._poll = poll
+        filters = filters or Filters()
         self._options: dict[str, Any] = {
             "features": self._features_name(),
             "batch_size": batch_size,
             "seed": seed,
             "shuffle": shuffle,
-            "window": shuffle_buffer if shuffle else _UNSHUFFLED_WINDOW * batch_size,
+            "window": min(shuffle_buffer if shuffle else _UNSHUFFLED_WINDOW * batch_size, 2**32 - 1),
             "drop_last": drop_last,
             "weights": list(weights or []),
             "skip_bad_chunks": skip_bad_chunks,
-            "filters": filters.as_dict() if filters else None,
-            "user_filter": user_filter,
-            "threads": self._threads,
+            "filters": filters.as_dict(),
+            "user_filter": filters.with_extra(user_filter),
             "rank": rank,
             "world_size": world_size,
             "shards": shards,
         }
         local = max(1, shards // world_size)
         self._shards = range(rank * local, (rank + 1) * local) if shards > 1 else range(1)  # of this process
-        self._places: list[_Place] = [(epoch, 0, 0, 0)] * len(self._shards)
+        self._places: list[_Place] = self._beginning(epoch)
         self._temporary = Path(temporary) if temporary is not None else None
-        self._unpacked: dict[str, BinaryIO | None] = {}
-        self._pipeline: _data.Pipeline | None = None
-        self._slots: list[T] = []
-        self._held: deque[int] = deque()
+        self._opened: list[OpenedFile] = []
+        self._running: _Running[T] | None = None
+        self._told_of_threads = self._told_of_bad_chunks = False
+        self._last_filter_counts: dict[str, Any] = {"read": 0, "kept": 0, "dropped": {}}
+        self._last_bad_chunks = BadChunks(0, "")
 
     @abstractmethod
     def _features_name(self) -> str | None: ...
@@ -138,77 +170,139 @@ class _Stream(ABC, Generic[T]):
     @abstractmethod
     def _head(self, slot: T, size: int) -> T: ...
 
+    def _beginning(self, epoch: int) -> list[_Place]:
+        return [(epoch, 0, 0, 0)] * len(self._shards)
+
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to; with shards, that of the first of this process."""
         return self._places[0][0]
 
+    @property
+    def identities(self) -> list[Identity]:
+        """Name, bytes and digest of each file as it was when this loader opened it, which this does if nothing has."""
+        return [file.identity for file in self._open_files()]
+
+    @property
+    def threads(self) -> int:
+        """How many threads read: what was asked for, as far as the machine and the files can use them."""
+        chunks = sum(file.native.num_chunks for file in self._open_files())
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        # One more than there are chunks: that one makes batches while the others decode.
+        used = min(self._asked_threads or cpus, usable_threads(), chunks + 1)
+        if used < self._asked_threads and not self._told_of_threads:
+            self._told_of_threads = True
+            _log.warning(
+                "loader: %d threads asked for, %d used: there are %d CPUs and %d chunks of data",
+                self._asked_threads,
+                used,
+                cpus,
+                chunks,
+            )
+        return used
+
     def open(self) -> None:
-        """Starts the threads, as iterating does. UserError for a file that is missing or not data."""
+        """Opens the files and starts the threads, as iterating does. UserError for a file that is missing or not
+        data, and where the system gives no threads."""
         self._open()
 
-    def _open(self) -> _data.Pipeline:
-        if self._pipeline is None:
-            if not self._slots:
-                self._slots = [self._allocate() for _ in range(self._threads + self.hold + 1)]
-            options = self._options | {"files": [(path, self._descriptor(path)) for path in self._files]}
-            self._pipeline = _data.Pipeline(options, [self._arrays(slot) for slot in self._slots], self._places)
-        return self._pipeline
+    def _open_files(self) -> list[OpenedFile]:
+        if not self._opened:
+            skip_bad = self._options["skip_bad_chunks"]
+            self._opened = [
+                OpenedFile(path, skip_bad=skip_bad, temporary=self._temporary, poll=self._poll) for path in self._files
+            ]
+        return self._opened
 
-    def _descriptor(self, path: str) -> int:
-        """Of an unnamed file with the decompressed bytes of a compressed one; −1 for others."""
-        if path not in self._unpacked:
-            kind = compression(path)
-            if kind and Path(path).stat().st_size > _TOLD:
-                _log.warning("%s: %s-compressed: unpacking it before the first batch", path, kind)
-            self._unpacked[path] = unpack(Path(path), kind, self._temporary) if kind else None
-        file = self._unpacked[path]
-        return -1 if file is None else file.fileno()
+    def _open(self) -> _Running[T]:
+        if self._running is None:
+            files = self._open_files()
+            for file in files:
+                file.require_unchanged()
+            threads = self.threads
+            slots = [self._allocate() for _ in range(threads + (self.hold if self.reuse else 1) + 1)]
+            options = self._options | {"files": [file.native for file in files], "threads": threads}
+            pipeline = _data.Pipeline(options, [self._arrays(slot) for slot in slots], self._places)
+            self._running = _Running(pipeline, slots, deque())
+        return self._running
 
     def __iter__(self) -> Iterator[T]:
-        """Batches up to the end of the current epoch, or without end if `repeat`. A batch's memory is used again once
-        `hold` more batches have been taken. Raises UserError naming file and offset for corrupt data."""
-        pipeline = self._open()
+        """Batches up to the end of the current epoch, or without end if `repeat`. Iterating again goes on behind the
+        last batch taken, also after a `break`; `restart` starts over. Raises UserError naming file and offset for
+        corrupt data, and if the loader is closed meanwhile."""
+        running = self._open()
+        pipeline, slots, held = running.pipeline, running.slots, running.held
+        spare: T | None = None
         while True:
-            # Before the next batch, not after the last: whoever took that one may never have come back for more.
-            while len(self._held) > self.hold - 1:
-                pipeline.release(self._held.popleft())
-            slot, size, self._places = pipeline.next()
+            if running is not self._running:
+                raise UserError("loader: closed or restarted since this iteration began: iterate it anew")
+            # Only now, when the next batch is asked for: the caller may still use the last one, or never come back.
+            while len(held) > self.hold - 1:
+                pipeline.release(held.popleft())
+            if not self.reuse and spare is None:
+                spare = self._allocate()
+            slot, size, self._places, bad_chunks = pipeline.next(self._poll)
+            if bad_chunks and not self._told_of_bad_chunks:
+                self._told_of_bad_chunks = True
+                _log.warning("%s: this chunk is left out, and so is any other that is bad", self.bad_chunks().first)
             if slot < 0:
+                for file in self._opened:
+                    file.require_unchanged()
                 if self.repeat:
                     continue
                 return
-            self._held.append(slot)
-            batch = self._slots[slot]
+            batch = slots[slot]
+            if spare is None:
+                held.append(slot)
+            else:
+                slots[slot] = spare
+                pipeline.release(slot, self._arrays(spare))
+                spare = None
             yield batch if size == self.local_batch_size else self._head(batch, size)
 
     def filter_counts(self) -> dict[str, Any]:
-        """{"read", "kept", "dropped": {filter: positions}} since the threads were started, read-ahead included."""
-        return self._open().filter_counts()
+        """{"read", "kept", "dropped": {filter: positions}} since the threads were last started, read-ahead included."""
+        if self._running is not None:
+            self._last_filter_counts = self._running.pipeline.filter_counts()
+        return self._last_filter_counts
 
-    def bad_chunks(self) -> tuple[int, str]:
-        """How many chunks `skip_bad_chunks` left out since the threads were started, and what was wrong first."""
-        return self._open().bad_chunks()
+    def bad_chunks(self) -> BadChunks:
+        """What `skip_bad_chunks` left out since the threads were last started, read-ahead included."""
+        if self._running is not None:
+            self._last_bad_chunks = BadChunks(*self._running.pipeline.bad_chunks())
+        return self._last_bad_chunks
 
     def close(self) -> None:
-        """Stops the threads. Iterating again starts them at the same place."""
-        if self._pipeline is not None:
-            self._pipeline.close()
-            self._pipeline = None
-            self._held.clear()
+        """Stops the threads and lets go of the memory for batches; the files stay open. Iterating again starts the
+        threads at the same place. May be called from any thread: a wait for a batch then ends in a UserError."""
+        running = self._running
+        if running is None:
+            return
+        with suppress(UserError):  # in a process that was forked off there is nothing to ask
+            self.filter_counts()
+            self.bad_chunks()
+        self._running = None
+        running.pipeline.close()
 
-    @cached_property
-    def _identities(self) -> list[list[str | int]]:
-        """[name, bytes, digest of samples] of each file. Asked once: `state_dict` is called every step."""
-        try:
-            return [_identity(Path(path)) for path in self._files]
-        except OSError as error:
-            raise UserError(f"{error.filename}: {error.strerror}") from None
+    def restart(self, epoch: int | None = None) -> None:
+        """Goes back to the beginning of `epoch`, by default of the one that the loader was made for: the next batch is
+        the first of it. Files stay as they were opened, compressed ones unpacked."""
+        if epoch is not None and epoch < 0:
+            raise UserError(f"loader: epoch is {epoch}, expected at least 0")
+        self.close()
+        self._places = self._beginning(self._first_epoch if epoch is None else epoch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def _fingerprint(self) -> dict[str, Any]:
-        chosen = self._options["user_filter"]
-        name = chosen and f"{chosen.__module__}.{getattr(chosen, '__qualname__', type(chosen).__qualname__)}"
-        own = {"files": self._identities, "user_filter": name}
+        own = {
+            "files": [list(file) for file in self.identities],
+            "user_filter": identity(self._options["user_filter"]),
+        }
         return own | {key: self._options[key] for key in _ORDER_KEYS}
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,22 +315,33 @@ class _Stream(ABC, Generic[T]):
         return {"version": _STATE_VERSION, "places": places, "order": self._fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with the very next batch. UserError if files or options that decide the order have changed."""
-        if state.get("version") != _STATE_VERSION:
-            raise UserError(f"loader state: version {state.get('version')!r}, expected {_STATE_VERSION}")
-        own = self._fingerprint()
-        for key, value in own.items():
-            if state["order"].get(key) != value:
-                raise UserError(f"loader state: {key} was {state['order'].get(key)!r}, now it is {value!r}")
-        missing = [shard for shard in self._shards if str(shard) not in state["places"]]
-        if missing:
-            raise UserError(
-                f"loader state: without the place of shard {missing[0]}: join the states of all processes with "
-                "merge_states"
+        """Goes on with the very next batch. UserError if the state is damaged, or if files or options that decide the
+        order have changed; files may have other names."""
+        version, order, saved_places = (_part(state, key) for key in ("version", "order", "places"))
+        if version != _STATE_VERSION:
+            raise UserError(f"loader state: version {version!r}, expected {_STATE_VERSION}")
+        for key, value in self._fingerprint().items():
+            saved = _part(order, key)
+            if key == "files":
+                require_same(identities_from(saved, "loader state: files"), self.identities, "loader state: files")
+                continue
+            if key == "filters" and saved is None:  # how version 0.1 wrote that there were none
+                saved = Filters.none().as_dict()
+            if saved != value:
+                raise UserError(f"loader state: {key} was {saved!r}, now it is {value!r}")
+        places = []
+        for shard in self._shards:
+            if isinstance(saved_places, dict) and str(shard) not in saved_places:
+                raise UserError(
+                    f"loader state: without the place of shard {shard}: join the states of all processes with "
+                    "merge_states"
+                )
+            place = _part(saved_places, str(shard))
+            places.append(
+                (_index(place, "epoch"), _index(place, "chunk"), _index(place, "skip"), _index(place, "batch"))
             )
         self.close()
-        places = [state["places"][str(shard)] for shard in self._shards]
-        self._places = [(place["epoch"], place["chunk"], place["skip"], place["batch"]) for place in places]
+        self._places = places
 
 
 _ORDER_KEYS = (
@@ -252,15 +357,18 @@ _ORDER_KEYS = (
 )
 
 
-def _identity(path: Path) -> list[str | int]:
-    """[name, bytes, digest of sixteen pieces of 4 KiB]: two shuffles of one file have equal names and sizes."""
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        digest = hashlib.blake2b(digest_size=8)
-        for i in range(16):
-            file.seek(max(size - 4096, 0) * i // 15)
-            digest.update(file.read(4096))
-    return [path.name, size, digest.hexdigest()]
+def _part(data: Any, key: str) -> Any:
+    """An entry of a saved state, which may have come from a damaged file."""
+    if not isinstance(data, dict) or key not in data:
+        raise UserError(f"loader state: damaged: found {str(data)[:80]!r}, expected an entry {key!r}")
+    return data[key]
+
+
+def _index(place: Any, key: str) -> int:
+    value = _part(place, key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise UserError(f"loader state: damaged: {key} is {str(value)[:80]!r}, expected a number from 0 on")
+    return value
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -276,24 +384,30 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Loader(_Stream[Batch]):
-    """Iterates over `Batch`es of index rows.
+    """Iterates over `Batch`es of index rows, each in memory of its own.
 
-    `files`: one or several data files in any format, mixed in proportion to their size; compressed ones are unpacked
-    first, into an unnamed file in the folder `temporary` (None: the system's for temporary files). `batch_size` counts
+    `files`: one or several data files in any format, mixed in proportion to their size. They are opened once, at the
+    first use, and what is appended later is not read; compressed ones are unpacked then, into an unnamed file in the
+    folder `temporary` (None: the system's for temporary files). `batch_size` counts
     the positions of all `world_size` processes together; each gets an equal part of every batch. `shuffle_buffer`:
     positions that are mixed at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in
     random order before that.
     `weights`: how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more).
-    `skip_bad_chunks`: leave out and count chunks with anything wrong in them, instead of an error. A file that ends
-    inside its last chunk is an error all the same.
-    `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads` 0: one a CPU.
-    `filters`: which positions are left out. `user_filter`: a function of records uint8 [n, 32] to bool [n], true where
-    they are kept, called after the other filters for a chunk at a time (it must depend on the records alone).
+    `skip_bad_chunks`: leave out and count chunks with anything wrong in them, also a last one that the file ends inside
+    of, instead of an error (`bad_chunks`).
+    `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads`: how many
+    read, at most what the machine and the files can use; 0: one per CPU.
+    `filters`: which positions are left out; None: those without a score. `user_filter`: a function of records uint8
+    [n, 32] to bool [n], true where they are kept, called after the other filters for a chunk at a time (it must depend
+    on the records alone).
     `shards`: 1, every process decodes everything; more, a multiple of the processes: every batch has an equal part from
     each shard, a process decodes its own shards only, and the order is the same for every number of processes. Shards
     come to their epochs' ends at different times, so they are for endless streams (`repeat`).
-    `pin_memory`: page-locked batches, for copies to a CUDA device. `hold`: how many batches stay valid at a time, the
-    newest included. `repeat`: epoch after epoch, without end.
+    `pin_memory`: page-locked batches, for copies to a CUDA device. `reuse`: batches take turns in memory that is
+    allocated once, which saves time; `hold` of them stay valid at a time, the newest included, so that a batch must be
+    copied (`Batch.clone`) to be kept for longer. `repeat`: epoch after epoch, without end. `poll`: a function that is
+    called every tenth of a second while a batch is waited for, and per MiB while a file is unpacked; what it raises
+    ends the wait.
     """
 
     def __init__(
@@ -320,7 +434,7 @@ class Loader(_Stream[Batch]):
 
 
 class RecordLoader(_Stream[Tensor]):
-    """Iterates over batches of packed positions, uint8 [B, 32]; options and order are those of `Loader`."""
+    """Iterates over batches of packed positions, uint8 [B, 32]; options, memory and order are those of `Loader`."""
 
     def _features_name(self) -> str | None:
         return None

@@ -1,10 +1,12 @@
-"""Data files into data files: convert, shuffle, interleave, split. The work on positions is done in data_loader/.
+"""Data files into data files: convert, filter, shuffle, interleave, split. The work on positions is in data_loader/.
 
-Outputs appear whole or not at all. `progress` takes bytes done and bytes in all.
+Outputs appear whole or not at all, and one that exists already is an error unless `overwrite`. `progress` takes bytes
+done and bytes in all.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nnue_trainer import _data
-from nnue_trainer.data.files import PositionReader, PositionWriter, Progress, StrPath, format_for, read_files
+from nnue_trainer.atomic import replacing
+from nnue_trainer.data.files import (
+    PositionReader,
+    PositionWriter,
+    Progress,
+    StrPath,
+    check_new,
+    format_for,
+    read_files,
+)
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.errors import UserError
 
@@ -20,7 +31,7 @@ from nnue_trainer.errors import UserError
 @dataclass
 class Report:
     """What was done. `losses`: positions in which something was dropped or changed for want of room in the format, by
-    what. `cut_scores`: beyond ±32767 after scaling. `skipped`: what `skip_bad` left out, `first_skipped` one a file.
+    what. `cut_scores`: beyond ±32767 after scaling. `skipped`: what `skip_bad` left out, `first_skipped` one per file.
     """
 
     positions: int = 0
@@ -39,7 +50,8 @@ class Report:
         self.losses.update({what: count for what, count in writer.losses.items() if count})
 
 
-def _check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath]) -> None:
+def _check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath], overwrite: bool) -> None:
+    """Before the work: UserError if an output is an input, is named twice, or exists and may not be replaced."""
     if not inputs:
         raise UserError("no input files")
     for i, output in enumerate(outputs):
@@ -49,6 +61,20 @@ def _check_outputs(inputs: Sequence[StrPath], outputs: Sequence[StrPath]) -> Non
         for other in [*inputs, *outputs[:i]]:
             if path == Path(other) or (path.exists() and Path(other).exists() and path.samefile(other)):
                 raise UserError(f"{output}: is to be written, but is named twice")
+    _check_new(outputs, overwrite)
+
+
+def _check_new(outputs: Sequence[StrPath], overwrite: bool) -> None:
+    """Also after the work: another program may have written an output in the meantime."""
+    there = [output for output in outputs if os.path.lexists(output)]
+    missing = [output for output in outputs if output not in there]
+    if there and missing and not overwrite:
+        raise UserError(
+            f"{there[0]}: exists already, and {missing[0]} does not: another file, or half of what was killed while it "
+            "ended; --overwrite writes both"
+        )
+    for output in outputs:
+        check_new(output, overwrite)
 
 
 def convert(
@@ -59,6 +85,7 @@ def convert(
     source: str | None = None,
     score_scale: float = 1.0,
     skip_bad: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """All positions of `inputs`, one file after the other, in the format `to` (None: what the name of `output` says).
@@ -68,7 +95,7 @@ def convert(
     if not 0 < score_scale < float("inf"):
         raise UserError(f"score scale {score_scale}, expected a positive number")
     to = format_for(output, to)
-    _check_outputs(inputs, [output])
+    _check_outputs(inputs, [output], overwrite)
     report = Report()
     with PositionWriter(output, to) as writer:
         for reader, blocks in read_files(inputs, format=source, skip_bad=skip_bad, progress=progress):
@@ -77,6 +104,7 @@ def convert(
                     report.cut_scores += _data.scale_scores(records, score_scale)
                 writer.write(records)
             report.add_reader(reader)
+        _check_new([output], overwrite)
     report.add_writer(writer)
     return report
 
@@ -89,12 +117,13 @@ def filter_positions(
     seed: int = 0,
     to: str | None = None,
     skip_bad: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Report, Counter[str]]:
     """The positions of `inputs` that pass, and how many each filter dropped. The blocks that files are read in stand
     for the chunks of docs/data.md: the seed of their decisions counts up, and the state of filters starts anew."""
     to = format_for(output, to)
-    _check_outputs(inputs, [output])
+    _check_outputs(inputs, [output], overwrite)
     report, dropped = Report(), Counter[str]()
     with PositionWriter(output, to) as writer:
         number = 0
@@ -105,6 +134,7 @@ def filter_positions(
                 dropped.update(counts["dropped"])
                 number += 1
             report.add_reader(reader)
+        _check_new([output], overwrite)
     report.add_writer(writer)
     return report, dropped
 
@@ -117,6 +147,7 @@ def shuffle(
     memory: int = 2 << 30,
     temporary: StrPath | None = None,
     skip_bad: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
     write_progress: Progress | None = None,
 ) -> Report:
@@ -126,9 +157,9 @@ def shuffle(
     bounds what the shuffle holds; positions beyond it, about one for 55 bytes, wait in an unnamed file in the folder
     `temporary` (None: the output's), 40 bytes each. `write_progress` takes positions written and positions in all.
     """
-    _check_outputs(inputs, [output])
+    _check_outputs(inputs, [output], overwrite)
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
-    buffer = _data.ExternalShuffle(seed, memory, str(folder))
+    buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder))
     report = Report()
     # Opened first: a place that cannot be written to is known before hours of reading.
     with PositionWriter(output, "binpack", join_chains=False) as writer:
@@ -140,31 +171,56 @@ def shuffle(
             writer.write(records)
             if write_progress:
                 write_progress(writer.positions, buffer.positions)
+        _check_new([output], overwrite)
     report.add_writer(writer)
     return report
 
 
 def interleave(
-    inputs: Sequence[StrPath], output: StrPath, *, seed: int = 0, progress: Progress | None = None
+    inputs: Sequence[StrPath],
+    output: StrPath,
+    *,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[int, int]:
     """Mixes binpacks chunk by chunk in proportion to their sizes, without decoding them; returns chunks and bytes.
 
     Each file's own order stays; which one comes next is a function of (seed, files) alone.
     """
-    _check_outputs(inputs, [output])
+    _check_outputs(inputs, [output], overwrite)
     for path in inputs:
         with PositionReader(path) as reader:
             if reader.format != "binpack" or reader.compression:
                 found = f"{reader.compression}-compressed {reader.format}" if reader.compression else reader.format
                 raise UserError(f"{path}: {found}, expected binpack: `nnue data convert` makes one of it")
-    interleaver = _data.Interleaver([str(path) for path in inputs], str(output), seed)
     done = 0
-    while step := interleaver.step():
-        done += step
-        if progress:
-            progress(done, interleaver.size)
-    interleaver.finish()
+    with replacing(output) as file:
+        interleaver = _data.Interleaver([os.fsencode(path) for path in inputs], os.fsencode(output), file.fd, seed)
+        while step := interleaver.step():
+            done += step
+            if progress:
+                progress(done, interleaver.size)
+        _check_new([output], overwrite)
     return interleaver.chunks, done
+
+
+def _commit_pair(train: PositionWriter, validation: PositionWriter) -> None:
+    """Gives both files their names, or neither. What needs room on the disk is done before the first name is given.
+
+    A kill in between leaves the training file alone, which the next command reports. An old validation file goes first:
+    beside a new training file it would look like its other half, and hold positions that are trained on.
+    """
+    train.finish()
+    validation.finish()
+    try:
+        validation.path.unlink(missing_ok=True)
+        train.commit()
+        validation.commit()
+    except BaseException:
+        if not validation.is_file_at(validation.path) and train.is_file_at(train.path):
+            train.path.unlink()
+        raise
 
 
 @dataclass
@@ -184,6 +240,7 @@ def split(
     seed: int = 0,
     to: str | None = None,
     skip_bad: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> SplitReport:
     """Deals the games of `inputs` to two files, `share` of them to validation, drawn by (seed, number of the game).
@@ -193,7 +250,7 @@ def split(
     """
     if not 0 < share < 1:
         raise UserError(f"validation share {share}, expected a number between 0 and 1")
-    _check_outputs(inputs, [train, validation])
+    _check_outputs(inputs, [train, validation], overwrite)
     splitter = _data.GameSplitter(seed, share)
     reports = Report(), Report()
     with ExitStack() as stack:
@@ -205,6 +262,8 @@ def split(
                 writers[0].write(records[~held_out])
                 writers[1].write(records[held_out])
             reports[0].add_reader(reader)
+        _check_new([train, validation], overwrite)
+        _commit_pair(*writers)
     for report, writer in zip(reports, writers, strict=True):
         report.add_writer(writer)
     return SplitReport(splitter.games, splitter.validation_games, *reports)

@@ -138,8 +138,8 @@ def test_errors_name_file_and_offset(tmp_path: Path) -> None:
     path.write_bytes(whole[:16] + bytes(16) + whole[32:])
     with pytest.raises(UserError, match=r"x\.binpack: offset 8: chunk 0, chain at its byte 0: "):
         read_binpack(path)
-    with pytest.raises(UserError, match="cannot write"):
-        write_binpack(tmp_path / "no" / "such" / "folder", start)
+    with pytest.raises(UserError, match=r"y\.binpack: cannot be written: (File exists|Not a directory)"):
+        write_binpack(path / "y.binpack", start)
 
 
 def test_an_empty_file_has_no_positions(tmp_path: Path) -> None:

@@ -7,30 +7,54 @@ import numpy as np
 import pytest
 import torch
 
-from nnue_trainer.data import FEATURE_SETS, Batch, expand, records_from_fens
+from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, expand, feature_set, piece_square_set, records_from_fens
 from nnue_trainer.errors import UserError
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
 
+SUMS = ["HalfKAv2_hm+Full_Threats_v16+PP_3Wide", "PP_3Wide+Full_Threats_v10+HalfKAv2_hm"]
+
+
 def test_sizes() -> None:
-    sizes = {name: s[1:] for name, s in FEATURE_SETS.items()}
-    assert sizes["Chess768"] == (768, 32, 0)
-    assert sizes["HalfKP"] == (41_024, 30, 641)
-    assert sizes["HalfKA"] == (49_216, 32, 769)
-    assert sizes["HalfKAv2"] == (45_056, 32, 704)
-    assert sizes["HalfKAv2_hm"] == (24_576, 32, 768)
-    assert sizes["HalfKAv2_hm_11"] == (22_528, 32, 704)
-    assert sizes["Full_Threats_v10"] == (79_856, 160, 0)
-    assert sizes["Full_Threats_v11"] == (66_864, 160, 0)
-    assert sizes["Full_Threats_v12"] == (60_144, 160, 0)
-    assert sizes["Full_Threats_v14"] == (60_720, 160, 0)
-    assert sizes["Full_Threats_v16"] == (59_808, 160, 0)
-    assert sizes["PP_3Wide"] == (4_560, 96, 0)
-    assert sizes["HalfKAv2_hm+Full_Threats_v16+PP_3Wide"] == (88_944, 288, 0)
-    for version in (10, 11, 12, 14):
-        parts = sizes["HalfKAv2_hm"], sizes[f"Full_Threats_v{version}"]
-        assert sizes[f"HalfKAv2_hm+Full_Threats_v{version}"] == (parts[0][0] + parts[1][0], 192, 0)
+    sizes = {name: feature_set(name).parts[0][2:] for name in BASIC_FEATURE_SETS}
+    assert sizes == {
+        "Chess768": (768, 32, 768, 0),
+        "HalfKP": (41_024, 30, 641, 641),
+        "HalfKA": (49_216, 32, 769, 769),
+        "HalfKAv2": (45_056, 32, 704, 704),
+        "HalfKAv2_hm": (24_576, 32, 768, 768),
+        "HalfKAv2_hm_11": (22_528, 32, 704, 704),
+        "Full_Threats_v10": (79_856, 192, 0, 0),
+        "Full_Threats_v11": (66_864, 168, 0, 0),
+        "Full_Threats_v12": (60_144, 160, 0, 0),
+        "Full_Threats_v14": (60_720, 160, 0, 0),
+        "Full_Threats_v16": (59_808, 160, 0, 0),
+        "PP_3Wide": (4_560, 96, 0, 0),
+    }
+    full = feature_set("HalfKAv2_hm+Full_Threats_v16+PP_3Wide")
+    assert (full.num_features, full.max_active) == (88_944, 288)
+    assert [part[:3] for part in full.parts] == [
+        ("HalfKAv2_hm", 0, 24_576),
+        ("Full_Threats_v16", 24_576, 59_808),
+        ("PP_3Wide", 84_384, 4_560),
+    ]
+
+
+def test_a_declared_set_says_itself() -> None:
+    kings = [0, 0, 1, 1] + 28 * [2]
+    name = piece_square_set(kings, mirror="a-d")
+    assert name == "PieceSquare(planes=12,order=grouped,mirror=a-d,kings=" + ".".join(map(str, kings)) + ")"
+    (part,) = feature_set(name).parts
+    assert part[2:] == (3 * 768, 32, 768, 768)
+    # King e1 stands for d1 with files swapped: bucket 1. The pawn on a2 is seen on h2.
+    batch = expand(records_from_fens(["4k3/8/8/8/8/8/P7/4K3 w - - 0 1"]), name)
+    assert batch.white[0, :4].tolist() == [768 + 64 * 5 + 3, 768 + 15, 768 + 64 * 11 + 59, -1]
+    assert batch.black[0, :4].tolist() == [768 + 64 * 11 + 59, 768 + 64 * 6 + 55, 768 + 64 * 5 + 3, -1]
+    with pytest.raises(UserError, match="kings has 32 buckets, expected 64, or 32 where the board is mirrored"):
+        piece_square_set(kings)
+    with pytest.raises(UserError, match="kings has '-1', expected king buckets from 0 to 63"):
+        piece_square_set([-1] * 64)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +99,7 @@ def test_twelve_planes_merge_to_eleven() -> None:
         assert torch.equal(merged.int(), eleven)
 
 
-@pytest.mark.parametrize("name", list(FEATURE_SETS))
+@pytest.mark.parametrize("name", [*BASIC_FEATURE_SETS, *SUMS])
 def test_rows_are_left_packed_and_in_range(name: str) -> None:
     fens = [START, "4k3/8/8/8/8/8/8/4K3 w - - 0 1", "r3k2r/8/8/8/8/8/8/R3K2R b KQkq - 3 9"]
     of_part = {
@@ -92,7 +116,7 @@ def test_rows_are_left_packed_and_in_range(name: str) -> None:
         assert torch.equal(active.sum(1), batch.counts.long())
         assert active.sum(1).tolist() == counts
         assert not (active[:, 1:] & ~active[:, :-1]).any()
-        assert rows.max() < FEATURE_SETS[name].num_features
+        assert rows.max() < feature_set(name).num_features
         assert rows.min() >= -1
 
 

@@ -79,6 +79,7 @@ def test_en_passant_rule(fen: str, kept: bool) -> None:
         ("8/8/8/8/8/8/8/KKk5 w - - 0 1", "2 white kings, expected 1"),
         ("8/8/8/8/8/8/8/K1k4P w - - 0 1", "a pawn on rank 1"),
         ("nnnnnnnn/nnnnnnnn/nnnnnnnn/nnnnnnnn/n7/8/8/K1k5 w - - 0 1", "more than 32 pieces"),
+        ("8/pppppppp/pppppppp/P7/8/8/8/K1k5 w - - 0 1", "more than 16 pawns"),
         ("8/8/8/8/8/8/8/K1k5 x - - 0 1", "side to move 'x'"),
         ("8/8/8/8/8/8/8/K1k5 w KA - 0 1", "castling right K without king on e1"),
         ("4k3/8/8/8/8/8/8/R3K3 w AQ - 0 1", "castling 'AQ'"),

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nnue_trainer import _data
 from nnue_trainer.cli.main import app
-from nnue_trainer.data import Filters, RecordLoader, fens_from_records, records_from_fens
+from nnue_trainer.data import Filters, Loader, PositionWriter, RecordLoader, fens_from_records, records_from_fens
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.fields import black_to_move, boards, piece_counts, plies, results, rule50s, scores
 from nnue_trainer.errors import UserError
@@ -33,7 +33,7 @@ def dropped(records: list[npt.NDArray[np.uint8]], **options: Any) -> list[int]:
     """Numbers of the records that do not pass."""
     array = np.array(records)
     array[:, 30:32] = np.array([divmod(i, 256) for i in range(len(records))])
-    kept, counts = Filters(**options).apply(array)
+    kept, counts = Filters(**{"no_score": False} | options).apply(array)
     ids = kept[:, 30].astype(int) * 256 + kept[:, 31]
     assert counts["read"] == len(records)
     assert counts["kept"] == len(kept) == len(records) - sum(counts["dropped"].values())
@@ -67,6 +67,31 @@ def test_scores_and_plies() -> None:
     assert dropped(scores, max_score=700) == [0, 4, 5]
     assert dropped([record(ply=p) for p in (0, 5, 6, 7)], min_ply=6) == [0, 1, 2]
     assert dropped([record(ply=0)], min_ply=0) == [0]
+
+
+def test_positions_without_a_score_are_left_out_by_default(tmp_path: Path) -> None:
+    """Nowhere does a score of 32002 reach a batch, unless it is asked for."""
+    rng = np.random.default_rng(3)
+    all_scores = np.where(rng.random(5000) < 0.1, 32_002, rng.integers(-500, 500, 5000))
+    records = np.array([record(score=int(s), ply=int(i % 100)) for i, s in enumerate(all_scores)])
+    scored = all_scores != 32_002
+    for suffix in ("binpack", "bin", "txt"):
+        path = tmp_path / f"x.{suffix}"
+        with PositionWriter(path, join_chains=False) as writer:
+            writer.write(records)
+        for filters, kept in (
+            (None, all_scores[scored]),
+            (Filters(), all_scores[scored]),
+            (Filters(max_score=30_000), all_scores[scored]),
+            (Filters(no_score=False), all_scores),
+            (Filters.none(), all_scores),
+        ):
+            loader = RecordLoader(path, 100, shuffle=False, drop_last=False, filters=filters)
+            found = np.concatenate([scores(batch.numpy()) for batch in loader])
+            assert found.tolist() == kept.tolist()
+            assert set(loader.filter_counts()["dropped"]) == ({"no_score"} if len(kept) < 5000 else set())
+        rows = Loader(path, "Chess768", 64)
+        assert not any((batch.score == 32_002).any() for batch in rows)
 
 
 def test_placeholder_zero() -> None:
@@ -199,14 +224,14 @@ def test_piece_counts_by_definition(shared: Path, law: str) -> None:
     else:  # 24 pieces first, then few, so that the histogram's memory and every refit count
         rng = np.random.default_rng(2)
         few = rng.random(n) < np.linspace(0.05, 0.9, n)
-        fens = ["4k3/8/8/8/8/8/PPPPPPPP/4K3 w - - 0 1", "4k3/pppppppp/pppppp2/8/8/8/PPPPPPPP/4K3 w - - 0 1"]
+        fens = ["4k3/8/8/8/8/8/PPPPPPPP/4K3 w - - 0 1", "4k3/pppppppp/nnnnnn2/8/8/8/PPPPPPPP/4K3 w - - 0 1"]
         records = records_from_fens(fens)[np.where(few, 0, 1)]
     records[:, 30], records[:, 31] = np.arange(n) >> 8, np.arange(n) & 255  # each is known by its rule-50 counter
     pieces = piece_counts(records)
     expected = _acceptance(pieces)
     kept = np.zeros((20, n), bool)
     for seed in range(20):
-        passed, counts = Filters(piece_counts=True).apply(records, seed)
+        passed, counts = Filters(no_score=False, piece_counts=True).apply(records, seed)
         kept[seed, rule50s(passed)] = True
         assert counts["dropped"].get("piece_counts", 0) == n - len(passed)
     assert kept[:, expected == 1].all()
@@ -236,7 +261,7 @@ def test_fields(shared: Path) -> None:
 
 
 def _rank(pawns: int) -> str:
-    return "P" * pawns + (str(8 - pawns) if pawns < 8 else "")
+    return "N" * pawns + (str(8 - pawns) if pawns < 8 else "")
 
 
 def test_filtered_streams_are_reproducible_and_counted(shared: Path) -> None:

@@ -1,0 +1,329 @@
+// The part of nnue_trainer._data for training: data files and the pipeline.
+//
+// A pipeline's threads write into arrays of Python and may call a filter in Python, so they must end before the
+// interpreter does, whatever the program left open. Every pipeline is therefore listed here, and a function that is
+// registered with atexit ends them all. What is not atomic in this file is guarded by the interpreter's lock.
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "bindings.h"
+#include "formats/position_file.h"
+#include "pipeline/pipeline.h"
+
+FilterOptions filter_options(const py::dict& d) {
+    FilterOptions o;
+    o.no_score = d["no_score"].cast<bool>();
+    o.max_score = d["max_score"].cast<int>();
+    o.placeholder_zero = d["placeholder_zero"].cast<bool>();
+    o.min_ply = d["min_ply"].cast<int>();
+    o.random_skip = d["random_skip"].cast<double>();
+    o.quiet = d["quiet"].cast<bool>();
+    o.wdl = d["wdl"].cast<bool>();
+    o.min_material = d["min_material"].cast<int>();
+    o.soft_ply = d["soft_ply"].cast<int>();
+    o.piece_counts = d["piece_counts"].cast<bool>();
+    return o;
+}
+
+py::dict to_dict(const FilterCounts& counts) {
+    py::dict d;
+    d["read"] = counts.read;
+    d["kept"] = counts.kept;
+    py::dict dropped;
+    for (int i = 0; i < kNumFilters; ++i) {
+        if (counts.dropped[static_cast<std::size_t>(i)])
+            dropped[kFilterNames[i]] = counts.dropped[static_cast<std::size_t>(i)];
+    }
+    d["dropped"] = dropped;
+    return d;
+}
+
+namespace {
+
+// Lets Python's signal handlers run, which happens in the main thread only; throws what they raise.
+void check_signals() {
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// --- data files ------------------------------------------------------------------------------------------------------
+
+struct DataFile {
+    std::shared_ptr<const PositionFile> positions;
+
+    DataFile(const std::string& path, int fd, std::uint64_t size, bool skip_bad) {
+        const py::gil_scoped_release release;
+        OpenOptions options;
+        options.on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
+        options.poll = check_signals;
+        positions = open_position_file(InputFile(path, fd, size), options);
+    }
+};
+
+// --- the pipeline ----------------------------------------------------------------------------------------------------
+
+// A pipeline with the Python objects that its threads use. Whoever waits for a batch shares it, so that another thread
+// that closes the loader takes nothing away from under the first.
+struct Running {
+    py::list arrays;         // that the slots point into
+    py::object user_filter;  // may be None
+    std::unique_ptr<Pipeline> pipeline;
+    pid_t process = ::getpid();
+    int waiting = 0;  // threads inside next()
+
+    Running() = default;
+    ~Running();
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+};
+
+struct Registry {
+    std::map<const Running*, std::weak_ptr<Running>> all;
+    std::vector<std::shared_ptr<Running>>
+        orphans;  // let go of last by one of their own threads, which cannot join itself
+    bool exiting = false;
+};
+
+constexpr const char* kEnding = "the interpreter is ending: no loader can be used any more";
+
+// Never destroyed: it is used as long as there is a thread.
+Registry& registry() {
+    static auto* const registry = new Registry;
+    return *registry;
+}
+
+std::shared_ptr<Running> make_running() {
+    auto running = std::make_shared<Running>();
+    registry().all.emplace(running.get(), running);
+    return running;
+}
+
+Running::~Running() {
+    registry().all.erase(this);
+    if (!pipeline) return;
+    if (process != ::getpid()) {
+        // A child of fork() has none of the threads, and locks that will never be released: leave all as it is.
+        static_cast<void>(pipeline.release());
+        static_cast<void>(arrays.release());
+        static_cast<void>(user_filter.release());
+    } else if (pipeline->runs_in_worker()) {
+        pipeline->stop();
+        const auto orphan = make_running();
+        orphan->arrays = std::move(arrays);
+        orphan->user_filter = std::move(user_filter);
+        orphan->pipeline = std::move(pipeline);
+        registry().orphans.push_back(orphan);
+    } else {
+        const py::gil_scoped_release release;
+        pipeline.reset();
+    }
+}
+
+// Ends the threads of all pipelines, and waits until no thread of Python is inside of one.
+void end_all_pipelines() {
+    using namespace std::chrono_literals;
+    registry().exiting = true;
+    // Kept for good: a daemon thread that let go of one later would run Python's and torch's code for freeing arrays.
+    auto& all = *new std::vector<std::shared_ptr<Running>>;
+    for (const auto& [address, weak] : registry().all) {
+        if (auto running = weak.lock(); running && running->pipeline && running->process == ::getpid()) {
+            all.push_back(std::move(running));
+        }
+    }
+    for (const auto& running : all) running->pipeline->stop();
+    for (const auto& running : all) {
+        const py::gil_scoped_release release;
+        running->pipeline->join();
+    }
+    // A daemon thread that waited for a batch needs the interpreter's lock once more to leave. Given back to it later,
+    // when the interpreter is being taken down, the lock would end the process instead.
+    for (int i = 0; i < 2000 && std::ranges::any_of(all, [](const auto& r) { return r->waiting > 0; }); ++i) {
+        const py::gil_scoped_release release;
+        std::this_thread::sleep_for(1ms);
+    }
+    registry().orphans.clear();
+}
+
+// Keeps the records where mask [n] is true, in place; returns how many.
+std::size_t keep(std::span<Record> records, const py::object& mask_object) {
+    const auto mask = py::array_t<bool, py::array::c_style>::ensure(mask_object);
+    if (!mask || mask.ndim() != 1 || static_cast<std::size_t>(mask.shape(0)) != records.size()) {
+        throw FormatError("user filter: expected a bool array of " + std::to_string(records.size()) + " elements");
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < records.size(); ++i) {
+        if (mask.data()[i]) records[kept++] = records[i];
+    }
+    return kept;
+}
+
+// Calls a filter of the user's own, which must outlive what is returned, in Python.
+auto call_in_python(const py::object& filter) {
+    return [filter = py::handle(filter)](std::span<Record> records) {
+        const py::gil_scoped_acquire acquire;
+        const Array<std::uint8_t> copy({records.size(), sizeof(Record)},
+                                       reinterpret_cast<const std::uint8_t*>(records.data()));
+        try {
+            return keep(records, filter(copy));
+        } catch (const py::error_already_set& error) {
+            // Its own words, without the traceback that what() has. A UserError is one line for the user already.
+            const std::string kind = py::str(error.type().attr("__name__"));
+            throw FormatError("user filter: " + (kind == "UserError" ? std::string() : kind + ": ") +
+                              std::string(py::str(error.value())));
+        }
+    };
+}
+
+using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+class PipelineHandle {
+  public:
+    PipelineHandle(const py::dict& options, const py::list& arrays, const std::vector<PlaceTuple>& start)
+        : running_(make_running()) {
+        if (registry().exiting) throw FormatError(kEnding);
+        PipelineOptions o;
+        for (const py::handle file : options["files"].cast<py::list>()) {
+            o.files.push_back(file.cast<const DataFile&>().positions);
+        }
+        o.batch_size = options["batch_size"].cast<std::size_t>();
+        o.seed = options["seed"].cast<std::uint64_t>();
+        o.shuffle = options["shuffle"].cast<bool>();
+        o.window = options["window"].cast<std::size_t>();
+        o.drop_last = options["drop_last"].cast<bool>();
+        o.threads = options["threads"].cast<int>();
+        o.rank = options["rank"].cast<std::size_t>();
+        o.world_size = options["world_size"].cast<std::size_t>();
+        o.shards = options["shards"].cast<std::size_t>();
+        o.weights = options["weights"].cast<std::vector<double>>();
+        o.skip_bad_chunks = options["skip_bad_chunks"].cast<bool>();
+        o.filters = filter_options(options["filters"].cast<py::dict>());
+        running_->user_filter = options["user_filter"];
+        if (!running_->user_filter.is_none()) o.user_filter = call_in_python(running_->user_filter);
+        if (!options["features"].is_none()) o.features = &feature_set(options["features"].cast<std::string>());
+        features_ = o.features;
+        local_batch_ = o.batch_size / std::max<std::size_t>(o.world_size, 1);
+        std::vector<Slot> slots;
+        for (const py::handle item : arrays) {
+            slots.push_back(slot_of(py::reinterpret_borrow<py::object>(item)));
+            running_->arrays.append(item);
+        }
+        std::vector<StreamPosition> places;
+        for (const auto& [epoch, chunk, skip, batch] : start) places.push_back({epoch, chunk, skip, batch});
+        const py::gil_scoped_release release;
+        running_->pipeline = std::make_unique<Pipeline>(std::move(o), std::move(slots), places);
+    }
+
+    // (slot, size, places behind it, bad chunks so far); slot −1 marks the end of an epoch. `poll` is called about
+    // every tenth of a second, unless it is None; what it raises ends the wait.
+    py::tuple next(const py::object& poll) {
+        const std::shared_ptr<Running> running = share();
+        std::optional<Output> output;
+        while (!output) {
+            ++running->waiting;
+            try {
+                const py::gil_scoped_release release;
+                output = running->pipeline->next(std::chrono::milliseconds(100));
+            } catch (const Stopped&) {
+                --running->waiting;
+                throw FormatError("the loader was closed while a batch was waited for");
+            } catch (...) {
+                --running->waiting;
+                throw;
+            }
+            --running->waiting;
+            if (output) break;
+            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+            if (!poll.is_none()) poll();
+        }
+        std::vector<PlaceTuple> places;
+        for (const StreamPosition& p : output->after) places.emplace_back(p.epoch, p.chunk, p.skip, p.batch);
+        const int slot = output->end_of_epoch ? -1 : static_cast<int>(output->slot);
+        return py::make_tuple(slot, output->size, places, output->bad_chunks);
+    }
+
+    // Gives a slot back; with `arrays`, which the next batch then goes into, its memory stays with the caller.
+    void release(std::size_t slot, const py::object& arrays) {
+        const std::shared_ptr<Running> running = share();
+        if (arrays.is_none()) {
+            running->pipeline->release(slot);
+        } else {
+            const Slot memory = slot_of(arrays);
+            running->pipeline->release(slot, &memory);
+            running->arrays[slot] = arrays;
+        }
+    }
+
+    void close() {
+        const std::shared_ptr<Running> running = std::exchange(running_, nullptr);
+        if (!running || running->process != ::getpid() || !running->pipeline) return;
+        running->pipeline->stop();
+        if (running->pipeline->runs_in_worker()) return;
+        const py::gil_scoped_release release;
+        running->pipeline->join();
+    }
+
+    py::dict filter_counts() const { return to_dict(share()->pipeline->filter_counts()); }
+
+    py::tuple bad_chunks() const {
+        const BadChunks bad = share()->pipeline->bad_chunks();
+        return py::make_tuple(bad.count, bad.first);
+    }
+
+    std::size_t num_chunks() const { return share()->pipeline->num_chunks(); }
+
+  private:
+    std::shared_ptr<Running> share() const {
+        // A daemon thread that only comes now must not let go of the interpreter's lock here: see end_all_pipelines().
+        if (registry().exiting) throw FormatError(kEnding);
+        if (!running_) throw FormatError("the loader is closed");
+        if (running_->process != ::getpid()) {
+            throw FormatError("the loader was opened in another process, before a fork: open one in each process");
+        }
+        return running_;
+    }
+
+    Slot slot_of(const py::object& arrays) const {
+        Slot slot;
+        if (features_) {
+            slot.rows = output_rows(arrays.cast<py::dict>(), local_batch_, *features_);
+        } else {
+            slot.records =
+                reinterpret_cast<Record*>(output<std::uint8_t>(arrays, local_batch_ * sizeof(Record), "records"));
+        }
+        return slot;
+    }
+
+    std::shared_ptr<Running> running_;
+    const FeatureSet* features_ = nullptr;
+    std::size_t local_batch_ = 0;
+};
+
+}  // namespace
+
+void bind_pipeline(py::module_& m) {
+    py::class_<DataFile>(m, "DataFile")
+        .def(py::init<const std::string&, int, std::uint64_t, bool>(), py::arg("path"), py::arg("fd"), py::arg("size"),
+             py::arg("skip_bad"))
+        .def_property_readonly("format", [](const DataFile& f) { return format_info(f.positions->format()).name; })
+        .def_property_readonly("num_chunks", [](const DataFile& f) { return f.positions->num_chunks(); })
+        .def_property_readonly("size", [](const DataFile& f) { return f.positions->file().size(); })
+        .def_property_readonly("torn_end", [](const DataFile& f) { return f.positions->torn_end(); })
+        .def("fileno", [](const DataFile& f) { return f.positions->file().fd(); });
+
+    py::class_<PipelineHandle>(m, "Pipeline")
+        .def(py::init<const py::dict&, const py::list&, const std::vector<PlaceTuple>&>(), py::arg("options"),
+             py::arg("arrays"), py::arg("start"))
+        .def("next", &PipelineHandle::next, py::arg("poll") = py::none())
+        .def("release", &PipelineHandle::release, py::arg("slot"), py::arg("arrays") = py::none())
+        .def("close", &PipelineHandle::close)
+        .def("filter_counts", &PipelineHandle::filter_counts)
+        .def("bad_chunks", &PipelineHandle::bad_chunks)
+        .def_property_readonly("num_chunks", &PipelineHandle::num_chunks);
+
+    py::module_::import("atexit").attr("register")(py::cpp_function(&end_all_pipelines));
+}

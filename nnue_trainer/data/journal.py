@@ -1,0 +1,250 @@
+"""The finished games of a self-play run that is not complete yet, in order, safe against crashes and power cuts.
+
+A line of JSON says which run the journal belongs to. Then comes one entry per game: the mark `GAME`, the number of the
+game, its number of positions, the number of games that were known to be on disk before it, a CRC-32 over the header
+line, these numbers and the records, and the records, 32 bytes each. All numbers are u32 LE.
+
+The file is synced when it is created, then about once per second, and when it is closed. A crash or a power cut can
+therefore damage only what was written after the last sync: such a tail is cut off and its games are played again. An
+entry that is wrong although a later one says that it was on disk has been changed by something else, and the journal is
+refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from nnue_trainer.data.binpack import Records
+from nnue_trainer.errors import UserError, quoted
+
+VERSION = 2
+_ENTRY = struct.Struct("<4sIIII")
+_MARK = b"GAME"
+_MAX_POSITIONS = 1 << 16  # of a game
+_MAX_HEADER = 1 << 20  # bytes
+_SYNC_SECONDS = 1.0
+
+
+class Journal:
+    """The journal of one run, locked as long as it is open. Use it as a context.
+
+    `header` is JSON data that says which run it belongs to. `games` and `positions` count what it holds, `cut` is how
+    many bytes of a damaged tail were removed. UserError if another process has it open, if it belongs to another run,
+    if it was changed, or if it cannot be written.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        self.games = self.positions = self.cut = 0
+        self._header = {"journal": VERSION} | dict(header)
+        self._line = json.dumps(self._header, sort_keys=True).encode() + b"\n"
+        self._seed = zlib.crc32(self._line)
+        self._on_disk = 0  # games
+        self._last_sync = time.monotonic()
+        self._file = self._open()
+        try:
+            self._go_on()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if self.games == 0:
+                self.remove()  # or it would stand in the way of the command with other options
+            elif self._on_disk < self.games:
+                self._sync()
+        except UserError:
+            if kind is None:
+                raise
+        finally:
+            os.close(self._file)
+
+    def append(self, records: Records) -> None:
+        """Adds the next game, uint8 [positions, 32]."""
+        payload = records.tobytes()
+        numbers = (self.games, len(records), self._on_disk)
+        checksum = self._checksum(numbers, payload)
+        self._write(_ENTRY.pack(_MARK, *numbers, checksum) + payload)
+        self.games += 1
+        self.positions += len(records)
+        if time.monotonic() - self._last_sync >= _SYNC_SECONDS:
+            self._sync()
+
+    def read(self) -> Iterator[Records]:
+        """All games, in order."""
+        offset = len(self._line)
+        for game in range(self.games):
+            entry = self._entry(offset)
+            if entry is None:
+                raise UserError(f"{self.path}: offset {offset}: game {game} was changed while the journal was open")
+            offset += _ENTRY.size + len(entry[2])
+            yield np.frombuffer(entry[2], np.uint8).reshape(-1, 32)
+
+    def remove(self) -> None:
+        """Deletes the file; its games have a better place now."""
+        self.path.unlink(missing_ok=True)
+        self._on_disk = self.games
+
+    @staticmethod
+    def remove_finished(path: Path, header: Mapping[str, Any]) -> None:
+        """Deletes the journal that a run left which was killed right after it had written its output."""
+        if path.exists():
+            with contextlib.suppress(UserError), Journal(path, header) as journal:
+                journal.remove()
+
+    def _open(self) -> int:
+        """The descriptor of the file, locked. The lock goes with the process, however that ends."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                file = os.open(self.path, flags, 0o666)
+                try:
+                    if not stat.S_ISREG(os.fstat(file).st_mode):
+                        raise UserError(f"{self.path}: not a regular file, expected a journal of `nnue data generate`")
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # A run that has just ended may have deleted the file between opening and locking.
+                    with contextlib.suppress(FileNotFoundError):
+                        if os.path.samestat(os.fstat(file), self.path.lstat()):
+                            return file
+                except BaseException:
+                    os.close(file)
+                    raise
+                os.close(file)
+        except BlockingIOError:
+            raise UserError(f"{self.path}: another run is writing it") from None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UserError(f"{self.path}: is a symbolic link, expected a journal or nothing") from None
+            raise self._failed(error) from None
+
+    def _go_on(self) -> None:
+        """Finds the last whole game, and cuts off what follows it."""
+        size = os.fstat(self._file).st_size
+        found = os.pread(self._file, max(len(self._line), min(size, _MAX_HEADER)), 0)
+        line = found[: found.find(b"\n") + 1]
+        if line != self._line:
+            torn = not line and (self._line.startswith(found) or not found.strip(b"\0"))
+            if size > len(found) or not (torn or (line == found and _is_header(line))):
+                raise self._other_run(line or found)
+            # New, torn by a crash right at the beginning, or of another run that had not finished a game.
+            self._truncate(0)
+            self._write(self._line)
+            self._sync()
+            self._sync_folder()
+            return
+        offset = len(self._line)
+        while (entry := self._entry(offset)) and entry[0] == self.games:
+            self.games += 1
+            self.positions += len(entry[2]) // 32
+            offset += _ENTRY.size + len(entry[2])
+        if offset < size:
+            self._refuse_changes(offset, size)
+            self.cut = size - offset
+            self._truncate(offset)
+        self._on_disk = self.games
+        self._sync()
+
+    def _entry(self, offset: int) -> tuple[int, int, bytes] | None:
+        """Number of the game, games on disk before it and its records, if there is a sound entry at `offset`."""
+        head = os.pread(self._file, _ENTRY.size, offset)
+        if len(head) < _ENTRY.size:
+            return None
+        mark, game, count, on_disk, checksum = _ENTRY.unpack(head)
+        if mark != _MARK or count > _MAX_POSITIONS:
+            return None
+        payload = os.pread(self._file, 32 * count, offset + _ENTRY.size)
+        if len(payload) < 32 * count or checksum != self._checksum((game, count, on_disk), payload):
+            return None
+        return game, on_disk, payload
+
+    def _refuse_changes(self, offset: int, size: int) -> None:
+        """UserError if what is wrong at `offset` was on disk when a later game was written."""
+        block, step = b"", 1 << 20
+        for start in range(offset, size, step):
+            block = os.pread(self._file, step + len(_MARK) - 1, start)
+            at = block.find(_MARK)
+            while at >= 0:
+                entry = self._entry(start + at)
+                if entry and entry[1] > self.games:
+                    raise UserError(
+                        f"{self.path}: offset {offset}: expected game {self.games}, found something else, and game "
+                        f"{entry[0]} at offset {start + at}: the journal was changed after it was written; delete it "
+                        "to start over"
+                    )
+                at = block.find(_MARK, at + 1)
+
+    def _checksum(self, numbers: tuple[int, int, int], payload: bytes) -> int:
+        return zlib.crc32(payload, zlib.crc32(struct.pack("<III", *numbers), self._seed))
+
+    def _other_run(self, line: bytes) -> UserError:
+        """What differs, if the file is a journal at all."""
+        message = f"{self.path}: belongs to a run with other options"
+        try:
+            found = json.loads(line)
+            names = [name for name in {**found, **self._header} if found.get(name) != self._header.get(name)]
+            message += f" ({names[0]} {quoted(found.get(names[0]))}, here {quoted(self._header.get(names[0]))})"
+        except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
+            pass
+        return UserError(f"{message}; finish that one or delete the file")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._file, size)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise self._failed(error) from None
+        self._on_disk = self.games
+        self._last_sync = time.monotonic()
+
+    def _sync_folder(self) -> None:
+        """The name of a new file, too, survives a power cut."""
+        with contextlib.suppress(OSError):  # file systems that cannot sync a folder
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def _failed(self, error: OSError) -> UserError:
+        return UserError(f"{self.path}: cannot be written: {error.strerror}")
+
+
+def _is_header(line: bytes) -> bool:
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(header, dict) and "journal" in header

@@ -1,0 +1,122 @@
+"""Data files as they were when they were opened: what a run trains on, whatever happens to the files meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nnue_trainer import _data
+from nnue_trainer.data.compression import unpack
+from nnue_trainer.data.files import StrPath, compression_of_file, open_regular
+from nnue_trainer.errors import UserError
+
+_SAMPLES, _SAMPLE = 16, 4096  # of a file: how many, and bytes in each
+_LARGE = 1 << 28  # bytes of a compressed file: unpacking a larger one takes so long that it is announced
+_log = logging.getLogger(__name__)
+
+
+class Identity(NamedTuple):
+    """What tells a data file from others: its size in bytes and a digest of sixteen samples of 4 KiB. The name is for
+    messages only: a file that was moved or renamed is the same file."""
+
+    name: str
+    size: int
+    digest: str
+
+    def matches(self, other: Identity) -> bool:
+        return (self.size, self.digest) == (other.size, other.digest)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.size:,} bytes, digest {self.digest})"
+
+
+def identity(path: StrPath) -> Identity:
+    """Of a file as it is now. UserError if it cannot be read or is no regular file."""
+    with open_regular(path) as file:
+        return _identity_of(path, file.fileno(), os.fstat(file.fileno()).st_size)
+
+
+def identities(paths: Iterable[StrPath]) -> list[Identity]:
+    """Of several files; those of a loader's files, as they were when it opened them, are `Loader.identities`."""
+    return [identity(path) for path in paths]
+
+
+def identities_from(data: Any, what: str) -> list[Identity]:
+    """Identities that were saved as lists in JSON. UserError, beginning with `what`, for anything else."""
+    if isinstance(data, list):
+        found = []
+        for item in data:
+            match item:
+                case [str(name), int(size), str(digest)]:
+                    found.append(Identity(name, size, digest))
+        if len(found) == len(data):
+            return found
+    raise UserError(f"{what}: damaged: found {str(data)[:80]!r}, expected a list of [name, bytes, digest]")
+
+
+def require_same(saved: Sequence[Identity], now: Sequence[Identity], what: str) -> None:
+    """UserError, beginning with `what`, unless these are the same files in the same order, under whatever names."""
+    for before, after in zip(saved, now, strict=False):
+        if not before.matches(after):
+            raise UserError(f"{what} changed: there was {before}, now there is {after}")
+    if len(saved) != len(now):
+        lists = [f"{len(files)} ({', '.join(file.name for file in files)})" for files in (saved, now)]
+        raise UserError(f"{what} changed: there were {lists[0]}, now there are {lists[1]}")
+
+
+def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
+    """Of the first `size` bytes."""
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        for i in range(_SAMPLES):
+            offset = max(size - _SAMPLE, 0) * i // (_SAMPLES - 1)
+            digest.update(os.pread(fd, min(_SAMPLE, size - offset), offset))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    return Identity(Path(path).name, size, digest.hexdigest())
+
+
+class OpenedFile:
+    """A data file in any format, open from now on. What is appended to it later is not read, and a file that is put in
+    its place neither. A compressed file is unpacked here, once, into a file without a name in `temporary` (None: the
+    system's folder), which goes with this object.
+
+    `skip_bad`: a record or chunk that the file ends inside of is left out. `poll` is called per MiB that is unpacked;
+    what it raises ends that. UserError, one line, for what is no data file.
+    """
+
+    def __init__(
+        self,
+        path: StrPath,
+        *,
+        skip_bad: bool = False,
+        temporary: Path | None = None,
+        poll: Callable[[], None] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            self.identity = _identity_of(path, file.fileno(), size)
+            self.compression = compression_of_file(self.path, file)
+            if self.compression is None:
+                self.native = _data.DataFile(str(self.path), file.fileno(), size, skip_bad)
+                return
+            if size > _LARGE:
+                _log.warning("%s: %s-compressed: unpacking it before the first batch", path, self.compression)
+            with unpack(self.path, self.compression, file, temporary, poll) as unpacked:
+                unpacked_size = os.fstat(unpacked.fileno()).st_size
+                self.native = _data.DataFile(str(self.path), unpacked.fileno(), unpacked_size, skip_bad)
+
+    def require_unchanged(self) -> None:
+        """UserError if the bytes of the file are not what they were. (What was unpacked nobody else can change.)"""
+        if self.compression is not None:
+            return
+        now = _identity_of(self.path, self.native.fileno(), self.identity.size)
+        if not now.matches(self.identity):
+            raise UserError(
+                f"{self.path}: changed since it was opened, so that it is not one set of positions any more"
+            )

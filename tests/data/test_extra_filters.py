@@ -1,0 +1,100 @@
+"""Filters in Python that a recipe names: what they keep, what order depends on, mistakes in one line."""
+
+import json
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from nnue_trainer.data import Filters, RecordLoader, fields
+from nnue_trainer.data.filters import FILTERS, Filter, identity
+from nnue_trainer.data.filters.pieces import Pieces
+from nnue_trainer.errors import UserError
+from nnue_trainer.schema import section
+
+Records = npt.NDArray[np.uint8]
+
+
+@section
+class Wrong(Filter):
+    """Answers as it is told to."""
+
+    answer: str
+    """what to do wrong"""
+
+    def keep(self, records: Records) -> npt.NDArray[np.bool_]:
+        if self.answer == "raise":
+            return {}[3]
+        return np.ones(len(records) + (self.answer == "length"), int if self.answer == "dtype" else bool)
+
+
+@pytest.fixture
+def sample(project_root):
+    return project_root / "samples" / "val.binpack"
+
+
+def records(path, **options) -> Records:
+    return np.concatenate([batch.numpy().copy() for batch in RecordLoader(path, 4096, shuffle=False, **options)])
+
+
+def test_they_keep_what_the_loader_gives(sample):
+    everything = records(sample, drop_last=False)
+    extra = Filters(extra=[Pieces(least=5, most=20), Pieces(most=12)])
+    counts = fields.piece_counts(everything)
+    expected = everything[(counts >= 5) & (counts <= 12)]
+    assert 0 < len(expected) < len(everything)
+    np.testing.assert_array_equal(records(sample, drop_last=False, filters=extra), expected)
+    own = Filters(extra=[Pieces(least=5)])
+    loaded = records(sample, drop_last=False, filters=own, user_filter=lambda r: fields.piece_counts(r) <= 12)
+    np.testing.assert_array_equal(loaded, expected)
+
+
+def test_they_come_after_the_compiled_filters_and_are_counted(sample):
+    everything = records(sample, drop_last=False)
+    quiet, _ = Filters(quiet=True).apply(everything)
+    kept, counts = Filters(quiet=True, extra=[Pieces(most=12)]).apply(everything)
+    np.testing.assert_array_equal(kept, quiet[fields.piece_counts(quiet) <= 12])
+    assert counts["kept"] == len(kept)
+    assert counts["dropped"]["user_filter"] == len(quiet) - len(kept)
+    loader = RecordLoader(sample, 512, shuffle=False, drop_last=False, filters=Filters(extra=[Pieces(most=12)]))
+    assert sum(len(batch) for batch in loader) < len(everything)
+    assert set(loader.filter_counts()["dropped"]) == {"user_filter"}
+
+
+def test_the_order_depends_on_them(sample):
+    """A state of one filter is not taken for that of another, and says so by name and value."""
+    state = RecordLoader(sample, 64, filters=Filters(extra=[Pieces(most=12)])).state_dict()
+    assert state["order"]["user_filter"] == [{"kind": "pieces", "least": 2, "most": 12}]
+    state = json.loads(json.dumps(state))
+    RecordLoader(sample, 64, filters=Filters(extra=[Pieces(most=12)])).load_state_dict(state)
+    with pytest.raises(UserError, match=r"loader state: user_filter was \[.*12.*now it is \[.*13"):
+        RecordLoader(sample, 64, filters=Filters(extra=[Pieces(most=13)])).load_state_dict(state)
+
+
+def test_identity_names_files_without_their_folder():
+    Wrong.kind = "some/folder/wrong.py:Wrong"
+    assert identity(Filters(extra=[Wrong(answer="x")]).with_extra()) == [{"kind": "wrong.py:Wrong", "answer": "x"}]
+    assert identity(len).endswith("builtins.len")
+    assert identity(None) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("raise", "filter wrong: KeyError: 3"),
+        ("length", r"filter wrong: gave bool \[31\], expected bool \[30\]"),
+        ("dtype", r"filter wrong: gave int64 \[30\], expected bool \[30\]"),
+    ],
+)
+def test_mistakes_name_the_filter(sample, answer, message):
+    Wrong.kind = "wrong"
+    filters = Filters(extra=[Wrong(answer=answer)])
+    with pytest.raises(UserError, match=message):
+        filters.apply(records(sample)[:30])
+    with pytest.raises(UserError, match=message.split("[")[0].rstrip("\\")) as caught:
+        next(iter(RecordLoader(sample, 64, filters=filters)))
+    assert str(caught.value).startswith("user filter: filter wrong: ")
+
+
+def test_recipes_name_them():
+    assert FILTERS.parse({"kind": "pieces", "most": 7}, may_import=False) == Pieces(most=7)
