@@ -1,6 +1,6 @@
-"""Nets that engines read: the `.nnue` reader and writer, the integer evaluator, conversion from and to checkpoints."""
+"""From checkpoints to net files and back, what a net file says of a position, and what an engine says of it."""
 
-from nnue_trainer.export.convert import checkpoint_from_net, net_from_checkpoint
+from nnue_trainer.export.convert import checkpoint_from_net, exported, format_of, net_from_checkpoint, parse_format
 from nnue_trainer.export.evaluate import Evaluation, evaluate
 from nnue_trainer.export.net import QuantizedNet, read_net, to_bytes, write_net
 
@@ -9,7 +9,10 @@ __all__ = [
     "QuantizedNet",
     "checkpoint_from_net",
     "evaluate",
+    "exported",
+    "format_of",
     "net_from_checkpoint",
+    "parse_format",
     "read_net",
     "to_bytes",
     "write_net",

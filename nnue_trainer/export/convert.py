@@ -1,157 +1,252 @@
-"""Between checkpoints (floating point) and nets (integers).
+"""Between checkpoints (floating point) and nets (integers), by the table of the net (`Net.tensors`).
 
-Export rounds to nearest and refuses what does not fit, naming tensor, index, value and limit. It also merges the two
-king planes that training keeps apart; import takes them apart again, so that import → export gives the same file.
+Export rounds to nearest and refuses what does not fit, naming tensor, index, value and limit. Where several rows of a
+parameter share one of the net (the planes of the two kings), export takes those that positions can have and import
+takes them apart again, so that import → export gives the same file.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nnue_trainer.architectures.config import SimpleConfig, parse
-from nnue_trainer.architectures.sfnnv5 import KING_BUCKETS, PLANES, SQUARES
 from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.data.features import FeaturePart, feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.net import QuantizedNet
-from nnue_trainer.export.spec import KNOWN_L1, Layout, SimpleSpec, Spec, describe, spec_of
-from nnue_trainer.quantization.scales import SFNNV5, SIMPLE, Scales, TensorScale
+from nnue_trainer.nets.base import Net, NetTensor, parse
+from nnue_trainer.nnue_file.description import describe
+from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat
+from nnue_trainer.schema import validate
 
-OWN_KING, ENEMY_KING = PLANES - 2, PLANES - 1
-SHARED_KING = OWN_KING
-_BUCKETS = np.arange(KING_BUCKETS)
-# The square of the own king, seen from its side and mirrored to files e–h, that each king bucket stands for.
-KING_SQUARE = 8 * (7 - _BUCKETS // 4) + 7 - _BUCKETS % 4
+_CHUNK = 1 << 20  # elements at a time: the scratch arrays are of float64
 
 
-def merge_king_planes(rows: np.ndarray) -> np.ndarray:
-    """[24576, N] of 12 planes → [22528, N] of 11: both kings share a plane, told apart by the square."""
-    planes = rows.reshape(KING_BUCKETS, PLANES, SQUARES, -1)
-    merged = planes[:, : PLANES - 1].copy()
-    merged[:, SHARED_KING] = planes[:, ENEMY_KING]
-    merged[_BUCKETS, SHARED_KING, KING_SQUARE] = planes[_BUCKETS, OWN_KING, KING_SQUARE]
-    return merged.reshape(-1, rows.shape[1])
+def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
+    """round(values · scale) as integers of the tensor's dtype, `values` being the range of rows of the parameter, fp32.
+    UserError names the first value that is not finite or does not fit."""
+    out = np.empty(values.shape, tensor.dtype)
+    flat, result = values.reshape(-1), out.reshape(-1)
+    for begin in range(0, flat.size, _CHUNK):
+        steps = np.rint(flat[begin : begin + _CHUNK].astype(np.float64) * tensor.scale)
+        wrong = ~(np.abs(steps) <= tensor.limit)
+        if wrong.any():
+            first = begin + int(wrong.argmax())
+            index = [int(i) for i in np.unravel_index(first, values.shape)]
+            index[0] += tensor.first_row
+            count = _count_wrong(tensor, flat)
+            raise UserError(
+                f"{where}: {tensor.source_parameter}{index} is {float(flat[first]):.6g}, limit "
+                f"±{tensor.limit / tensor.scale:.6g} ({tensor.limit} steps of 1/{tensor.scale:.6g}); "
+                f"{count} of {flat.size} values do not fit"
+            )
+        result[begin : begin + _CHUNK] = steps
+    return out
 
 
-def split_king_planes(rows: np.ndarray) -> np.ndarray:
-    """[22528, N] → [24576, N], the inverse; king rows that no position can have are 0."""
-    merged = rows.reshape(KING_BUCKETS, PLANES - 1, SQUARES, -1)
-    planes = np.zeros((KING_BUCKETS, PLANES, SQUARES, rows.shape[1]), rows.dtype)
-    planes[:, :OWN_KING] = merged[:, :OWN_KING]
-    planes[:, ENEMY_KING] = merged[:, SHARED_KING]
-    planes[_BUCKETS, ENEMY_KING, KING_SQUARE] = 0
-    planes[_BUCKETS, OWN_KING, KING_SQUARE] = merged[_BUCKETS, SHARED_KING, KING_SQUARE]
-    return planes.reshape(-1, rows.shape[1])
+def _count_wrong(tensor: NetTensor, flat: np.ndarray) -> int:
+    chunks = (flat[begin : begin + _CHUNK].astype(np.float64) for begin in range(0, flat.size, _CHUNK))
+    return sum(int((~(np.abs(np.rint(chunk * tensor.scale)) <= tensor.limit)).sum()) for chunk in chunks)
 
 
-def _float_shape(spec: Spec, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the model's parameter for a tensor of the net: king planes apart, rows without padding."""
-    if isinstance(spec, SimpleSpec):
-        return shape
-    if name.startswith("fc") and name.endswith("weight"):
-        return (*shape[:-1], spec.fc[int(name[2])][0])
-    if spec.feature_set == "HalfKAv2_hm_11" and name in ("feature_transformer.weight", "feature_transformer.psqt"):
-        return (KING_BUCKETS * PLANES * SQUARES, shape[1])
-    return shape
-
-
-def _scales(spec: Spec) -> Scales:
-    return SIMPLE if isinstance(spec, SimpleSpec) else SFNNV5
-
-
-def quantize(name: str, tensor: Tensor, scale: TensorScale, where: str) -> np.ndarray:
-    """round(tensor · scale) as float64. UserError names the first value that is not finite or does not fit."""
-    values = tensor.detach().cpu().double().numpy()
-    steps = np.rint(values * scale.scale)
-    wrong = ~(np.abs(steps) <= scale.limit)
-    if wrong.any():
-        index = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
-        value = float(values[index])
-        raise UserError(
-            f"{where}: {name}{list(index)} is {value:.6g}, limit ±{scale.limit / scale.scale:.6g} "
-            f"({scale.limit} steps of 1/{scale.scale:.6g}); {int(wrong.sum())} of {wrong.size} values do not fit"
-        )
-    return steps
+def parameter_shapes(net: Net) -> dict[str, tuple[int, ...]]:
+    """Shapes of the float model's parameters, by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for tensor in net.tensors():
+        rows, *rest = tensor.source_shape
+        known, *_ = shapes.get(tensor.source_parameter, (0,))
+        shapes[tensor.source_parameter] = (max(known, tensor.first_row + rows), *rest)
+    return shapes
 
 
 def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = False) -> QuantizedNet:
-    """The net that `checkpoint` is. `where` names it in errors; `any_l1` allows a width that no Stockfish reads."""
-    config = parse(checkpoint.architecture, where)
-    if not isinstance(config, SimpleConfig) and config.l1 not in KNOWN_L1 and not any_l1:
-        released = ", ".join(f"{l1} ({name})" for l1, name in sorted(KNOWN_L1.items()))
-        raise UserError(
-            f"{where}: architecture.l1 is {config.l1}, which no Stockfish reads; expected one of {released}; "
-            "--any-l1 writes it all the same"
-        )
-    spec = spec_of(config)
+    """The net that `checkpoint` is. `where` names it in errors; `any_l1` allows a width that no engine reads."""
+    net = parse(checkpoint.architecture, where)
+    if net.unreadable is not None and not any_l1:
+        raise UserError(f"{where}: architecture.{net.unreadable}; --any-l1 writes it all the same")
     model = checkpoint.tensors.get("model", {})
     kept = checkpoint.tensors.get("net", {})
-    scales = _scales(spec).tensors
-    for name in sorted(model.keys() ^ scales.keys()):
+    shapes = parameter_shapes(net)
+    for name in sorted(model.keys() ^ shapes.keys()):
         raise UserError(f"{where}: tensor model/{name} is {'unknown' if name in model else 'missing'}")
-    tensors: dict[str, np.ndarray] = {}
-    for name, (dtype, shape) in spec.tensor_shapes().items():
-        expected = _float_shape(spec, name, shape)
-        if tuple(model[name].shape) != expected:
+    for name, shape in shapes.items():
+        if tuple(model[name].shape) != shape:
             found = list(model[name].shape)
-            raise UserError(f"{where}: tensor model/{name} has shape {found}, expected {list(expected)}")
-        steps = quantize(name, model[name], scales[name], where)
-        if expected[0] != shape[0]:
-            steps = merge_king_planes(steps)
-        elif expected != shape:
+            raise UserError(f"{where}: tensor model/{name} has shape {found}, expected {list(shape)}")
+    tensors: dict[str, np.ndarray] = {}
+    for tensor in net.tensors():
+        integers = quantize(tensor, _source_rows(tensor, model), where)
+        if tensor.source is not None:
+            integers = integers[tensor.source]
+        if tensor.columns is not None and tensor.columns != tensor.shape[-1]:
             # Rows are padded to whole vectors; what a foreign net had in there was kept at import.
-            padding = kept[name].numpy() if name in kept else np.zeros((*shape[:-1], shape[-1] - expected[-1]))
-            steps = np.concatenate([steps, padding], axis=-1)
-        tensors[name] = steps.astype(dtype)
+            padding = np.zeros((*tensor.shape[:-1], tensor.shape[-1] - tensor.columns), tensor.dtype)
+            if tensor.name in kept:
+                padding = _kept_padding(kept[tensor.name], padding, tensor.name, where)
+            integers = np.concatenate([integers, padding], axis=-1)
+        tensors[tensor.name] = integers
+    description, layout = _origin(checkpoint, net, where)
+    return QuantizedNet(net, description, tensors, layout)
+
+
+def _source_rows(tensor: NetTensor, model: Mapping[str, Tensor]) -> np.ndarray:
+    """The range of rows of the parameter that a tensor is made of, fp32."""
+    first, (rows, *_) = tensor.first_row, tensor.source_shape
+    values = model[tensor.source_parameter][first : first + rows]
+    return np.asarray(values.detach().cpu().float().contiguous().numpy())
+
+
+def exported(quantized: QuantizedNet, checkpoint: Checkpoint) -> Exported:
+    """The net of `checkpoint` for a file format; `quantized` is what `net_from_checkpoint` made of it."""
+    model = checkpoint.tensors["model"]
+
+    def values_of(tensor: NetTensor) -> Callable[[], np.ndarray]:
+        def values() -> np.ndarray:
+            rows = _source_rows(tensor, model)
+            rows = rows if tensor.source is None else rows[tensor.source]
+            missing = tensor.shape[-1] - rows.shape[-1]
+            padding = np.zeros((*rows.shape[:-1], missing), rows.dtype)
+            return np.concatenate([rows, padding], axis=-1) if missing else rows
+
+        return values
+
+    tensors = [
+        ExportedTensor(tensor.name, quantized.tensors[tensor.name], tensor.scale, values_of(tensor))
+        for tensor in quantized.net.tensors()
+    ]
+    return Exported(tensors, quantized.file_layout, quantized.description)
+
+
+def format_of(checkpoint: Checkpoint, where: str) -> NetFormat:
+    """The file format that the recipe in a checkpoint states, by default `nnue`."""
+    return parse_format((checkpoint.recipe or {}).get("export", {}), f"{where}: recipe: export")
+
+
+def parse_format(data: Any, where: str) -> NetFormat:
+    """The file format that plain JSON data describes. UserError names `where`, the key, what was found, expected."""
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: found {data!r:.80}, expected a section of keys")
+    kind = data.get("kind", FORMATS.default)
+    if not isinstance(kind, str):
+        raise UserError(f"{where}: kind: found {kind!r:.80}, expected one of {', '.join(FORMATS.names())}")
+    try:
+        found = FORMATS.find(kind, may_import=False)
+    except UserError as error:
+        raise UserError(f"{where}: kind: {error}") from None
+    return validate(found, {key: value for key, value in data.items() if key != "kind"}, lambda _: where)
+
+
+def _kept_padding(found: Tensor, expected: np.ndarray, name: str, where: str) -> np.ndarray:
+    values = found.numpy()
+    if values.shape != expected.shape or values.dtype != expected.dtype:
+        raise UserError(
+            f"{where}: tensor net/{name} is {values.dtype} {list(values.shape)}, expected {expected.dtype} "
+            f"{list(expected.shape)}"
+        )
+    return values
+
+
+def _origin(checkpoint: Checkpoint, net: Net, where: str) -> tuple[bytes, str]:
+    """Description and layout of the file that a checkpoint was imported from, else those of a net of ours."""
+    layouts = [layout.name for layout in net.layouts()]
     origin = checkpoint.state.get("net", {})
-    description = origin["description"].encode("latin-1") if "description" in origin else describe(spec)
-    layout: Layout = origin.get("layout", spec.layout)
-    return QuantizedNet(spec, description, tensors, layout)
+    if not isinstance(origin, dict):
+        raise UserError(f"{where}: metadata state.net is {origin!r:.80}, expected a mapping")
+    text, layout = origin.get("description"), origin.get("layout", layouts[0])
+    # The first release had one name for the layout of all its nets.
+    layout = layouts[0] if layout == "raw" and layout not in layouts else layout
+    if layout not in layouts:
+        raise UserError(f"{where}: metadata state.net.layout is {layout!r:.80}, expected one of {', '.join(layouts)}")
+    if text is None:
+        return describe(net.name, net.architecture), layout
+    try:
+        return str(text).encode("latin-1"), layout
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: metadata state.net.description holds characters that are no bytes") from None
 
 
-def checkpoint_from_net(net: QuantizedNet, where: str) -> Checkpoint:
-    """A checkpoint that exports to the very file `net` came from: what floats do not hold is kept beside them."""
-    spec = net.spec
-    if spec.architecture is None:
-        raise UserError(f"{where}: {spec.name} nets can be read and evaluated, but have no float model to train")
-    model: dict[str, Tensor] = {}
+def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
+    """A checkpoint that exports to the very file `quantized` came from: what floats do not hold is kept beside them."""
+    net = quantized.net
+    model = {name: torch.zeros(shape) for name, shape in parameter_shapes(net).items()}
     kept: dict[str, Tensor] = {}
-    for name, scale in _scales(spec).tensors.items():
-        steps = net.tensors[name]
-        expected = _float_shape(spec, name, steps.shape)
-        if expected[-1] != steps.shape[-1]:
-            padding = steps[..., expected[-1] :]
+    for tensor in net.tensors():
+        steps = quantized.tensors[tensor.name]
+        if tensor.columns is not None and tensor.columns != tensor.shape[-1]:
+            padding = steps[..., tensor.columns :]
             if padding.any():
-                kept[name] = torch.from_numpy(padding.copy())
-            steps = steps[..., : expected[-1]]
-        values = (steps / scale.scale).astype(np.float32)
-        lost = np.rint(values.astype(np.float64) * scale.scale) != steps
-        if lost.any():
-            index = tuple(int(i) for i in np.unravel_index(int(lost.argmax()), lost.shape))
-            raise UserError(
-                f"{where}: {name}{list(index)} is {steps[index]}, too large for a 32-bit float to hold exactly"
-            )
-        if expected[0] != steps.shape[0]:
-            values = split_king_planes(values)
-        model[name] = torch.from_numpy(np.ascontiguousarray(values))
-    state = {"net": {"name": spec.name, "description": net.description.decode("latin-1"), "layout": net.layout}}
+                kept[tensor.name] = torch.from_numpy(padding.copy())
+            steps = steps[..., : tensor.columns]
+        first, (rows, *_) = tensor.first_row, tensor.source_shape
+        into = model[tensor.source_parameter].numpy()[first : first + rows]
+        values = _dequantize(tensor, np.ascontiguousarray(steps), where)
+        if tensor.source is None:
+            into[:] = values
+        else:
+            into[tensor.source] = values
+    description = quantized.description.decode("latin-1")
+    state = {"net": {"name": net.name, "description": description, "layout": quantized.layout}}
     tensors = {"model": model, "net": kept} if kept else {"model": model}
-    return Checkpoint(spec.architecture, tensors, None, state)
+    return Checkpoint(net.architecture, tensors, None, state)
 
 
-def accumulator_bound(net: QuantizedNet) -> int:
-    """No position can bring an accumulator beyond this magnitude (at most 32 pieces, one a square).
+def _dequantize(tensor: NetTensor, steps: np.ndarray, where: str) -> np.ndarray:
+    values = np.empty(steps.shape, np.float32)
+    flat, result = steps.reshape(-1), values.reshape(-1)
+    for begin in range(0, flat.size, _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        result[part] = flat[part] / tensor.scale
+        if steps.itemsize < 4:
+            continue  # 24 bits hold 16
+        lost = np.rint(result[part].astype(np.float64) * tensor.scale) != flat[part]
+        if lost.any():
+            at = begin + int(lost.argmax())
+            index = [int(i) for i in np.unravel_index(at, steps.shape)]
+            raise UserError(
+                f"{where}: {tensor.name}{index} is {flat[at]}, too large for a 32-bit float to hold exactly"
+            )
+    return values
 
-    It is a bound, not a maximum: nets above `spec.accumulator_limit` may still never wrap around in a legal position.
+
+def accumulator_bound(quantized: QuantizedNet) -> int:
+    """No position can bring an accumulator beyond this magnitude: of a king bucket at most one feature per square is
+    active, of an unbucketed part at most as many as a row has room for.
+
+    It is a bound, not a maximum: nets above `Net.accumulator_limit` may still never wrap around in a legal position.
     """
-    weight = net.tensors["feature_transformer.weight"]
-    bias = net.tensors["feature_transformer.bias"].astype(np.int64)
-    blocks = weight.reshape(-1, 704 if net.spec.feature_set == "HalfKAv2_hm_11" else weight.shape[0], weight.shape[1])
-    worst = 0
-    for block in blocks:
-        squares = block.reshape(-1, SQUARES, weight.shape[1])
-        highest = np.sort(np.maximum(squares.max(axis=0), 0), axis=0)[-32:].sum(axis=0, dtype=np.int64)
-        lowest = np.sort(np.minimum(squares.min(axis=0), 0), axis=0)[:32].sum(axis=0, dtype=np.int64)
-        worst = max(worst, int((bias + highest).max()), int(-(bias + lowest).min()))
-    return worst
+    net = quantized.net
+    weights = [tensor for tensor in net.tensors() if tensor.source_parameter == "feature_transformer.weight"]
+    if not weights or "feature_transformer.bias" not in quantized.tensors:
+        return 0
+    parts = {part.num_features: part for part in feature_set(net.integer_feature_set).parts}
+    highest = lowest = quantized.tensors["feature_transformer.bias"].astype(np.int64)
+    for tensor in weights:
+        high, low = _extremes(quantized.tensors[tensor.name], parts[tensor.shape[0]])
+        highest, lowest = highest + high, lowest + low
+    return int(max(highest.max(), -lowest.min()))
+
+
+def _extremes(weight: np.ndarray, part: FeaturePart) -> tuple[np.ndarray, np.ndarray]:
+    """The largest and the smallest sum of active rows, int64 [N] each."""
+    if not part.bucket_size:
+        most = part.max_active
+        return (
+            np.maximum(weight.max(axis=0), 0).astype(np.int64) * most,
+            np.minimum(weight.min(axis=0), 0).astype(np.int64) * most,
+        )
+    squares = 64
+    high = np.zeros(weight.shape[1], np.int64)
+    low = np.zeros(weight.shape[1], np.int64)
+    for begin in range(0, part.num_features, part.bucket_size):
+        bucket = weight[begin : begin + part.bucket_size]
+        # Bucket sizes that are no multiple of 64 begin with an unused slot.
+        planes = bucket[part.bucket_size % squares :].reshape(-1, squares, weight.shape[1])
+        best = np.sort(np.maximum(planes.max(axis=0), 0), axis=0)[-part.max_active :]
+        worst = np.sort(np.minimum(planes.min(axis=0), 0), axis=0)[: part.max_active]
+        high = np.maximum(high, best.sum(axis=0, dtype=np.int64))
+        low = np.minimum(low, worst.sum(axis=0, dtype=np.int64))
+    return high, low

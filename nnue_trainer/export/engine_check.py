@@ -6,22 +6,23 @@ their total, on a hundred positions, leave no room for an error to hide.
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export.evaluate import Evaluation
-from nnue_trainer.export.spec import tdiv
+from nnue_trainer.nets.base import tdiv
+from nnue_trainer.uci import Engine, EngineEnded
 
 ENGINE_NAME = "Stockfish 15.1"
 ARCHITECTURE = "sfnnv5"
 PAWN = 361
+_REFUSAL = "info string ERROR: "
 _ROW = re.compile(r"^\|\s+(\d)\s+\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)$")
 
 
@@ -35,53 +36,41 @@ class Table:
     evaluation: str
 
 
-def find_engine(engine: str | None = None) -> str:
-    """Path of Stockfish: `engine` if given, else `stockfish` on PATH, else where Debian puts it."""
-    for candidate in [engine] if engine else ["stockfish", "/usr/games/stockfish"]:
-        found = shutil.which(candidate)
-        if found:
-            return found
-    raise UserError(
-        f"{engine}: no such engine" if engine else "no stockfish on PATH or in /usr/games: apt-get install stockfish"
-    )
-
-
 def engine_tables(engine: str, net: Path, fens: Sequence[str]) -> list[Table | None]:
     """The engine's table for every position; None for positions in check, which it does not evaluate.
 
     Starts one process for this net: an engine that failed to load a file may keep part of it in memory.
     """
     net = net.resolve()
-    script = ["uci", f"setoption name EvalFile value {net}", "isready"]
-    for fen in fens:
-        script += [f"position fen {fen}", "eval", "isready"]
-    script += ["quit", ""]
-    try:
-        done = subprocess.run(
-            [engine], input="\n".join(script), capture_output=True, text=True, timeout=60 + len(fens), check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"{engine}: {error}") from None
-    output = done.stdout
-    name = re.search(r"^id name (.*)$", output, re.MULTILINE)
-    if name is None or name.group(1).strip() != ENGINE_NAME:
-        found = name.group(1).strip() if name else "no id name"
-        raise UserError(f"{engine}: found {found!r}, expected {ENGINE_NAME!r} (other versions print other tables)")
-    refusal = re.search(r"^info string ERROR: (.*)$", output, re.MULTILINE)
-    if refusal or done.returncode != 0:
-        reason = refusal.group(1) if refusal else f"exit code {done.returncode}"
-        raise UserError(f"{engine}: does not take {net}: {reason}")
-    answers = output.split("readyok\n")[1:-1]
-    if len(answers) != len(fens):
-        raise UserError(f"{engine}: answered {len(answers)} positions, expected {len(fens)}")
-    return [_parse(answer, engine, net, fen) for answer, fen in zip(answers, fens, strict=True)]
+    with Engine(engine, timeout=60.0) as running:
+        if running.name != ENGINE_NAME:
+            raise UserError(
+                f"{engine}: found {running.name or 'no id name'!r}, expected {ENGINE_NAME!r} (other versions print "
+                "other tables)"
+            )
+        tables = []
+        try:
+            running.set_option("EvalFile", str(net))
+            running.wait_until_ready()
+            for fen in fens:
+                running.send(f"position fen {fen}")
+                running.send("eval")
+                tables.append(_parse("\n".join(running.ask("isready", "readyok")), engine, net, fen))
+        except EngineEnded as error:
+            refusals = [line for line in error.lines if line.startswith(_REFUSAL)]
+            if refusals:
+                reason = refusals[0].removeprefix(_REFUSAL)
+                raise UserError(f"{engine}: does not take {shown(str(net))}: {reason}") from None
+            raise
+    return tables
 
 
 def _parse(answer: str, engine: str, net: Path, fen: str) -> Table | None:
     if "none (in check)" in answer:
         return None
-    if f"NNUE evaluation using {net} enabled" not in answer:
-        raise UserError(f"{engine}: evaluates with another net than {net}")
+    name = os.fsencode(net).decode(errors="replace")  # as the client decodes what the engine prints
+    if f"NNUE evaluation using {name} enabled" not in answer:
+        raise UserError(f"{engine}: evaluates with another net than {shown(str(net))}")
     cells: list[list[str]] = []
     used = -1
     for line in answer.splitlines():

@@ -5,20 +5,22 @@ Element k of tensor t comes from a splitmix of (seed, t, k); the ranges stress e
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from nnue_trainer.export.net import QuantizedNet
-from nnue_trainer.export.spec import STOCKFISH
+from nnue_trainer.nets.base import NETS, Net
+from nnue_trainer.nnue_file.layout import Block, FileLayout
 
 _CHUNK = 1 << 20
 
 
-def uniform(seed: int, tensor: int, shape: tuple[int, ...], dtype: np.dtype[Any], bound: tuple[int, int]) -> np.ndarray:
-    """Integers of the closed range `bound`, element k being the splitmix of (seed, tensor, k)."""
+def uniform(seed: int, tensor: int, count: int, bound: tuple[int, int]) -> np.ndarray:
+    """int32 [count] of the closed range `bound`, element k being the splitmix of (seed, tensor, k)."""
     low, high = bound
-    out = np.empty(int(np.prod(shape)), dtype)
+    out = np.empty(count, np.int32)
     base = (seed << 56) + (tensor << 40) + 1
     for begin in range(0, out.size, _CHUNK):
         end = min(begin + _CHUNK, out.size)
@@ -33,29 +35,52 @@ def uniform(seed: int, tensor: int, shape: tuple[int, ...], dtype: np.dtype[Any]
         z *= np.uint64(high - low + 1)
         z >>= np.uint64(32)
         out[begin:end] = z.astype(np.int64) + low
-    return out.reshape(shape)
+    return out
 
 
-def golden_net(name: str, seed: int = 1) -> QuantizedNet:
-    """The golden net of a Stockfish architecture, described as `golden NAME seed SEED`."""
-    spec = STOCKFISH[name]
-    bounds = {"bias": (-40, 120), "weight": (-40, 40), "psqt": (-9000, 9000)}
-    tensors = {
-        s.tensor: uniform(seed, t, s.shape, s.dtype, bounds[s.tensor.rpartition(".")[2]])
-        for t, s in enumerate(spec.feature_transformer_sections())
-    }
-    # Wide layers sum more products and would saturate everywhere; small weights came with the later versions.
-    wide = 31 if name in ("sfnnv1", "sfnnv2", "sfnnv3", "sfnnv4", "sfnnv5") else 127
-    stacked: dict[str, list[np.ndarray]] = {}
-    for stack in range(spec.stacks):
-        for t, s in enumerate(spec.stack_sections(stack), start=100 + 6 * stack):
-            layer = int(s.tensor[2])
-            if s.tensor.endswith("bias"):
-                values = uniform(seed, t, s.shape, s.dtype, (-12000, 12000))
-            else:
-                limit = wide if layer else 31 if spec.l1 <= 1024 else 16
-                values = uniform(seed, t, s.shape, s.dtype, (-limit, limit))
-                values[:, spec.fc[layer][0] :] = 0
-            stacked.setdefault(s.tensor, []).append(values)
-    tensors |= {tensor: np.stack(parts) for tensor, parts in stacked.items()}
-    return QuantizedNet(spec, f"golden {name} seed {seed}".encode(), tensors, spec.layout)
+def golden_net(name: str, seed: int = 1, **sizes: int) -> QuantizedNet:
+    """The golden net of a Stockfish architecture, described as `golden NAME seed SEED`. What follows a hyphen in the
+    name says which engine reads it: `sfnnv10-sf18`. `sizes` are fields of the net that differ, such as `l1`."""
+    make: Any = NETS.find(name.partition("-")[0])
+    net: Net = make(**sizes)
+    layout = net.layouts()[0]
+    return QuantizedNet(net, f"golden {name} seed {seed}".encode(), _tensors(net, layout, seed), layout.name)
+
+
+def _tensors(net: Net, layout: FileLayout, seed: int) -> dict[str, np.ndarray]:
+    version = int(re.findall(r"\d+", net.kind)[0])
+    tensors = {tensor.name: tensor for tensor in net.tensors()}
+    made = {name: np.empty(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    blocks = [item for item in layout.items if isinstance(item, Block)]
+    first_stack = next(i for i, block in enumerate(blocks) if block.pieces[0].index is not None)
+    for number, block in enumerate(blocks):
+        stack = block.pieces[0].index
+        tensor = number if stack is None else 100 + 6 * stack + (number - first_stack) % 6
+        values = uniform(
+            seed, tensor, block.count, _bound(block, tensors["feature_transformer.bias"].shape[0], version)
+        )
+        for piece in block.pieces:
+            part, values = values[: piece.count].reshape(piece.shape), values[piece.count :]
+            columns = tensors[piece.tensor].columns
+            if columns is not None:
+                part[:, columns:] = 0
+            made[piece.tensor][... if stack is None else stack] = part
+    return made
+
+
+def _bound(block: Block, l1: int, version: int) -> tuple[int, int]:
+    """Ranges that keep every net lively. Wide layers sum more products and would saturate everywhere; small weights in
+    the later layers are those of the first versions."""
+    piece = block.pieces[0]
+    layer, _, kind = piece.tensor.partition(".")
+    if layer == "feature_transformer":
+        s = 2 if 10 <= version < 128 else 1
+        if kind == "bias":
+            return -40 * s, 120 * s
+        if kind.startswith("psqt"):
+            return -9000, 9000
+        return (-48, 48) if piece.dtype == "<i1" else (-40 * s, 40 * s)
+    if kind == "bias":
+        return -12000, 12000
+    limit = (31 if l1 <= 1024 else 16) if layer == "fc0" else 31 if version <= 5 else 127
+    return -limit, limit

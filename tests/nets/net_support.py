@@ -6,19 +6,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nnue_trainer import architectures, data
+from nnue_trainer import data, nets
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.export import QuantizedNet
 
+VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
 
-def vectors(shared: Path, name: str) -> list[dict]:
-    return json.loads((shared / "vectors" / f"eval_{name}.json").read_text())["positions"]
+def vectors(name: str) -> list[dict]:
+    """Raw evaluations that engines printed for a net: tests/vectors/README.md."""
+    return json.loads((VECTORS / f"eval_{name}.json").read_text())["positions"]
 
 
 def batch_of(net: QuantizedNet, fens: list[str]) -> data.Batch:
-    return data.expand(data.records_from_fens(fens), net.spec.feature_set)
+    return data.expand(data.records_from_fens(fens), net.net.integer_feature_set)
 
 
 def fnv1a64(row: np.ndarray) -> str:
@@ -31,7 +33,7 @@ def fnv1a64(row: np.ndarray) -> str:
 
 def random_checkpoint(architecture: dict, seed: int = 0) -> Checkpoint:
     """A model whose weights fill a good part of the range that export allows."""
-    model = architectures.build(architecture)
+    model = nets.build(architecture)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

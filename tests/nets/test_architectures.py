@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from nnue_trainer import architectures
-from nnue_trainer.architectures import SfnnV5Config, SimpleConfig
+from nnue_trainer import nets
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
+from nnue_trainer.nets import VirtualRows
+from nnue_trainer.nets.simple import Simple
+from nnue_trainer.nets.stockfish import SfnnV5
 
 SMALL = {"kind": "sfnnv5", "l1": 64}
 SIMPLE = {"kind": "simple", "hidden": 16}
@@ -49,7 +51,7 @@ def sides(batch: Batch, i: int) -> tuple[list[int], list[int]]:
 
 
 def test_sfnnv5_forward_is_the_written_out_arithmetic() -> None:
-    model = architectures.build(SMALL)
+    model = nets.build(SMALL)
     randomise(model)
     batch = random_batch(24576, 40)
     p = {name: value.double().numpy() for name, value in model.state_dict().items()}
@@ -75,7 +77,7 @@ def test_sfnnv5_forward_is_the_written_out_arithmetic() -> None:
 
 @pytest.mark.parametrize("activation", ["screlu", "crelu"])
 def test_simple_forward_is_the_written_out_arithmetic(activation: str) -> None:
-    model = architectures.build({**SIMPLE, "activation": activation})
+    model = nets.build({**SIMPLE, "activation": activation})
     randomise(model)
     batch = random_batch(768, 40)
     p = {name: value.double().numpy() for name, value in model.state_dict().items()}
@@ -90,7 +92,7 @@ def test_simple_forward_is_the_written_out_arithmetic(activation: str) -> None:
 
 
 def test_a_new_sfnnv5_starts_as_the_field_starts_it() -> None:
-    model = architectures.build({"kind": "sfnnv5"})
+    model = nets.build({"kind": "sfnnv5"})
     p = dict(model.named_parameters())
     assert {name: tuple(value.shape) for name, value in p.items()} == {
         "feature_transformer.weight": (24576, 1024),
@@ -122,7 +124,7 @@ def test_a_new_sfnnv5_starts_as_the_field_starts_it() -> None:
 
 def test_material_psqt_counts_material() -> None:
     """A knight more for the side to move is worth 781 engine units before the layers say anything."""
-    model = architectures.build(SMALL)
+    model = nets.build(SMALL)
     with torch.no_grad():
         for layer in (model.fc0, model.fc1, model.fc2):
             layer.weight.zero_()
@@ -141,7 +143,7 @@ def test_material_psqt_counts_material() -> None:
 
 def test_gradients_reach_every_parameter() -> None:
     for architecture, features in ((SMALL, 24576), (SIMPLE, 768)):
-        model = architectures.build(architecture)
+        model = nets.build(architecture)
         randomise(model)
         model(random_batch(features, 64)).square().mean().backward()
         for name, parameter in model.named_parameters():
@@ -151,7 +153,7 @@ def test_gradients_reach_every_parameter() -> None:
 
 
 def test_bounds_and_factoriser_name_real_parameters() -> None:
-    model = architectures.build(SMALL)
+    model = nets.build(SMALL)
     bounds = {bound.name: bound for bound in model.weight_bounds()}
     assert bounds["fc0.weight"].high == bounds["fc1.weight"].high == 127 / 64
     assert bounds["fc2.weight"].high == pytest.approx(127 * 127 / 9600)
@@ -160,18 +162,19 @@ def test_bounds_and_factoriser_name_real_parameters() -> None:
     for bound in bounds.values():
         assert bound.low == -bound.high
         assert bound.parameter is dict(model.named_parameters())[bound.name]
-    assert model.factorised() == {"feature_transformer.weight": 768, "feature_transformer.psqt": 768}
-    simple = architectures.build(SIMPLE)
+    rows = [VirtualRows(0, 24576, 768)]
+    assert model.factorised() == {"feature_transformer.weight": rows, "feature_transformer.psqt": rows}
+    simple = nets.build(SIMPLE)
     assert simple.factorised() == {}
     assert {bound.name for bound in simple.weight_bounds()} == {name for name, _ in simple.named_parameters()}
 
 
-@pytest.mark.parametrize("config", [SfnnV5Config(l1=96), SimpleConfig(hidden=32, activation="crelu")])
+@pytest.mark.parametrize("config", [SfnnV5(l1=96), Simple(hidden=32, activation="crelu")])
 def test_architecture_travels_as_plain_data(config) -> None:
-    model = architectures.build(config)
-    again = architectures.build(model.architecture)
+    model = nets.build(config)
+    again = nets.build(model.architecture)
     assert again.architecture == model.architecture
-    assert architectures.parse(model.architecture, "test") == config
+    assert nets.parse(model.architecture, "test") == config
     again.load_state_dict(model.state_dict())
 
 
@@ -181,21 +184,21 @@ def test_architecture_travels_as_plain_data(config) -> None:
         ({"kind": "sfnnv5", "l1": 100}, "architecture.l1: found 100, expected a multiple of 32"),
         ({"kind": "sfnnv5", "l1": "1024"}, 'architecture.l1: found "1024", expected'),
         ({"kind": "sfnnv5", "l2": 16}, "architecture.l2: unknown key (expected one of l1)"),
-        ({"kind": "sfnnv7"}, 'architecture.kind: found "sfnnv7", expected one of sfnnv5, simple'),
-        ({}, "architecture.kind: missing, expected one of sfnnv5, simple"),
+        ({"kind": "sfnnv99"}, "architecture.kind: found 'sfnnv99', expected one of layered, sfnnv1, sfnnv10, "),
+        ({}, "architecture.kind: missing, expected one of layered, sfnnv1, sfnnv10, "),
         ({"kind": "simple", "activation": "relu"}, 'architecture.activation: found "relu", expected'),
     ],
 )
 def test_wrong_architectures_are_named_in_one_line(data, words) -> None:
     with pytest.raises(UserError) as caught:
-        architectures.build(data)
+        nets.build(data)
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith(f"architectures.build: {words}")
+    assert message.startswith(f"nets.build: {words}")
 
 
 def test_forward_compiles_in_one_graph() -> None:
-    explanation = torch._dynamo.explain(architectures.build(SIMPLE))(random_batch(768, 8))
+    explanation = torch._dynamo.explain(nets.build(SIMPLE))(random_batch(768, 8))
     assert explanation.graph_break_count == 0, explanation.break_reasons
-    explanation = torch._dynamo.explain(architectures.build(SMALL))(random_batch(24576, 8))
+    explanation = torch._dynamo.explain(nets.build(SMALL))(random_batch(24576, 8))
     assert explanation.graph_break_count == 0, explanation.break_reasons

@@ -1,19 +1,23 @@
 """Between floating point and integers: rounding, king planes, refusals, import → export as the same file."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from net_support import batch_of, random_checkpoint
 
-from nnue_trainer import architectures, checkpoint, data
+from nnue_trainer import checkpoint, data, nets
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.convert import accumulator_bound, merge_king_planes, split_king_planes
-from nnue_trainer.export.evaluate import accumulators
+from nnue_trainer.export.convert import accumulator_bound
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.nets.base import accumulate
+from nnue_trainer.nets.stockfish import king_plane_rows
 
 SMALL = {"kind": "sfnnv5", "l1": 128}
+KING_ROWS = king_plane_rows(*(data.feature_set(name).parts[0] for name in ("HalfKAv2_hm", "HalfKAv2_hm_11")))
 
 
 def test_merging_king_planes_changes_no_position() -> None:
@@ -21,18 +25,16 @@ def test_merging_king_planes_changes_no_position() -> None:
     rows = np.random.default_rng(5).integers(-1000, 1000, (24576, 3))
     records = data.records_from_fens(list(CHECK_POSITIONS))
     wide, narrow = data.expand(records, "HalfKAv2_hm"), data.expand(records, "HalfKAv2_hm_11")
-    merged = merge_king_planes(rows)
+    merged = rows[KING_ROWS]
     assert merged.shape == (22528, 3)
     for twelve, eleven in ((wide.white, narrow.white), (wide.black, narrow.black)):
         for a, b in zip(twelve.numpy(), eleven.numpy(), strict=True):
             np.testing.assert_array_equal(rows[a[a >= 0]].sum(0), merged[b[b >= 0]].sum(0))
 
 
-def test_splitting_king_planes_is_the_inverse() -> None:
-    merged = np.random.default_rng(6).integers(1, 1000, (22528, 2))
-    split = split_king_planes(merged)
-    np.testing.assert_array_equal(merge_king_planes(split), merged)
-    assert np.count_nonzero(split[:, 0]) == 22528
+def test_no_two_merged_rows_come_from_one() -> None:
+    """So import can put each row back where it came from."""
+    assert np.unique(KING_ROWS).size == 22528
 
 
 @pytest.mark.parametrize("name", ["sfnnv5", "small128"])
@@ -53,12 +55,39 @@ def test_import_then_export_of_a_simple_net_is_the_same_file(tmp_path) -> None:
     assert to_bytes(again) == (tmp_path / "in.nnue").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("architecture", "layout"),
+    [({"kind": "simple", "hidden": 8}, "raw"), (SMALL, "leb"), ({"kind": "sfnnv5", "l1": 1024}, "raw")],
+)
+def test_checkpoints_imported_by_the_first_release_still_export(architecture: dict, layout: str) -> None:
+    source = random_checkpoint(architecture)
+    source.state["net"] = {"name": "any", "description": "as it was", "layout": layout}
+    net = net_from_checkpoint(source, "c")
+    assert net.description == b"as it was"
+    assert net.layout == ("own" if architecture["kind"] == "simple" else layout)
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        (7, "state.net is 7, expected a mapping"),
+        ({"layout": "zip"}, "state.net.layout is 'zip', expected one of leb, raw"),
+        ({"description": "\u20ac"}, "state.net.description holds characters that are no bytes"),
+    ],
+)
+def test_damaged_metadata_of_an_imported_net_is_one_line(origin, words: str) -> None:
+    source = random_checkpoint(SMALL)
+    source.state["net"] = origin
+    with pytest.raises(UserError, match=re.escape(words)):
+        net_from_checkpoint(source, "c")
+
+
 @pytest.mark.parametrize(("name", "limit"), [("sfnnv5", 30), ("small128", 60)])
 def test_imported_float_model_agrees_with_the_integers(name: str, limit: float) -> None:
     """What is left is the rounding down of activations; a wrong scale or order would cost thousands of units."""
     net = golden_net(name)
     imported = checkpoint_from_net(net, name)
-    model = architectures.build(imported.architecture)
+    model = nets.build(imported.architecture)
     model.load_state_dict(imported.tensors["model"])
     fens = list(CHECK_POSITIONS)
     with torch.no_grad():
@@ -72,7 +101,7 @@ def test_imported_float_model_agrees_with_the_integers(name: str, limit: float) 
 def test_imported_simple_model_agrees_with_the_integers() -> None:
     net = net_from_checkpoint(random_checkpoint({"kind": "simple", "hidden": 64}), "c")
     imported = checkpoint_from_net(net, "simple")
-    model = architectures.build(imported.architecture)
+    model = nets.build(imported.architecture)
     model.load_state_dict(imported.tensors["model"])
     fens = list(CHECK_POSITIONS)
     with torch.no_grad():
@@ -107,7 +136,12 @@ def test_values_round_to_nearest() -> None:
         ("fc0.weight", (0, 0, 0), -2.0, ["fc0.weight[0, 0, 0]", "is -2,"]),
         ("fc2.weight", (7, 0, 31), 1.69, ["fc2.weight[7, 0, 31]", "1.69", "±1.6801 "]),
         ("fc1.bias", (3, 9), float("nan"), ["fc1.bias[3, 9]", "nan"]),
-        ("feature_transformer.weight", (20000, 5), 259.0, ["feature_transformer.weight[20000, 5]", "259", "±258.008"]),
+        (
+            "feature_transformer.weight",
+            (20000, 5),
+            259.0,
+            ["feature_transformer.weight[20000, 5]", "259", "±129 (16383 steps"],
+        ),
         ("feature_transformer.psqt", (5, 5), float("inf"), ["feature_transformer.psqt[5, 5]", "inf"]),
     ],
 )
@@ -125,14 +159,32 @@ def test_values_out_of_range_are_refused_by_name(name, index, value, words) -> N
 
 def test_weights_clipped_to_the_bounds_always_export() -> None:
     for architecture in (SMALL, {"kind": "simple", "hidden": 8}):
-        model = architectures.build(architecture)
+        model = nets.build(architecture)
         with torch.no_grad():
             for bound in model.weight_bounds():
                 bound.parameter.uniform_(-1000, 1000).clamp_(bound.low, bound.high)
         source = checkpoint.Checkpoint(model.architecture, {"model": model.state_dict()})
         net = net_from_checkpoint(source, "c")
         largest = np.abs(net.tensors["feature_transformer.weight"].astype(int)).max()
-        assert largest > 500 if architecture["kind"] == "simple" else largest == 32767
+        assert largest > 500 if architecture["kind"] == "simple" else largest == 16383
+
+
+@pytest.mark.parametrize(
+    ("architecture", "limit"),
+    [
+        ({"kind": "sfnnv9", "l1": 64}, 16383),  # Stockfish 17 and later double weights and biases in 16 bits
+        ({"kind": "sfnnv5", "l1": 3072}, 16383),
+        ({"kind": "small128"}, 16383),
+        ({"kind": "sfnnv8", "l1": 64}, 32767),
+        ({"kind": "sfnnv16", "l1": 64}, 32767),
+    ],
+)
+def test_what_the_engine_doubles_at_load_has_half_the_range(architecture: dict, limit: int) -> None:
+    net = nets.parse(architecture, "test")
+    for tensor in net.tensors():
+        if tensor.dtype == "<i2":
+            assert tensor.limit == limit, tensor.name
+    assert net.accumulator_limit == limit
 
 
 def test_wrong_checkpoints_are_named(tmp_path) -> None:
@@ -153,12 +205,7 @@ def test_a_width_that_no_release_reads_must_be_asked_for() -> None:
     source = random_checkpoint({"kind": "sfnnv5", "l1": 64})
     with pytest.raises(UserError, match=r"c: architecture.l1 is 64, .*128 \(small128\), 1024 \(sfnnv5\).*--any-l1"):
         net_from_checkpoint(source, "c")
-    assert net_from_checkpoint(source, "c", any_l1=True).spec.l1 == 64
-
-
-def test_nets_without_a_float_model_are_not_imported() -> None:
-    with pytest.raises(UserError, match=r"n\.nnue: sfnnv3 nets can be read and evaluated, but have no float model"):
-        checkpoint_from_net(golden_net("sfnnv3"), "n.nnue")
+    assert net_from_checkpoint(source, "c", any_l1=True).net.l1 == 64
 
 
 def test_a_bias_beyond_32_bit_floats_is_not_imported() -> None:
@@ -170,11 +217,12 @@ def test_a_bias_beyond_32_bit_floats_is_not_imported() -> None:
 
 def test_accumulator_bound_bounds_every_position() -> None:
     net = golden_net("small128")
-    us, them = accumulators(net, batch_of(net, list(CHECK_POSITIONS)))
+    weight = net.tensors["feature_transformer.weight"]
+    us, them = accumulate(batch_of(net, list(CHECK_POSITIONS)), net.tensors["feature_transformer.bias"], [(0, weight)])
     seen = max(int(np.abs(side.astype(int)).max()) for side in (us, them))
     bound = accumulator_bound(net)
     assert seen <= bound <= 120 + 32 * 40
     net.tensors["feature_transformer.weight"][704 * 5 : 704 * 6, 9] = 1000
     net.tensors["feature_transformer.bias"][9] = 100
     assert accumulator_bound(net) == 100 + 32 * 1000
-    assert accumulator_bound(net) > net.spec.accumulator_limit
+    assert accumulator_bound(net) > net.net.accumulator_limit

@@ -2,42 +2,20 @@
 
 import numpy as np
 import pytest
-from net_support import batch_of, fnv1a64, random_checkpoint, vectors
+from net_support import batch_of, random_checkpoint
 
 from nnue_trainer.export import evaluate, net_from_checkpoint
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.evaluate import accumulators, activations
 from nnue_trainer.export.golden import golden_net
-from nnue_trainer.export.spec import tdiv
-
-
-@pytest.mark.parametrize(
-    "name", ["sfnnv1", "sfnnv2", "sfnnv3", "sfnnv4", "sfnnv5", "sfnnv6", "sfnnv8", "sfnnv9", "small128"]
-)
-def test_golden_nets_evaluate_as_the_engines_do(name: str, shared) -> None:
-    net = golden_net(name)
-    positions = vectors(shared, f"golden_{name}")
-    assert len(positions) == 106
-    batch = batch_of(net, [p["fen"] for p in positions])
-    found = evaluate(net, batch)
-    np.testing.assert_array_equal(found.bucket, [p["bucket"] for p in positions])
-    np.testing.assert_array_equal(found.psqt_raw, [p["psqt_raw"] for p in positions])
-    np.testing.assert_array_equal(found.positional_raw, [p["positional_raw"] for p in positions])
-    for i, p in enumerate(positions):
-        psqt, positional = p["psqt_raw"][p["bucket"]], p["positional_raw"][p["bucket"]]
-        apart = int(psqt / 16) + int(positional / 16)
-        assert found.score[i] == (apart if name in ("sfnnv9", "small128") else int((psqt + positional) / 16))
-    hashes = [p["ft_act_fnv1a64"] for p in positions if "ft_act_fnv1a64" in p]
-    assert len(hashes) == (106 if name == "sfnnv5" else 0)
-    if hashes:
-        assert [fnv1a64(row) for row in activations(net, batch)] == hashes
+from nnue_trainer.nets.base import accumulate, tdiv
 
 
 def test_accumulators_wrap_around_in_16_bits() -> None:
     net = golden_net("small128")
     net.tensors["feature_transformer.bias"][:] = 32767
     net.tensors["feature_transformer.weight"][:] = 3
-    us, them = accumulators(net, batch_of(net, ["8/8/4k3/8/8/4K3/8/8 w - - 0 1"]))
+    bias, weight = (net.tensors[f"feature_transformer.{part}"] for part in ("bias", "weight"))
+    us, them = accumulate(batch_of(net, ["8/8/4k3/8/8/4K3/8/8 w - - 0 1"]), bias, [(0, weight)])
     assert (us == np.int16(32767 + 2 * 3 - 65536)).all()
     assert (them == us).all()
     assert us.dtype == np.int16

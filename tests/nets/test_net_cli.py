@@ -46,7 +46,7 @@ def small_net(tmp_path_factory):
 def test_import_export_gives_the_same_file_named_by_its_checksum(nnue, small_net, tmp_path) -> None:
     done = nnue("import", small_net, tmp_path / "c.safetensors")
     assert done.returncode == 0, done.stderr
-    assert '{"kind": "sfnnv5", "l1": 128}' in done.stdout
+    assert '{"kind": "small128", "l1": 128}' in done.stdout
     done = nnue("export", tmp_path / "c.safetensors", tmp_path)
     assert done.returncode == 0, done.stderr
     sha256 = hashlib.sha256(small_net.read_bytes()).hexdigest()
@@ -54,8 +54,8 @@ def test_import_export_gives_the_same_file_named_by_its_checksum(nnue, small_net
     assert f"small128, {small_net.stat().st_size:,} bytes, sha256 {sha256}" in done.stdout
 
 
-def test_eval_json_lines_are_those_of_the_vector_files(nnue, small_net, shared, tmp_path) -> None:
-    positions = vectors(shared, "golden_small128")
+def test_eval_json_lines_are_those_of_the_vector_files(nnue, small_net, tmp_path) -> None:
+    positions = vectors("golden_small128")
     (tmp_path / "fens.txt").write_text("# positions\n\n" + "".join(p["fen"] + "\n" for p in positions))
     done = nnue("eval", small_net, "--fens", tmp_path / "fens.txt", "--json")
     assert done.returncode == 0, done.stderr
@@ -78,6 +78,22 @@ def test_eval_prints_a_table(nnue, small_net) -> None:
     assert lines[10].split()[1] == lines[9].split()[3]
 
 
+def test_export_takes_the_folder_of_a_run(nnue, tmp_path) -> None:
+    run = tmp_path / "my run"
+    (run / "checkpoints").mkdir(parents=True)
+    done = nnue("export", run, tmp_path / "out.nnue")
+    assert done.returncode == 1
+    assert done.stderr == f"nnue: error: {run}: not the folder of a run: expected checkpoints/last.safetensors in it\n"
+    for seed, name in ((1, "last"), (2, "best")):
+        saved = random_checkpoint({"kind": "sfnnv5", "l1": 128}, seed=seed)
+        checkpoint.save(run / "checkpoints" / f"{name}.safetensors", saved)
+        done = nnue("export", run, tmp_path / "out.nnue")
+        assert done.returncode == 0, done.stderr
+        assert f"exporting {run}/checkpoints/{name}.safetensors" in done.stderr
+        nnue("export", run / "checkpoints" / f"{name}.safetensors", tmp_path / "named.nnue")
+        assert (tmp_path / "out.nnue").read_bytes() == (tmp_path / "named.nnue").read_bytes()
+
+
 def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
     source = random_checkpoint({"kind": "simple", "hidden": 8})
     source.tensors["model"]["output.weight"][0, 3] = 2.5
@@ -96,7 +112,7 @@ def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
     [
         (["eval", "NET"], "nothing to evaluate"),
         (["eval", "NET", "--fen", "8/8/8/8/8/8/8/8 w - - 0 1"], "0 white kings"),
-        (["eval", "NET", "--fens", "nowhere.txt"], "nowhere.txt: cannot read positions"),
+        (["eval", "NET", "--fens", "nowhere.txt"], "nowhere.txt: No such file or directory"),
         (["eval", "nowhere.nnue", "--fen", START], "nowhere.nnue: cannot read the net"),
         (["import", "NET", "out.safetensors", "--arch", "sfnnv9"], "expected 0x1C1020F2 (sfnnv9)"),
         (["export", "nowhere.safetensors", "out.nnue"], "nowhere.safetensors: no such checkpoint"),

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from net_support import START, batch_of, fnv1a64, random_checkpoint, vectors
 
-from nnue_trainer import architectures, checkpoint, data
+from nnue_trainer import checkpoint, data, nets
 from nnue_trainer.cli.main import main
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.engine_check import differences, engine_tables, expected_tables, find_engine
-from nnue_trainer.export.evaluate import accumulators, activations
+from nnue_trainer.export.engine_check import differences, engine_tables, expected_tables
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.nets.base import accumulate
+from nnue_trainer.uci import find_engine
 
 pytestmark = pytest.mark.engine
 FENS = list(CHECK_POSITIONS)
@@ -61,15 +62,15 @@ def test_its_own_net_is_read_and_written_byte_for_byte(own_net, tmp_path) -> Non
     assert to_bytes(again) == own_net.read_bytes()
 
 
-def test_its_own_net_evaluates_as_instrumented(own_net, shared) -> None:
+def test_its_own_net_evaluates_as_instrumented(own_net) -> None:
     net = read_net(own_net)
-    positions = vectors(shared, "sf15.1_debian_net")
+    positions = vectors("sf15.1_debian_net")
     batch = batch_of(net, [p["fen"] for p in positions])
     found = evaluate(net, batch)
     np.testing.assert_array_equal(found.bucket, [p["bucket"] for p in positions])
     np.testing.assert_array_equal(found.psqt_raw, [p["psqt_raw"] for p in positions])
     np.testing.assert_array_equal(found.positional_raw, [p["positional_raw"] for p in positions])
-    assert [fnv1a64(row) for row in activations(net, batch)] == [p["ft_act_fnv1a64"] for p in positions]
+    assert [fnv1a64(row) for row in net.net.activations(net.tensors, batch)] == [p["ft_act_fnv1a64"] for p in positions]
 
 
 def test_its_own_net_imported_agrees_in_floating_point(own_net) -> None:
@@ -77,7 +78,7 @@ def test_its_own_net_imported_agrees_in_floating_point(own_net) -> None:
 
     net = read_net(own_net)
     imported = checkpoint_from_net(net, "own")
-    model = architectures.build(imported.architecture)
+    model = nets.build(imported.architecture)
     model.load_state_dict(imported.tensors["model"])
     with torch.no_grad():
         floating = model(data.expand(data.records_from_fens(FENS), model.feature_set)).double().numpy()
@@ -106,8 +107,9 @@ def test_the_engine_wraps_around_as_we_do(engine, tmp_path) -> None:
     net = golden_net("sfnnv5")
     net.tensors["feature_transformer.bias"] = np.linspace(-32768, 32767, 1024).round().astype("<i2")
     net.tensors["feature_transformer.weight"] = net.tensors["feature_transformer.weight"] * np.int16(25)
-    us, _ = accumulators(net, batch_of(net, FENS))
     batch = batch_of(net, FENS)
+    bias, weight = (net.tensors[f"feature_transformer.{part}"] for part in ("bias", "weight"))
+    us, _ = accumulate(batch, bias, [(0, weight)])
     exact = net.tensors["feature_transformer.bias"].astype(int)
     weight = net.tensors["feature_transformer.weight"].astype(int)
     rows = [r[r >= 0] for r in np.where(batch.black_to_move.numpy()[:, None], batch.black, batch.white)]
@@ -166,9 +168,11 @@ def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
 
 def test_another_engine_is_refused(tmp_path) -> None:
     fake = tmp_path / "engine"
-    fake.write_text("#!/bin/sh\necho id name Stockfish 16\ncat >/dev/null\n")
+    fake.write_text(
+        "#!/bin/sh\necho id name Stockfish 16\necho uciok\nread line\nread line\necho readyok\ncat >/dev/null\n"
+    )
     fake.chmod(0o755)
     with pytest.raises(UserError, match=r"found 'Stockfish 16', expected 'Stockfish 15\.1'"):
         engine_tables(str(fake), tmp_path / "n.nnue", [START])
-    with pytest.raises(UserError, match="no such engine"):
+    with pytest.raises(UserError, match="no such program"):
         find_engine(str(tmp_path / "none"))

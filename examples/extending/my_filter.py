@@ -1,0 +1,21 @@
+"""A filter of your own: positions whose score and result contradict each other are left out."""
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from nnue_trainer.data import fields
+from nnue_trainer.data.filters import Filter
+from nnue_trainer.schema import section
+
+
+@section
+class Agreeing(Filter):
+    """Drops positions that were lost with a good score, or won with a bad one."""
+
+    margin: int = Field(300, ge=0)
+    """engine units from which on a score promises a result"""
+
+    def keep(self, records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        scores, results = fields.scores(records), fields.results(records)
+        return ~((scores >= self.margin) & (results < 0) | (scores <= -self.margin) & (results > 0))

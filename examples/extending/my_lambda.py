@@ -1,0 +1,22 @@
+"""A schedule of λ of your own: scores only for a while, then towards game results."""
+
+from pydantic import Field
+
+from nnue_trainer.lambdas import LambdaSchedule
+from nnue_trainer.schedules import RunStep, interpolate
+from nnue_trainer.schema import section
+
+
+@section
+class HoldThenFall(LambdaSchedule):
+    """λ stays at start, then goes linearly to end."""
+
+    start: float = Field(1.0, ge=0, le=1)
+    """λ while it is held"""
+    end: float = Field(0.5, ge=0, le=1)
+    """λ at the end of the run and in every validation"""
+    hold: float = Field(0.5, ge=0, lt=1)
+    """the part of the run in which λ is held"""
+
+    def at(self, now: RunStep) -> float:
+        return interpolate(self.start, self.end, max(0.0, now.share - self.hold) / (1 - self.hold))

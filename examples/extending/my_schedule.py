@@ -1,0 +1,19 @@
+"""A learning-rate schedule of your own: one that falls with the square root of the steps."""
+
+import math
+
+from pydantic import Field
+
+from nnue_trainer.schedules import RunStep, Schedule
+from nnue_trainer.schema import section
+
+
+@section
+class InverseSquareRoot(Schedule):
+    """lr / √(1 + step / half_life). The warm-up of every schedule comes on top."""
+
+    half_life: float = Field(1000.0, gt=0)
+    """steps after which the learning rate is lr / √2"""
+
+    def at(self, now: RunStep, lr: float) -> float:
+        return lr / math.sqrt(1 + now.step / self.half_life)

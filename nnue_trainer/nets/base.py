@@ -1,0 +1,379 @@
+"""What a net is: one small protocol that the trainer, the files, the exporter and the evaluator go by.
+
+A net is one class in one file, registered by name (`NETS`). The class is a section: its fields are what a recipe says
+under `model`, and what checkpoints and net files carry as the architecture. Its methods give
+
+- `model()`: the net in floating point, to train;
+- `tensors()`: its integers, each with scale, limit and the range of rows of the parameter that it is made of, in the
+  order of the file;
+- `evaluate()`: what an engine computes with those integers;
+- `layouts()`: the files that it may lie in, for nets that engines of others read. By default it is the container of
+  this project.
+
+Nothing outside that file asks which net it has.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.features import FeatureSet
+from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
+from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
+from nnue_trainer.registry import Registry
+from nnue_trainer.schema import section, to_data, validate
+
+INT8_MAX = 2**7 - 1
+INT16_MAX = 2**15 - 1
+INT32_MAX = 2**31 - 1
+
+
+class WeightBound(NamedTuple):
+    """The closed range `[low, high]` that `rows` rows of a parameter, from `first_row` on (None: all that follow), must
+    stay in to be exportable; the trainer clips to it."""
+
+    name: str
+    parameter: nn.Parameter
+    low: float
+    high: float
+    first_row: int = 0
+    rows: int | None = None
+
+
+class VirtualRows(NamedTuple):
+    """A range of rows of a parameter that shares virtual rows: row `first + r`, r < `rows`, belongs to virtual row
+    r mod `virtual`. `rows` is a multiple of `virtual`."""
+
+    first: int
+    rows: int
+    virtual: int
+
+
+@dataclass(frozen=True)
+class NetTensor:
+    """One tensor of a net's integers, and the rows of the float model's parameter that it is made of.
+
+    integer = round(float · scale), and its magnitude may not pass `limit`. Dimension 0 counts rows.
+    """
+
+    name: str
+    """in the file, in messages and in `QuantizedNet.tensors`"""
+    dtype: str
+    """of NumPy, little-endian: "<i1", "<i2", "<i4" """
+    shape: tuple[int, ...]
+    """as in the file"""
+    scale: float
+    """integer steps in 1.0"""
+    limit: int
+    """largest magnitude of an integer"""
+    parameter: str = ""
+    """name in the float model; by default that of the tensor"""
+    first_row: int = 0
+    """of the parameter"""
+    rows: int | None = None
+    """rows of the parameter, from `first_row` on; None: as many as the tensor has"""
+    columns: int | None = None
+    """size of the parameter's last dimension, where the tensor is padded with zeros behind it; None: it is not"""
+    source: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """where several rows of the parameter share one of the tensor: for each row of the tensor the row it takes, int64
+    [shape[0]], counted from `first_row`; import puts 0 into the rows that none takes"""
+
+    @property
+    def source_parameter(self) -> str:
+        return self.parameter or self.name
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """Shape of the range of rows of the parameter."""
+        *_, last = self.shape
+        rows = self.shape[0] if self.rows is None else self.rows
+        return (rows, *self.shape[1:-1], self.columns or last) if len(self.shape) > 1 else (rows,)
+
+    def piece(self, index: int | None = None) -> Piece:
+        """The tensor as it lies in a file, or its part `index`."""
+        return Piece(self.name, self.dtype, self.shape if index is None else self.shape[1:], index)
+
+
+class RawValues(NamedTuple):
+    """What the integers of a net give for B positions, side to move's view, before the output scale: int64 [B, S] each
+    for all of its S stacks, or [B, 1] each where it computes only the one in use."""
+
+    psqt: np.ndarray
+    positional: np.ndarray
+
+
+class Net(ABC):
+    """A net. Subclasses are sections, registered in `NETS`."""
+
+    kind: ClassVar[str]
+
+    if TYPE_CHECKING:
+        # Nets state these as fields of their section, or as properties.
+        @property
+        def feature_set(self) -> str:
+            """Input features of the float model, a set or a sum "A+B" (`nnue_trainer.data`)."""
+
+        @property
+        def score_scale(self) -> float:
+            """Engine units in 1.0 of the float model's output."""
+
+    @abstractmethod
+    def model(self) -> NnueModel:
+        """The net in floating point, freshly initialised (torch's global generator)."""
+
+    @abstractmethod
+    def tensors(self) -> Sequence[NetTensor]:
+        """The integers, in the order of the file."""
+
+    @abstractmethod
+    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
+        """What an engine computes with integers. `tensors` are those of `tensors()`, by name; the index rows of `batch`
+        are of `integer_feature_set`."""
+
+    @abstractmethod
+    def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
+        """Engine units, side to move's view, of raw values int64."""
+
+    @property
+    def name(self) -> str:
+        """What nets of this architecture are called."""
+        return self.kind
+
+    @property
+    def integer_feature_set(self) -> str:
+        """The features of the integers, where engines count them otherwise than the float model does."""
+        return self.feature_set
+
+    @property
+    def num_stacks(self) -> int:
+        """How many layer stacks there are; `bucket` chooses among them."""
+        return 1
+
+    def bucket(self, batch: Batch) -> np.ndarray:
+        """int64 [B]: the stack of each position; by number of pieces where there are several, as in Stockfish."""
+        return batch.bucket.numpy() if self.num_stacks > 1 else np.zeros(len(batch), np.int64)
+
+    @property
+    def accumulator_limit(self) -> int:
+        """The largest magnitude of an accumulator that the engine holds without wrapping around."""
+        return INT16_MAX
+
+    @property
+    def unreadable(self) -> str | None:
+        """Why no engine reads this net, in words that follow "architecture."; None if one does. Such a net is exported
+        only where it is asked for."""
+        return None
+
+    def layouts(self) -> Sequence[FileLayout]:
+        """The files that the net may lie in; the first is the one that is written."""
+        return [own_layout([tensor.piece() for tensor in self.tensors()])]
+
+    def header(self) -> str | None:
+        """The sizes of the net as a C++ header for the inference of examples/engine, which reads the raw file; None for
+        a net that it does not know."""
+        return None
+
+    @classmethod
+    def known(cls) -> Iterable[Net]:
+        """Nets of this class that may lie in files which do not say what they are."""
+        return ()
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The net as plain JSON data; `parse` makes it again."""
+        return {"kind": self.kind, **to_data(self)}
+
+
+class NnueModel(nn.Module, ABC):
+    """A net in floating point.
+
+    `feature_set` is the name of the index rows it takes (`nnue_trainer.data`); `score_scale` the number of engine units
+    in one unit of output (600 for Stockfish nets, 400 for simple ones).
+    """
+
+    feature_set: str
+    score_scale: float
+
+    def __init__(self, net: Net | None = None) -> None:
+        """`net` is the section that the model is made from. A model of no registered net, which trains but cannot be
+        exported, overrides `architecture` and `weight_bounds` instead."""
+        super().__init__()
+        self.net = net
+        if net is not None:
+            self.feature_set = net.feature_set
+            self.score_scale = float(net.score_scale)
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The architecture as plain JSON data; `nets.build` makes the same model from it."""
+        assert self.net is not None
+        return self.net.architecture
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Tensor:
+        """Output fp32 [B] for the side to move; `score_scale ·` output is the engine's score."""
+
+    def weight_bounds(self) -> Iterator[WeightBound]:
+        """Rows of parameters with a limited range: by default those of the net's integers."""
+        parameters = dict(self.named_parameters())
+        for tensor in self.net.tensors() if self.net is not None else ():
+            if tensor.limit < INT32_MAX:  # nothing real comes near a limit of 32 bits
+                name, limit = tensor.source_parameter, tensor.limit / tensor.scale
+                whole = tensor.source_shape[0] == parameters[name].shape[0]
+                rows = None if whole else tensor.source_shape[0]
+                yield WeightBound(name, parameters[name], -limit, limit, tensor.first_row, rows)
+
+    def covered_gradients(self) -> frozenset[str]:
+        """Names of parameters whose gradients hold no term that is not in another parameter's gradient, too.
+
+        The weight of a feature transformer: its gradient is made of row gradients, and all of these are terms of the
+        bias's gradient. So a guard against numbers that are not finite need not read the largest gradient of all.
+        """
+        named = self.named_modules()
+        return frozenset(f"{name}.weight" for name, module in named if isinstance(module, PerspectiveTransformer))
+
+    def factorised(self) -> dict[str, list[VirtualRows]]:
+        """Ranges of rows of parameters that share virtual rows, by parameter.
+
+        The virtual rows are never part of the forward pass: the optimiser carries them as extra moments and adds their
+        update to every row that shares them, which is the same training (the gradient of a virtual row is the sum over
+        its rows) at no cost in the forward.
+        """
+        return {}
+
+
+def _net() -> type[Net]:
+    return Net
+
+
+NETS: Registry[Net] = Registry("nnue_trainer.nets", _net, what="net")
+"""All nets: `kind` in a recipe's `model`."""
+
+
+@section
+class _Carrier:
+    architecture: Annotated[Net, NETS]
+
+
+def parse(data: Mapping[str, Any], where: str) -> Net:
+    """The net that plain JSON `data` describes. UserError names `where`, the key, what was found, expected.
+
+    Never imports a file: a class from outside is found only if `--plugin` or a recipe brought it in."""
+    return validate(_Carrier, {"architecture": dict(data)}, lambda _: where).architecture
+
+
+def build(architecture: Mapping[str, Any] | Net) -> NnueModel:
+    """A freshly initialised model (torch's global generator). UserError names the wrong key of plain data."""
+    net = parse(architecture, "nets.build") if isinstance(architecture, Mapping) else architecture
+    return net.model()
+
+
+# ---- For the float models of nets ------------------------------------------------------------------------------------
+
+
+def transformer(
+    features: str | FeatureSet,
+    num_outputs: int,
+    activation: Activation,
+    *,
+    bound: float = 1.0,
+    product_scale: float = 1.0,
+    psqt_buckets: int = 0,
+) -> PerspectiveTransformer:
+    """The first layer of a net: sizes and king buckets come from the feature set. The weights of each part of a sum
+    start uniform in ±sqrt(1 / its number of features)."""
+    chosen = find_feature_set(features)
+    bucket_size, num_bucketed = king_buckets(chosen) or (None, None)
+    layer = PerspectiveTransformer(
+        chosen.num_features,
+        num_outputs,
+        activation,
+        psqt_buckets=psqt_buckets,
+        bound=bound,
+        product_scale=product_scale,
+        bucket_size=bucket_size,
+        num_bucketed=num_bucketed,
+    )
+    if len(chosen.parts) > 1:
+        with torch.no_grad():
+            for part in chosen.parts:
+                rows = layer.weight[part.first_feature : part.first_feature + part.num_features]
+                rows.mul_(math.sqrt(chosen.num_features / part.num_features))
+    return layer
+
+
+def king_buckets(features: FeatureSet) -> tuple[int, int] | None:
+    """(features of a king bucket, features in king buckets) where one part is bucketed and comes first, as the fused
+    operators need it; None for other sets."""
+    bucketed = [part for part in features.parts if part.bucket_size]
+    if len(bucketed) != 1 or bucketed[0] is not features.parts[0]:
+        return None
+    return bucketed[0].bucket_size, bucketed[0].num_features
+
+
+def virtual_rows(features: str | FeatureSet) -> list[VirtualRows]:
+    """The row ranges of a first layer's parameters that share virtual rows."""
+    return [
+        VirtualRows(part.first_feature, part.num_features, part.num_virtual)
+        for part in find_feature_set(features).parts
+        if part.num_virtual
+    ]
+
+
+# ---- For the integers of nets ----------------------------------------------------------------------------------------
+
+
+def tdiv(a: np.ndarray, b: int) -> np.ndarray:
+    """Integer division toward zero, as C does it; `b` positive."""
+    return np.asarray(np.sign(a) * (np.abs(a) // b))
+
+
+def wrap32(values: np.ndarray) -> np.ndarray:
+    """int64 values as 32-bit integers hold them."""
+    return np.asarray(values, np.int64).astype(np.int32).astype(np.int64)
+
+
+def accumulate(
+    batch: Batch, bias: np.ndarray, parts: Sequence[tuple[int, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """bias + the sum of the active rows, of the side to move and of the other side: [B, N] each, in the integers of the
+    bias [N], which wrap around as an engine's do. `parts` are (first feature, weight [F, N]) of the sets in a sum."""
+    white, black = (_accumulate(rows.numpy(), bias, parts) for rows in (batch.white, batch.black))
+    black_to_move = batch.black_to_move.numpy().astype(bool)[:, np.newaxis]
+    return np.where(black_to_move, black, white), np.where(black_to_move, white, black)
+
+
+def _accumulate(rows: np.ndarray, bias: np.ndarray, parts: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
+    total = np.repeat(bias[np.newaxis], len(rows), axis=0)
+    for first, weight in parts:
+        active = (rows >= first) & (rows < first + len(weight))
+        counts = active.sum(1)
+        some = np.flatnonzero(counts)
+        if some.size:
+            gathered = weight[rows[active] - first]
+            starts = np.cumsum(counts[some]) - counts[some]
+            total[some] += np.add.reduceat(gathered, starts, axis=0, dtype=bias.dtype)
+    return total
+
+
+def stacked_layer(weight: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The integers of a layer in every stack: weight i8 [S, out, at least in], bias i32 [S, out], x [B, in], the same
+    for every stack, or [B, S, in] → int64 [B, S, out], values of 32 bits."""
+    inputs = x.shape[-1]
+    factors = weight[:, :, :inputs].astype(np.float64)
+    # Products of 8-bit values summed over thousands of inputs are far below 2^53: exact in float64, and fast.
+    if x.ndim == 2:
+        product = (x.astype(np.float64) @ factors.reshape(-1, inputs).T).reshape(len(x), *weight.shape[:2])
+    else:
+        product = np.einsum("bsi,soi->bso", x.astype(np.float64), factors)
+    return wrap32(product.astype(np.int64) + bias)

@@ -1,0 +1,605 @@
+"""The layered net: what engine authors build. Any inputs → a first layer seen from both sides → any number of layers.
+
+A recipe states the parts: input features with king buckets of its own, width and activation of the first layer, output
+buckets by the number of pieces, the layers, and how each is quantised. The float model, the integers, their bounds and
+the integer forward all follow from one plan of the layers (`_Plan`).
+
+Units. Integers count fractions of 1.0 of the float model: an accumulator counts `quantisation.first.scale` to the unit,
+a layer's inputs u, its weights w, and so its sums u · w. Where an engine's shift does not give the same unit for all
+inputs of a layer (127 · 127 / 128 for 127), the float model carries the quotient: both see the same thresholds.
+
+The arithmetic in words: docs/nets.md, "The layered net".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from torch import Tensor, nn
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.data.features import piece_square_set
+from nnue_trainer.errors import UserError
+from nnue_trainer.modules.stacked_linear import StackedLinear
+from nnue_trainer.nets.base import (
+    INT8_MAX,
+    INT16_MAX,
+    INT32_MAX,
+    NETS,
+    Net,
+    NetTensor,
+    NnueModel,
+    RawValues,
+    VirtualRows,
+    accumulate,
+    tdiv,
+    transformer,
+    virtual_rows,
+    wrap32,
+)
+from nnue_trainer.schema import section
+
+PIECE_COUNTS = 33  # 0 … 32 pieces
+# The field clips weights of 16 bits to 1.98: an accumulator of 32 pieces then stays within 16 bits at a scale of 255,
+# and so does a product of an activation and a weight at 255 and 64.
+LARGEST_WEIGHT = 127 / 64
+
+DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4"}
+LIMITS = {"i8": INT8_MAX, "i16": INT16_MAX, "i32": INT32_MAX}
+
+Scale = Annotated[int, Field(ge=1, le=2**15)]
+
+
+# ---- what a recipe says ----------------------------------------------------------------------------------------------
+
+
+@section
+class PieceSquares:
+    """A piece-square set with king buckets of your own."""
+
+    kings: list[int] = Field(default_factory=list)
+    """bucket of the own king on each of 64 squares from a1 to h8, or 32 numbers where the board is mirrored: rank by
+    rank, the four files on which the king can stand; none: one bucket"""
+    mirror: Literal["none", "a-d", "e-h"] = "none"
+    """a-d, e-h: files are swapped where that brings the own king to these files"""
+    planes: Literal[10, 11, 12] = 12
+    """12; 11: both kings share the last plane; 10: kings are no features"""
+    order: Literal["grouped", "interleaved"] = "grouped"
+    """grouped: own pawn … own king, enemy pawn … enemy king; interleaved: own pawn, enemy pawn, own knight, …"""
+
+    @model_validator(mode="after")
+    def _check(self) -> PieceSquares:
+        self.name  # noqa: B018
+        return self
+
+    @property
+    def name(self) -> str:
+        """Of the feature set."""
+        try:
+            return piece_square_set(self.kings, mirror=self.mirror, planes=self.planes, order=self.order)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+
+
+def _known_set(name: str) -> str:
+    try:
+        return find_feature_set(name).name
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+def _kind_of_input(value: Any) -> str:
+    return "section" if isinstance(value, dict | PieceSquares) else "name"
+
+
+Input = Annotated[
+    Annotated[Annotated[str, AfterValidator(_known_set)], Tag("name")] | Annotated[PieceSquares, Tag("section")],
+    Discriminator(_kind_of_input),
+]
+
+
+@section
+class OutputBuckets:
+    """Which of several stacks of layers, and PSQT columns, a position takes, by its number of pieces, kings counted."""
+
+    count: int = Field(1, ge=1, le=32)
+    """how many there are"""
+    rule: Literal["stockfish", "bullet", "table"] = "stockfish"
+    """stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div ceil(32 / count); table: see `table`"""
+    table: list[int] = Field(default_factory=list)
+    """rule table: the bucket for each number of pieces, 33 numbers for 0 … 32 (those for 0 and 1 are never used)"""
+
+    @model_validator(mode="after")
+    def _check(self) -> OutputBuckets:
+        if self.rule != "table":
+            if self.table:
+                raise ValueError(f"a table is given, but the rule is {self.rule}; expected rule: table")
+            return self
+        if len(self.table) != PIECE_COUNTS:
+            raise ValueError(f"a table of {len(self.table)} numbers, expected {PIECE_COUNTS}, for 0 … 32 pieces")
+        wrong = [bucket for bucket in self.table if not 0 <= bucket < self.count]
+        if wrong:
+            raise ValueError(f"a table with bucket {wrong[0]}, expected 0 … {self.count - 1} as count says")
+        return self
+
+    @property
+    def by_pieces(self) -> list[int]:
+        """The bucket for each number of pieces, 33 entries."""
+        if self.rule == "table":
+            return list(self.table)
+        divisor, first = math.ceil(32 / self.count), 1 if self.rule == "stockfish" else 2
+        return [max(pieces - first, 0) // divisor for pieces in range(PIECE_COUNTS)]
+
+
+@section
+class Layer:
+    """A layer behind the first, of its own for each output bucket."""
+
+    outputs: int = Field(ge=1, le=1024)
+    """how many, those of a skip connection among them"""
+    activation: Literal["crelu", "screlu", "dual", "none"] = "crelu"
+    """crelu: clamp to [0, 1]; screlu: its square; dual: x², up to 1 and from negatives as well, then crelu, twice as
+    many values; none: as it is"""
+    skip: Literal["none", "last", "difference"] = "none"
+    """what goes straight to the net's output: the last output, or the last but one minus the last"""
+    skip_activated: bool = False
+    """the outputs of the skip connection are inputs of the next layer like the others"""
+    to_output: bool = False
+    """the activations are also inputs of the output layer, before those of the layer in front of it"""
+    scale: Scale = 64
+    """quantisation: steps in 1.0 of a weight (QB)"""
+    type: Literal["i8", "i16"] = "i16"
+    """quantisation: of weights; biases are i32"""
+    shift: int | None = Field(None, ge=0, le=30)
+    """quantisation: sums are shifted right by so many bits; null: so that activations count what the inputs count"""
+    clip: int | None = Field(None, ge=1, le=INT16_MAX)
+    """quantisation: the largest integer of a clamped output; null: that of 1.0"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Layer:
+        if self.activated < 1:
+            raise ValueError(f"{self.outputs} outputs, expected more than those of the skip connection")
+        if self.skip == "difference" and self.outputs < 2:
+            raise ValueError("1 output, expected 2 for a difference")
+        if self.skip_activated and self.skip == "none":
+            raise ValueError("skip_activated without a skip connection; expected skip: last or difference")
+        return self
+
+    @property
+    def skipped(self) -> int:
+        """Outputs of the skip connection."""
+        return {"none": 0, "last": 1, "difference": 2}[self.skip]
+
+    @property
+    def activated(self) -> int:
+        """Outputs that are activated."""
+        return self.outputs if self.skip_activated else self.outputs - self.skipped
+
+
+@section
+class FirstQuantisation:
+    """Integers of the first layer."""
+
+    scale: Scale = 255
+    """steps in 1.0 of an accumulator (QA)"""
+    clip: int | None = Field(None, ge=1, le=INT16_MAX)
+    """largest integer of a clamped accumulator; null: scale"""
+    type: Literal["i8", "i16"] = "i16"
+    """of the weights of features in king buckets"""
+    unbucketed_type: Literal["i8", "i16"] = "i16"
+    """of the weights of features without king buckets: threats, pawn pairs"""
+    product_shift: int = Field(0, ge=0, le=16)
+    """products (screlu, pairwise) are shifted right by so many bits; 0: they are kept whole and the sums of the next
+    layer are divided by scale, toward zero"""
+
+
+@section
+class OutputQuantisation:
+    """Integers of the output layer."""
+
+    scale: Scale = 64
+    """steps in 1.0 of a weight (QB)"""
+    type: Literal["i8", "i16"] = "i16"
+    """of weights"""
+    bias_type: Literal["i16", "i32"] = "i16"
+    """of biases"""
+
+
+@section
+class Quantisation:
+    """How the net becomes integers; hidden layers say it themselves."""
+
+    first: FirstQuantisation = Field(default_factory=FirstQuantisation)
+    output: OutputQuantisation = Field(default_factory=OutputQuantisation)
+
+
+# ---- what follows ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A layer in integers, the output layer among them.
+
+    y = tdiv(Σ weight · x, divide) + bias counts `one` to the unit; x counts `unit`. Behind a hidden layer, a clamped
+    value counts `clamped_one`, a square of `dual` the same but for the quotient `square`, and what the next layer sees
+    `activated_one`."""
+
+    inputs: int
+    outputs: int
+    unit: float
+    divide: int
+    one: int
+    shift: int = 0
+    square_shift: int = 0
+    clip: int = 0
+    activation: str = ""
+
+    @property
+    def weight_scale(self) -> float:
+        return self.one * self.divide / self.unit
+
+    @property
+    def clamped_one(self) -> float:
+        return self.one / (1 << self.shift)
+
+    @property
+    def square(self) -> float:
+        """What a square of the float model is worth in the unit of clamped values."""
+        return self.clamped_one / (1 << self.square_shift)
+
+    @property
+    def activated_one(self) -> float:
+        return self.clamped_one * self.square if self.activation == "screlu" else self.clamped_one
+
+    @property
+    def largest(self) -> int:
+        """Magnitude that an activation can have."""
+        match self.activation:
+            case "screlu":
+                return self.clip**2 >> self.square_shift
+            case "none":
+                return INT16_MAX + 1
+        return self.clip
+
+
+@dataclass(frozen=True)
+class _Plan:
+    first_clip: int
+    first_one: float
+    """integer of an activation of the first layer that is 1.0"""
+    first_largest: int
+    layers: tuple[_Step, ...]
+    output: _Step
+
+    @property
+    def steps(self) -> tuple[_Step, ...]:
+        return (*self.layers, self.output)
+
+
+def _weight_limit(kind: str, scale: float) -> int:
+    return min(LIMITS[kind], math.floor(LARGEST_WEIGHT * scale + 1e-9)) if kind == "i16" else LIMITS[kind]
+
+
+@NETS.register("layered")
+@section
+class Layered(Net):
+    """Any inputs → hidden layer, seen from both sides → any number of layers, by output buckets → 1."""
+
+    inputs: Annotated[
+        list[Input], BeforeValidator(lambda value: [value] if isinstance(value, str | dict) else value)
+    ] = Field(default=["Chess768"], min_length=1)
+    """input features, side by side: names of sets, and piece-square sets with king buckets of your own as sections"""
+    factorised: bool = True
+    """features in king buckets are trained with a part that all buckets share (which is never part of the net)"""
+    hidden: int = Field(256, ge=8, le=16384, multiple_of=8)
+    """outputs of the first layer per perspective, a multiple of 8; pairwise: of 16"""
+    activation: Literal["crelu", "screlu", "pairwise"] = "screlu"
+    """of the first layer: clamp to [0, 1], the square of that, or the products of its two halves"""
+    psqt: bool = False
+    """PSQT columns beside the first layer, one per output bucket, that go straight to the output"""
+    output_buckets: OutputBuckets = Field(default_factory=OutputBuckets)
+    layers: list[Layer] = Field(default_factory=list, max_length=8)
+    """layers between the first and the output, in order; none: the output follows the first layer"""
+    shared: bool = False
+    """the layer behind the first is trained with a part that all output buckets share"""
+    quantisation: Quantisation = Field(default_factory=Quantisation)
+    score_scale: int = Field(400, ge=1, le=10000)
+    """engine units in one unit of output"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Layered:
+        try:
+            find_feature_set(self.feature_set)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        first = self.quantisation.first
+        if self.activation == "pairwise" and self.hidden % 16:
+            raise ValueError(f"hidden is {self.hidden}, expected a multiple of 16 for pairwise")
+        if first.product_shift and self.activation == "crelu":
+            raise ValueError("quantisation.first.product_shift is given, but crelu makes no products")
+        plan, largest = self.plan(), self.plan().first_largest
+        most = INT16_MAX if first.product_shift else 2**16 - 1
+        if largest > most:
+            raise ValueError(
+                f"products of the first layer may reach {largest}, expected at most {most}; raise "
+                "quantisation.first.product_shift"
+            )
+        kept = 0
+        for number, (step, tensor) in enumerate(zip(plan.steps, self._weights(), strict=True)):
+            what = f"layers.{number}" if number < len(self.layers) else "quantisation.output"
+            if step.one < 1 or (number < len(self.layers) and (step.clip < 1 or step.activated_one < 1)):
+                raise ValueError(f"{what}: its outputs count less than 1 step in 1.0; raise scale or lower shift")
+            if number == len(self.layers):
+                largest = max(largest, kept)
+            reach = step.inputs * largest * tensor.limit // step.divide
+            if reach > INT32_MAX:
+                raise ValueError(f"{what}: its sums may reach {reach}, which 32 bits do not hold; lower scale or clip")
+            largest = step.largest
+            if number < len(self.layers) and largest > INT16_MAX + (step.activation == "none"):
+                raise ValueError(f"{what}: activations may reach {largest}, which 16 bits do not hold; raise shift")
+            if number < len(self.layers) and self.layers[number].to_output:
+                kept = max(kept, largest)
+        return self
+
+    # ---- what it is ----
+
+    @property
+    def feature_set(self) -> str:
+        """Those in king buckets first, as the fused operators need it."""
+        names = [part if isinstance(part, str) else part.name for part in self.inputs]
+        parts = [part for name in names for part in find_feature_set(name).parts]
+        return "+".join(part.name for part in sorted(parts, key=lambda part: part.bucket_size == 0))
+
+    @property
+    def num_stacks(self) -> int:
+        return self.output_buckets.count
+
+    def bucket(self, batch: Batch) -> np.ndarray:
+        return np.asarray(np.asarray(self.output_buckets.by_pieces)[batch.piece_count.numpy()])
+
+    def model(self) -> LayeredModel:
+        return LayeredModel(self)
+
+    def plan(self) -> _Plan:
+        """The layers in integers."""
+        first = self.quantisation.first
+        clip = first.clip or first.scale
+        is_product = self.activation != "crelu"
+        unit = first.scale**2 / 2**first.product_shift if is_product else float(first.scale)
+        divide = first.scale if is_product and not first.product_shift else 1
+        largest = clip**2 >> first.product_shift if is_product else clip
+        inputs = self.hidden if self.activation == "pairwise" else 2 * self.hidden
+        plan_first = (clip, unit, largest)
+        kept, steps = 0, []
+        for layer in self.layers:
+            one = round(unit * layer.scale / divide)
+            shift = round(math.log2(layer.scale)) if layer.shift is None else layer.shift
+            clamped = one / 2**shift
+            step = _Step(
+                inputs,
+                layer.outputs,
+                unit,
+                divide,
+                one,
+                shift,
+                max(0, round(math.log2(max(clamped, 1)))),
+                min(layer.clip or math.floor(clamped), INT32_MAX >> shift),
+                layer.activation,
+            )
+            steps.append(step)
+            inputs = layer.activated * (2 if layer.activation == "dual" else 1)
+            unit, divide = step.activated_one, 1
+            if layer.to_output and layer is not self.layers[-1]:
+                kept += inputs
+        one = round(unit * self.quantisation.output.scale / divide)
+        return _Plan(*plan_first, tuple(steps), _Step(inputs + kept, 1, unit, divide, one))
+
+    # ---- integers ----
+
+    def _names(self, tensor: str) -> list[str]:
+        """What the parts of a first-layer tensor are called: after their feature sets, where there are several."""
+        parts = find_feature_set(self.feature_set).parts
+        if len(parts) == 1:
+            return [tensor]
+        short = [part.name.partition("(")[0] for part in parts]
+        numbered = [
+            f"{name}_{short[: index + 1].count(name)}" if short.count(name) > 1 else name
+            for index, name in enumerate(short)
+        ]
+        return [f"{tensor}.{name}" for name in numbered]
+
+    def _weights(self) -> list[NetTensor]:
+        """Weights of the layers and of the output."""
+        return [tensor for tensor in self._layer_tensors() if tensor.name.endswith("weight")]
+
+    def tensors(self) -> Sequence[NetTensor]:
+        parts, first = find_feature_set(self.feature_set).parts, self.quantisation.first
+        tensors = []
+        for name, part in zip(self._names("feature_transformer.weight"), parts, strict=True):
+            kind = first.type if part.bucket_size else first.unbucketed_type
+            tensors.append(
+                NetTensor(
+                    name,
+                    DTYPES[kind],
+                    (part.num_features, self.hidden),
+                    first.scale,
+                    _weight_limit(kind, first.scale),
+                    "feature_transformer.weight",
+                    part.first_feature,
+                )
+            )
+        limit = _weight_limit("i16", first.scale)
+        tensors.append(NetTensor("feature_transformer.bias", "<i2", (self.hidden,), first.scale, limit))
+        if self.psqt:
+            for name, part in zip(self._names("feature_transformer.psqt"), parts, strict=True):
+                tensors.append(
+                    NetTensor(
+                        name,
+                        "<i4",
+                        (part.num_features, self.num_stacks),
+                        self.plan().output.one,
+                        INT32_MAX,
+                        "feature_transformer.psqt",
+                        part.first_feature,
+                    )
+                )
+        return [*tensors, *self._layer_tensors()]
+
+    def _layer_tensors(self) -> Iterator[NetTensor]:
+        out = self.quantisation.output
+        types = [(layer.type, "i32") for layer in self.layers] + [(out.type, out.bias_type)]
+        for number, (step, (kind, bias)) in enumerate(zip(self.plan().steps, types, strict=True)):
+            name = f"layers.{number}" if number < len(self.layers) else "output"
+            shape, scale = (self.num_stacks, step.outputs), step.weight_scale
+            limit = _weight_limit(kind, scale)
+            yield NetTensor(f"{name}.weight", DTYPES[kind], (*shape, step.inputs), scale, limit)
+            yield NetTensor(f"{name}.bias", DTYPES[bias], shape, step.one, LIMITS[bias])
+
+    def header(self) -> str | None:
+        from nnue_trainer.nets.engine_header import engine_header
+
+        return engine_header(self)
+
+    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
+        """Of the stack in use alone, int64 [B, 1] each."""
+        bucket = self.bucket(batch)
+        x = self.activations(tensors, batch)
+        positional = np.zeros(len(batch), np.int64)
+        for used in np.unique(bucket):
+            rows = bucket == used
+            positional[rows] = self._stack(tensors, int(used), x[rows])
+        psqt = np.zeros(len(batch), np.int64)
+        if self.psqt:
+            zero = np.zeros(self.num_stacks, np.int32)
+            us, them = accumulate(batch, zero, self._parts(tensors, "feature_transformer.psqt"))
+            psqt = tdiv((us - them).astype(np.int64), 2)[np.arange(len(batch)), bucket]
+        return RawValues(psqt[:, np.newaxis], positional[:, np.newaxis])
+
+    def _parts(self, tensors: Mapping[str, np.ndarray], tensor: str) -> list[tuple[int, np.ndarray]]:
+        parts = find_feature_set(self.feature_set).parts
+        return [(part.first_feature, tensors[name]) for name, part in zip(self._names(tensor), parts, strict=True)]
+
+    def activations(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
+        """What the layers see: int64 [B, inputs], side to move first."""
+        plan, shift = self.plan(), self.quantisation.first.product_shift
+        weights = self._parts(tensors, "feature_transformer.weight")
+        sides = accumulate(batch, tensors["feature_transformer.bias"], weights)
+        clipped = [np.clip(side, 0, plan.first_clip).astype(np.int64) for side in sides]
+        match self.activation:
+            case "screlu":
+                clipped = [side * side >> shift for side in clipped]
+            case "pairwise":
+                half = self.hidden // 2
+                clipped = [side[:, :half] * side[:, half:] >> shift for side in clipped]
+        return np.concatenate(clipped, axis=1)
+
+    def _stack(self, tensors: Mapping[str, np.ndarray], stack: int, x: np.ndarray) -> np.ndarray:
+        """Raw output of one stack, int64 [B], of inputs int64 [B, inputs]."""
+        plan = self.plan()
+        skip = np.zeros(len(x), np.int64)
+        kept = []
+        for number, (layer, step) in enumerate(zip(self.layers, plan.layers, strict=True)):
+            name = f"layers.{number}"
+            y = _sums(step, tensors[f"{name}.weight"][stack], tensors[f"{name}.bias"][stack], x)
+            if layer.skip != "none":
+                straight = y[:, -1] if layer.skip == "last" else y[:, -2] - y[:, -1]
+                skip = skip + tdiv(straight * plan.output.one, step.one)
+            x = _activated(step, y[:, : layer.activated])
+            if layer.to_output and number < len(self.layers) - 1:
+                kept.append(x)
+        x = np.concatenate([*kept, x], axis=1)
+        y = _sums(plan.output, tensors["output.weight"][stack], tensors["output.bias"][stack], x)
+        return np.asarray(y[:, 0] + skip)
+
+    def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
+        return tdiv((psqt_raw + positional_raw) * self.score_scale, self.plan().output.one)
+
+
+def _sums(step: _Step, weight: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """tdiv(Σ weight · x, divide) + bias in 32 bits: weight [out, in], bias [out], x int64 [B, in] → int64 [B, out]."""
+    # Inputs have at most 16 bits and weights too: sums are far below 2^53, so they are exact in float64, and fast.
+    total = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int64)
+    return wrap32(tdiv(total, step.divide) + bias)
+
+
+def _activated(step: _Step, y: np.ndarray) -> np.ndarray:
+    clamped: np.ndarray = np.clip(y >> step.shift, 0, step.clip)
+    shift = 2 * step.shift + step.square_shift
+    match step.activation:
+        case "crelu":
+            return clamped
+        case "screlu":
+            return np.asarray(np.clip(y, 0, step.clip << step.shift) ** 2 >> shift)
+        case "dual":
+            return np.concatenate([np.minimum(y * y >> shift, step.clip), clamped], axis=1)
+    return np.asarray(np.clip(y >> step.shift, -INT16_MAX - 1, INT16_MAX))
+
+
+class LayeredModel(NnueModel):
+    """Parameters: feature_transformer.{weight [F, hidden], bias [hidden], psqt [F, stacks]}; layers.N and output, each
+    {weight [stacks, out, in], bias [stacks, out]}."""
+
+    by_pieces: Tensor
+
+    def __init__(self, net: Layered) -> None:
+        super().__init__(net)
+        self.layered, self.plan = net, net.plan()
+        self.feature_transformer = transformer(
+            net.feature_set,
+            net.hidden,
+            net.activation,
+            bound=self.plan.first_clip / net.quantisation.first.scale,
+            psqt_buckets=net.num_stacks if net.psqt else 0,
+        )
+        self.layers = nn.ModuleList(
+            StackedLinear(net.num_stacks, step.inputs, step.outputs) for step in self.plan.layers
+        )
+        self.output = StackedLinear(net.num_stacks, self.plan.output.inputs, 1)
+        nn.init.zeros_(self.output.bias)
+        self.register_buffer("by_pieces", torch.tensor(net.output_buckets.by_pieces), persistent=False)
+
+    def forward(self, batch: Batch) -> Tensor:
+        bucket = self.by_pieces[batch.piece_count.long()]
+        x, psqt = self.feature_transformer(batch, bucket)
+        straight: list[Tensor] = [] if psqt is None else [psqt]
+        kept: list[Tensor] = []
+        for layer, step, linear in zip(self.layered.layers, self.plan.layers, self.layers, strict=True):
+            y = linear(x, bucket)
+            if layer.skip != "none":
+                straight.append(y[:, -1] if layer.skip == "last" else y[:, -2] - y[:, -1])
+            x = _activated_floats(step, y[:, : layer.activated])
+            if layer.to_output and layer is not self.layered.layers[-1]:
+                # The output layer counts all its inputs in the unit of its last ones.
+                kept.append(x * (step.activated_one / self.plan.output.unit))
+        output: Tensor = self.output(torch.cat([*kept, x], dim=1) if kept else x, bucket).squeeze(1)
+        for part in straight:
+            output = output + part
+        return output
+
+    def factorised(self) -> dict[str, list[VirtualRows]]:
+        net, shared = self.layered, {}
+        if net.factorised and (rows := virtual_rows(net.feature_set)):
+            shared = {f"feature_transformer.{name}": rows for name in (("weight", "psqt") if net.psqt else ("weight",))}
+        if net.shared and net.num_stacks > 1:
+            first = "layers.0" if net.layers else "output"
+            shared |= {f"{first}.{part}": [VirtualRows(0, net.num_stacks, 1)] for part in ("weight", "bias")}
+        return shared
+
+
+def _activated_floats(step: _Step, y: Tensor) -> Tensor:
+    largest = step.clip / step.clamped_one
+    match step.activation:
+        case "crelu":
+            return y.clamp(0.0, largest)
+        case "screlu":
+            return y.clamp(0.0, largest).square()
+        case "dual":
+            return torch.cat([(y.square() * step.square).clamp(max=largest), y.clamp(0.0, largest)], dim=1)
+    return y.clamp(-(INT16_MAX + 1) / step.clamped_one, INT16_MAX / step.clamped_one)

@@ -1,0 +1,93 @@
+"""The simple net: piece-square features → hidden layer, one accumulator per perspective → one output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor, nn
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.features import feature_set
+from nnue_trainer.nets.base import (
+    INT16_MAX,
+    NETS,
+    Net,
+    NetTensor,
+    NnueModel,
+    RawValues,
+    accumulate,
+    tdiv,
+    transformer,
+)
+from nnue_trainer.schema import section
+
+# Accumulators count QA to the unit, output weights QB. The range of 127 / 64 = 1.98 keeps an accumulator of 32 pieces
+# and a product activation · weight within 16 bits, which is what engines with 16-bit SIMD need.
+QA = 255
+QB = 64
+
+
+@NETS.register("simple")
+@section
+class Simple(Net):
+    """Features → hidden layer, seen from both sides → 1."""
+
+    feature_set: Literal["Chess768"] = "Chess768"
+    """input features"""
+    hidden: Annotated[int, Field(ge=8, le=16384, multiple_of=8)] = 256
+    """outputs of the feature transformer per perspective, a multiple of 8"""
+    activation: Literal["crelu", "screlu"] = "screlu"
+    """of the hidden layer: clamp to [0, 1], or the square of that"""
+    score_scale: Annotated[int, Field(ge=1, le=10000)] = 400
+    """engine units in one unit of output"""
+
+    def model(self) -> SimpleModel:
+        return SimpleModel(self)
+
+    def tensors(self) -> Sequence[NetTensor]:
+        features = feature_set(self.feature_set).num_features
+        return (
+            NetTensor("feature_transformer.weight", "<i2", (features, self.hidden), QA, QA * 127 // QB),
+            NetTensor("feature_transformer.bias", "<i2", (self.hidden,), QA, QA * 127 // QB),
+            NetTensor("output.weight", "<i2", (1, 2 * self.hidden), QB, 127),
+            NetTensor("output.bias", "<i2", (1,), QA * QB, INT16_MAX),
+        )
+
+    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
+        sides = accumulate(batch, tensors["feature_transformer.bias"], [(0, tensors["feature_transformer.weight"])])
+        x = np.concatenate([np.clip(side, 0, QA) for side in sides], axis=1).astype(np.int64)
+        weight = tensors["output.weight"][0].astype(np.int64)
+        total = tdiv(x * x @ weight, QA) if self.activation == "screlu" else x @ weight
+        total = total + tensors["output.bias"].astype(np.int64)
+        return RawValues(np.zeros((len(batch), 1), np.int64), total[:, np.newaxis])
+
+    def header(self) -> str | None:
+        from nnue_trainer.nets.layered import Layered
+
+        make: Any = Layered  # the same net, and the same file
+        layered: Layered = make(
+            inputs=[self.feature_set], hidden=self.hidden, activation=self.activation, score_scale=self.score_scale
+        )
+        return layered.header()
+
+    def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
+        return tdiv((psqt_raw + positional_raw) * self.score_scale, QA * QB)
+
+
+class SimpleModel(NnueModel):
+    """Parameters: feature_transformer.{weight [F, hidden], bias [hidden]},
+    output.{weight [1, 2 · hidden], bias [1]}."""
+
+    def __init__(self, net: Simple) -> None:
+        super().__init__(net)
+        self.feature_transformer = transformer(net.feature_set, net.hidden, net.activation)
+        self.output = nn.Linear(2 * net.hidden, 1)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        x, _ = self.feature_transformer(batch)
+        y: Tensor = self.output(x)
+        return y.squeeze(1)

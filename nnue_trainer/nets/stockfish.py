@@ -1,0 +1,686 @@
+"""The nets of Stockfish, SFNNv1 … SFNNv17 and the small net.
+
+They are one family: a feature transformer seen from both sides, then three layers, in eight stacks (SFNNv1: one). What
+tells one from another is a row of facts, `Design`; sizes, hashes, file layout, scales, float model and integer forward
+follow from it. One more version is one more class with its row, and whatever is new in it is a field of `Design`.
+
+Units. One of the float model is `transformer_one` in accumulators, `one` in activations of layers, 600 · 16 in the
+output. An activation is a product of two clipped accumulators, shifted down, and a square likewise; where the shift
+does not match the unit exactly (128 for 127), the float model carries the quotient.
+
+The file to the byte and the arithmetic in words: docs/nets.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.features import FeaturePart
+from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.modules.stacked_linear import StackedLinear
+from nnue_trainer.nets.base import (
+    INT8_MAX,
+    INT16_MAX,
+    INT32_MAX,
+    NETS,
+    Net,
+    NetTensor,
+    NnueModel,
+    RawValues,
+    VirtualRows,
+    accumulate,
+    stacked_layer,
+    tdiv,
+    transformer,
+    virtual_rows,
+    wrap32,
+)
+from nnue_trainer.nnue_file.layout import Block, FileLayout, Word
+from nnue_trainer.schema import section
+
+SQUARES = 64
+PSQT_BUCKETS = 8
+SCORE_SCALE = 600
+OUTPUT_STEPS = 16  # of an engine unit in PSQT columns and in the output of the layers
+# Engine units; planes of a piece-square set alternate own, enemy. Kings count nothing.
+MATERIAL = (126, 781, 825, 1276, 2538)
+
+# What engines hash of a feature set, and the set that is trained for it: there both kings have planes of their own.
+FEATURE_HASH = {
+    "HalfKP": 0x5D69D5B8,
+    "HalfKAv2": 0x5F234CB8,
+    "HalfKAv2_hm_11": 0x7F234CB8,
+    "Full_Threats_v10": 0x8F234CB8,
+    "Full_Threats_v11": 0x8F234CB8,
+    "Full_Threats_v12": 0x8F234CB8,
+    "Full_Threats_v14": 0x8F234CB8,
+    "Full_Threats_v16": 0x2E6B9D04,
+    "PP_3Wide": 0x86F2B1DD,
+}
+TRAINED = {"HalfKAv2_hm_11": "HalfKAv2_hm"}
+
+V2020 = 0x7AF32F16
+V2021 = 0x7AF32F20
+V2026 = 0x6A448AFA
+
+
+@dataclass(frozen=True)
+class Design:
+    """What tells one Stockfish net from another."""
+
+    sets: tuple[str, ...]
+    """feature sets, in the order of the file"""
+    layouts: tuple[str, ...]
+    """of the file, see `StockfishNet._transformer_blocks`; the first is the one that is written"""
+    version: int = V2021
+    l2: int = 16
+    """outputs of fc0, those of the skip connection among them"""
+    l3: int = 32
+    """outputs of fc1"""
+    stacks: int = 8
+    psqt: bool = True
+    """PSQT columns beside the accumulators"""
+    pairwise: bool = True
+    """products of clipped halves instead of clipped values"""
+    transformer_one: int = 127
+    """integer of an accumulator that is 1.0"""
+    clip: int = 127
+    """largest activation of an accumulator before the product"""
+    product_shift: int = 7
+    one: int = 127
+    """integer of an activation that is 1.0"""
+    doubled: bool = False
+    """the engine doubles weights and biases of the transformer in 16 bits when it loads them"""
+    fc0_scale: int = 64
+    skip: int = 1
+    """outputs of fc0 that go straight to the result: one is added, of two the second is subtracted from the first"""
+    squared: bool = True
+    """fc1 sees the squares of its inputs as well"""
+    dual: bool = False
+    """as `squared`, and also the outputs of fc1; skip outputs take part, and fc2 sees the inputs of fc1 too"""
+    shared_fc0: bool = False
+    """fc0 is trained with a part that all stacks share"""
+    output_scale: int | None = None
+    """integer steps in 1.0 of the layers' output before it is turned into sixteenths of engine units; None: it is
+    computed in those"""
+    sums_parts: bool = False
+    """the engine divides PSQT and layers together by 16, not each"""
+
+    @property
+    def fc2_scale(self) -> float:
+        return SCORE_SCALE * OUTPUT_STEPS / self.one if self.output_scale is None else self.output_scale / self.one
+
+    @property
+    def result_one(self) -> int:
+        return SCORE_SCALE * OUTPUT_STEPS if self.output_scale is None else self.output_scale
+
+    @property
+    def hidden(self) -> int:
+        """Outputs of fc0 that fc1 sees."""
+        return self.l2 if self.dual else self.l2 - self.skip
+
+    def layers(self, l1: int) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of fc0, fc1 and fc2."""
+        second = self.hidden * (2 if self.squared else 1)
+        third = second + 2 * self.l3 if self.dual else self.l3
+        return ((l1 if self.pairwise else 2 * l1, self.l2), (second, self.l3), (third, 1))
+
+
+def pad32(n: int) -> int:
+    return -(-n // 32) * 32
+
+
+Width = Annotated[int, Field(ge=32, le=16384, multiple_of=32)]
+
+
+@section
+class StockfishNet(Net):
+    """One of Stockfish's nets."""
+
+    design: ClassVar[Design]
+    note: ClassVar[str] = ""
+
+    l1: Width
+    """outputs of the feature transformer per perspective, a multiple of 32; Stockfish reads the width of the version
+    only"""
+
+    # ---- what it is ----
+
+    @property
+    def facts(self) -> Design:
+        return self.design
+
+    @property
+    def feature_set(self) -> str:
+        return "+".join(TRAINED.get(name, name) for name in self._order())
+
+    @property
+    def integer_feature_set(self) -> str:
+        return "+".join(self._order())
+
+    @property
+    def score_scale(self) -> float:
+        return float(SCORE_SCALE)
+
+    @property
+    def num_stacks(self) -> int:
+        return self.facts.stacks
+
+    @property
+    def accumulator_limit(self) -> int:
+        return INT16_MAX // 2 if self.facts.doubled else INT16_MAX
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.l1 == _default_width(type(self)) else f"{self.kind}-l1-{self.l1}"
+
+    @property
+    def unreadable(self) -> str | None:
+        width = _default_width(type(self))
+        return None if self.l1 == width else f"l1 is {self.l1}, which no Stockfish reads; expected {width}"
+
+    @classmethod
+    def known(cls) -> Iterable[Net]:
+        make: Any = cls  # every version has a default width
+        return (make(),)
+
+    def model(self) -> StockfishModel:
+        return StockfishModel(self)
+
+    def _order(self) -> tuple[str, ...]:
+        """The sets in the order of index rows: king buckets first, as the fused operators need them."""
+        sets = self.facts.sets
+        bucketed = [name for name in sets if find_feature_set(name).parts[0].bucket_size]
+        return (*bucketed, *(name for name in sets if name not in bucketed))
+
+    # ---- integers ----
+
+    def tensors(self) -> Sequence[NetTensor]:
+        return _tensors(self)
+
+    def _part(self, tensor: str, name: str) -> str:
+        """What the part of a tensor that belongs to a set is called."""
+        return tensor if len(self.facts.sets) == 1 else f"{tensor}.{name}"
+
+    def _tensors(self) -> Iterator[NetTensor]:
+        d, one = self.facts, self.facts.transformer_one
+        trained = {part.name: part for part in find_feature_set(self.feature_set).parts}
+        limit = self.accumulator_limit
+        yield NetTensor("feature_transformer.bias", "<i2", (self.l1,), one, limit)
+        for name in d.sets:
+            part = trained[TRAINED.get(name, name)]
+            read = find_feature_set(name).parts[0]
+            source = king_plane_rows(part, read) if name in TRAINED else None
+            range_of_rows = {"first_row": part.first_feature, "rows": part.num_features}
+            # Weights of sets without king buckets are bytes.
+            dtype, limit = ("<i2", self.accumulator_limit) if part.bucket_size else ("<i1", INT8_MAX)
+            yield NetTensor(
+                self._part("feature_transformer.weight", name),
+                dtype,
+                (read.num_features, self.l1),
+                one,
+                limit,
+                "feature_transformer.weight",
+                source=source,
+                **range_of_rows,
+            )
+            if d.psqt:
+                yield NetTensor(
+                    self._part("feature_transformer.psqt", name),
+                    "<i4",
+                    (read.num_features, PSQT_BUCKETS),
+                    SCORE_SCALE * OUTPUT_STEPS,
+                    INT32_MAX,
+                    "feature_transformer.psqt",
+                    source=source,
+                    **range_of_rows,
+                )
+        scales = (d.fc0_scale, 64, d.fc2_scale)
+        ones = (d.fc0_scale * d.one, 64 * d.one, d.result_one)
+        for layer, (inputs, outputs) in enumerate(d.layers(self.l1)):
+            yield NetTensor(f"fc{layer}.bias", "<i4", (d.stacks, outputs), ones[layer], INT32_MAX)
+            yield NetTensor(
+                f"fc{layer}.weight",
+                "<i1",
+                (d.stacks, outputs, pad32(inputs)),
+                scales[layer],
+                INT8_MAX,
+                columns=inputs,
+            )
+
+    def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
+        if self.facts.sums_parts:
+            return tdiv(psqt_raw + positional_raw, OUTPUT_STEPS)
+        return np.asarray(tdiv(psqt_raw, OUTPUT_STEPS) + tdiv(positional_raw, OUTPUT_STEPS))
+
+    def _weights(self, tensors: Mapping[str, np.ndarray], tensor: str) -> list[tuple[int, np.ndarray]]:
+        parts = find_feature_set(self.integer_feature_set).parts
+        return [(part.first_feature, tensors[self._part(tensor, part.name)]) for part in parts]
+
+    def activations(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
+        """The vector that enters the layers: uint8 [B, inputs of fc0], side to move first."""
+        d = self.facts
+        bias, weights = tensors["feature_transformer.bias"], self._weights(tensors, "feature_transformer.weight")
+        sides = accumulate(batch, bias, weights)
+        clip, shift = d.clip, d.product_shift
+        if d.doubled:  # in 16 bits, so that a sum beyond 16,383 wraps around as it does in the engine
+            sides = (sides[0] * np.int16(2), sides[1] * np.int16(2))
+            clip, shift = 2 * clip, shift + 2
+        clipped = [np.clip(side, 0, clip).astype(np.int32) for side in sides]
+        if d.pairwise:
+            half = self.l1 // 2
+            clipped = [side[:, :half] * side[:, half:] >> shift for side in clipped]
+        return np.concatenate(clipped, axis=1).astype(np.uint8)
+
+    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
+        d = self.facts
+        psqt = np.zeros((len(batch), d.stacks), np.int64)
+        if d.psqt:
+            zero = np.zeros(d.stacks, np.int32)
+            us, them = accumulate(batch, zero, self._weights(tensors, "feature_transformer.psqt"))
+            psqt = tdiv((us - them).astype(np.int64), 2)
+
+        def layer(number: int, x: np.ndarray) -> np.ndarray:
+            return stacked_layer(tensors[f"fc{number}.weight"], tensors[f"fc{number}.bias"], x)
+
+        first_shift = d.fc0_scale.bit_length() - 1
+        y0 = layer(0, self.activations(tensors, batch))
+        h0 = _clipped(y0[:, :, : d.hidden], first_shift, d.squared)
+        h1 = _clipped(layer(1, h0), 6, d.dual)
+        positional = layer(2, np.concatenate([h0, h1], axis=2) if d.dual else h1)[:, :, 0]
+        skip = y0[:, :, -1] if d.skip == 1 else y0[:, :, -2] - y0[:, :, -1] if d.skip else np.zeros_like(positional)
+        steps = SCORE_SCALE * OUTPUT_STEPS
+        if d.output_scale is None:
+            # The layer counts 64 · 127 to the unit; the engine's product has 32 bits.
+            return RawValues(psqt, positional + tdiv(wrap32(skip * steps), d.fc0_scale * d.one))
+        return RawValues(psqt, tdiv((positional + skip) * steps, d.output_scale))
+
+    # ---- the file ----
+
+    def layouts(self) -> Sequence[FileLayout]:
+        return _layouts(self)
+
+    def _layouts(self) -> Iterator[FileLayout]:
+        d = self.facts
+        tensors = {tensor.name: tensor for tensor in self.tensors()}
+        h = 0xEC42E90D ^ 2 * self.l1
+        layers = d.layers(self.l1)
+        for layer, (_, outputs) in enumerate(layers):
+            h = (0xCC03DAE4 + outputs) ^ h >> 1 ^ (h << 31 & 0xFFFFFFFF)
+            if layer < len(layers) - 1:
+                h = h + 0x538D24C7 & 0xFFFFFFFF
+        for name in d.layouts:
+            features = 0
+            # Nets with threats were hashed by their first set alone at the beginning.
+            for feature_set in d.sets[:1] if name.endswith("first hash") else d.sets:
+                features = (features << 1 & 0xFFFFFFFF | features >> 31) ^ FEATURE_HASH[feature_set]
+            transformer_hash = features ^ 2 * self.l1
+            items: list[Word | Block] = [Word("feature transformer hash", transformer_hash)]
+            items += self._transformer_blocks(name.split()[0], tensors)
+            for stack in range(d.stacks):
+                items.append(Word(f"stack {stack} hash", h))
+                for layer in range(len(layers)):
+                    for part in ("bias", "weight"):
+                        items.append(Block((tensors[f"fc{layer}.{part}"].piece(stack),)))
+            yield FileLayout(name, d.version, transformer_hash ^ h, tuple(items))
+
+    def _transformer_blocks(self, layout: str, tensors: Mapping[str, NetTensor]) -> list[Block]:
+        """raw: everything as it is. leb: everything compressed. thr0, thr1: the PSQT columns of all sets in one block
+        at the end, and in thr0 the weights of all sets in one. thr2: set by set. From thr1 on bytes are not compressed.
+        """
+        d = self.facts
+
+        def block(*names: str, compressed: bool) -> Block:
+            return Block(tuple(tensors[name].piece() for name in names), compressed)
+
+        weights = [self._part("feature_transformer.weight", name) for name in d.sets]
+        psqt = [self._part("feature_transformer.psqt", name) for name in d.sets] if d.psqt else []
+        blocks = [block("feature_transformer.bias", compressed=layout != "raw")]
+        match layout:
+            case "raw" | "leb":
+                blocks += [block(name, compressed=layout == "leb") for name in [*weights, *psqt]]
+            case "thr0":
+                blocks += [block(*weights, compressed=True), block(*psqt, compressed=True)]
+            case "thr1":
+                blocks += [block(name, compressed=tensors[name].limit > INT8_MAX) for name in weights]
+                blocks.append(block(*psqt, compressed=True))
+            case "thr2":
+                for number, name in enumerate(weights):
+                    blocks.append(block(name, compressed=tensors[name].limit > INT8_MAX))
+                    blocks += [block(name, compressed=True) for name in psqt[number : number + 1]]
+        return blocks
+
+
+@cache
+def _tensors(net: StockfishNet) -> tuple[NetTensor, ...]:
+    return tuple(net._tensors())
+
+
+@cache
+def _layouts(net: StockfishNet) -> tuple[FileLayout, ...]:
+    return tuple(net._layouts())
+
+
+def _default_width(kind: type[StockfishNet]) -> int:
+    """Of the version; every one has its own."""
+    fields: dict[str, dataclasses.Field[int]] = vars(kind)["__dataclass_fields__"]
+    width = fields["l1"].default
+    assert isinstance(width, int)
+    return width
+
+
+def _clipped(y: np.ndarray, shift: int, squared: bool) -> np.ndarray:
+    """Sums of a layer as the bytes that the next one sees: clipped to 0 … 127, behind their squares if `squared`. The
+    square loses the sign: negatives count as well."""
+    clipped = np.clip(y >> shift, 0, INT8_MAX)
+    return np.concatenate([np.minimum(y * y >> 2 * shift + 7, INT8_MAX), clipped], axis=2) if squared else clipped
+
+
+def king_plane_rows(trained: FeaturePart, read: FeaturePart) -> np.ndarray:
+    """For each feature with a plane for both kings, the one with planes of their own that it takes, int64 [F].
+
+    The shared plane takes the enemy king's rows, except on the square of the own king that the bucket stands for: no
+    position can tell the difference."""
+    buckets = trained.num_features // trained.bucket_size
+    planes = trained.bucket_size // SQUARES
+    own_king, enemy_king = planes - 2, planes - 1
+    rows = np.arange(trained.num_features).reshape(buckets, planes, SQUARES)
+    merged = rows[:, : planes - 1].copy()
+    merged[:, own_king] = rows[:, enemy_king]
+    bucket = np.arange(buckets)
+    # Buckets count from h8 to a1 over the files e–h.
+    square = 8 * (7 - bucket // 4) + 7 - bucket % 4
+    merged[bucket, own_king, square] = rows[bucket, own_king, square]
+    assert merged.size == read.num_features
+    return np.asarray(merged.reshape(-1))
+
+
+def material_psqt(part: FeaturePart) -> Tensor:
+    """PSQT rows of a piece-square part that count material: fp32 [num_features, PSQT_BUCKETS], own pieces positive,
+    enemy pieces negative."""
+    planes = torch.zeros(part.bucket_size // SQUARES)
+    planes[: 2 * len(MATERIAL)] = torch.tensor([sign * value for value in MATERIAL for sign in (1, -1)]) / SCORE_SCALE
+    rows = planes.repeat_interleave(SQUARES).repeat(part.num_features // part.bucket_size)
+    return rows.unsqueeze(1).repeat(1, PSQT_BUCKETS)
+
+
+class StockfishModel(NnueModel):
+    """Parameters: feature_transformer.{weight [F, l1], bias [l1], psqt [F, 8]}; fc0, fc1, fc2, each {weight
+    [stacks, out, in], bias [stacks, out]}."""
+
+    def __init__(self, net: StockfishNet) -> None:
+        super().__init__(net)
+        d = self.facts = net.facts
+        features = find_feature_set(net.feature_set)
+        self.features = features
+        self.feature_transformer = transformer(
+            features,
+            net.l1,
+            "pairwise" if d.pairwise else "crelu",
+            bound=d.clip / d.transformer_one,
+            product_scale=d.transformer_one**2 / 2**d.product_shift / d.one,
+            psqt_buckets=PSQT_BUCKETS if d.psqt else 0,
+        )
+        (in0, out0), (in1, out1), (in2, out2) = d.layers(net.l1)
+        self.fc0 = StackedLinear(d.stacks, in0, out0)
+        self.fc1 = StackedLinear(d.stacks, in1, out1)
+        self.fc2 = StackedLinear(d.stacks, in2, out2)
+        with torch.no_grad():
+            if self.feature_transformer.psqt is not None:
+                for part in features.parts:
+                    if part.bucket_size:
+                        rows = self.feature_transformer.psqt[part.first_feature :][: part.num_features]
+                        rows.copy_(material_psqt(part))
+            nn.init.zeros_(self.fc2.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        d = self.facts
+        bucket = batch.bucket if d.stacks > 1 else torch.zeros_like(batch.bucket)
+        x, psqt = self.feature_transformer(batch, bucket)
+        y0 = self.fc0(x, bucket)
+        h0 = self._clipped(y0[:, : d.hidden], d.squared)
+        h1 = self._clipped(self.fc1(h0, bucket), d.dual)
+        output: Tensor = self.fc2(torch.cat([h0, h1], dim=1) if d.dual else h1, bucket).squeeze(1)
+        if d.skip:
+            output = output + (y0[:, -1] if d.skip == 1 else y0[:, -2] - y0[:, -1])
+        return output if psqt is None else output + psqt
+
+    def _clipped(self, y: Tensor, squared: bool) -> Tensor:
+        d = self.facts
+        largest = INT8_MAX / d.one
+        clipped = y.clamp(0.0, largest)
+        if not squared:
+            return clipped
+        return torch.cat([(y.square() * (d.one / 128)).clamp(max=largest), clipped], dim=1)
+
+    def factorised(self) -> dict[str, list[VirtualRows]]:
+        names = ["feature_transformer.weight", *(["feature_transformer.psqt"] if self.facts.psqt else [])]
+        shared = {name: rows for name in names if (rows := virtual_rows(self.features))}
+        if self.facts.shared_fc0:
+            shared |= {f"fc0.{part}": [VirtualRows(0, self.facts.stacks, 1)] for part in ("weight", "bias")}
+        return shared
+
+
+# ---- the versions ----------------------------------------------------------------------------------------------------
+# Where the files of two nets look alike (SFNNv4 and SFNNv5), the later one is taken. For each version the class says
+# what is new, the design says it for the program.
+
+
+@NETS.register("sfnnv1")
+@section
+class SfnnV1(StockfishNet):
+    """HalfKP → 256×2 → 32 → 32 → 1 (Stockfish 12, 13)."""
+
+    design: ClassVar = Design(
+        ("HalfKP",), ("raw", "leb"), V2020, l2=32, stacks=1, psqt=False, pairwise=False, skip=0, squared=False,
+        sums_parts=True,
+    )  # fmt: skip
+    l1: Width = 256
+
+
+@NETS.register("sfnnv2")
+@section
+class SfnnV2(StockfishNet):
+    """HalfKAv2 → 512×2, 8 PSQT columns → 8 stacks of 16 → 32 → 1 (Stockfish 14)."""
+
+    design: ClassVar = replace(SfnnV1.design, sets=("HalfKAv2",), version=V2021, l2=16, stacks=8, psqt=True)
+    l1: Width = 512
+
+
+@NETS.register("sfnnv3")
+@section
+class SfnnV3(StockfishNet):
+    """HalfKAv2_hm → 1024×2 → 8 → 32 → 1 (Stockfish 14.1)."""
+
+    design: ClassVar = replace(SfnnV2.design, sets=("HalfKAv2_hm_11",), l2=8)
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv4")
+@section
+class SfnnV4(StockfishNet):
+    """HalfKAv2_hm → 1024 pairwise → 15+1 → 32 → 1 (Stockfish 15)."""
+
+    design: ClassVar = replace(SfnnV3.design, l2=16, pairwise=True, skip=1)
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv5")
+@section
+class SfnnV5(StockfishNet):
+    """HalfKAv2_hm → l1 pairwise, + 8 PSQT columns → 8 stacks of 15+1 → [x², x] 30 → 32 → 1 (Stockfish 15.1).
+
+    The first release named all later nets of this shape so, told apart by `l1`: 1536 is SFNNv6, 2048 SFNNv7, 2560
+    SFNNv8, 3072 SFNNv9, 128 the small net.
+    """
+
+    design: ClassVar = replace(SfnnV4.design, squared=True)
+    l1: Width = 1024
+    """outputs of the feature transformer per perspective, a multiple of 32: 1024 SFNNv5, 1536 SFNNv6, 2048 SFNNv7,
+    2560 SFNNv8, 3072 SFNNv9, 128 the small net"""
+
+    @property
+    def facts(self) -> Design:
+        return self._version().design
+
+    @property
+    def name(self) -> str:
+        return self._version().kind if self.l1 in self._widths() else f"sfnnv5-l1-{self.l1}"
+
+    @property
+    def unreadable(self) -> str | None:
+        if self.l1 in self._widths():
+            return None
+        read = ", ".join(f"{l1} ({version.kind})" for l1, version in sorted(self._widths().items()))
+        return f"l1 is {self.l1}, which no Stockfish reads; expected one of {read}"
+
+    def _version(self) -> type[StockfishNet]:
+        return self._widths().get(self.l1, SfnnV6)
+
+    @staticmethod
+    def _widths() -> dict[int, type[StockfishNet]]:
+        return {_default_width(v): v for v in (SfnnV5, SfnnV6, SfnnV7, SfnnV8, SfnnV9, Small128)}
+
+
+@NETS.register("sfnnv6")
+@section
+class SfnnV6(StockfishNet):
+    """SFNNv5 with 1536 (Stockfish 16)."""
+
+    design: ClassVar = replace(SfnnV5.design, layouts=("leb", "raw"))
+    l1: Width = 1536
+
+
+@NETS.register("sfnnv7")
+@section
+class SfnnV7(StockfishNet):
+    """SFNNv5 with 2048."""
+
+    design: ClassVar = SfnnV6.design
+    l1: Width = 2048
+
+
+@NETS.register("sfnnv8")
+@section
+class SfnnV8(StockfishNet):
+    """SFNNv5 with 2560 (Stockfish 16.1)."""
+
+    design: ClassVar = SfnnV6.design
+    l1: Width = 2560
+
+
+@NETS.register("sfnnv9")
+@section
+class SfnnV9(StockfishNet):
+    """SFNNv5 with 3072 (Stockfish 17, 17.1, which double the feature transformer in 16 bits)."""
+
+    design: ClassVar = replace(SfnnV8.design, doubled=True, sums_parts=False)
+    l1: Width = 3072
+
+
+@NETS.register("small128")
+@section
+class Small128(StockfishNet):
+    """SFNNv5 with 128: the small net of Stockfish 16.1 … 18."""
+
+    design: ClassVar = SfnnV9.design
+    l1: Width = 128
+
+
+@NETS.register("sfnnv10")
+@section
+class SfnnV10(StockfishNet):
+    """Threats + HalfKAv2_hm → 1024 pairwise → 15+1 → [x², x] 30 → 32 → 1 (Stockfish 18)."""
+
+    design: ClassVar = replace(
+        SfnnV9.design, sets=("Full_Threats_v10", "HalfKAv2_hm_11"), layouts=("thr1 first hash", "thr0 first hash"),
+        doubled=False, transformer_one=255, clip=255, product_shift=9,
+    )  # fmt: skip
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv11")
+@section
+class SfnnV11(StockfishNet):
+    """SFNNv10 without threats to kings."""
+
+    design: ClassVar = replace(
+        SfnnV10.design, sets=("Full_Threats_v11", "HalfKAv2_hm_11"), layouts=("thr1 first hash",)
+    )
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv12")
+@section
+class SfnnV12(StockfishNet):
+    """SFNNv11 without threats by kings."""
+
+    design: ClassVar = replace(SfnnV11.design, sets=("Full_Threats_v12", "HalfKAv2_hm_11"))
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv13")
+@section
+class SfnnV13(StockfishNet):
+    """SFNNv12 with a first layer of 31+1."""
+
+    design: ClassVar = replace(SfnnV12.design, l2=32, layouts=("thr1", "thr1 first hash"))
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv14")
+@section
+class SfnnV14(StockfishNet):
+    """SFNNv13, where pawns also see the square ahead of them."""
+
+    design: ClassVar = replace(SfnnV13.design, sets=("Full_Threats_v14", "HalfKAv2_hm_11"), layouts=("thr1",))
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv14.1")
+@section
+class SfnnV14b(StockfishNet):
+    """SFNNv14 with scales that are powers of two."""
+
+    design: ClassVar = replace(
+        SfnnV14.design, version=V2026, layouts=("thr2",), transformer_one=256, one=128, fc0_scale=128,
+        output_scale=128 * 128,
+    )  # fmt: skip
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv15")
+@section
+class SfnnV15(StockfishNet):
+    """SFNNv14.1 with [x², x] after both layers, seen by the output as well: 32 → 64 → 32 → 64, 128 → 1."""
+
+    design: ClassVar = replace(SfnnV14b.design, skip=2, dual=True, shared_fc0=True)
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv16")
+@section
+class SfnnV16(StockfishNet):
+    """Threats without those of pawns on pawns + pawn pairs + HalfKAv2_hm, layers as SFNNv15 (Stockfish 19)."""
+
+    design: ClassVar = replace(SfnnV15.design, sets=("Full_Threats_v16", "PP_3Wide", "HalfKAv2_hm_11"))
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv17")
+@section
+class SfnnV17(StockfishNet):
+    """SFNNv16 without PSQT columns."""
+
+    design: ClassVar = replace(SfnnV16.design, psqt=False)
+    l1: Width = 1024

@@ -1,0 +1,35 @@
+"""The record at the end of a net's description that says which architecture it has and what made it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import nnue_trainer
+from nnue_trainer.errors import UserError
+
+_BEGIN = b'{"nnue_trainer":'
+
+
+def describe(name: str, architecture: Mapping[str, Any]) -> bytes:
+    """Description of a net we write: a sentence for people, then the architecture as JSON for programs."""
+    version = nnue_trainer.__version__
+    facts = {"nnue_trainer": version, "net": name, "architecture": architecture}
+    return f"{name} net trained with nnue-trainer {version}. {json.dumps(facts, separators=(',', ':'))}".encode()
+
+
+def described(description: bytes, where: str) -> dict[str, Any] | None:
+    """The architecture in a description of ours; None for a description from elsewhere."""
+    start = description.find(_BEGIN)
+    if start < 0:
+        return None
+    try:
+        architecture = json.loads(description[start:])["architecture"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{where}: description: damaged architecture record ({reason})") from None
+    if not isinstance(architecture, Mapping):
+        found = json.dumps(architecture)[:80]
+        raise UserError(f"{where}: description: architecture is {found}, expected a mapping")
+    return dict(architecture)

@@ -1,0 +1,241 @@
+"""Reading a net file: a file with a place in it, the walk along a layout, and the decoding of its blocks.
+
+A file is never read whole on trust. The walk looks at hashes, magics and byte counts only, so that a wrong, cut or
+absurdly large file is refused before a tensor of it is read; then each block is read by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from nnue_trainer.errors import UserError
+from nnue_trainer.nnue_file import leb128
+from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
+
+PathLike = str | os.PathLike[str]
+
+MAX_FILE_BYTES = 2**31
+"""No net is larger: SFNNv17 has 0.1 · 10⁹ bytes."""
+MAX_DESCRIPTION_BYTES = 2**24
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+class LayoutError(UserError):
+    """A file is not of the layout it was held against. `evidence` counts the hashes and magics that were found as
+    expected, `offset` is the place of the first difference."""
+
+    def __init__(self, message: str, evidence: int, offset: int) -> None:
+        super().__init__(message)
+        self.evidence = evidence
+        self.offset = offset
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first bytes of every net file. `end` is the offset behind the description."""
+
+    version: int
+    file_hash: int
+    description: bytes
+    end: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the bytes of a block lie: those of the payload if it is compressed."""
+
+    block: Block
+    offset: int
+    size: int
+
+
+class NetFile:
+    """A net file that is open for reading; every error names file, offset and what was being read."""
+
+    def __init__(self, path: PathLike) -> None:
+        """UserError for what cannot be opened, is no regular file, or is larger than any net."""
+        self.path = path
+        try:
+            # Without O_NONBLOCK the opening of a pipe would wait for a writer.
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise UserError(f"{path}: cannot read the net: {reason}") from None
+        try:
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode):
+                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+                raise UserError(f"{path}: cannot read the net: found {kind}, expected a regular file")
+            self.size = status.st_size
+            if self.size > MAX_FILE_BYTES:
+                raise UserError(
+                    f"{path}: found a file of {self.size:,} bytes, expected a net of at most {MAX_FILE_BYTES:,}"
+                )
+        except UserError:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> NetFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def error(self, offset: int, what: str, found: str) -> UserError:
+        return UserError(f"{self.path}: offset {offset}: {what}: {found}")
+
+    def check(self, offset: int, size: int, what: str) -> None:
+        """UserError unless `size` bytes are left behind `offset`."""
+        if size > self.size - offset:
+            raise self.error(offset, what, f"file ends after {self.size - offset} bytes, expected {size}")
+
+    def take(self, offset: int, size: int, what: str) -> bytearray:
+        """The bytes there."""
+        self.check(offset, size, what)
+        data = bytearray(size)
+        view, done = memoryview(data), 0
+        while done < size:
+            try:
+                read = os.preadv(self._file, [view[done:]], offset + done)
+            except OSError as error:
+                raise self.error(offset + done, what, f"cannot be read: {error.strerror}") from None
+            if not read:
+                raise self.error(offset, what, f"file ends after {done} bytes, expected {size}")
+            done += read
+        return data
+
+    def u32(self, offset: int, what: str) -> int:
+        (value,) = struct.unpack("<I", self.take(offset, 4, what))
+        return int(value)
+
+    def header(self, versions: Sequence[int]) -> Header:
+        """Version, file hash and description. UserError for a version that is none of `versions`."""
+        version = self.u32(0, "version")
+        if version not in versions:
+            expected = ", ".join(f"0x{known:08X}" for known in versions)
+            raise self.error(0, "version", f"found 0x{version:08X}, expected one of {expected}")
+        file_hash = self.u32(4, "file hash")
+        length = self.u32(8, "description length")
+        self.check(12, length, "description")
+        if length > MAX_DESCRIPTION_BYTES:
+            expected = f"expected at most {MAX_DESCRIPTION_BYTES:,} bytes"
+            raise self.error(8, "description length", f"found {length:,}, {expected}")
+        return Header(version, file_hash, bytes(self.take(12, length, "description")), 12 + length)
+
+    def walk(self, layout: FileLayout, header: Header, whose: str) -> list[Place]:
+        """Where the blocks of a file of this layout lie; reads little more than hashes and byte counts.
+
+        LayoutError at the first place that differs; `whose` names in it the nets that have this layout.
+        """
+        evidence, offset, places = 0, header.end, []
+        try:
+            for what, at, found, wanted in (
+                ("version", 0, header.version, layout.version),
+                ("file hash", 4, header.file_hash, layout.file_hash),
+            ):
+                if wanted is not None and found != wanted:
+                    offset = at
+                    raise self.error(at, what, f"found 0x{found:08X}, expected 0x{wanted:08X} ({whose})")
+            for item in layout.items:
+                if isinstance(item, Word):
+                    found = self.u32(offset, item.label)
+                    if found != item.value:
+                        expected = f"expected 0x{item.value:08X} ({whose})"
+                        raise self.error(offset, item.label, f"found 0x{found:08X}, {expected}")
+                    evidence += 1
+                    offset += 4
+                    continue
+                if item.compressed:
+                    self._expect_magic(item, offset)
+                    evidence += 1
+                    size = self._byte_count(item, offset + len(leb128.MAGIC))
+                    begin = offset + len(leb128.MAGIC) + 4
+                    self.check(begin, size, item.label)
+                    places.append(Place(item, begin, size))
+                else:
+                    begin = offset
+                    for piece in item.pieces:
+                        self.check(offset, piece.size, piece.label)
+                        offset += piece.size
+                    size = item.size
+                    places.append(Place(item, begin, size))
+                offset = begin + size
+            if offset != self.size:
+                raise self.error(offset, "end of net", f"{self.size - offset} bytes more than expected ({whose})")
+        except LayoutError:
+            raise
+        except UserError as error:
+            raise LayoutError(str(error), evidence, offset) from None
+        return places
+
+    def _expect_magic(self, block: Block, offset: int) -> None:
+        magic = self.take(offset, len(leb128.MAGIC), block.label)
+        if magic != leb128.MAGIC:
+            raise self.error(offset, block.label, f"found {bytes(magic)!r}, expected {leb128.MAGIC!r}")
+
+    def _byte_count(self, block: Block, offset: int) -> int:
+        size = self.u32(offset, f"{block.label} byte count")
+        if not block.count <= size <= leb128.MAX_BYTES * block.count:
+            raise self.error(
+                offset,
+                f"{block.label} byte count",
+                f"found {size}, expected {block.count} to {leb128.MAX_BYTES * block.count} for {block.count} numbers",
+            )
+        return size
+
+    def tensors(self, places: Sequence[Place], header: Header, layout: FileLayout) -> dict[str, np.ndarray]:
+        """The tensors in the blocks. UserError for numbers that do not fit and for a wrong checksum."""
+        parts: dict[str, list[np.ndarray]] = {}
+        stacked = set()
+        checksum = 0
+        for place in places:
+            data = self.take(place.offset, place.size, place.block.label)
+            checksum = zlib.crc32(data, checksum) if layout.file_hash is None else 0
+            for piece, values in zip(place.block.pieces, self._decode(place, data), strict=True):
+                parts.setdefault(piece.tensor, []).append(values.reshape(piece.shape))
+                if piece.index is not None:
+                    stacked.add(piece.tensor)
+        if layout.file_hash is None and checksum != header.file_hash:
+            raise self.error(
+                4, "checksum", f"tensors give 0x{checksum:08X}, expected 0x{header.file_hash:08X} as the header says"
+            )
+        return {name: np.stack(values) if name in stacked else values[0] for name, values in parts.items()}
+
+    def _decode(self, place: Place, data: bytearray) -> list[np.ndarray]:
+        pieces = place.block.pieces
+        if not place.block.compressed:
+            values, begin = [], 0
+            for piece in pieces:
+                values.append(np.frombuffer(data, piece.dtype, piece.count, begin))
+                begin += piece.size
+            return values
+        ranges = [(piece.count, np.dtype(piece.dtype)) for piece in pieces]
+        try:
+            return leb128.decode(data, ranges)
+        except leb128.LebError as error:
+            piece = _piece_of(pieces, error.element)
+            raise self.error(place.offset + error.offset, piece.label, str(error)) from None
+
+
+def _piece_of(pieces: Sequence[Piece], element: int) -> Piece:
+    for piece in pieces:
+        if element < piece.count:
+            return piece
+        element -= piece.count
+    return pieces[-1]

@@ -1,1 +1,0 @@
-"""From floating point to integers: scales, ranges, rounding."""

@@ -1,0 +1,69 @@
+"""Nets with random weights, exported, and the programs of examples/engine compiled for them. tools/check_inference.py
+uses it too."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+from typer.testing import CliRunner
+
+from nnue_trainer import checkpoint, nets
+from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.cli.main import app
+from nnue_trainer.data import RecordLoader, fens_from_records
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE = ROOT / "examples" / "engine"
+
+
+def nnue(*arguments: object) -> str:
+    """What `nnue` prints; raises what it raises."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def exported(architecture: dict[str, Any], folder: Path) -> Path:
+    """A net with random weights that fill the range of their integers: net.nnue, net.bin and net.h; the raw file."""
+    torch.manual_seed(1)
+    model = nets.build(architecture)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0, 0.1 if name.startswith("feature_transformer") else 0.3)
+        for bound in model.weight_bounds():
+            bound.parameter[bound.first_row :][: bound.rows].clamp_(bound.low, bound.high)
+    checkpoint.save(folder / "c.safetensors", Checkpoint(model.architecture, {"model": model.state_dict()}))
+    nnue("export", folder / "c.safetensors", folder / "net.nnue")
+    nnue("export", folder / "c.safetensors", folder / "net.bin", "--format", "raw", "--header")
+    return folder / "net.bin"
+
+
+def positions(sample: str, count: int, path: Path) -> Path:
+    """A file with so many FENs of samples/`sample`, after a comment and an empty line."""
+    records = next(iter(RecordLoader([str(ROOT / "samples" / sample)], count, seed=3))).numpy()
+    path.write_text("# positions\n\n" + "\n".join(fens_from_records(records)) + "\n")
+    return path
+
+
+def scores(net: Path, fens: Path) -> list[int]:
+    """Of `nnue eval --json`."""
+    return [json.loads(line)["score"] for line in nnue("eval", net, "--fens", fens, "--json").splitlines()]
+
+
+def built(program: str, net: Path, flags: str) -> Path:
+    """The program, compiled for the net without a warning."""
+    out = net.parent / program
+    command = ["make", "-s", "-C", str(ENGINE), program, f"NET={net}", f"OUT={out}", f"CXXFLAGS={flags} -Werror"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return out
+
+
+def program_scores(program: Path, net: Path, fens: Path) -> list[int]:
+    with fens.open() as lines:
+        done = subprocess.run([program, net], stdin=lines, capture_output=True, text=True, check=True)
+    return [int(line) for line in done.stdout.splitlines()]

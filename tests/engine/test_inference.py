@@ -1,0 +1,174 @@
+"""examples/engine: exported nets, compiled into programs, score as `nnue eval` does, and updates equal refreshes."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inference_support import ENGINE, built, exported, nnue, positions, program_scores, scores
+
+from nnue_trainer.errors import UserError
+
+KINGS = [0, 1, 2, 2] + [1] * 4 + [2] * 24
+BYTES = {"first": {"product_shift": 9, "unbucketed_type": "i8"}, "output": {"type": "i8", "bias_type": "i32"}}
+
+NETS: dict[str, dict[str, Any]] = {
+    "simple": {"kind": "simple", "hidden": 40},
+    "crelu of all boards": {
+        "kind": "layered",
+        "inputs": [{"kings": list(range(64)), "planes": 10}, "HalfKAv2", "Chess768"],
+        "hidden": 24,
+        "activation": "crelu",
+        "output_buckets": {"count": 3, "rule": "table", "table": [0] * 10 + [2] * 12 + [1] * 11},
+        "layers": [{"outputs": 5, "activation": "none"}, {"outputs": 4, "shift": 7, "clip": 100, "skip": "last"}],
+    },
+    "buckets": {
+        "kind": "layered",
+        "inputs": {"kings": KINGS, "mirror": "a-d"},
+        "hidden": 1024,
+        "psqt": True,
+        "output_buckets": {"count": 8, "rule": "bullet"},
+    },
+    "layered": {
+        "kind": "layered",
+        "inputs": [{"kings": KINGS, "mirror": "e-h", "planes": 11}, "Full_Threats_v16", "PP_3Wide"],
+        "hidden": 64,
+        "activation": "pairwise",
+        "psqt": True,
+        "output_buckets": {"count": 4},
+        "layers": [
+            {"outputs": 16, "activation": "dual", "skip": "last", "type": "i8", "to_output": True},
+            {"outputs": 12, "activation": "screlu", "scale": 128},
+            {"outputs": 6, "activation": "crelu", "type": "i8", "skip": "difference", "skip_activated": True},
+        ],
+        "quantisation": BYTES,
+    },
+    "whole products": {
+        "kind": "layered",
+        "inputs": ["HalfKAv2_hm", "Full_Threats_v14"],
+        "hidden": 48,
+        "activation": "pairwise",
+        "layers": [{"outputs": 8, "activation": "screlu", "type": "i8"}, {"outputs": 8, "activation": "dual"}],
+    },
+    "products beyond 16 bits": {
+        "kind": "layered",
+        "inputs": ["HalfKAv2_hm_11", "Full_Threats_v10"],
+        "hidden": 16,
+        "quantisation": {"output": {"scale": 512}},
+    },
+}
+VECTORS = "-O1 -march=native"
+PLAIN = "-O1 -DNNUE_PLAIN"
+CHECKED = f"{VECTORS} -fsanitize=undefined -fno-sanitize-recover=all"
+
+
+@pytest.fixture(scope="module")
+def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return positions("val.binpack", 500, tmp_path_factory.mktemp("positions") / "fens.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "builds"),
+    [
+        ("simple", [VECTORS]),
+        ("crelu of all boards", [VECTORS]),
+        ("buckets", [VECTORS, PLAIN]),
+        ("layered", [CHECKED, PLAIN]),
+        ("whole products", [VECTORS]),
+        ("products beyond 16 bits", [CHECKED]),
+    ],
+)
+def test_the_program_scores_as_the_evaluator_does(name: str, builds: list[str], fens: Path, tmp_path: Path) -> None:
+    net = exported(NETS[name], tmp_path)
+    expected = scores(tmp_path / "net.nnue", fens)
+    assert len(expected) == 500
+    assert len(set(expected)) > 100
+    for flags in builds:
+        assert program_scores(built("eval", net, flags), net, fens) == expected, flags
+
+
+@pytest.mark.parametrize("name", ["crelu of all boards", "layered"])
+def test_updated_accumulators_equal_refreshed_ones(name: str, tmp_path: Path) -> None:
+    net = exported({**NETS[name], "hidden": 16}, tmp_path)
+    done = subprocess.run([built("games", net, VECTORS), net, "50"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("50 games, "), done.stdout
+
+
+def test_other_languages_reach_the_same_numbers(fens: Path, tmp_path: Path) -> None:
+    net = exported({**NETS["layered"], "hidden": 16}, tmp_path)
+    library = ctypes.CDLL(str(built("c_api", net, VECTORS)))
+    library.nnue_accumulator_size.restype = ctypes.c_size_t
+    assert library.nnue_load(net.read_bytes(), ctypes.c_size_t(net.stat().st_size - 1)) == 0
+    assert library.nnue_load(net.read_bytes(), ctypes.c_size_t(net.stat().st_size)) == 1
+    size = library.nnue_accumulator_size()
+    memory = ctypes.create_string_buffer(2 * size + 64)
+    begin = -ctypes.addressof(memory) % 64 + ctypes.addressof(memory)
+    accumulators = [ctypes.c_void_p(begin), ctypes.c_void_p(begin + size)]
+    found, before = [], None
+    for number, line in enumerate(fens.read_text().splitlines()[2:]):
+        rows, side = line.split()[:2]
+        squares = "".join("." * int(c) if c.isdigit() else c for c in rows).split("/")
+        board = bytes("PpNnBbRrQqKk".find(c) if c != "." else 15 for row in reversed(squares) for c in row)
+        old, new = accumulators[number % 2 - 1], accumulators[number % 2]
+        if before is None or number % 5 == 0:
+            library.nnue_refresh(board, new)
+        else:
+            library.nnue_update(before, old, board, new)
+        found.append(library.nnue_evaluate(board, int(side == "b"), new))
+        before = board
+    assert found == scores(tmp_path / "net.nnue", fens)
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    def make(*arguments: str) -> str:
+        done = subprocess.run(
+            ["make", "-s", "-C", str(ENGINE), "eval", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "PWD": str(tmp_path), "LC_ALL": "C"},
+        )
+        assert done.returncode == 2
+        return done.stderr
+
+    assert "say which net: make eval NET=net.bin" in make()
+    assert "nowhere.bin: no such file" in make("NET=nowhere.bin")
+    (tmp_path / "other.bin").write_bytes(b"")
+    assert f"{tmp_path}/other.h: no such file; `nnue export" in make("NET=other.bin")
+
+    net = exported(NETS["simple"], tmp_path)
+    program = built("eval", net, "-O0")
+
+    def run(path: Path, text: str) -> str:
+        done = subprocess.run([program, path], input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    size = net.stat().st_size
+    (tmp_path / "short.bin").write_bytes(net.read_bytes()[:-1])
+    (tmp_path / "long.bin").write_bytes(net.read_bytes() + b"x")
+    assert f"short.bin: found {size - 1} bytes, expected {size}" in run(tmp_path / "short.bin", "")
+    assert f"long.bin: found more than {size} bytes, expected {size}" in run(tmp_path / "long.bin", "")
+    assert "nowhere.bin: cannot be opened" in run(tmp_path / "nowhere.bin", "")
+    start = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+    for wrong in (
+        "startpos",
+        start.replace(" w", " x"),
+        start.replace("8/8/", "8/", 1),
+        start.replace("K", "Q"),
+        "8/8",
+    ):
+        assert "line 2: no position: expected a FEN" in run(net, f"{start}\n{wrong}\n")
+
+
+def test_a_net_of_unknown_features_has_no_header(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"examples/engine does not know nets like this one \(layered\)"):
+        exported({"kind": "layered", "inputs": "HalfKP", "hidden": 8}, tmp_path)
+    assert not (tmp_path / "net.bin").exists()
+    exported(NETS["simple"], tmp_path)
+    with pytest.raises(UserError, match=r"net.h: expected another name: the header"):
+        nnue("export", tmp_path / "c.safetensors", tmp_path / "net.h", "--format", "raw", "--header")

@@ -1,0 +1,134 @@
+"""The answers of Stockfish to `eval`, of every form that is known, and what is not one."""
+
+import pytest
+
+from nnue_trainer.errors import UserError
+from nnue_trainer.stockfish_eval import Counts, cell_of, parse_eval
+from nnue_trainer.uci import Engine, find_engine
+
+FEN = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+IN_CHECK = "rnb1kbnr/pppp1ppp/8/4p3/5PPq/8/PPPPP2P/RNBQKBNR w KQkq - 1 3"
+START = Counts(pawns=16, knights=4, bishops=4, rooks=4, queens=2)
+
+CLASSIC = """info string NNUE evaluation using /nets/a b.nnue enabled
+
+ NNUE network contributions (White to move)
++------------+------------+------------+------------+
+|   Bucket   |  Material  | Positional |   Total    |
+|            |   (PSQT)   |  (Layers)  |            |
++------------+------------+------------+------------+
+|  0         |     0.00   |  -  0.17   |  -  0.17   |
+|  1         |  +  0.03   |  + 12.30   |  + 12.33   | <-- this bucket is used
++------------+------------+------------+------------+
+
+NNUE evaluation        +12.33 (white side)
+Final evaluation       +0.33 (white side) [with scaled NNUE, hybrid, ...]
+""".splitlines()
+
+WITHOUT_PSQT = """ NNUE network contributions (Normalized, White to move)
++------------+------------+
+|   Bucket   | Evaluation |
++------------+------------+
+|  0         |  -  0.17   |
+|  1         |  + 12.30   | <-- this bucket is used
++------------+------------+
+
+NNUE evaluation        4321 (side to move, internal units)
+Final evaluation       +0.33 (white side)
+""".splitlines()
+
+
+def test_three_columns_and_pawns() -> None:
+    found = parse_eval(CLASSIC)
+    assert found.cells == [["0.00", "-0.17", "-0.17"], ["+0.03", "+12.30", "+12.33"]]
+    assert (found.used, found.value, found.is_exact, found.in_check) == (1, "+12.33", False, False)
+
+
+def test_one_column_and_the_exact_integer() -> None:
+    found = parse_eval(WITHOUT_PSQT)
+    assert found.cells == [["-0.17"], ["+12.30"]]
+    assert (found.used, found.value, found.is_exact, found.in_check) == (1, "4321", True, False)
+
+
+def test_in_check() -> None:
+    assert parse_eval(["", "Final evaluation: none (in check)"]).in_check
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "neither a table of buckets nor"),
+        (["bestmove e2e4"], "neither a table of buckets nor"),
+        (["| 1 | + 0.03 |"], "expected bucket 0 and its values"),
+        (["| 0 | + 0.03 |", "| 0 | + 0.03 |"], "expected bucket 1 and its values"),
+        (["| 0 | nan |"], "expected bucket 0 and its values"),
+        (["| 0 |"], "expected bucket 0 and its values"),
+        (["| 0 | \x1b[2J |"], r"the row '\| 0 \| \\x1b\[2J \|' of the table"),
+        (["NNUE evaluation +1.00 (black side)"], r"expected '\(white side\)' or internal units"),
+    ],
+)
+def test_what_is_no_evaluation(lines: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_eval(lines)
+
+
+@pytest.mark.parametrize(
+    ("release", "value", "expected"),
+    [
+        ("15.1", 361, "+1.00"),
+        ("15.1", -2, "-0.01"),
+        ("15.1", 0, "0.00"),
+        ("16", 164, "+0.50"),
+        ("15", 208, "+1.00"),
+        ("14", 207, "+0.99"),  # 99.52 centipawns, cut
+        ("14", -207, "-0.99"),
+        ("13", 207, "+1.00"),  # the same, rounded
+        ("16.1", 355, "+0.99"),
+        ("16.1", -356, "-1.00"),
+    ],
+)
+def test_units_that_do_not_depend_on_the_position(release: str, value: int, expected: str) -> None:
+    for counts in (START, Counts(0, 0, 0, 1, 0)):
+        assert cell_of(f"Stockfish {release}")(value, counts) == expected
+
+
+@pytest.mark.parametrize("release", ["17", "17.1", "18", "19"])
+def test_units_that_depend_on_the_material(release: str) -> None:
+    """One pawn is the value of the polynomial at 58 points of material, the sum of its coefficients."""
+    pawn = {"17": 371.66, "17.1": 377.43, "18": 385.47, "19": 304.15}[release]
+    at_58 = Counts(pawns=9, knights=2, bishops=3, rooks=5, queens=1)
+    assert at_58.material == 58
+    cell = cell_of(f"Stockfish {release} 64 AVX2")
+    assert cell(round(pawn), at_58) == "+1.00"
+    assert cell(-round(pawn / 2), at_58) == "-0.50"
+    # Beyond both ends the unit stays the same.
+    assert cell(1000, Counts(0, 0, 0, 0, 0)) == cell(1000, Counts(17, 0, 0, 0, 0))
+    assert cell(1000, START) == cell(1000, Counts(16, 4, 4, 4, 9))
+
+
+@pytest.mark.engine
+def test_a_real_answer() -> None:
+    try:
+        path = find_engine()
+    except UserError as error:
+        pytest.skip(str(error))
+    with Engine(path, timeout=60.0) as engine:
+        if engine.name != "Stockfish 15.1":
+            pytest.skip(f"{path} is {engine.name}, not Stockfish 15.1")
+        for fen, in_check in ((FEN, False), (IN_CHECK, True)):
+            engine.send(f"position fen {fen}")
+            engine.send("eval")
+            found = parse_eval(engine.ask("isready", "readyok"))
+            assert found.in_check == in_check
+            if not in_check:
+                assert [len(row) for row in found.cells] == [3] * 8
+                assert found.used == 7
+                assert found.value is not None
+                assert abs(float(found.value) - float(found.cells[7][2])) < 0.02
+                assert not found.is_exact
+
+
+def test_a_release_that_is_not_known() -> None:
+    for name in ("Stockfish dev-20261114", "Stockfish 99", "Stockfish", "Other 1"):
+        with pytest.raises(UserError, match="the unit of its table is not known"):
+            cell_of(name)
