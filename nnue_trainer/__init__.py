@@ -1,22 +1,51 @@
-"""NNUE training on PyTorch: fast sparse operators, a C++ data pipeline, nets that real engines load."""
+"""NNUE training on PyTorch: fast sparse operators, a C++ data pipeline, nets that real engines load.
 
-from __future__ import annotations
+`__all__` is the public interface; what is not in it may change with any version.
+"""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from nnue_trainer import functional, ops
-    from nnue_trainer.modules import FeatureTransformer
+if _TYPE_CHECKING:
+    from nnue_trainer import data, functional, modules, ops, perspectives
+    from nnue_trainer.data import Batch, Loader, RecordLoader
+    from nnue_trainer.errors import UserError
+    from nnue_trainer.modules import FeatureTransformer, PerspectiveTransformer, StackedLinear
 
 __version__ = "0.1.0"
-__all__ = ["FeatureTransformer", "functional", "ops"]
-
+__all__ = [
+    "Batch",
+    "FeatureTransformer",
+    "Loader",
+    "PerspectiveTransformer",
+    "RecordLoader",
+    "StackedLinear",
+    "UserError",
+    "data",
+    "functional",
+    "modules",
+    "ops",
+    "perspectives",
+]
 
 # Loaded at first use: `nnue --help` needs no torch, and a broken build can still be imported and asked what it has.
-def __getattr__(name: str) -> Any:
-    if name == "FeatureTransformer":
-        return importlib.import_module("nnue_trainer.modules").FeatureTransformer
-    if name in ("functional", "ops"):
-        return importlib.import_module(f"nnue_trainer.{name}")
-    raise AttributeError(f"module 'nnue_trainer' has no attribute {name!r}")
+_HOME = {
+    "Batch": "data",
+    "FeatureTransformer": "modules",
+    "Loader": "data",
+    "PerspectiveTransformer": "modules",
+    "RecordLoader": "data",
+    "StackedLinear": "modules",
+    "UserError": "errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'nnue_trainer' has no attribute {name!r}")
+    module = _importlib.import_module(f"nnue_trainer.{_HOME.get(name, name)}")
+    return getattr(module, name) if name in _HOME else module
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

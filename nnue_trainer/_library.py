@@ -2,7 +2,7 @@
 
 `_ops_cpu.so` holds every schema and the CPU kernels; without it there are no ops. `_ops_cuda.so` adds the CUDA kernels;
 where it is missing or cannot be loaded (a CPU build of torch, a machine without the driver) the CPU ops work, the
-loader's own words stay in `cuda_error`, and the first CUDA tensor raises them.
+reason stays in `cuda_error`, and the first CUDA tensor raises it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ class Libraries:
     cuda_error: str | None
 
 
-def _load(path: Path, how_to_build: str) -> str | None:
-    if not path.is_file():
-        return f"{path.name} was not built ({how_to_build})"
+def _load(path: Path) -> str | None:
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
@@ -41,13 +39,35 @@ def _load(path: Path, how_to_build: str) -> str | None:
     return None
 
 
+# What the CPU library says of the CUDA library that was to be built with it: NNUE_CUDA_BUILD in setup.py.
+_WHY_NO_CUDA = {
+    "forced_off": "FORCE_CUDA=0 was set when this package was built",
+    "no_nvcc": "nvcc was not found when this package was built; see FORCE_CUDA",
+    "built": "it was built with this package, but the file is not here",
+}
+
+
+def _load_cuda() -> str | None:
+    if not CUDA_LIBRARY.is_file():
+        why = _WHY_NO_CUDA.get((build_info(CPU_LIBRARY) or {}).get("cuda_build", ""))
+        return f"{CUDA_LIBRARY.name} was not built" if why is None else f"no {CUDA_LIBRARY.name}: {why}"
+    error = _load(CUDA_LIBRARY)
+    if error is not None and torch.version.cuda is None and build_info(CUDA_LIBRARY) is not None:
+        return f"built, but this torch ({torch.__version__}) has no CUDA"  # the loader names one of torch's symbols
+    return error
+
+
 @functools.cache
 def load() -> Libraries:
-    """Load both libraries, once a process. Never raises."""
-    cpu_error = _load(CPU_LIBRARY, "install with `pip install --no-build-isolation .`, or `make quickstart`")
+    """Load both libraries, once per process. Never raises."""
+    if not CPU_LIBRARY.is_file():
+        how = "install with `pip install --no-build-isolation .`, or `make quickstart`"
+        cpu_error: str | None = f"{CPU_LIBRARY.name} was not built ({how})"
+    else:
+        cpu_error = _load(CPU_LIBRARY)
     if cpu_error is not None:
         return Libraries(cpu_error, "the CPU library, which holds the operators' schemas, is not loaded")
-    return Libraries(None, _load(CUDA_LIBRARY, "nvcc was not found when this package was built; see FORCE_CUDA"))
+    return Libraries(None, _load_cuda())
 
 
 def require() -> Libraries:

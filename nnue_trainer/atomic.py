@@ -1,40 +1,261 @@
-"""Files that appear whole or not at all."""
+"""The one writer of files: a file appears whole under its name, or not at all.
+
+The content goes into a temporary file in the folder of the target. The temporary has a name that nobody can guess, is
+created by this process alone (`O_EXCL | O_NOFOLLOW`), and is only ever written through its descriptor, so a link that
+somebody plants is never followed. At the end it is synced and renamed. Two writers of one output have a temporary each,
+and the last rename wins as a whole.
+
+While it is written, the temporary is locked (`flock`). The kernel drops the lock with the process, however that ends,
+so a later writer in the same folder removes what dead writers left and never what a live one is working on.
+
+Only regular files are ever replaced. A symbolic link, pipe, device or folder under the target's name is refused: a
+link could mean either file, and a device is not ours to replace.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import re
+import secrets
+import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from nnue_trainer.errors import UserError
 
+StrPath = str | os.PathLike[str]
 
-@contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives the name of a file to write; at the end it is on disk and becomes `path`, unless an exception was raised.
+_TEMPORARY = re.compile(r"\.nnue-[0-9a-f]{16}\.tmp")
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
-    Folders on the way are made. What the system refuses (a full disk, a read-only folder) is a UserError naming `path`,
-    which is then as it was before.
+
+class OutputFile:
+    """A file that is being written; `commit` puts it in its place, `discard` leaves what was there as it was.
+
+    Use it as a context: it commits at the end, and discards if an exception was raised. `file` takes bytes, `fd` is the
+    descriptor below it. Folders on the way are made. What the system refuses (a full disk, a read-only folder) is a
+    UserError naming `path`.
     """
+
+    def __init__(self, path: StrPath) -> None:
+        self.path = Path(path)
+        self._open = False
+        try:
+            self._folder = _open_folder(self.path)
+            try:
+                _check_target(self._folder, self.path)
+                _remove_dead(self._folder)
+                self._name, self.fd = _create(self._folder)
+            except BaseException:
+                os.close(self._folder)
+                raise
+        except OSError as error:
+            raise _refused(self.path, error) from None
+        self.file = os.fdopen(self.fd, "wb")
+        self._process = os.getpid()
+        self._open = True
+
+    def write_bytes(self, data: bytes) -> None:
+        self.file.write(data)
+
+    def write_text(self, text: str) -> None:
+        """As UTF-8."""
+        self.file.write(text.encode())
+
+    def commit(self) -> None:
+        """The file is on disk, and has its name. Nothing happens after a `discard`."""
+        if not self._open:
+            return
+        try:
+            self.sync()
+            _check_target(self._folder, self.path)
+            if not _is_name_of(self._folder, self._name, self.fd):
+                raise UserError(f"{self.path}: cannot be written: its temporary file was removed by another program")
+            os.rename(self._name, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            _sync_folder(self._folder)  # the new name, too, survives a power cut
+        except OSError as error:
+            raise _refused(self.path, error) from None
+        finally:
+            self.discard()
+
+    def sync(self) -> None:
+        """All that was written is on disk; what fails for want of room fails here. For outputs that belong together:
+        sync them all, then commit them all."""
+        try:
+            self.file.flush()
+            os.fsync(self.fd)
+        except OSError as error:
+            raise _refused(self.path, error) from None
+
+    def discard(self) -> None:
+        """Removes what was written, unless it was committed."""
+        if not self._open:
+            return
+        self._open = False
+        if os.getpid() == self._process:  # a forked child only lets go of the descriptors
+            with suppress(OSError):
+                if _is_name_of(self._folder, self._name, self.fd):
+                    os.unlink(self._name, dir_fd=self._folder)
+        with suppress(OSError):  # bytes that are still buffered for a full disk
+            self.file.close()
+        os.close(self._folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+            return
+        self.discard()
+        if isinstance(error, OSError) and error.filename is None:  # a write of ours, not another file's trouble
+            raise _refused(self.path, error) from None
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False):
+            self.discard()
+
+
+def replacing(path: StrPath) -> OutputFile:
+    """`with replacing(path) as output: output.write_bytes(…)`: at the end `path` is the new file, as a whole."""
+    return OutputFile(path)
+
+
+def link(existing: StrPath, path: StrPath) -> None:
+    """Makes `path` another name of the file `existing`, in one step; a copy where the file system has no hard links."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)  # the new name, too, survives a power cut
+        folder = _open_folder(path)
+        try:
+            _check_target(folder, path)
+            name = _temporary_name()
+            try:
+                os.link(existing, name, dst_dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                linked = False
+            else:
+                linked = True
+                try:
+                    os.rename(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                finally:
+                    # A rename does nothing where both names are the same file already.
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=folder)
+                _sync_folder(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        raise _refused(path, error) from None
+    if not linked:
+        with Path(existing).open("rb") as source, replacing(path) as output:
+            shutil.copyfileobj(source, output.file, 1 << 20)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def remove_dead(folder: StrPath) -> None:
+    """Removes temporary files that dead writers left in a folder; nothing happens where there is no such folder."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _remove_dead(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_output(path: StrPath) -> None:
+    """UserError if `path` is something that is never replaced: a link, pipe, device or folder."""
+    path = Path(path)
+    with suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _check_target(folder, path)
+        finally:
+            os.close(folder)
+
+
+def _refused(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+def _open_folder(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _check_target(folder: int, path: Path) -> None:
+    if path.name in ("", ".."):
+        raise UserError(f"{path}: is a folder, expected the name of a file to write")
     try:
-        os.fsync(descriptor)
-    finally:
+        mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        target = os.readlink(path.name, dir_fd=folder)
+        raise UserError(f"{path}: is a symbolic link to {target}, expected the name of a file to write")
+    if not stat.S_ISREG(mode):
+        kind = next((text for test, text in _KINDS if test(mode)), "no regular file")
+        raise UserError(f"{path}: is {kind}, expected the name of a file to write")
+
+
+def _temporary_name() -> str:
+    return f".nnue-{secrets.token_hex(8)}.tmp"
+
+
+def _create(folder: int) -> tuple[str, int]:
+    """A new locked temporary file. The kernel takes the umask, or the folder's default ACL, into account."""
+    while True:
+        name = _temporary_name()
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another writer took it for a dead one's in this very moment, and removes it
+            os.close(descriptor)
+            continue
+        except OSError:  # no locks on this file system: then nobody can take one and remove it
+            pass
+        if os.fstat(descriptor).st_nlink:
+            return name, descriptor
         os.close(descriptor)
+
+
+def _remove_dead(folder: int) -> None:
+    for name in os.listdir(folder):
+        if not _TEMPORARY.fullmatch(name):
+            continue
+        with suppress(OSError):  # another user's, or locked: alive
+            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISREG(os.fstat(descriptor).st_mode) and _is_name_of(folder, name, descriptor):
+                    os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(descriptor)
+
+
+def _is_name_of(folder: int, name: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _sync_folder(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a folder
+            raise

@@ -1,8 +1,7 @@
 """Checkpoints: one safetensors file that carries its architecture, its recipe and all it takes to resume.
 
 Tensors are named `model/…`, `optimizer/…` and so on; everything that is not a tensor is JSON in the file's metadata,
-under the key `nnue`. The file is written beside its place and renamed, so a reader never sees half of one; nothing is
-pickled.
+under the key `nnue`. `nnue_trainer.atomic` writes the file, so a reader never sees half of one; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -12,27 +11,100 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import torch
+from pydantic import Field
+from safetensors import safe_open
 from torch import Tensor, nn
 
+from nnue_trainer import schema
 from nnue_trainer.atomic import replacing
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.schema import section
 
 FORMAT_VERSION = 1
+_DEEPEST = 32  # levels of nesting in the metadata; a recipe has four
+_COUNT = 2**53  # beyond any number of steps
+
+# Names of the safetensors format, in the order in which its own writer lays tensors out: widest first.
+_DTYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@section
+class TrainerState:
+    """What a training run has in its checkpoint beside tensors. Whatever has a default is missing in checkpoints of
+    earlier releases."""
+
+    batches: dict[str, Any]
+    """of the stream of batches, which checks it"""
+    step: int = Field(ge=0, lt=_COUNT)
+    """steps done"""
+    validation_loss: float | None = None
+    """of the last validation; None: there was none, or it was not finite"""
+    best_validation_loss: float | None = None
+    """the lowest so far"""
+    best_step: int | None = Field(None, ge=0, lt=_COUNT)
+    """after which step that was"""
+    epoch: int | None = Field(None, ge=1, lt=_COUNT)
+    """this is the checkpoint of the end of that epoch; None: of a step in between"""
+    epoch_end_pending: bool = False
+    """the step is the last of an epoch, but the run ended before the validation that comes after it"""
+    steps_per_epoch: int | None = Field(None, ge=1, lt=_COUNT)
+    """which decides what epoch a step belongs to"""
+    validation_files: list[Any] | None = None
+    """what the validation files were, as the loader identifies them"""
+    device: str | None = None
+    """cpu or cuda"""
+    cpu_threads: int | None = Field(None, ge=1, lt=_COUNT)
+    """of torch: the order in which a CPU adds numbers up depends on it"""
+    plugins: dict[str, str] = Field(default_factory=dict)
+    """files that classes from outside came from, by name, with the SHA-256 of each"""
+
+
+@section
+class NetOrigin:
+    """What an imported net has beside its weights."""
+
+    name: str
+    description: str
+    """one character per byte"""
+    layout: str = Field(max_length=80)
+    """the name of one of the net's layouts, which export checks"""
+
+
+@section
+class _ImportedState:
+    net: NetOrigin | None = None
 
 
 @dataclass
 class Checkpoint:
-    """`architecture` is what `architectures.build` takes; `recipe` the training recipe (None for an imported net);
-    `state` JSON data of the trainer (step, loader state, …); `tensors` by group: `tensors["model"]` is a state dict."""
+    """`architecture` is what `nets.build` takes; `recipe` the training recipe (None for an imported net);
+    `state` JSON data: that of a `TrainerState`, or of an imported net; `tensors` by group: `tensors["model"]` is a
+    state dict."""
 
     architecture: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
     recipe: dict[str, Any] | None = None
     state: dict[str, Any] = field(default_factory=dict)
+
+    def trainer_state(self, path: str | os.PathLike[str]) -> TrainerState:
+        """The state of a training run; UserError naming `path` where this is none."""
+        if "step" not in self.state:
+            raise UserError(f"{path}: holds weights only; start from it with training.initial_weights={path}")
+        return schema.validate(TrainerState, self.state, lambda _: f"{path}: metadata state")
 
 
 def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
@@ -48,19 +120,29 @@ def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         for group, tensors in checkpoint.tensors.items()
         for name, tensor in tensors.items()
     }
-    with replacing(path) as temporary:
-        try:
-            save_file(flat, temporary, metadata={"nnue": json.dumps(header)})
-        except SafetensorError as error:  # how it reports what the system says
-            raise OSError(str(error)) from None
-        temporary.chmod(0o666 & ~_umask())  # safetensors leaves it readable by its owner alone
+    with replacing(path) as output:
+        _write_tensors(output.file, flat, {"nnue": json.dumps(header, allow_nan=False)})
 
 
-def _umask() -> int:
-    # There is no way to ask but to set; one process sets it to the same value from any thread.
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
+def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """The bytes that safetensors' `save_file` writes. That one insists on a temporary file of its own, in a mode of its
+    own, and `save` holds all bytes in memory at once."""
+    order = list(_DTYPES)
+    largest_first = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name in largest_first:
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in largest_first:
+        tensor = tensors[name]
+        if tensor.numel():
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) -> Checkpoint:
@@ -70,37 +152,66 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
         raise UserError(f"{path}: no such checkpoint")
     try:
         with safe_open(path, framework="pt") as handle:
-            header = json.loads((handle.metadata() or {}).get("nnue", "null"))
-            if not isinstance(header, Mapping):
-                raise UserError(
-                    f"{path}: a safetensors file without the metadata key 'nnue', so not a checkpoint of ours"
-                )
-            if header.get("format_version") != FORMAT_VERSION:
-                raise UserError(f"{path}: format_version {header.get('format_version')!r}, expected {FORMAT_VERSION}")
+            header = _header(path, handle.metadata() or {})
             tensors: dict[str, dict[str, Tensor]] = {}
             for key in handle.keys():  # noqa: SIM118 (safe_open is no mapping)
                 group, _, name = key.partition("/")
                 if groups is None or group in groups:
                     tensors.setdefault(group, {})[name] = handle.get_tensor(key)
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: not a readable safetensors checkpoint ({error})") from None
+    except UserError:
+        raise
+    except MemoryError:
+        raise UserError(f"{path}: too large to be read into memory") from None
+    except Exception as error:  # safetensors has many words for a damaged file: OSError, KeyError, its own, …
+        raise UserError(f"{path}: not a readable safetensors checkpoint ({shown(error)})") from None
+    saved = Checkpoint(header["architecture"], tensors, header.get("recipe"), header["state"])
+    if "step" in saved.state:
+        saved.trainer_state(path)
+    else:
+        schema.validate(_ImportedState, saved.state, lambda _: f"{path}: metadata state")
+    return saved
+
+
+def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What is not a tensor. Anything may stand in a file: types are checked here, and nowhere else."""
+    try:
+        # NaN and Infinity are not JSON; checkpoints of the first release have them where a loss was not finite.
+        header = json.loads(metadata.get("nnue", "null"), parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: metadata is not JSON ({shown(error)})") from None
+    if not isinstance(header, dict):
+        raise UserError(f"{path}: a safetensors file without the metadata key 'nnue', so not a checkpoint of ours")
+    version = header.get("format_version")
+    if version != FORMAT_VERSION or not isinstance(version, int):
+        raise UserError(f"{path}: format_version {version!r:.80}, expected {FORMAT_VERSION}")
     for key, kinds in (("architecture", dict), ("recipe", dict | None), ("state", dict)):
         if not isinstance(header.get(key), kinds):
             raise UserError(f"{path}: metadata {key} is {header.get(key)!r:.80}, expected a mapping")
-    return Checkpoint(header["architecture"], tensors, header["recipe"], header["state"])
+    level: list[Any] = [header]
+    for _ in range(_DEEPEST):
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+    if level:
+        raise UserError(f"{path}: metadata is nested more than {_DEEPEST} levels deep")
+    return header
 
 
 def load_into(model_tensors: Mapping[str, Tensor], into: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Copies `model_tensors` into the module `into`; a missing, unknown or misshapen tensor is a UserError by name, and
-    then nothing is copied."""
+    """Copies `model_tensors` into the module `into`; a tensor that is missing, unknown, or of another shape or dtype is
+    a UserError by name, and then nothing is copied."""
     own = into.state_dict()
     for name in sorted(own.keys() - model_tensors.keys()):
         raise UserError(f"{path}: tensor model/{name} is missing")
     for name, tensor in model_tensors.items():
         if name not in own:
-            raise UserError(f"{path}: tensor model/{name} is unknown to this architecture")
-        if own[name].shape != tensor.shape:
-            raise UserError(
-                f"{path}: tensor model/{name} has shape {list(tensor.shape)}, expected {list(own[name].shape)}"
-            )
+            raise UserError(f"{path}: tensor model/{shown(name)} is unknown to this architecture")
+        check_like(tensor, own[name], f"{path}: tensor model/{name}")
     into.load_state_dict(dict(model_tensors))
+
+
+def check_like(found: Tensor, expected: Tensor, what: str) -> None:
+    """UserError that starts with `what` if shape or dtype differ."""
+    if found.shape != expected.shape:
+        raise UserError(f"{what} has shape {list(found.shape)}, expected {list(expected.shape)}")
+    if found.dtype != expected.dtype:
+        raise UserError(f"{what} is {found.dtype}, expected {expected.dtype}")

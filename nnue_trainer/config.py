@@ -5,41 +5,57 @@ Every field is documented where it is declared; `reference()` prints them all.
 
 from __future__ import annotations
 
-import json
+import copy
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field
 
 from nnue_trainer import schema
-from nnue_trainer.architectures.config import Architecture
 from nnue_trainer.data.filters import Filters
-from nnue_trainer.errors import UserError
-from nnue_trainer.losses import LossConfig
-from nnue_trainer.optim import OptimizerConfig
+from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.first_release import translate
+from nnue_trainer.inputs import FileList, became, data_files, read_text
+from nnue_trainer.lambdas import LAMBDAS, ConstantLambda, LambdaSchedule
+from nnue_trainer.losses import LOSSES, Loss
+from nnue_trainer.nets import NETS, Net
+from nnue_trainer.nnue_file.formats import FORMATS, NetFormat, Nnue
+from nnue_trainer.optim import OPTIMIZERS, AdamW, OptimizerConfig
+from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
 from nnue_trainer.schema import section
-from nnue_trainer.training.schedule import Exponential, ScheduleConfig
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_BYTES = 1 << 20
+"""A larger file is no recipe."""
+MAX_NODES = 10_000
+"""Keys and values of a recipe, aliases counted as what they stand for."""
 
 
 @section
 class DataConfig:
     """Where positions come from."""
 
-    train: list[str] = Field(min_length=1)
-    """files to train on, relative to the working directory; read again from the start when they end"""
-    validation: list[str] = Field(default_factory=list)
+    train: FileList = Field(min_length=1)
+    """files to train on, folders of them or patterns such as data/*.binpack, relative to the working directory; read
+    again from the start when they end"""
+    validation: FileList = Field(default_factory=list)
     """files of held-out positions, filtered alike; none: no validation loss"""
-    validation_positions: int = Field(1_000_000, gt=0)
+    validation_positions: int = Field(1_000_000, gt=0, le=2**40)
     """positions of the validation files to use, the first that pass; always the same ones"""
     filters: Filters = Field(default_factory=Filters)
     batch_size: int = Field(16_384, gt=0, le=2**24)
     """positions in a step"""
-    shuffle_buffer: int = Field(4_194_304, ge=0)
+    shuffle_buffer: int = Field(4_194_304, ge=0, le=2**33)
     """positions that are mixed at a time, 64 bytes of memory each; 0: file order"""
+    skip_bad_chunks: bool = False
+    """leave out, and count, chunks of the files with anything wrong in them; off: they end the run, which is saved"""
     threads: int = Field(0, ge=0, le=1024)
     """threads that read and expand positions; 0: one a CPU. Changes the speed only, never the order"""
 
@@ -48,13 +64,13 @@ class DataConfig:
 class TrainingConfig:
     """How long, on what, and what is kept."""
 
-    epochs: int = Field(800, gt=0)
+    epochs: int = Field(800, gt=0, le=2**20)
     """an epoch is a number of positions, not a pass over the files"""
-    positions_per_epoch: int = Field(100_000_000, gt=0)
+    positions_per_epoch: int = Field(100_000_000, gt=0, le=2**40)
     """rounded up to whole batches"""
     seed: int = Field(42, ge=0, lt=2**63)
     """of initial weights and sample order"""
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")
     """auto (cuda if there is one), cpu, cuda or cuda:N"""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """fp32; tf32: matrix products of fp32 numbers in TF32 (CUDA); bf16: layers after the feature transformer under
@@ -67,11 +83,13 @@ class TrainingConfig:
     """replay the whole step as one CUDA graph; null: wherever the device is CUDA"""
     initial_weights: str | None = None
     """checkpoint whose weights to start from; everything else starts afresh"""
-    validate_every: int = Field(1, gt=0)
+    validate_every: int = Field(1, gt=0, le=2**20)
     """epochs between validations"""
-    checkpoint_every: int = Field(1, gt=0)
+    checkpoint_every: int = Field(1, gt=0, le=2**20)
     """epochs between checkpoints"""
-    keep_last: int = Field(3, gt=0)
+    checkpoint_minutes: float = Field(15, ge=0, le=2**20)
+    """minutes after which the last checkpoint is written anew in the middle of an epoch; 0: at ends of epochs only"""
+    keep_last: int = Field(3, gt=0, le=2**20)
     """how many of the newest checkpoints to keep; last and best are kept in any case"""
 
 
@@ -79,7 +97,7 @@ class TrainingConfig:
 class LoggingConfig:
     """What is written down along the way."""
 
-    every_steps: int = Field(100, gt=0)
+    every_steps: int = Field(100, gt=0, le=2**40)
     """steps between two records of loss, speed and memory"""
     tensorboard: bool = True
     """write TensorBoard events next to metrics.jsonl"""
@@ -89,47 +107,77 @@ class LoggingConfig:
 class Recipe:
     """All of a training run."""
 
-    model: Architecture
+    model: Annotated[Net, NETS]
     data: DataConfig
-    loss: LossConfig
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = Field(default_factory=Exponential)
+    loss: Annotated[Loss, LOSSES]
+    lambda_: Annotated[LambdaSchedule, LAMBDAS] = Field(default_factory=ConstantLambda, alias="lambda")
+    optimizer: Annotated[OptimizerConfig, OPTIMIZERS] = Field(default_factory=AdamW)
+    schedule: Annotated[Schedule, SCHEDULES] = Field(default_factory=Exponential)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
+    export: Annotated[NetFormat, FORMATS] = Field(default_factory=Nnue)
+    """the file that `nnue export` makes of the net where it is told nothing else"""
 
 
 def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
     """The recipe in a YAML file. UserError, one line, for an unreadable file, an unknown key or a wrong value."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8") from None
-    return parse(_read_yaml(text, str(path)), overrides, str(path))
+    return parse(read_yaml(path), overrides, str(path), may_import=True)
 
 
-def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe") -> Recipe:
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """What a small YAML file holds, as plain data. UserError, one line, for one that is unreadable or no YAML."""
+    return _read_yaml(read_text(path, MAX_BYTES), str(path))
+
+
+def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, may_import: bool = False) -> Recipe:
     """The recipe in plain data, with `dotted.key=value` overrides whose values are YAML. An override replaces the
-    value or whole section of its key."""
+    value or whole section of its key.
+
+    With `may_import`, `kind: path/to/file.py:Class` imports that file: for a recipe that the user hands over, not for
+    one that lies in a checkpoint. Keys of the first release are translated, with a note in the log."""
     if not isinstance(data, dict):
-        raise UserError(f"{origin}: found {type(data).__name__}, expected the sections of a recipe")
+        found = "nothing" if data is None else "a list" if isinstance(data, list) else "a value without a key"
+        raise UserError(f"{origin}: found {found}, expected the sections of a recipe")
     origins: dict[tuple[str, ...], str] = {}
     for override in overrides:
-        name = f"override {override!r}"
+        name = f"override {quoted(override)}"
         key, equals, text = override.partition("=")
         if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise UserError(f"{name}: expected key=value, such as optimizer.lr=1e-3")
         path = tuple(key.split("."))
         origins |= {path[:n]: name for n in range(1, len(path)) if not _holds(data, path[:n])}
-        data = _replace(data, path, _read_yaml(text, name))
+        data = _replace(data, path, _read_value(text, name))
         origins[path] = name
+    data, notes = translate(data, origin)
+    for note in notes:
+        _log.warning("%s: %s", origin, note)
     # Keys are looked up from the innermost out: the last one to have set a value is the one to blame.
     return schema.validate(
         Recipe,
         data,
         lambda path: next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), origin),
+        may_import=may_import,
     )
+
+
+def with_files(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """The recipe with patterns and folders of data files replaced by the files they stand for now, and lines that say
+    what each became. A resumed run thus reads the files it began with. UserError where nothing matches."""
+    data, notes = recipe.data, []
+    for key in ("train", "validation"):
+        names = getattr(data, key)
+        files = data_files(names, f"data.{key}")
+        note = became(names, files)
+        notes += [f"data.{key}: {note}"] if note else []
+        data = _changed(data, key, files)
+    return _changed(recipe, "data", data), notes
+
+
+def _changed(instance: T, name: str, value: Any) -> T:
+    """A section with another value in one field; `dataclasses.replace` knows nothing of aliases."""
+    changed = copy.copy(instance)
+    object.__setattr__(changed, name, value)  # frozen, as all sections are
+    return changed
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -149,21 +197,62 @@ def reference() -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: 1e-3 is a number, and a key given twice is an error."""
+    """YAML as people mean it: 1e-3 is a number, a date is text, and a key given twice is an error. What a recipe has no
+    use for, and what could grow beyond all measure, is refused: tags, keys other than words, deep nesting, and aliases
+    that make a few lines stand for millions."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}  # nodes in it, each alias counted as what it stands for
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark = event.start_mark
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(
+                problem=f"tags such as {quoted(event.tag)} have no meaning here", problem_mark=mark
+            )
+        if self._depth > schema.MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {schema.MAX_DEPTH} levels", problem_mark=mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if isinstance(event, yaml.AliasEvent):
+            if node not in self._sizes:
+                raise yaml.MarkedYAMLError(problem=f"alias {quoted(event.anchor)} holds itself", problem_mark=mark)
+        else:
+            inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+            self._sizes[node] = 1 + (sum(map(self._sizes.__getitem__, inner)) if isinstance(inner, list) else 0)
+            if self._sizes[node] > MAX_NODES:
+                raise yaml.MarkedYAMLError(problem=f"more than {MAX_NODES:,} keys and values", problem_mark=mark)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
+            if not isinstance(key, yaml.ScalarNode) or key.tag not in (
+                "tag:yaml.org,2002:str",
+                "tag:yaml.org,2002:merge",
+            ):
+                what = f", not {quoted(key.value)}" if isinstance(key, yaml.ScalarNode) else ""
+                raise yaml.MarkedYAMLError(problem=f"a key must be a word{what}", problem_mark=key.start_mark)
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {quoted(key.value)} is given twice", problem_mark=key.start_mark
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:float",)]
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -176,16 +265,27 @@ _Loader.add_implicit_resolver(
 
 
 def _read_yaml(text: str, origin: str) -> Any:
+    loader = None
     try:
-        data = yaml.load(text, Loader=_Loader)
-        json.dumps(data, default=str)  # refuses data that holds itself
-        return data
+        loader = _Loader(text)
+        return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise UserError(f"{origin}{where}: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2024-99-99
+        what = error.problem or error.context or "not YAML"
+        if what == "but found another document":  # PyYAML says the first half of this sentence elsewhere
+            what = "a second document, expected one recipe"
+        raise UserError(f"{origin}{where}: {what}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
         raise UserError(f"{origin}: {' '.join(str(error).split())}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _read_value(text: str, origin: str) -> Any:
+    """The value of an override. A pattern of file names such as *.binpack is text, though YAML sees an alias in it."""
+    return text if re.match(r"\*\S", text) else _read_yaml(text, origin)
 
 
 def _holds(data: Any, path: tuple[str, ...]) -> bool:

@@ -1,5 +1,57 @@
-"""The one exception for what a user can mend: bad files, nets, recipes, arguments."""
+"""What goes wrong, in words: the one exception for what a user can mend, and how messages quote foreign text."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
 
 
 class UserError(Exception):
     """One line: names the file, offset, tensor or key, what was found and what was expected."""
+
+
+def shown(text: object) -> str:
+    """Text from outside (a file's name or content, an engine's answer) as it may be printed: on one line, and unable to
+    move the cursor, to change colours or to look like a message of ours.
+
+    What is not printable becomes an escape: `\\n`, `\\x1b`, `\\u202e`, and `\\xff` for a byte of a file name that is
+    not UTF-8. Everything else, spaces and all scripts included, stays as it is.
+    """
+    text = str(text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def quoted(text: object, limit: int = 80) -> str:
+    """`shown`, in quotes, and cut in the middle if it is longer than `limit` characters."""
+    text = str(text)
+    if len(text) > limit:
+        text = f"{text[: limit - limit // 3]}…{text[-(limit // 3) :]}"
+    return f"'{shown(text)}'"
+
+
+class OutOfMemory(NamedTuple):
+    """`wanted` is what could not be had, "20.00 GiB" or "36028797018963968 bytes"; "" where that is not known."""
+
+    wanted: str
+    on_gpu: bool
+
+
+def out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """Whether Python, C++ or torch, on the CPU or on a GPU, raised `error` for want of memory; None if not."""
+    text = str(error)
+    by_name = type(error).__name__ == "OutOfMemoryError"  # torch's; the name spares importing torch here
+    on_gpu = by_name or ("CUDA" in text and "out of memory" in text)
+    if isinstance(error, RuntimeError):
+        if not (on_gpu or "DefaultCPUAllocator" in text or "std::bad_alloc" in text):
+            return None
+    elif not isinstance(error, MemoryError):
+        return None
+    wanted = re.search(r"allocate ([\d.]+ \w+)", text)
+    return OutOfMemory(wanted[1] if wanted else "", on_gpu)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # how Python carries a byte that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return repr(character)[1:-1]

@@ -1,12 +1,12 @@
 """The operators of `torch.ops.nnue` with types, autograd, fake kernels and autocast.
 
-Importing this module loads the op libraries (`_library`) and registers everything that is not a kernel. The contracts
-are in docs/ops.md, csrc/feature_transformer.h and csrc/expand_features.h.
+Importing this module loads the operator libraries (`_library`) and registers everything that is not a kernel. The
+contracts are in docs/ops.md, csrc/feature_transformer.h and csrc/expand_features.h.
 
-CUDA and illegal input: kernels never follow an index outside its range, and leave the rows of a record that is no
-position empty. `set_index_check` chooses when the error is
-raised: by the call itself ("sync", the default: the host waits for a small check kernel), by a later call ("async": the
-host never waits), or never ("off": illegal entries are skipped). While a CUDA graph is captured the check is "async".
+Illegal input on CUDA: kernels never follow an index outside its range, and a record that is not a position gets empty
+rows. `set_index_check` chooses when the error is raised: by the call itself ("sync", the default: the host waits for a
+small check kernel), by a later call ("async": the host never waits), or never ("off": illegal entries are skipped).
+While a CUDA graph is captured, the check is "async".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from nnue_trainer import _library
+from nnue_trainer import _derivatives, _library
 
 _libraries = _library.require()
 
@@ -42,7 +42,7 @@ def _deterministic(deterministic: bool | None) -> bool | None:
 
 
 def _expect(op: str, argument: str, correct: bool, found: object, expected: str) -> None:
-    # The kernels check everything again; here an error comes while tracing, before there is a kernel to run.
+    # The kernels check everything again. This check raises the error while tracing, before a kernel runs.
     if not correct:
         raise RuntimeError(f"{op}: {argument}: found {found}, expected {expected}")
 
@@ -92,18 +92,16 @@ def _expect_records(records: Tensor) -> None:
     _expect(EXPAND, "records", records.dtype == torch.uint8, records.dtype, "uint8")
 
 
-def _expand_fake(records: Tensor, feature_set: int, check_records: bool = True) -> tuple[Tensor, ...]:
-    from nnue_trainer.data.features import FEATURE_SETS
+def _expand_fake(records: Tensor, feature_set: str, check_records: bool = True) -> tuple[Tensor, ...]:
+    from nnue_trainer.data.features import feature_set as described
 
     _expect_records(records)
-    known = list(FEATURE_SETS.values())
-    _expect(EXPAND, "feature_set", 0 <= feature_set < len(known), feature_set, f"0 <= number < {len(known)}")
     rows = records.shape[0]
-    shapes = ((rows, known[feature_set].max_active),) * 2 + ((rows,),) * 5
+    shapes = ((rows, described(feature_set).max_active),) * 2 + ((rows,),) * 5
     return tuple(records.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _EXPANDED_DTYPES, strict=True))
 
 
-def _expand_into_fake(records: Tensor, feature_set: int, *outputs_and_check: Tensor | bool) -> None:
+def _expand_into_fake(records: Tensor, feature_set: str, *outputs_and_check: Tensor | bool) -> None:
     _expect_records(records)
 
 
@@ -139,7 +137,7 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         needs_bias,
         needs_values,
         ctx.deterministic,
-        False,  # the forward has checked these indices, and autograd that they have not changed since
+        False,  # the forward has checked these indices, and autograd makes sure that they have not changed since
     )
     return (
         None,
@@ -154,11 +152,72 @@ def _double_backward(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError(f"{BACKWARD}: it has no derivative of its own (double backward); found create_graph=True")
 
 
-torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
-torch.library.register_autograd(BACKWARD, _double_backward)
+def _forward_tangent(op: Any, primals: tuple[Any, ...], tangents: tuple[Tensor | None, ...]) -> Any:
+    # The operator is linear in weight and bias together, and in the values.
+    indices, values, weight, bias, deterministic = primals
+    _, d_values, d_weight, d_bias, _ = tangents
+    parts = []
+    if d_weight is not None or d_bias is not None:
+        d_weight = torch.zeros_like(weight) if d_weight is None else d_weight
+        d_bias = torch.zeros_like(bias) if d_bias is None else d_bias
+        parts.append(op(indices, values, d_weight, d_bias, deterministic))
+    if d_values is not None:
+        parts.append(op(indices, d_values, weight, torch.zeros_like(bias), deterministic))
+    return sum(parts[1:], parts[0])
 
-# Autocast runs the op in float32: a cast of the whole weight each step would cost more than 16-bit rows save. Who wants
-# 16-bit rows keeps 16-bit weights and calls the op outside autocast, which casts those up as well.
+
+def _backward_tangent(
+    op: Any, primals: tuple[Any, ...], tangents: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    # grad_weight is bilinear in grad_output and values, grad_values in grad_output and weight; grad_bias is linear.
+    grad_output, indices, values, weight, num_features, *needs, deterministic, check = primals
+    d_grad, _, d_values, d_weight, *_ = tangents
+    rest = (deterministic, check)
+    parts: list[tuple[Tensor | None, ...]] = []
+    if d_grad is not None:
+        parts.append(op(d_grad, indices, values, weight, num_features, *needs, *rest))
+    if d_values is not None and needs[0]:
+        parts.append(
+            op(grad_output, indices, d_values, None, num_features, True, False, False, *rest)[:1] + (None,) * 2
+        )
+    if d_weight is not None and needs[2]:
+        parts.append(
+            (None, None, op(grad_output, indices, values, d_weight, num_features, False, False, True, *rest)[2])
+        )
+    terms = [[t for t in column if t is not None] for column in zip(*parts, strict=True)] or [[], [], []]
+    return tuple(sum(column[1:], column[0]) if column else None for column in terms)
+
+
+_forward_one_by_one = _derivatives.one_by_one(FORWARD)
+
+
+def _forward_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
+    indices, values, weight, bias, deterministic = arguments
+    of_indices, of_values, of_weight, of_bias, _ = in_dims
+    if of_weight is not None or of_bias is not None:
+        return _forward_one_by_one(info, in_dims, *arguments)
+
+    # Several batches of rows are treated as one larger batch.
+    def rows(tensor: Tensor, dim: int | None) -> Tensor:
+        moved = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        return moved.flatten(0, 1)
+
+    flat = None if values is None else rows(values, of_values)
+    out = torch.ops.nnue.feature_transformer_forward(rows(indices, of_indices), flat, weight, bias, deterministic)
+    return out.view(info.batch_size, len(out) // info.batch_size, out.shape[1]), 0
+
+
+_derivatives.register_autograd(FORWARD, _backward, setup_context=_setup_context, forward_mode=_forward_tangent)
+_derivatives.register_autograd(BACKWARD, _double_backward, forward_mode=_backward_tangent)
+_derivatives.register_vmap(FORWARD, _forward_vmap)
+_derivatives.register_vmap(BACKWARD)
+_derivatives.register_vmap(EXPAND)
+_derivatives.register_vmap(
+    EXPAND_INTO, _derivatives.refuse(EXPAND_INTO, "vmap", "call ops.expand_features, which returns new tensors")
+)
+
+# Autocast runs the operator in float32: casting the whole weight in each step would cost more than 16-bit rows save.
+# To use 16-bit rows, keep the weights in 16 bits and call the operator outside autocast, which would cast those up.
 for _device in ("cpu", "cuda"):
     torch.library.register_autocast(FORWARD, _device, torch.float32)
 
@@ -194,8 +253,8 @@ def feature_transformer_forward(
         weight: [F, N], float32, float64, float16 or bfloat16. 16-bit weights are summed in float32.
         bias: [N], dtype of `weight`.
         values: float32 [B, K] (float64 with a float64 weight); 1 where absent.
-        deterministic: True: the backward gives equal bits for equal inputs. False: the classic kernel, atomics, on
-            CUDA. None: True under `torch.use_deterministic_algorithms`, else whatever is fastest. The forward always
+        deterministic: True: the backward gives equal bits for equal inputs. False: the classic kernel with atomics on
+            CUDA. None: True under `torch.use_deterministic_algorithms`, else the fastest kernel. The forward always
             gives equal bits, and so does the CPU.
 
     Returns:
@@ -219,14 +278,14 @@ def feature_transformer_backward(
     needs_values_grad: bool = False,
     deterministic: bool | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of `feature_transformer_forward`, not differentiable: (grad_weight, grad_bias, grad_values).
+    """The gradients of `feature_transformer_forward`: (grad_weight, grad_bias, grad_values). Not differentiable.
 
     Args:
         grad_output: [B, N] in the dtype of the forward's output.
         indices, values: as in the forward.
         num_features: F.
-        weight: [F, N]; needed for the gradient of `values` only.
-        needs_weight_grad, needs_bias_grad, needs_values_grad: what to compute; None stands for the rest.
+        weight: [F, N]; needed only for the gradient of `values`.
+        needs_weight_grad, needs_bias_grad, needs_values_grad: which gradients to compute; the others are None.
 
     Returns:
         grad_weight [F, N] and grad_bias [N] in the dtype of `grad_output`, grad_values [B, K] in that of `values`.
@@ -253,9 +312,9 @@ def feature_transformer_backward(
 
 
 class Expanded(NamedTuple):
-    """B positions as index rows; the fields of `nnue_trainer.data.Batch`, of which `Batch(*expanded)` makes one.
+    """B positions as index rows, with the fields of `nnue_trainer.data.Batch`: `Batch(*expanded)` makes a batch.
 
-    `white` and `black` are int32 [B, K], the others [B]: `counts` int16 (entries of either row), `black_to_move` uint8,
+    `white` and `black` are int32 [B, K], the others [B]: `counts` int16 (entries per row), `black_to_move` uint8,
     `score` int16 (engine units) and `result` int8 (−1, 0, 1) from the side to move's view, `piece_count` uint8.
     """
 
@@ -268,43 +327,32 @@ class Expanded(NamedTuple):
     piece_count: Tensor
 
 
-def feature_set_number(name: str) -> int:
-    """The number by which operators know a feature set. ValueError, with the names there are, for an unknown one."""
-    from nnue_trainer.data.features import FEATURE_SETS
-
-    names = list(FEATURE_SETS)
-    if name not in names:
-        raise ValueError(f"unknown feature set {name!r}, expected one of {', '.join(names)}")
-    return names.index(name)
-
-
 def expand_features(records: Tensor, feature_set: str, *, check_records: bool = True) -> Expanded:
     """Expands packed positions into the index rows of both perspectives; bit-equal to `nnue_trainer.data.expand`.
 
     Args:
         records: uint8 [B, 32], positions as binpack files and `nnue_trainer.data.RecordLoader` hold them.
-        feature_set: such as "HalfKAv2_hm"; any of `nnue_trainer.data.FEATURE_SETS`.
-        check_records: on CUDA, report a record that is no position, as `set_index_check` says. False is for records
-            that are known to be sound, such as a loader's; one that is not gets empty rows. The CPU always checks.
+        feature_set: a name such as "HalfKAv2_hm" or "HalfKAv2_hm+Full_Threats_v16" (`nnue_trainer.data.feature_set`).
+        check_records: on CUDA, report a record that is not a position, as `set_index_check` says. Use False for records
+            that are known to be valid, such as a loader's; an invalid one gets empty rows. The CPU always checks.
 
     Returns:
         New tensors on the device of `records`.
 
     Raises:
-        RuntimeError: `records` has the wrong shape or dtype, or holds something that is no position (row and reason).
-        ValueError: there is no such feature set.
+        RuntimeError: `records` has the wrong shape or dtype, or holds something that is not a position (the error gives
+            row and reason), or there is no such feature set.
     """
-    number = feature_set_number(feature_set)
-    return Expanded(*torch.ops.nnue.expand_features(records, number, check_records))
+    return Expanded(*torch.ops.nnue.expand_features(records, feature_set, check_records))
 
 
 def expand_features_into(records: Tensor, feature_set: str, out: Expanded, *, check_records: bool = True) -> None:
-    """`expand_features` into tensors that are there already: contiguous, with its shapes and dtypes, on its device."""
-    torch.ops.nnue.expand_features_into(records, feature_set_number(feature_set), *out, check_records)
+    """`expand_features` into existing tensors: contiguous, with the same shapes and dtypes, on the same device."""
+    torch.ops.nnue.expand_features_into(records, feature_set, *out, check_records)
 
 
 def set_index_check(mode: IndexCheck) -> IndexCheck:
-    """Choose when CUDA operators report an illegal index or record; returns the mode before. The CPU always checks.
+    """Choose when CUDA operators report an illegal index or record; returns the previous mode. The CPU always checks.
 
     "sync": the call raises (the host waits for a small kernel that runs before the work). "async": the host never
     waits; the next operator on the device, or `raise_index_errors`, raises. "off": illegal entries are skipped.
@@ -321,7 +369,7 @@ def set_index_check(mode: IndexCheck) -> IndexCheck:
 
 
 def raise_index_errors() -> None:
-    """Wait for the CUDA devices and raise the RuntimeError of an illegal index found since ("async", CUDA graphs)."""
+    """Wait for the CUDA devices, and raise the RuntimeError of an illegal index found since ("async", CUDA graphs)."""
     if _libraries.cuda_error is None:
         torch.ops.nnue.raise_cuda_index_errors()
 

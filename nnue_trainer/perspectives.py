@@ -1,21 +1,21 @@
-"""The feature transformer of both perspectives, activated and joined: one operator where there is one, else several.
+"""The feature transformer of both perspectives, activated and joined: one fused operator where the device has one.
 
-On a CPU, and with a `block_size` on a GPU of compute capability 9.0, `perspective_transformer` is one fused forward and
-one fused backward (csrc/perspective_transformer.h, docs/kernels.md). Anywhere else it is made of the plain operator of
-`ops` and torch's own functions, with the same result up to rounding. Equal inputs give equal bits on either way where
-`deterministic` is left alone or true.
+On a CPU, and with a `bucket_size` on a GPU of compute capability 9.0, `perspective_transformer` is one fused forward
+and one fused backward (csrc/perspective_transformer.h, docs/kernels.md). Elsewhere it is made of the plain operator of
+`ops` and torch's own functions, with the same result up to rounding. Either way equal inputs give equal bits, unless
+`deterministic` is False.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, get_args, overload
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor
 
-from nnue_trainer import ops
+from nnue_trainer import _derivatives, ops
 
-ROWS = "nnue::perspective_rows"
+PLAN = "nnue::perspective_plan"
 FORWARD = "nnue::perspective_transformer_forward"
 BACKWARD = "nnue::perspective_transformer_backward"
 
@@ -24,123 +24,128 @@ _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def _name(dtype: torch.dtype) -> str:
+    """As the schemas take a dtype: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 # ---- fake kernels, autograd -----------------------------------------------------------------------------------------
 
 
-def _num_blocks(num_blocked: int, block_size: int) -> int:
-    return max(1, (num_blocked + block_size - 1) // block_size)
+def _num_buckets(num_bucketed: int, bucket_size: int) -> int:
+    return max(1, (num_bucketed + bucket_size - 1) // bucket_size)
 
 
-def _slots(positions: int, block_size: int, num_blocked: int) -> int:
-    # BlockRows::tiles in csrc/cuda/block_rows.cuh, 64 slots each.
-    return ((2 * positions + 63) // 64 + _num_blocks(num_blocked, block_size)) * 64
+def _slots(positions: int, bucket_size: int, num_bucketed: int) -> int:
+    # BucketPlan::tiles in csrc/cuda/bucket_plan.cuh, 64 slots each.
+    return ((2 * positions + 63) // 64 + _num_buckets(num_bucketed, bucket_size)) * 64
 
 
-def _block_rows_pieces(
-    positions: int, max_active: int, block_size: int, num_blocked: int, has_loose: bool
+def _bucket_plan_pieces(
+    positions: int, max_active: int, bucket_size: int, num_bucketed: int, has_unbucketed: bool
 ) -> dict[str, int]:
-    """Bytes of each piece of a CUDA device's `rows`, in order, up to those of loose features."""
-    # carve_rows in csrc/cuda/block_rows.cuh.
-    blocks = _num_blocks(num_blocked, block_size)
-    slots = _slots(positions, block_size, num_blocked)
+    """Bytes of each piece of a plan on CUDA, in order, without the one for unbucketed features."""
+    # carve_bucket_plan in csrc/cuda/bucket_plan.cuh.
+    buckets = _num_buckets(num_bucketed, bucket_size)
+    slots = _slots(positions, bucket_size, num_bucketed)
     pitch = (max(1, min(max_active, 768)) + 7) // 8 * 8
     chunks = (2 * positions + 255) // 256
     return {
         "slot_target": 4 * slots,
-        "tile_begin": 4 * (blocks + 1),
-        "ranked": 4 * 768 * blocks,
-        "dense": 4 * blocks,
-        "used": 4 * blocks,
+        "tile_begin": 4 * (buckets + 1),
+        "ranked": 4 * 768 * buckets,
+        "dense": 4 * buckets,
+        "used": 4 * buckets,
         "row_slot": 8 * positions,
         "feature_bits": 8 * 768 * (slots // 64),
         "near_bits": 48 * slots,
         "far_begin": 4 * 65 * (slots // 64),
         "far": 2 * slots * pitch,
-        **({} if has_loose else {"entries": 16 * slots, "near": 2 * slots * pitch}),
+        **({} if has_unbucketed else {"entries": 16 * slots, "near": 2 * slots * pitch}),
         "listed": 512 * chunks,
-        "chunk_rows": 4 * blocks * chunks,
-        "counts": 8 * ((771 * blocks + 2) // 2),  # and others that are zeroed with them
+        "chunk_rows": 4 * buckets * chunks,
+        "counts": 8 * ((771 * buckets + 2) // 2),  # and other counters that are zeroed with them
     }
 
 
-def _rows_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
-    has_loose = num_features > num_blocked
-    pieces = list(_block_rows_pieces(positions, max_active, block_size, num_blocked, has_loose).values())
-    if has_loose:  # carve_row_order in csrc/cuda/loose_rows.cuh
-        pieces.append(16 * _slots(positions, block_size, num_blocked))
+def _plan_bytes(positions: int, max_active: int, num_features: int, bucket_size: int, num_bucketed: int) -> int:
+    has_unbucketed = num_features > num_bucketed
+    pieces = list(_bucket_plan_pieces(positions, max_active, bucket_size, num_bucketed, has_unbucketed).values())
+    if has_unbucketed:  # carve_row_order in csrc/cuda/unbucketed_lists.cuh
+        pieces.append(16 * _slots(positions, bucket_size, num_bucketed))
     return _carved(pieces)
 
 
 def _lists_pieces(
-    positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int
+    positions: int, max_active: int, num_features: int, bucket_size: int, num_bucketed: int
 ) -> dict[str, int]:
-    """Bytes of each piece of a CUDA device's `lists`, in order."""
-    # carve_loose_rows in csrc/cuda/loose_rows.cuh.
-    tiles = _slots(positions, block_size, num_blocked) // 64
+    """Bytes of each piece of `lists` on CUDA, in order."""
+    # carve_unbucketed_lists in csrc/cuda/unbucketed_lists.cuh.
+    tiles = _slots(positions, bucket_size, num_bucketed) // 64
     chunks = (tiles + 3) // 4
-    loose = num_features - num_blocked
+    unbucketed = num_features - num_bucketed
     return {
-        "zeroed": 4 * (loose + 512 * 19 + 2) + 2 * positions,  # sampled … left_out
+        "zeroed": 4 * (unbucketed + 512 * 19 + 2) + 2 * positions,  # sampled … left_out
         "summary": 16,
-        "lists": 12 * loose,
-        "rank": 4 * loose,
-        "dense_bit": 2 * loose,
+        "by_rank": 12 * unbucketed,
+        "rank": 4 * unbucketed,
+        "dense_bit": 2 * unbucketed,
         "begins": 4 * chunks * 257,
         "keys": 4 * chunks * 256 * max_active,
-        "found": 8 * loose,
-        "slots": 4 * (chunks * 256 * max_active + 3 * loose),
+        "found": 8 * unbucketed,
+        "slots": 4 * (chunks * 256 * max_active + 3 * unbucketed),
         "dense_bits": 8 * 768 * tiles,
     }
 
 
-def _lists_bytes(positions: int, max_active: int, num_features: int, block_size: int, num_blocked: int) -> int:
-    return _carved(list(_lists_pieces(positions, max_active, num_features, block_size, num_blocked).values()))
+def _lists_bytes(positions: int, max_active: int, num_features: int, bucket_size: int, num_bucketed: int) -> int:
+    return _carved(list(_lists_pieces(positions, max_active, num_features, bucket_size, num_bucketed).values()))
 
 
 def _carved(pieces: list[int]) -> int:
-    # Carver in csrc/cuda/block_rows.cuh.
+    # Carver in csrc/cuda/bucket_plan.cuh.
     used = 0
     for piece in pieces:
         used = (used + 255) // 256 * 256 + piece
     return used
 
 
-def _rows_fake(
-    white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, block_size: int, num_blocked: int
+def _plan_fake(
+    white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, bucket_size: int, num_bucketed: int
 ) -> Tensor:
     positions, max_active = white.shape
     on_cpu = white.device.type == "cpu"
-    size = positions if on_cpu else _rows_bytes(positions, max_active, num_features, block_size, num_blocked)
+    size = positions if on_cpu else _plan_bytes(positions, max_active, num_features, bucket_size, num_bucketed)
     return white.new_empty((size,), dtype=torch.uint8)
 
 
 def _forward_fake(
     white: Tensor,
     black: Tensor,
-    rows: Tensor,
+    plan: Tensor,
     weight: Tensor,
     bias: Tensor,
     psqt: Tensor | None,
-    bucket: Tensor | None,
-    block_size: int,
-    num_blocked: int,
-    activation: int,
+    psqt_bucket: Tensor | None,
+    bucket_size: int,
+    num_bucketed: int,
+    activation: str,
     bound: float,
     scale: float,
-    output_dtype: int,
+    output_dtype: str,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (positions, max_active), (num_features, num_outputs) = white.shape, weight.shape
-    width = num_outputs if _ACTIVATIONS[activation] == "pairwise" else 2 * num_outputs
+    width = num_outputs if activation == "pairwise" else 2 * num_outputs
     on_cpu = weight.device.type == "cpu"
-    saved_rows = 2 * positions if on_cpu else _slots(positions, block_size, num_blocked)
-    if not save or _ACTIVATIONS[activation] == "identity":
+    saved_rows = 2 * positions if on_cpu else _slots(positions, bucket_size, num_bucketed)
+    if not save or activation == "identity":
         saved_rows = 0
     list_bytes = 0
-    if save and not on_cpu and num_features > num_blocked:
-        list_bytes = _lists_bytes(positions, max_active, num_features, block_size, num_blocked)
+    if save and not on_cpu and num_features > num_bucketed:
+        list_bytes = _lists_bytes(positions, max_active, num_features, bucket_size, num_bucketed)
     return (
-        weight.new_empty((positions, width), dtype=_DTYPES[output_dtype]),
+        weight.new_empty((positions, width), dtype=getattr(torch, output_dtype)),
         weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
         weight.new_empty(
             (saved_rows, num_outputs),
@@ -155,41 +160,41 @@ def _backward_fake(
     grad_psqt: Tensor | None,
     white: Tensor,
     black: Tensor,
-    rows: Tensor,
+    plan: Tensor,
     saved: Tensor,
     lists: Tensor,
-    bucket: Tensor | None,
+    psqt_bucket: Tensor | None,
     num_features: int,
     num_outputs: int,
     psqt_buckets: int,
-    block_size: int,
-    num_blocked: int,
-    activation: int,
+    bucket_size: int,
+    num_bucketed: int,
+    activation: str,
     bound: float,
     scale: float,
-    weight_dtype: int,
+    weight_dtype: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        grad_output.new_empty((num_features, num_outputs), dtype=_DTYPES[weight_dtype]),
+        grad_output.new_empty((num_features, num_outputs), dtype=getattr(torch, weight_dtype)),
         grad_output.new_empty((num_outputs,), dtype=torch.float32),
         grad_output.new_empty((num_features, psqt_buckets) if psqt_buckets else (0,), dtype=torch.float32),
     )
 
 
-torch.library.register_fake(ROWS, _rows_fake)
+torch.library.register_fake(PLAN, _plan_fake)
 torch.library.register_fake(FORWARD, _forward_fake)
 torch.library.register_fake(BACKWARD, _backward_fake)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    white, black, rows, weight, _, psqt, bucket, *constants, output_dtype, save = inputs
-    ctx.save_for_backward(white, black, rows, bucket, *output[2:])
+    white, black, plan, weight, _, psqt, psqt_bucket, *constants, output_dtype, save = inputs
+    ctx.save_for_backward(white, black, plan, psqt_bucket, *output[2:])
     ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)  # else `saved` gets a gradient of zeros, as large as itself
+    ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
     ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
     ctx.psqt_buckets = 0 if psqt is None else psqt.shape[1]
-    ctx.output_shape, ctx.output_dtype = output[0].shape, _DTYPES[output_dtype]
-    ctx.constants, ctx.save = constants, save  # block_size, num_blocked, activation, bound, scale
+    ctx.output_shape, ctx.output_dtype = output[0].shape, getattr(torch, output_dtype)
+    ctx.constants, ctx.save = constants, save  # bucket_size, num_bucketed, activation, bound, scale
 
 
 def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
@@ -197,10 +202,10 @@ def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_
         return (None,) * 14
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
-    white, black, rows, bucket, saved, lists = ctx.saved_tensors
+    white, black, plan, psqt_bucket, saved, lists = ctx.saved_tensors
     if grad_output is None:
         grad_output = white.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
-    # CUDA's fp32 kernels read fp32 gradients.
+    # The fp32 kernels of CUDA read fp32 gradients.
     grad = grad_output.float() if ctx.weight_dtype == torch.float32 else grad_output
     psqt_buckets = ctx.psqt_buckets if grad_psqt is not None and ctx.needs_input_grad[5] else 0
     grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward(
@@ -208,14 +213,14 @@ def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_
         grad_psqt,
         white,
         black,
-        rows,
+        plan,
         saved,
         lists,
-        bucket,
+        psqt_bucket,
         *ctx.weight_shape,
         psqt_buckets,
         *ctx.constants,
-        _DTYPES.index(ctx.weight_dtype),
+        _name(ctx.weight_dtype),
     )
     return None, None, None, grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None, *(None,) * 8
 
@@ -224,32 +229,42 @@ def _double_backward(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError(f"{BACKWARD}: it has no derivative of its own (double backward); found create_graph=True")
 
 
-torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
-torch.library.register_autograd(BACKWARD, _double_backward)
+_INSTEAD = "call nnue_trainer.perspectives.perspective_transformer, which uses others there"
+_derivatives.register_autograd(
+    FORWARD,
+    _backward,
+    setup_context=_setup_context,
+    forward_mode=_derivatives.refuse(FORWARD, "forward mode", _INSTEAD),
+)
+_derivatives.register_autograd(
+    BACKWARD, _double_backward, forward_mode=_derivatives.refuse(BACKWARD, "forward mode", _INSTEAD)
+)
+for _op in (PLAN, FORWARD, BACKWARD):
+    _derivatives.register_vmap(_op, _derivatives.refuse(_op, "vmap", _INSTEAD))
 
 if ops._libraries.cuda_error is not None:
-    for _op in (ROWS, FORWARD, BACKWARD):
+    for _op in (PLAN, FORWARD, BACKWARD):
         torch.library.impl(_op, "CUDA", ops._no_cuda)
 
 
 # ---- public functions -----------------------------------------------------------------------------------------------
 
 
-def is_fused(weight: Tensor, block_size: int | None = None, num_blocked: int | None = None) -> bool:
+def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int | None = None) -> bool:
     """Whether `perspective_transformer` runs as one fused operator for this weight [F, N] on its device.
 
-    On a CPU: an even N, whatever the block size. On CUDA: a GPU of compute capability 9.0, N a multiple of 16, a
-    `block_size` up to 768 and at most 255 blocks. float64 weights, and calls with `values`, are never fused.
+    On a CPU: an even N, with any bucket size. On CUDA: a GPU of compute capability 9.0, N a multiple of 16, a
+    `bucket_size` up to 768 and at most 255 buckets. float64 weights, and calls with `values`, are never fused.
     """
     num_features, num_outputs = weight.shape
     if weight.dtype not in _DTYPES or num_features == 0 or num_outputs == 0:
         return False
     if weight.device.type == "cpu":
         return num_outputs % 2 == 0
-    if block_size is None or not weight.is_cuda or ops._libraries.cuda_error is not None:
+    if bucket_size is None or not weight.is_cuda or ops._libraries.cuda_error is not None:
         return False
-    num_blocked = num_features if num_blocked is None else num_blocked
-    fits = num_outputs % 16 == 0 and 0 < block_size <= 768 and num_blocked <= 255 * block_size
+    num_bucketed = num_features if num_bucketed is None else num_bucketed
+    fits = num_outputs % 16 == 0 and 0 < bucket_size <= 768 and num_bucketed <= 255 * bucket_size
     return fits and _device_has_kernels(weight.device.index or 0)
 
 
@@ -258,34 +273,64 @@ def _device_has_kernels(device: int) -> bool:
     return bool(torch.ops.nnue.perspective_transformer_available(device))
 
 
-def perspective_rows(
+class PerspectivePlan(NamedTuple):
+    """The plan of a batch, and what it was made for: `perspective_transformer` refuses it for anything else.
+
+    `data` is uint8 [bytes] on the device of the batch; its contents are private to the library.
+    """
+
+    data: Tensor
+    white: Tensor
+    black: Tensor
+    black_to_move: Tensor
+    num_features: int
+    bucket_size: int
+    num_bucketed: int
+
+
+def perspective_plan(
     white: Tensor,
     black: Tensor,
     black_to_move: Tensor,
     num_features: int,
-    block_size: int | None = None,
-    num_blocked: int | None = None,
-) -> Tensor:
-    """The rows of a batch prepared, once, for every fused call on this batch.
+    bucket_size: int | None = None,
+    num_bucketed: int | None = None,
+) -> PerspectivePlan:
+    """The plan of a batch: what its rows are prepared into, once, for every fused call on this batch.
 
     Args:
         white, black: int32 [B, K] index rows of the perspectives; rows left-packed, the first −1 ends a row.
         black_to_move: uint8 or bool [B].
         num_features: F.
-        block_size: features of a block, at most 768 (HalfKAv2_hm: 768). CUDA needs it: its kernels are made for rows
-            whose features are distinct and lie in one block each; other rows are legal and slow. The CPU does not
-            look at blocks.
-        num_blocked: features [0, num_blocked) come in blocks, those from there on are loose: a row may hold any of
-            them, anywhere among the others. By default F: all come in blocks.
+        bucket_size: features per king bucket, at most 768 (HalfKAv2_hm: 768). CUDA needs it: its kernels are made for
+            rows whose bucketed features are distinct and lie in one bucket; other rows are legal and slow. The CPU
+            ignores buckets.
+        num_bucketed: features [0, num_bucketed) lie in king buckets; those behind them are unbucketed: a row may hold
+            any of them, anywhere among the others. By default F: all features are bucketed.
 
     Returns:
-        uint8 [bytes] on the device: an opaque value. What is computed with it depends on the arguments alone.
+        The plan, which holds on to these tensors. They must not be changed while it is in use.
     """
-    num_blocked = num_features if num_blocked is None else num_blocked
-    return cast(
-        Tensor,
-        torch.ops.nnue.perspective_rows(white, black, black_to_move, num_features, block_size or 0, num_blocked),
-    )
+    num_bucketed = num_features if num_bucketed is None else num_bucketed
+    constants = (num_features, bucket_size or 0, num_bucketed)
+    data = torch.ops.nnue.perspective_plan(white, black, black_to_move, *constants)
+    return PerspectivePlan(data, white, black, black_to_move, *constants)
+
+
+def _check_plan(
+    plan: PerspectivePlan, batch: tuple[Tensor, Tensor, Tensor], num_features: int, bucket_size: int, num_bucketed: int
+) -> None:
+    op = "perspective_transformer: plan"
+    for name, own, given in zip(("white", "black", "black_to_move"), plan[1:4], batch, strict=True):
+        if own is not given:
+            raise ValueError(f"{op}: found one that was made for another tensor `{name}`, expected that of this batch")
+    for name, made, wanted in (
+        ("num_features", plan.num_features, num_features),
+        ("bucket_size", plan.bucket_size, bucket_size),
+        ("num_bucketed", plan.num_bucketed, num_bucketed),
+    ):
+        if made != wanted:
+            raise ValueError(f"{op}: found one that was made for {name} = {made}, expected {wanted}")
 
 
 @overload
@@ -299,12 +344,12 @@ def perspective_transformer(
     activation: Activation = ...,
     bound: float = ...,
     scale: float = ...,
-    block_size: int | None = ...,
-    num_blocked: int | None = ...,
+    bucket_size: int | None = ...,
+    num_bucketed: int | None = ...,
     output_dtype: torch.dtype | None = ...,
-    rows: Tensor | None = ...,
+    plan: PerspectivePlan | None = ...,
     psqt: None = ...,
-    bucket: Tensor | None = ...,
+    psqt_bucket: Tensor | None = ...,
     values: tuple[Tensor, Tensor] | None = ...,
     deterministic: bool | None = ...,
 ) -> Tensor: ...
@@ -321,12 +366,12 @@ def perspective_transformer(
     activation: Activation = ...,
     bound: float = ...,
     scale: float = ...,
-    block_size: int | None = ...,
-    num_blocked: int | None = ...,
+    bucket_size: int | None = ...,
+    num_bucketed: int | None = ...,
     output_dtype: torch.dtype | None = ...,
-    rows: Tensor | None = ...,
+    plan: PerspectivePlan | None = ...,
     psqt: Tensor,
-    bucket: Tensor | None = ...,
+    psqt_bucket: Tensor | None = ...,
     values: tuple[Tensor, Tensor] | None = ...,
     deterministic: bool | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
@@ -342,12 +387,12 @@ def perspective_transformer(
     activation: Activation = "pairwise",
     bound: float = 1.0,
     scale: float = 1.0,
-    block_size: int | None = None,
-    num_blocked: int | None = None,
+    bucket_size: int | None = None,
+    num_bucketed: int | None = None,
     output_dtype: torch.dtype | None = None,
-    rows: Tensor | None = None,
+    plan: PerspectivePlan | None = None,
     psqt: Tensor | None = None,
-    bucket: Tensor | None = None,
+    psqt_bucket: Tensor | None = None,
     values: tuple[Tensor, Tensor] | None = None,
     deterministic: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -363,17 +408,18 @@ def perspective_transformer(
         weight: [F, N], float32, float16 or bfloat16 (float64 too where it is not fused). N even for "pairwise".
             Sums are float32.
         bias: [N], any of these dtypes.
-        block_size: the feature set's block size, for the fused operator on CUDA (see `perspective_rows`); None for sets
-            without blocks.
-        num_blocked: how many of the features come in blocks, by default all; those behind them are loose (see
-            `perspective_rows`), as threats and pawn pairs behind king buckets are.
+        bucket_size: the feature set's number of features per king bucket, for the fused operator on CUDA (see
+            `perspective_plan`); None for sets without king buckets.
+        num_bucketed: how many of the features lie in king buckets, by default all; those behind them are unbucketed
+            (see `perspective_plan`), such as threats and pawn pairs.
         output_dtype: float32, float16 or bfloat16; by default the weight's.
-        rows: what `perspective_rows` gave for this batch, if it is there already.
-        psqt: [F, P], float32 (float64 beside a float64 weight): piece-square values, one column a bucket.
-        bucket: int64 [B], 0 ≤ bucket < P: the column of each position; with `psqt` only. Another bucket is an error
-            that fused operators report as they do an illegal index.
-        values: float32 [B, K] each for white and black (float64 with a float64 weight): factors of the entries, also
-            of those of `psqt`; 1 where absent. With values nothing is fused.
+        plan: what `perspective_plan` made of these very tensors, with the same F, `bucket_size` and `num_bucketed`;
+            made here if it is None. Any other plan is an error.
+        psqt: [F, P], float32 (float64 beside a float64 weight): piece-square values, one column per PSQT bucket.
+        psqt_bucket: int64 [B], 0 ≤ bucket < P: the column of each position; only together with `psqt`. Fused operators
+            report any other bucket as they report an illegal index.
+        values: float32 [B, K] each for white and black (float64 with a float64 weight): factors of the entries, for
+            `psqt` as well; 1 where absent. Calls with values are not fused.
         deterministic: for the plain operator, see `ops.feature_transformer_forward`. The fused one always is.
 
     Returns:
@@ -393,46 +439,49 @@ def perspective_transformer(
         )
     if not bound > 0:
         raise ValueError(f"perspective_transformer: bound: found {bound}, expected a positive number")
-    if (psqt is None) != (bucket is None):
-        found, missing = ("psqt", "bucket") if bucket is None else ("bucket", "psqt")
+    if (psqt is None) != (psqt_bucket is None):
+        found, missing = ("psqt", "psqt_bucket") if psqt_bucket is None else ("psqt_bucket", "psqt")
         raise ValueError(f"perspective_transformer: {missing}: found none, expected a tensor, since there is {found}")
     output_dtype = weight.dtype if output_dtype is None else output_dtype
-    if num_blocked is None:
-        num_blocked = weight.shape[0]
-    if not 0 <= num_blocked <= weight.shape[0]:
+    if num_bucketed is None:
+        num_bucketed = weight.shape[0]
+    if not 0 <= num_bucketed <= weight.shape[0]:
         raise ValueError(
-            f"perspective_transformer: num_blocked: found {num_blocked}, expected 0 to F = {weight.shape[0]}"
+            f"perspective_transformer: num_bucketed: found {num_bucketed}, expected 0 to F = {weight.shape[0]}"
         )
-    if values is None and output_dtype in _DTYPES and is_fused(weight, block_size, num_blocked):
-        if rows is None:
-            rows = perspective_rows(white, black, black_to_move, weight.shape[0], block_size, num_blocked)
+    if plan is not None:
+        _check_plan(plan, (white, black, black_to_move), weight.shape[0], bucket_size or 0, num_bucketed)
+    fused = values is None and output_dtype in _DTYPES and is_fused(weight, bucket_size, num_bucketed)
+    if fused and not _needs_formulas(weight, bias, psqt):
+        if plan is None:
+            plan = perspective_plan(white, black, black_to_move, weight.shape[0], bucket_size, num_bucketed)
         parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
         out, psqt_out, *_ = torch.ops.nnue.perspective_transformer_forward(
             white,
             black,
-            rows,
+            plan.data,
             weight,
             bias.float(),
             psqt,
-            bucket,
-            block_size or 0,
-            num_blocked,
-            _ACTIVATIONS.index(activation),
+            psqt_bucket,
+            bucket_size or 0,
+            num_bucketed,
+            activation,
             bound,
             scale,
-            _DTYPES.index(output_dtype),
+            _name(output_dtype),
             torch.is_grad_enabled() and any(p.requires_grad for p in parameters),
         )
         return out if psqt is None else (out, psqt_out)
 
-    # Swapping index rows moves a few dozen integers a position; swapping accumulators, thousands of floats.
+    # Swapping index rows moves a few dozen integers per position, and swapping accumulators thousands of floats.
     black_first = black_to_move.bool().unsqueeze(1)
     sides = [torch.where(black_first, black, white), torch.where(black_first, white, black)]
     factors: list[Tensor | None] = [None, None]
     if values is not None:
         ours, theirs = values
         factors = [torch.where(black_first, theirs, ours), torch.where(black_first, ours, theirs)]
-    # The plain operator rounds its sums to the weight's dtype: too early for 16-bit weights.
+    # The plain operator rounds its sums to the weight's dtype, which would be too early for 16-bit weights.
     sums = weight if weight.dtype == torch.float64 else weight.float()
     halves = [
         _activate(ops.feature_transformer_forward(i, sums, bias.to(sums.dtype), v, deterministic), activation, bound)
@@ -440,15 +489,23 @@ def perspective_transformer(
     ]
     out = torch.cat(halves, dim=1)
     out = (out if scale == 1.0 else out * scale).to(output_dtype)
-    if psqt is None or bucket is None:
+    if psqt is None or psqt_bucket is None:
         return out
     no_bias = psqt.new_zeros(psqt.shape[1])
     us, them = (
         ops.feature_transformer_forward(i, psqt, no_bias, v, deterministic) for i, v in zip(sides, factors, strict=True)
     )
-    # A masked sum with one term: the gradient of a gather is a scatter, which sorts where it must be deterministic.
-    chosen = bucket.unsqueeze(1) == torch.arange(psqt.shape[1], device=psqt.device)
+    # A masked sum with one term: the gradient of a gather is a scatter, which has to sort if it is deterministic.
+    chosen = psqt_bucket.unsqueeze(1) == torch.arange(psqt.shape[1], device=psqt.device)
     return out, torch.where(chosen, us - them, 0.0).sum(1) / 2
+
+
+def _needs_formulas(*parameters: Tensor | None) -> bool:
+    """Whether forward mode or a transform of torch.func is active: the fused operator has only reverse mode."""
+    if _derivatives.in_transform():
+        return True
+    # The compiler cannot look at tangents. The fused operator would refuse them.
+    return not torch.compiler.is_compiling() and any(_derivatives.has_tangent(p) for p in parameters if p is not None)
 
 
 def _activate(accumulator: Tensor, activation: Activation, bound: float) -> Tensor:

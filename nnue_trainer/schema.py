@@ -1,7 +1,7 @@
 """Typed dataclasses for what users write: one-line errors for wrong input, and a reference page from the same source.
 
 Every configurable component owns a pydantic dataclass decorated with `@section`. The line under a field is its
-documentation. A union of sections is told apart by the field `kind`.
+documentation. Where one of several sections may stand, their registry finds it by `kind` (nnue_trainer/registry.py).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -20,52 +21,102 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from nnue_trainer.errors import UserError
+from nnue_trainer.registry import MAY_IMPORT, Registry
 
 T = TypeVar("T")
 
+MAX_DEPTH = 16
+"""How deep sections and lists may be nested in each other."""
+
+_FLOAT32_LEAST, _FLOAT32_MOST = 2.0**-126, 2.0**128 - 2.0**104
+
 section = pydantic.dataclasses.dataclass(
-    frozen=True, config=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    frozen=True,
+    kw_only=True,
+    config=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True),
 )
 """Decorator of a section: unknown keys are errors, the docstring under a field is its description."""
 
 
-def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str]) -> T:
+def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str], *, may_import: bool = False) -> T:
     """`data` (plain JSON data) as an instance of the section `kind`.
 
-    Types are strict: "1" is no number and 1.5 no integer. Raises UserError with one line that names the origin (that of
+    With `may_import` a `kind: path/to/file.py:Class` in it may import that file: for recipes that a user hands over,
+    never for what a file says of itself.
+
+    Types are strict: "1" is no number and 1.5 no integer. Whole numbers are within 64 bits and others are such that
+    float32 holds them, so nothing further in has to ask. Raises UserError with one line that names the origin (that of
     the key's path), the key, what was found and what was expected.
     """
+    _check_plain(data, origin)
     try:
         # Through JSON, because pydantic's strict mode takes mappings for dataclasses there, and there only.
-        return pydantic.TypeAdapter(kind).validate_json(json.dumps(data, default=str), strict=True)
+        text = json.dumps(data, default=str)
+        return pydantic.TypeAdapter(kind).validate_json(text, strict=True, context={MAY_IMPORT: may_import})
     except pydantic.ValidationError as error:
         details = error.errors(include_url=False)
         more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
         path, message = _explain(kind, data, details[0])
-        raise UserError(f"{origin(path)}: {'.'.join(path) or '(top level)'}{message}{more}") from None
+        key = ".".join(_cut(part) for part in path) or "(top level)"
+        raise UserError(f"{origin(path)}: {key}{message}{more}") from None
+
+
+def _check_plain(data: Any, origin: Callable[[tuple[str, ...]], str], path: tuple[str, ...] = ()) -> None:
+    """What holds of every section: sizes of numbers, printable text, depth."""
+
+    def wrong(expected: str) -> UserError:
+        key = ".".join(_cut(part) for part in path) or "(top level)"
+        return UserError(f"{origin(path)}: {key}: found {_show(data)}, expected {expected}")
+
+    if isinstance(data, str):
+        if not data.isprintable() and any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in data):
+            raise wrong("text without control characters and halves of surrogate pairs")
+    elif isinstance(data, dict | list | tuple):
+        if len(path) >= MAX_DEPTH:
+            raise UserError(f"{origin(path)}: {_cut(path[0])}: nested deeper than {MAX_DEPTH} levels")
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            _check_plain(value, origin, (*path, str(key)))
+    elif isinstance(data, int):
+        if not -(2**63) <= data < 2**63:
+            raise wrong("a number of at most 64 bits")
+    elif isinstance(data, float) and math.isfinite(data) and data and not _FLOAT32_LEAST <= abs(data) <= _FLOAT32_MOST:
+        raise wrong(f"0, or a number that float32 holds, {_FLOAT32_LEAST:.2g} to {_FLOAT32_MOST:.2g} in size")
 
 
 def to_data(instance: Any) -> dict[str, Any]:
     """A section as plain JSON data, every field present."""
-    data: dict[str, Any] = pydantic.TypeAdapter(type(instance)).dump_python(instance, mode="json")
+    data: dict[str, Any] = pydantic.TypeAdapter(type(instance)).dump_python(instance, mode="json", by_alias=True)
     return data
 
 
-def describe(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, documentation) of every field of a section, depth first. Members of a union each get a row
-    `key.kind` first."""
+def describe(
+    kind: type[Any], prefix: str = "", _outer: tuple[Registry[Any], ...] = ()
+) -> Iterator[tuple[str, str, str, str]]:
+    """(key, type, default, documentation) of every field of a section, depth first. Members of a union or registry each
+    get a row `key.kind` first. Items of a list of sections are `key.N`."""
     for name, field in _fields(kind).items():
         key = f"{prefix}{name}"
+        item = _item(field)
+        if item is not None:
+            yield key, "list of sections", _default(field), _description(kind, name)
+            key, field = f"{key}.N", item
+        registry = _registry(field)
         members = _sections(field.annotation)
-        if not members:
+        if registry in _outer:
+            yield f"{key}.kind", f"a {registry.what}, as above", "", _description(kind, name)
+        elif registry is not None:
+            for tag, member in registry:
+                yield f"{key}.kind", f"= {tag}", "", _one_line(member.__doc__)
+                yield from describe(member, f"{key}.", (*_outer, registry))
+        elif not members:
             yield key, _type_name(field.annotation, field.metadata), _default(field), _description(kind, name)
         elif len(members) == 1:
-            yield from describe(members[0], f"{key}.")
+            yield from describe(members[0], f"{key}.", _outer)
         else:
             for member in members:
                 (tag,) = typing.get_args(_fields(member)["kind"].annotation)
                 yield f"{key}.kind", f"= {tag}", "", _one_line(member.__doc__)
-                for row in describe(member, f"{key}."):
+                for row in describe(member, f"{key}.", _outer):
                     if row[0] != f"{key}.kind":
                         yield row
 
@@ -73,7 +124,7 @@ def describe(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, str, str,
 def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[str, ...], str]:
     path, found, siblings = _locate(kind, data, detail)
     expected = re.sub(r"^Input should be |^\w+ should (have )?| after validation, not \d+$", "", detail["msg"])
-    expected = expected.replace("match pattern", "text that matches")
+    expected = expected.replace("match pattern", "text that matches").replace("a valid array", "a list")
     match detail["type"]:
         case "unexpected_keyword_argument":
             close = difflib.get_close_matches(path[-1], siblings, n=1)
@@ -92,6 +143,8 @@ def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[st
             ), f": found {_show(detail['ctx']['tag'])}, expected one of {', '.join(_tags(kind, path))}"
         case "dataclass_type" | "dataclass_exact_type" | "dict_type" | "model_attributes_type":
             return path, f": found {_show(found)}, expected a section of keys"
+        case "kind_missing" | "kind_unknown":
+            return path, f": {detail['msg']}"
         case "value_error":
             return path, f": {detail['ctx']['error']}"
     return path, f": found {_show(found)}, expected {expected}"
@@ -100,34 +153,57 @@ def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[st
 def _locate(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[str, ...], Any, list[str]]:
     """Where in `data` an error is: its path without pydantic's union tags, the value there, the keys known there."""
     path: list[str] = []
-    types = [kind]
+    member: type[Any] | None = kind
+    item: FieldInfo | None = None
     siblings: list[str] = []
     location = detail["loc"]
     for index, part in enumerate(location):
         here = data
         if isinstance(here, dict):
-            if part not in here and not (index == len(location) - 1 and detail["type"] == "missing"):
+            absent = index == len(location) - 1 and detail["type"] in ("missing", "kind_missing")
+            if part not in here and not absent:
                 continue
-            member = _pick(types, here)
             siblings = [name for name in _fields(member) if name != "kind"] if member else []
             field = _fields(member).get(str(part)) if member else None
-            types = _sections(field.annotation) if field else []
             data = here.get(part)
+            member = _pick(field, data)
+            item = _item(field) if field else None
         elif isinstance(here, list) and isinstance(part, int):
             if part >= len(here):
                 break
             data = here[part]
-            types = []
+            member, item = _pick(item, data), None
         else:
             continue
         path.append(str(part))
     return tuple(path), data, siblings
 
 
-def _pick(types: list[type[Any]], data: dict[str, Any]) -> type[Any] | None:
+def _pick(field: FieldInfo | None, data: Any) -> type[Any] | None:
+    """The section that `data`, the value of the field, is meant to be."""
+    if field is None or not isinstance(data, dict):
+        return None
+    registry = _registry(field)
+    if registry is not None:
+        kind = data.get("kind", registry.default)
+        return registry.kinds().get(kind) if isinstance(kind, str) else None
+    types = _sections(field.annotation)
     if len(types) == 1:
         return types[0]
     return next((t for t in types if data.get("kind") in typing.get_args(_fields(t)["kind"].annotation)), None)
+
+
+def _registry(field: FieldInfo) -> Registry[Any] | None:
+    return next((meta for meta in field.metadata if isinstance(meta, Registry)), None)
+
+
+def _item(field: FieldInfo) -> FieldInfo | None:
+    """What a list of sections holds; None for every other field."""
+    arguments = typing.get_args(field.annotation)
+    if typing.get_origin(field.annotation) is not list:
+        return None
+    item = FieldInfo.from_annotation(arguments[0])
+    return item if _registry(item) is not None or _sections(item.annotation) else None
 
 
 def _tags(kind: type[Any], path: tuple[str, ...]) -> list[str]:
@@ -139,13 +215,14 @@ def _tags(kind: type[Any], path: tuple[str, ...]) -> list[str]:
 
 
 def _fields(kind: type[Any]) -> dict[str, FieldInfo]:
+    """The fields of a section by the key that a recipe has for them."""
     fields: dict[str, FieldInfo] = kind.__pydantic_fields__
-    return fields
+    return {field.alias or name: field for name, field in fields.items()}
 
 
 def _description(kind: type[Any], name: str) -> str:
     """That of the class that declares the field: pydantic does not pass docstrings on to subclasses."""
-    fields = [base.__pydantic_fields__.get(name) for base in kind.__mro__ if hasattr(base, "__pydantic_fields__")]
+    fields = [_fields(base).get(name) for base in kind.__mro__ if hasattr(base, "__pydantic_fields__")]
     return next((_one_line(field.description) for field in fields if field and field.description), "")
 
 
@@ -189,7 +266,12 @@ def _default(field: FieldInfo) -> str:
 
 
 def _show(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length():,} bits"
+    return _cut(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -2,11 +2,15 @@
 
 import hashlib
 import os
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from nnue_trainer import registry
 
 # One commit, one outcome: examples are a function of the test's code. HYPOTHESIS_PROFILE=search looks further.
 settings.register_profile("fixed", derandomize=True)
@@ -18,6 +22,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # torch.compile keeps what it compiled from run to run, and does not notice that an operator's schema has changed.
 SCHEMAS = hashlib.sha256((ROOT / "csrc" / "library.cpp").read_bytes()).hexdigest()[:12]
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"nnue-inductor-{SCHEMAS}"))
+
+
+@pytest.fixture(autouse=True)
+def _no_plugins() -> Iterator[None]:
+    """A test knows only the files that it loads itself, as a process does."""
+    yield
+    registry.forget_plugins()
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +43,17 @@ def shared() -> Path:
     if not (path / "vectors").is_dir():
         pytest.skip(f"no shared vectors at {path} (set NNUE_SHARED)")
     return path
+
+
+@pytest.fixture
+def fake_engine(tmp_path: Path) -> Callable[..., str]:
+    """`fake_engine("dies", 40)`: the path of a UCI engine that misbehaves in a way of tests/data/fake_engine.py."""
+
+    def make(mode: str = "", start: int = 1, run: str = "exec") -> str:
+        path = tmp_path / f"fake{mode}"
+        script = ROOT / "tests" / "data" / "fake_engine.py"
+        path.write_text(f"#!/bin/sh\nPYTHONPATH={ROOT} {run} {sys.executable} {script} {mode} {start}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make

@@ -1,16 +1,65 @@
-"""The command line itself: a wrong one is answered by one line and exit status 2."""
+"""The command line itself: what it understands, and that every mistake is answered by one line."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
+import typer.main
+
+import nnue_trainer
+from nnue_trainer import presets
+from nnue_trainer.cli import main as cli
+from nnue_trainer.cli.train import report
+from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.training.trainer import Summary
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+CODE = "import sys; from nnue_trainer.cli.main import main; sys.argv[0] = 'nnue'; main()"
 
 
-def nnue(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from nnue_trainer.cli.main import main; sys.argv[0] = 'nnue'; main()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+def nnue(
+    *arguments: str | bytes, cwd: Path | None = None, code: str = CODE, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+    )
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process, which spares it to import torch anew."""
+
+    def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["nnue", *arguments])
+        monkeypatch.setenv("COLUMNS", "80")
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        status = cli._run()
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(sys.argv, status, out, err)
+
+    return run
+
+
+def error_of(run: subprocess.CompletedProcess[str], status: int = 1) -> str:
+    assert run.returncode == status, run.stderr
+    assert run.stderr.startswith("nnue: error: ")
+    assert run.stderr.count("\n") == 1
+    return run.stderr
 
 
 @pytest.mark.parametrize(
@@ -22,21 +71,266 @@ def nnue(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["data", "head", "x.binpack", "--count", "many"], ["'--count'", "integer", "see nnue data head --help"]),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_status_2(arguments: list[str], expected: list[str]) -> None:
-    run = nnue(*arguments)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("nnue: error: ")
-    assert run.stderr.count("\n") == 1
+def test_a_wrong_command_line_is_one_line_and_status_2(
+    run_here: Run, arguments: list[str], expected: list[str]
+) -> None:
+    run = run_here(*arguments)
+    assert run.stdout == ""
     for part in expected:
-        assert part in run.stderr
+        assert part in error_of(run, 2)
 
 
-def test_no_command_shows_the_help() -> None:
-    run = nnue("data")
+def test_no_command_shows_the_help(run_here: Run) -> None:
+    run = run_here("data")
     assert run.returncode == 2
     assert "Usage: nnue data" in run.stdout
     assert run.stderr == ""
 
 
-def test_help_is_status_0() -> None:
-    assert nnue("--help").returncode == 0
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["train", "-h"], ["data", "shuffle", "-h"]])
+def test_help_is_status_0(run_here: Run, arguments: list[str]) -> None:
+    run = run_here(*arguments)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert f"Usage: {' '.join(['nnue', *arguments[:-1]])}" in run.stdout
+
+
+def test_the_version() -> None:
+    run = nnue("--version")
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"nnue-trainer {nnue_trainer.__version__}\n", "")
+
+
+def test_shells_can_complete() -> None:
+    run = nnue("--show-completion", "bash")
+    assert run.returncode == 0
+    assert "_NNUE_COMPLETE=complete_bash" in run.stdout
+    run = nnue(_NNUE_COMPLETE="complete_bash", COMP_WORDS="nnue pre", COMP_CWORD="1")
+    assert (run.returncode, run.stdout.split(), run.stderr) == (0, ["presets"], "")
+
+
+def commands(command: object, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
+    inner = getattr(command, "commands", {})
+    return [(path, command)] + [found for name, sub in inner.items() for found in commands(sub, (*path, name))]
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [pytest.param(p, c, id=" ".join(p) or "nnue") for p, c in commands(typer.main.get_command(cli.app))],
+)
+def test_help_is_written_in_the_imperative(path: tuple[str, ...], command: object) -> None:
+    """Write, not writes."""
+    first = command.help.split()[0].rstrip(",.")
+    assert first[0].isupper()
+    assert not first.endswith("s") or first.endswith("ss")
+    assert first not in ("A", "The", "All")
+
+
+# --- train and config: which recipe ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipes")
+    (path / "mine.yaml").write_text("model: {kind: simple}\ndata: {train: [a]}\nloss: {kind: sigmoid}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["config", "mine.yaml", "data.train=x y"], "- x y"),
+        (["config", "mine.yaml"], "kind: simple"),
+        (["config", "--preset", "sfnnv5", "training.epochs=3"], "epochs: 3"),
+        (["config"], "training.epochs: int > 0"),
+    ],
+)
+def test_recipes_are_shown(run_here: Run, folder: Path, arguments: list[str], expected: str) -> None:
+    run = run_here(*arguments, cwd=folder)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert expected in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train"], "train: expected a RECIPE, --preset NAME (nnue presets lists them), or --resume PATH"),
+        (["train", "no.yaml"], "no.yaml: No such file or directory"),
+        (["train", "sfnnv5"], "sfnnv5: no such file; the preset of this name is --preset sfnnv5"),
+        (["train", "--preset", "x"], "preset 'x': expected one of "),
+        (["train", "mine.yaml", "--preset", "sfnnv5"], "sfnnv5.yaml' and 'mine.yaml': expected one recipe"),
+        (["train", "mine.yaml", "-c", "mine.yaml"], "'mine.yaml' and 'mine.yaml': expected one recipe"),
+        (["train", "mine.yaml", "other.yaml"], "override 'other.yaml': expected key=value"),
+        (["train", "mine.yaml"], "nnue: error: a: No such file or directory"),
+        (["train", "-c", "mine.yaml", "data.train=*.none"], "data.train: '*.none': no file matches"),
+        (["config", "a=1"], "config: 'a=1': expected a RECIPE or --preset NAME before it"),
+    ],
+)
+def test_recipes_that_are_not_there(run_here: Run, folder: Path, arguments: list[str], expected: str) -> None:
+    assert expected in error_of(run_here(*arguments, cwd=folder))
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.yaml"]
+
+
+def test_presets_are_listed(run_here: Run) -> None:
+    run = run_here("presets")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == [
+        f"{name:{max(map(len, presets.names()))}}  {presets.description(name)}" for name in presets.names()
+    ]
+
+
+def test_suggested_commands_can_be_pasted(tmp_path: Path) -> None:
+    """Whatever the folder is called."""
+    run_dir = tmp_path / "a run; of 'mine'"
+    for interrupted in (True, False):
+        lines = report(Summary(1, 2, 3, 4.0, None, None, interrupted), run_dir)
+        command = shlex.split(lines[-1].split("with", 1)[1])
+        assert command[:2] == ["nnue", "train" if interrupted else "export"]
+        assert str(run_dir) in command[-1]
+
+
+# --- the top: what is left ------------------------------------------------------------------------------------------
+
+
+def failing(error: str) -> Callable[..., None]:
+    return lambda **_: exec(error, {"torch": torch, "UserError": UserError})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "expected"),
+    [
+        ("[][1]", 70, "internal error: IndexError: list index out of range at <string>:1; please report it"),
+        ("raise KeyError('a\\nb')", 70, r"internal error: KeyError: 'a\nb' at <string>:1; please report"),
+        ("def fail(): fail()\nfail()", 70, "internal error: RecursionError: maximum recursion depth exceeded"),
+        ("raise KeyboardInterrupt", 130, "nnue: error: interrupted"),
+        ("raise MemoryError('std::bad_alloc')", 1, "out of memory: a smaller batch"),
+        ("torch.empty(1 << 50)", 1, "out of memory (another 4503599627370496 bytes could not be had): a smaller batch"),
+        (
+            "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has')",
+            1,
+            "out of memory (another 20.00 GiB could not be had): a smaller batch",
+        ),
+        (
+            "raise RuntimeError('operator nnue::x does not exist')",
+            1,
+            "nnue::x does not exist: the native parts are older",
+        ),
+        ("open('/no/such')", 1, "nnue: error: /no/such: No such file or directory\n"),
+        ("raise OSError(28, 'No space left on device')", 1, "nnue: error: [Errno 28] No space left on device\n"),
+        (
+            "raise UserError('x\\x1b[2J\\nnnue: fine')",
+            1,
+            r"x\x1b[2J\nnnue: fine",
+        ),
+        ("raise SystemExit(3)", 3, ""),
+    ],
+)
+def test_whatever_happens_is_one_line(
+    run_here: Run, monkeypatch: pytest.MonkeyPatch, error: str, status: int, expected: str
+) -> None:
+    monkeypatch.setattr(cli, "app", failing(error))
+    run = run_here()
+    assert run.returncode == status
+    assert expected in (error_of(run, status) if expected else run.stderr)
+
+
+def test_the_traceback_is_there_for_those_who_ask(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", failing("[][1]"))
+    assert "Traceback" not in run_here().stderr
+    monkeypatch.setenv("NNUE_TRACEBACK", "0")
+    assert "Traceback" not in run_here().stderr
+    monkeypatch.setenv("NNUE_TRACEBACK", "1")
+    run = run_here()
+    assert run.returncode == 70
+    assert run.stderr.startswith("Traceback (most recent call last):")
+    assert run.stderr.splitlines()[-1].startswith("nnue: error: internal error: IndexError")
+
+
+def test_foreign_text_is_escaped() -> None:
+    assert shown("plain text, ünï¢ödé ♞ 棋") == "plain text, ünï¢ödé ♞ 棋"
+    assert shown("a\nb\r\x1b[1m\x7f\x9b\u202e\u2028") == r"a\nb\r\x1b[1m\x7f\x9b\u202e\u2028"
+    assert shown(os.fsdecode(b"\xff\xfe.nnue")) == r"\xff\xfe.nnue"
+    assert shown(Path("a\tb")) == r"a\tb"
+    assert quoted("it's") == "'it's'"
+    assert len(quoted("x" * 1000)) == 83
+
+
+ODD_NAMES = [
+    b"\xff\xfe.binpack",
+    "schön.binpack".encode(),
+    b"a\n\x1b[2Jnnue: finished.binpack",
+    b"a b'c.binpack",
+]
+
+MANY = """
+import sys
+from nnue_trainer.cli import main as cli
+cli._prepare_streams()
+for arguments in {runs!r}:
+    sys.argv = ["nnue", *arguments]
+    status = cli._run()
+    sys.stdout.flush()
+    print(f"status {{status}}", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1:strict"])
+def test_odd_names_are_read_and_written_and_shown(tmp_path: Path, project_root: Path, encoding: str) -> None:
+    source = str(project_root / "samples" / "val.binpack")
+    runs = []
+    for name in ODD_NAMES:
+        out = f"{tmp_path}/{os.fsdecode(name)}"
+        runs += [["data", "convert", source, out, "--to", "binpack"], ["data", "info", out]]
+        runs += [["data", "convert", out, out], ["data", "info", f"{out}.missing"]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-c", MANY.format(runs=runs)]
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.fsencode(path.name) for path in tmp_path.iterdir()) == sorted(ODD_NAMES)
+    assert b"\x1b[2J" not in done.stderr
+    lines = done.stderr.decode(encoding.partition(":")[0]).splitlines()
+    statuses = [line for line in lines if line.startswith("status ")]
+    assert statuses == ["status 0", "status 0", "status 1", "status 1"] * len(ODD_NAMES)
+    assert len(lines) == len(statuses) + 2 * len(ODD_NAMES)
+    assert all(line.startswith(("status ", "nnue: error: ")) for line in lines)
+    for shown_name in (r"\xff\xfe.binpack", r"a\n\x1b[2Jnnue: finished.binpack", "a b'c.binpack"):
+        assert any(f"/{shown_name}" in line for line in lines)
+
+
+def test_what_the_reader_of_a_pipe_does_not_want_is_no_error(project_root: Path) -> None:
+    code = f"set -o pipefail; {sys.executable} -m nnue_trainer data head samples/val.binpack -n 100000 | head -1"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        ["bash", "-c", code], cwd=project_root, capture_output=True, text=True, check=False, env=environment
+    )
+    assert (run.returncode, run.stderr) == (141, "")
+    assert run.stdout.count("\n") == 1
+
+
+def test_a_full_disk_below_standard_output_is_one_line() -> None:
+    run = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m nnue_trainer config > /dev/full"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert error_of(run) == "nnue: error: [Errno 28] No space left on device\n"
+
+
+def test_wild_numbers_are_mistakes_of_the_user(tmp_path: Path, project_root: Path) -> None:
+    source = str(project_root / "samples" / "val.binpack")
+    options = ["max-score", "min-ply", "random-skip", "min-material", "soft-ply", "seed"]
+    values = ["-1", "2147483648", "9223372036854775808", "1" + "0" * 400, "nan", "inf", "1e39", ""]
+    runs = [["data", "filter", source, "out.binpack", "--quiet", f"--{o}", v] for o in options for v in values]
+    runs += [["data", "head", source, "--count", value] for value in values if len(value) < 4]
+    run = nnue(code=MANY.format(runs=runs), cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    statuses = re.findall("status (.+)", run.stderr)
+    assert len(statuses) == len(runs)
+    assert set(statuses) <= {"0", "1", "2"}
+    assert "internal error" not in run.stderr
+    assert run.stderr.count("\n") == len(runs) + len(statuses) - statuses.count("0")
+
+
+def test_a_user_error_of_the_library_is_the_message_as_it_is() -> None:
+    with pytest.raises(UserError, match=re.escape("preset 'a\\nb': expected one of")):
+        presets.path("a\nb")

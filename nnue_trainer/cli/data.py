@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer.cli.progress import progress_bar, terminable
-from nnue_trainer.errors import UserError
+from nnue_trainer.cli.data_tools import Overwrite, To, losses
+from nnue_trainer.cli.terminable import terminable
+from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
     from nnue_trainer.data.info import FileInfo
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look at, check and make training data.")
 
 DataFile = Annotated[Path, typer.Argument(metavar="FILE", help="A data file in any format, plain, gzip or zstd.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _bars(title: str, labels: list[str], counts: list[int], limit: int = 24) -> list[str]:
@@ -48,7 +51,7 @@ def _info_text(info: FileInfo) -> str:
     packed = f", {info.compression}-compressed" if info.compression else ""
     chains = f"{info.chunks:,} chunks, {info.chains:,} chains ({info.single_position_chains:,} of one position), "
     lines = [
-        f"{info.path}: {info.format}{packed}, {info.size:,} bytes, {chains if info.format == 'binpack' else ''}"
+        f"{shown(info.path)}: {info.format}{packed}, {info.size:,} bytes, {chains if info.format == 'binpack' else ''}"
         f"{n:,} positions"
     ]
     if not n:
@@ -85,13 +88,19 @@ def _info_text(info: FileInfo) -> str:
 def info(
     file: DataFile,
     as_json: AsJson = False,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also a page of plots.")] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw a page of plots into this file as well.")
+    ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Counts, sums, histograms and duplicates of a whole file."""
+    """Show counts, sums, histograms and duplicates of a whole file."""
     from dataclasses import asdict
 
+    from nnue_trainer.data.files import check_new
     from nnue_trainer.data.info import file_info, save_page
 
+    if png:
+        check_new(png, overwrite)
     with progress_bar("reading") as progress:
         result = file_info(file, progress)
     if png:
@@ -102,22 +111,23 @@ def info(
 @app.command()
 def head(
     file: DataFile,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many positions.")] = 10,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Show this many positions.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """The first positions: FEN, move, score and result (side to move's view), ply."""
+    """Show the first positions: FEN, move, score and result (side to move's view), ply."""
     from nnue_trainer import _data
     from nnue_trainer.data.files import PositionReader
 
-    for records in PositionReader(file):
-        for fen, move, score, ply, result in _data.describe(records[:count]):
-            if as_json:
-                print(json.dumps({"fen": fen, "move": move, "score": score, "ply": ply, "result": result}))
-            else:
-                print(f"{fen} | {move} | score {score} | ply {ply} | result {result}")
-        count -= len(records)
-        if count <= 0:
-            return
+    with PositionReader(file) as reader:
+        for records in reader:
+            for fen, move, score, ply, result in _data.describe(records[:count]):
+                if as_json:
+                    print(json.dumps({"fen": fen, "move": move, "score": score, "ply": ply, "result": result}))
+                else:
+                    print(f"{fen} | {move} | score {score} | ply {ply} | result {result}")
+            count -= len(records)
+            if count <= 0:
+                return
 
 
 @app.command()
@@ -125,14 +135,14 @@ def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Data files in any format.")],
     as_json: AsJson = False,
 ) -> None:
-    """Reads files whole and checks every position and move against the rules of chess; exits with 1 if one fails."""
+    """Check every position and move of whole files against the rules of chess, and exit with 1 if one fails."""
     from nnue_trainer import _data
     from nnue_trainer.data.files import PositionReader
 
     failed = False
     for file in files:
         validator = _data.Validator()
-        with progress_bar(f"checking {file.name}") as progress, PositionReader(file) as reader:
+        with progress_bar(f"checking {shown(file.name)}") as progress, PositionReader(file) as reader:
             for records in reader:
                 validator.add(records)
                 progress(reader.done, reader.size)
@@ -144,7 +154,7 @@ def validate(
             values = {"path": str(file), "positions": validator.positions, "problems": problems}
             print(json.dumps(values | {"result_changes": changes}))
         else:
-            print(f"{file}: {validator.positions:,} positions, {'all sound' if not found else 'NOT sound'}")
+            print(f"{shown(file)}: {validator.positions:,} positions, {'all sound' if not found else 'NOT sound'}")
             for name, count, first in found:
                 print(f"  {name}: {count:,}, the first at position {first:,}")
             if changes:
@@ -155,51 +165,80 @@ def validate(
 
 @app.command()
 def generate(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .binpack file to write.")],
-    engine: Annotated[str, typer.Option(help="A UCI engine.", metavar="PATH")],
-    positions: Annotated[int, typer.Option(min=1, help="Stop after the game that reaches this number.")],
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes a move.")] = None,
-    depth: Annotated[int | None, typer.Option(min=1, help="Depth a move.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the openings; the same seed gives the same file.")] = 0,
-    random_plies: Annotated[int, typer.Option(min=0, help="Random legal moves that open a game.")] = 8,
-    book: Annotated[Path | None, typer.Option(help="Openings to start from, one FEN or EPD a line.")] = None,
-    concurrency: Annotated[int, typer.Option("-j", "--concurrency", min=0, help="Engines; 0: one a CPU.")] = 0,
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The file to write; without --to, its name says the format.")
+    ],
+    engine: Annotated[str, typer.Option(help="Let this UCI engine play: a path, or a name on PATH.", metavar="ENGINE")],
+    positions: Annotated[
+        int, typer.Option(min=1, max=2**62, help="Stop after the game that reaches this number of positions.")
+    ],
+    nodes: Annotated[int | None, typer.Option(min=1, max=2**63 - 1, help="Search this many nodes per move.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth per move.")] = None,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**64 - 1, help="Draw the openings with this seed; the same seed gives the same file."),
+    ] = 0,
+    random_plies: Annotated[
+        int, typer.Option(min=0, max=1000, help="Open every game with this many random legal moves.")
+    ] = 8,
+    book: Annotated[
+        Path | None, typer.Option(help="Start from the positions of this file, one FEN or EPD per line.")
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Run this many engines; 0: one per CPU.")
+    ] = 0,
     scale: Annotated[
         float | None,
         typer.Option(
-            "--score-scale", help="Internal units for a centipawn of the engine; known for Stockfish 12–16.1."
+            "--score-scale",
+            help="Count this many internal units per centipawn of the engine; known for Stockfish 12 to 16.1.",
         ),
     ] = None,
-    win_score: Annotated[int, typer.Option(min=1, help="A win, by adjudication: |score| from here on …")] = 2500,
-    win_plies: Annotated[int, typer.Option(min=0, help="… for so many plies; 0: play on to mate.")] = 5,
-    draw_score: Annotated[int, typer.Option(min=0, help="A draw, by adjudication: |score| up to here …")] = 20,
-    draw_plies: Annotated[int, typer.Option(min=0, help="… for so many plies; 0: never.")] = 10,
-    draw_from_ply: Annotated[int, typer.Option(min=0, help="… once so many plies have been played.")] = 80,
-    max_ply: Annotated[int, typer.Option(min=1, help="Longer games are draws.")] = 400,
-    opening_score: Annotated[int, typer.Option(min=1, help="Openings beyond this |score| are drawn anew.")] = 1000,
-    hash_mb: Annotated[int, typer.Option("--hash", min=1, help="MB of hash an engine.")] = 4,
-    option: Annotated[list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="UCI option.")] = None,
+    win_score: Annotated[
+        int, typer.Option(min=1, max=32_000, help="Adjudicate a win once |score| is at least this …")
+    ] = 2500,
+    win_plies: Annotated[int, typer.Option(min=0, max=10_000, help="… for this many plies; 0: play on to mate.")] = 5,
+    draw_score: Annotated[
+        int, typer.Option(min=0, max=32_000, help="Adjudicate a draw once |score| is at most this …")
+    ] = 20,
+    draw_plies: Annotated[int, typer.Option(min=0, max=10_000, help="… for this many plies; 0: never.")] = 10,
+    draw_from_ply: Annotated[
+        int, typer.Option(min=0, max=10_000, help="… in a game that has lasted this many plies.")
+    ] = 80,
+    max_ply: Annotated[int, typer.Option(min=1, max=10_000, help="End longer games as draws.")] = 400,
+    opening_score: Annotated[
+        int, typer.Option(min=1, max=32_000, help="Draw an opening anew if its first |score| is beyond this.")
+    ] = 1000,
+    hash_mb: Annotated[
+        int, typer.Option("--hash", min=1, max=2**25, help="Give each engine this many MB of hash.")
+    ] = 4,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="Set a UCI option; may be given several times."),
+    ] = None,
+    to: To = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up if the engine takes longer than this for one answer.")
+    ] = 600.0,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Makes training data by self-play. Scores are internal units; a game is written once its result is known.
+    """Make training data by self-play. Scores are internal units; a game is written once its result is known.
 
-    The file is a function of engine, limits and seed, for any number of engines. Interrupted, the same command goes on.
+    The file is a function of engine, limits and seed, for any number of engines. Interrupted, the same command goes on;
+    finished, it plays nothing and says so.
     """
-    import shutil
-
     from nnue_trainer.data.generate import GenerateOptions
     from nnue_trainer.data.generate import generate as run
+    from nnue_trainer.uci import find_engine
 
-    path = shutil.which(engine)
-    if path is None:
-        raise UserError(f"engine {engine}: no such program")
     engine_options = {}
     for text in option or []:
         name, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--option {text!r}: expected NAME=VALUE")
+        if not equals or not name:
+            raise UserError(f"--option {quoted(text)}: expected NAME=VALUE")
         engine_options[name] = value
     options = GenerateOptions(
-        engine=path,
+        engine=find_engine(engine),
         positions=positions,
         seed=seed,
         nodes=nodes,
@@ -218,10 +257,17 @@ def generate(
         engine_options=engine_options,
     )
     with terminable(), progress_bar("playing", "positions") as progress:
-        made, games = run(
+        made = run(
             out,
             options,
+            to=to,
             concurrency=concurrency or os.cpu_count() or 1,
+            overwrite=overwrite,
+            timeout=timeout,
             progress=lambda done, _: progress(done, positions),
+            note=lambda line: print(f"nnue: note: {shown(line)}", file=sys.stderr),
         )
-    print(f"{out}: {made:,} positions of {games:,} games, {out.stat().st_size:,} bytes")
+    already = "made already by this command, " if made.already else ""
+    print(f"{shown(out)}: {already}{made.positions:,} positions of {made.games:,} games, {out.stat().st_size:,} bytes")
+    if made.losses:
+        print(f"  the format has no room: {', '.join(losses(made.losses))}", file=sys.stderr)

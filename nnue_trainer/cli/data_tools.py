@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer.cli.progress import progress_bar, terminable
-from nnue_trainer.errors import UserError
+from nnue_trainer.cli.terminable import terminable
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
     from nnue_trainer.data.transform import Report
 
 Inputs = Annotated[list[Path], typer.Argument(metavar="IN...", help="Data files in any format, plain, gzip or zstd.")]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; it appears whole or not at all.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed and inputs give the same file.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Use this seed; it and the inputs decide the file.")]
 SkipBad = Annotated[
     bool,
     typer.Option(
-        "--skip-bad", help="Leave out and count what is wrong (a position; of a binpack the rest of a chunk)."
+        "--skip-bad",
+        help="Leave out and count what is wrong: a position, or in a binpack the rest of its chunk.",
     ),
 ]
-_TO = "The format to write: binpack, bin, bulletformat, marlinformat, text or plain; without it, by the name of OUT."
+_TO = "Write this format: binpack, bin, bulletformat, marlinformat, text or plain. Without it, the name of OUT decides."
 To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists already.")]
+_MAX_INT = 2**31 - 1
 
 _LOSSES = {
     "moves": "without their move",
@@ -40,15 +45,21 @@ _LOSSES = {
 
 def _size(text: str) -> int:
     """Bytes from "500M", "2G", "1.5GiB"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if not match or (size := int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))) < 1 << 20:
-        raise UserError(f"size {text!r}, expected at least 1M: a number with K, M, G or T")
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")) if match else 0
+    if not 1 << 20 <= size <= 1 << 50:
+        raise UserError(f"size {text!r}, expected 1M to 1024T: a number with K, M, G or T")
     return size
 
 
-def _print_report(report: Report, output: Path) -> None:
-    print(f"{output}: {report.positions:,} positions, {output.stat().st_size:,} bytes")
-    lost = [f"{count:,} positions {_LOSSES[what]}" for what, count in sorted(report.losses.items())]
+def losses(counts: Mapping[str, int]) -> list[str]:
+    """What the format that was written had no room for, in words."""
+    return [f"{count:,} positions {_LOSSES[what]}" for what, count in sorted(counts.items())]
+
+
+def print_report(report: Report, output: Path) -> None:
+    print(f"{shown(output)}: {report.positions:,} positions, {output.stat().st_size:,} bytes")
+    lost = losses(report.losses)
     if report.cut_scores:
         lost.append(f"{report.cut_scores:,} scores cut to ±32767")
     if lost:
@@ -58,7 +69,7 @@ def _print_report(report: Report, output: Path) -> None:
 
 def _print_skipped(report: Report) -> None:
     if report.skipped:
-        print(f"  left out: {report.skipped:,}; {'; '.join(report.first_skipped)}", file=sys.stderr)
+        print(f"  left out: {report.skipped:,}; {'; '.join(map(shown, report.first_skipped))}", file=sys.stderr)
 
 
 def convert(
@@ -66,45 +77,62 @@ def convert(
     output: Output,
     to: To = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="The format of IN, where its content does not tell.")
+        str | None,
+        typer.Option("--from", metavar="FORMAT", help="Read IN as this format where its content is not clear."),
     ] = None,
     score_scale: Annotated[
         float, typer.Option(help="Multiply scores by this, e.g. 0.48 for internal units to centipawns of 208.")
     ] = 1.0,
     skip_bad: SkipBad = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Writes the positions of IN... in another format. Says what the format has no room for."""
+    """Write the positions of IN... in another format, and say what it has no room for."""
     from nnue_trainer.data.transform import convert as run
 
     with terminable(), progress_bar("converting") as progress:
         report = run(
-            inputs, output, to=to, source=source, score_scale=score_scale, skip_bad=skip_bad, progress=progress
+            inputs,
+            output,
+            to=to,
+            source=source,
+            score_scale=score_scale,
+            skip_bad=skip_bad,
+            overwrite=overwrite,
+            progress=progress,
         )
-    _print_report(report, output)
+    print_report(report, output)
 
 
 def filter_command(
     inputs: Inputs,
     output: Output,
-    no_score: Annotated[bool, typer.Option("--no-score", help="Drop score 32002.")] = False,
-    max_score: Annotated[int, typer.Option(min=0, help="Drop |score| beyond it; 0: off.")] = 0,
+    no_score: Annotated[bool, typer.Option("--no-score", help="Drop score 32002, which means none.")] = False,
+    max_score: Annotated[int, typer.Option(min=0, max=_MAX_INT, help="Drop |score| beyond it; 0: off.")] = 0,
     placeholder_zero: Annotated[
         bool, typer.Option("--placeholder-zero", help="Drop a zero in a decided game right after a large score.")
     ] = False,
-    min_ply: Annotated[int, typer.Option(min=-1, help="Drop plies up to it; -1: off.")] = -1,
-    random_skip: Annotated[float, typer.Option(min=0, help="Keep one position of this + 1.")] = 0.0,
+    min_ply: Annotated[int, typer.Option(min=-1, max=_MAX_INT, help="Drop plies up to it; -1: off.")] = -1,
+    random_skip: Annotated[float, typer.Option(min=0, help="Keep one position of this number + 1, at random.")] = 0.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Drop positions in check and moves that capture.")] = False,
-    wdl: Annotated[bool, typer.Option("--wdl", help="Keep with the probability of the result, by a model.")] = False,
-    min_material: Annotated[int, typer.Option(min=0, help="Drop |material balance| below it; a pawn is 208.")] = 0,
-    soft_ply: Annotated[int, typer.Option(min=0, help="Keep few early plies, all from this one on; 0: off.")] = 0,
-    piece_counts: Annotated[bool, typer.Option("--piece-counts", help="Even out the piece counts.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the random decisions.")] = 0,
+    wdl: Annotated[
+        bool, typer.Option("--wdl", help="Keep with the probability that a model gives to the result.")
+    ] = False,
+    min_material: Annotated[
+        int, typer.Option(min=0, max=_MAX_INT, help="Drop |material balance| below it; a pawn is 208.")
+    ] = 0,
+    soft_ply: Annotated[
+        int, typer.Option(min=0, max=_MAX_INT, help="Keep few of the early plies, and all from this one on; 0: off.")
+    ] = 0,
+    piece_counts: Annotated[bool, typer.Option("--piece-counts", help="Even out the numbers of pieces.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Use this seed for random decisions.")] = 0,
     to: To = None,
     skip_bad: SkipBad = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Writes the positions of IN... that pass, and says how many each filter dropped (rules: docs/data.md)."""
+    """Write the positions of IN... that pass, and say how many each filter dropped (docs/data.md has the rules)."""
     from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import filter_positions
+    from nnue_trainer.schema import validate
 
     options = {
         "no_score": no_score,
@@ -118,14 +146,14 @@ def filter_command(
         "soft_ply": soft_ply,
         "piece_counts": piece_counts,
     }
-    filters = Filters(**options)
-    if filters == Filters():
+    filters = validate(Filters, options, lambda path: f"--{''.join(path[:1]).replace('_', '-')}")
+    if filters == Filters.none():
         raise UserError("no filter named: --quiet, --no-score, … (nnue data filter --help)")
     with terminable(), progress_bar("filtering") as progress:
         report, dropped = filter_positions(
-            inputs, output, filters, seed=seed, to=to, skip_bad=skip_bad, progress=progress
+            inputs, output, filters, seed=seed, to=to, skip_bad=skip_bad, overwrite=overwrite, progress=progress
         )
-    _print_report(report, output)
+    print_report(report, output)
     for name, count in dropped.items():
         print(f"  {name}: {count:,} dropped")
 
@@ -134,13 +162,17 @@ def shuffle(
     inputs: Inputs,
     output: Output,
     seed: Seed = 0,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory to use; more positions wait on disk.")] = "2G",
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Use this much memory; further positions wait on disk.")
+    ] = "2G",
     temporary: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where they wait, 40 bytes each; without it, beside OUT.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Let them wait here, 40 bytes per position; without it, beside OUT."),
     ] = None,
     skip_bad: SkipBad = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Writes all positions of IN... in random order, as a binpack of single-position chains (34 bytes a position)."""
+    """Write all positions of IN... in random order, as a binpack of single-position chains (34 bytes per position)."""
     from nnue_trainer.data.transform import shuffle as run
 
     size = _size(memory)
@@ -152,45 +184,58 @@ def shuffle(
             memory=size,
             temporary=temporary,
             skip_bad=skip_bad,
+            overwrite=overwrite,
             progress=progress,
             write_progress=lambda done, total: progress(34 * done, 34 * total, "writing"),
         )
-    _print_report(report, output)
+    print_report(report, output)
 
 
-def interleave(inputs: Inputs, output: Output, seed: Seed = 0) -> None:
-    """Mixes binpacks chunk by chunk, in proportion to their sizes, without decoding them."""
+def interleave(inputs: Inputs, output: Output, seed: Seed = 0, overwrite: Overwrite = False) -> None:
+    """Mix binpacks chunk by chunk, in proportion to their sizes, without decoding them."""
     from nnue_trainer.data.transform import interleave as run
 
     with terminable(), progress_bar("copying") as progress:
-        chunks, size = run(inputs, output, seed=seed, progress=progress)
-    print(f"{output}: {chunks:,} chunks, {size:,} bytes")
+        chunks, size = run(inputs, output, seed=seed, overwrite=overwrite, progress=progress)
+    print(f"{shown(output)}: {chunks:,} chunks, {size:,} bytes")
 
 
 def split(
     inputs: Inputs,
-    train: Annotated[Path, typer.Option(metavar="OUT", help="The file for training.")],
-    validation: Annotated[Path, typer.Option(metavar="OUT", help="The file for validation.")],
-    share: Annotated[float, typer.Option(help="The share of games that goes to validation.")] = 0.01,
+    train: Annotated[Path, typer.Option(metavar="OUT", help="Write the positions for training here.")],
+    validation: Annotated[Path, typer.Option(metavar="OUT", help="Write the positions for validation here.")],
+    share: Annotated[float, typer.Option(help="Give this share of the games to validation.")] = 0.01,
     seed: Seed = 0,
     to: To = None,
     skip_bad: SkipBad = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Deals the games of IN... at random to a training and a validation file; no game is in both.
+    """Deal the games of IN... at random to a training and a validation file; no game is in both.
 
-    A game is a run of positions in which the ply rises and the result, seen by white, stays the same.
+    A game is a run of positions in which the ply rises and the result, seen by white, stays the same. Both files appear
+    at the end, or neither.
     """
     from nnue_trainer.data.transform import split as run
 
     with terminable(), progress_bar("splitting") as progress:
-        report = run(inputs, train, validation, share=share, seed=seed, to=to, skip_bad=skip_bad, progress=progress)
+        report = run(
+            inputs,
+            train,
+            validation,
+            share=share,
+            seed=seed,
+            to=to,
+            skip_bad=skip_bad,
+            overwrite=overwrite,
+            progress=progress,
+        )
     print(f"{report.games:,} games, {report.validation_games:,} of them for validation")
-    _print_report(report.train, train)
-    _print_report(report.validation, validation)
+    print_report(report.train, train)
+    print_report(report.validation, validation)
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to `nnue data`."""
+    """Add the commands to `nnue data`."""
     for command in (convert, shuffle, interleave, split):
         app.command()(command)
     app.command("filter")(filter_command)

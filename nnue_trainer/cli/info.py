@@ -54,7 +54,7 @@ def collect() -> dict[str, Any]:
     }
 
 
-def _library_line(library: dict[str, Any], reason: str = "") -> str:
+def _library_line(library: dict[str, Any]) -> str:
     built, error = library["built"], library["error"]
     if built is None:
         return f"not built: {error}"
@@ -64,13 +64,15 @@ def _library_line(library: dict[str, Any], reason: str = "") -> str:
         parts.append(f"CUDA {built['cuda']}, {', '.join(f'sm_{a}' for a in architectures)}, PTX {last}")
     if error is None:
         return f"loaded; {', '.join(parts)}"
-    return f"not loaded{reason}; {', '.join(parts)}; {error}"
+    if error.startswith("built, "):
+        return f"{error}; {', '.join(parts)}"
+    return f"not loaded: {error}; {', '.join(parts)}"
 
 
 def info_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Prints versions, the op libraries and what they were built for, and the devices that torch sees."""
+    """Print versions, the op libraries and what they were built for, and the devices that torch sees."""
     info = collect()
     if as_json:
         json.dump(info, sys.stdout, indent=2)
@@ -85,14 +87,11 @@ def info_command(
         ("nnue-trainer", info["nnue_trainer"]),
         ("python", f"{info['python']}, {info['platform']}"),
         ("torch", f"{info['torch']} ({cuda}); the op libraries need {info['target_torch']} or newer"),
-        ("CPU ops", _library_line(info["cpu_ops"])),
-        (
-            "CUDA ops",
-            _library_line(info["cuda_ops"], "" if info["torch_cuda"] else ": this torch is a CPU build"),
-        ),
+        ("CPU operators", _library_line(info["cpu_ops"])),
+        ("CUDA operators", _library_line(info["cuda_ops"])),
         ("data module", info["data"]["error"] or "loaded"),
         ("devices", f"cpu     {info['cpu_threads']} threads"),
         *(("", device) for device in devices),
     ]
     for name, text in rows:
-        print(f"{name:13} {text}")
+        print(f"{name:14} {text}")

@@ -1,21 +1,38 @@
-"""The `nnue` command: one typer app, one module a group of subcommands, errors as one line on stderr.
+"""The `nnue` command: one typer app, one module per group of subcommands, errors as one line on stderr.
 
-Subcommands raise `nnue_trainer.errors.UserError` for anything the user can mend; `main` prints it, or what the system
-says of a file, and exits with 1; a wrong command line exits with 2.
-Heavy imports (torch) stay inside the subcommands, so `nnue --help` answers at once.
+Subcommands raise `nnue_trainer.errors.UserError` for anything the user can mend. `main` is the one place that prints
+errors, escaped and as one line, and chooses the exit status (docs/command-line.md). Heavy imports (torch) stay inside
+the subcommands, so `nnue --help` answers at once.
 """
 
 from __future__ import annotations
 
+import io
+import logging
+import os
+import re
 import sys
-from typing import Any
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import typer
 
 from nnue_trainer.cli import data, data_tools, info, net, train
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, out_of_memory, shown
+from nnue_trainer.progress import Unfailing
 
-app = typer.Typer(name="nnue", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+FAILED = 1
+WRONG_COMMAND_LINE = 2
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+CLOSED_PIPE = 141  # 128 + SIGPIPE
+
+app = typer.Typer(
+    name="nnue",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 app.add_typer(data.app, name="data")
 data_tools.register(data.app)
 info.register(app)
@@ -23,25 +40,108 @@ net.register(app)
 train.register(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import nnue_trainer
+
+        print(f"nnue-trainer {nnue_trainer.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def nnue(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Train, export and check NNUE nets, and make and inspect their training data."""
+
+
 # The base of what typer raises for a wrong command line; typer brings its own click or uses the installed one.
 UsageError: Any = typer.BadParameter.__base__
 
 
 def main() -> None:
-    status = 1
+    _prepare_streams()
+    status = _run()
     try:
-        sys.exit(app(standalone_mode=False))  # the status of typer.Exit, or None
-    except UsageError as error:
-        command, status = error.ctx.command_path if error.ctx else "nnue", error.exit_code
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        status = status or _explain(error)
+        # What is still buffered has nowhere to go, and Python must not try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(status)
+
+
+def _run() -> int:
+    try:
+        return int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
+    except SystemExit as error:  # of shell completion, and what the library underneath makes of a closed pipe
+        if isinstance(error.__context__, BrokenPipeError):
+            return CLOSED_PIPE
+        return error.code if isinstance(error.code, int) else FAILED
+    except BaseException as error:
+        return _explain(error)
+
+
+def _explain(error: BaseException) -> int:
+    """Prints the one line for an error and gives the exit status for it."""
+    if os.environ.get("NNUE_TRACEBACK", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    status, message = FAILED, str(error)
+    if isinstance(error, UsageError):
+        command, status = error.ctx.command_path if error.ctx else "nnue", WRONG_COMMAND_LINE
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
-            sys.exit(status)
+            return status
         message = f"{' '.join(error.format_message().split())} (see {command} --help)"
-    except UserError as error:
-        message = str(error)
-    except OSError as error:  # a folder that cannot be written, a full disk
+    elif isinstance(error, KeyboardInterrupt | typer.Abort):
+        status, message = train.INTERRUPTED, "interrupted"
+    elif isinstance(error, BrokenPipeError):  # `| head` has seen enough
+        return CLOSED_PIPE
+    elif isinstance(error, UserError):
+        pass
+    elif isinstance(error, OSError):  # a folder that cannot be written, a full disk
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    except MemoryError as error:
-        message = f"out of memory: {error}".rstrip(": ")
-    print(f"nnue: error: {message}", file=sys.stderr)
-    sys.exit(status)
+    elif (memory := out_of_memory(error)) is not None:
+        size = f" (another {memory.wanted} could not be had)" if memory.wanted else ""
+        message = f"out of memory{size}: a smaller batch, buffer, net or number of threads takes less"
+    elif isinstance(error, RuntimeError) and (missing := re.search(r"operator nnue::\w+ does not exist", message)):
+        message = f"{missing[0]}: the native parts are older than the Python files; build them again (make build)"
+    else:
+        status = INTERNAL_ERROR
+        where = next((f" at {_place(frame)}" for frame in reversed(traceback.extract_tb(error.__traceback__))), "")
+        message = (
+            f"internal error: {type(error).__name__}: {_first_line(message)}{where}; please report it with the command "
+            "line (NNUE_TRACEBACK=1 shows the traceback)"
+        )
+    print(f"nnue: error: {shown(message)}", file=sys.stderr, flush=True)
+    return status
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.splitlines() if line.strip()), "")[:300]
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+class _OneLine(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"nnue: {record.levelname.lower()}: {shown(record.getMessage())}", file=sys.stderr, flush=True)
+
+
+def _prepare_streams() -> None:
+    """Printing never fails for want of an encoding, and what goes to standard error never fails at all."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stdout is None:  # closed by the caller: >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if not isinstance(sys.stderr, Unfailing):
+        sys.stderr = cast(Any, Unfailing(sys.stderr))
+    log = logging.getLogger("nnue_trainer")
+    if not any(isinstance(handler, _OneLine) for handler in log.handlers):
+        log.addHandler(_OneLine())

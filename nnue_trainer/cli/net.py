@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer.errors import UserError
+from nnue_trainer.cli import plugins
+from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.inputs import read_lines
 
 if TYPE_CHECKING:
     import numpy as np
 
     from nnue_trainer.export import Evaluation, QuantizedNet
+    from nnue_trainer.nnue_file.formats import NetFormat
 
 Arch = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Architecture of a net that does not tell (SFNNv4 looks like SFNNv5)."),
+    typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it (SFNNv4 looks like SFNNv5)."),
 ]
-Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="A position; may be repeated.")]
-Fens = Annotated[Path | None, typer.Option("--fens", metavar="FILE", help="Positions, one FEN a line.")]
+Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="A position; may be given several times.")]
+Fens = Annotated[Path | None, typer.Option("--fens", metavar="FILE", help="Positions, one FEN per line.")]
 NetFile = Annotated[Path, typer.Argument(metavar="NET", help="A .nnue file.")]
 
 _CHUNK = 4096
@@ -38,57 +42,135 @@ def register(app: typer.Typer) -> None:
 
 
 def _note(text: str) -> None:
-    print(f"nnue: note: {text}", file=sys.stderr)
+    print(f"nnue: note: {shown(text)}", file=sys.stderr)
 
 
 def export_command(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of the trainer.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The net to write; in a folder, nn-<sha256>.nnue.")],
-    any_l1: Annotated[bool, typer.Option("--any-l1", help="Also widths that no Stockfish reads.")] = False,
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A checkpoint, or the folder of a run: its best checkpoint, or else its last."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The net to write; in a folder, nn-<sha256>.nnue, .bin.")],
+    any_l1: Annotated[bool, typer.Option("--any-l1", help="Allow widths that no Stockfish reads.")] = False,
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME|FILE.yaml",
+            help="nnue: the container of the net; raw: its tensors alone; FILE.yaml: a layout of your own. Default: "
+            "what the recipe says under export.",
+        ),
+    ] = None,
+    header: Annotated[
+        bool, typer.Option("--header", help="With a raw net, write a C++ header with its sizes beside it.")
+    ] = False,
+    plugin: Plugins = None,
 ) -> None:
-    """Writes the net of a checkpoint. Weights that do not fit the integers are refused by name."""
+    """Write the net of a checkpoint. Weights that do not fit the integers are refused by name."""
     from nnue_trainer import checkpoint as checkpoints
-    from nnue_trainer.export import net_from_checkpoint, to_bytes, write_net
+    from nnue_trainer.atomic import replacing
+    from nnue_trainer.export import exported, format_of, net_from_checkpoint
     from nnue_trainer.export.convert import accumulator_bound
 
-    net = net_from_checkpoint(checkpoints.load(checkpoint, ("model", "net")), str(checkpoint), any_l1=any_l1)
-    data = to_bytes(net)
+    plugins.load(plugin)
+    if checkpoint.is_dir():
+        checkpoint = _checkpoint_of_run(checkpoint)
+        _note(f"exporting {checkpoint}")
+    loaded = checkpoints.load(checkpoint, ("model", "net"))
+    chosen = format_of(loaded, str(checkpoint)) if file_format is None else _format(file_format)
+    chosen = _with_header(chosen) if header else chosen
+    quantized = net_from_checkpoint(loaded, str(checkpoint), any_l1=any_l1)
+    where = file_format if file_format and file_format.endswith((".yaml", ".yml")) else f"format {chosen.kind}"
+    data = chosen.to_bytes(exported(quantized, loaded), where)
     sha256 = hashlib.sha256(data).hexdigest()
     if out.is_dir():
-        out = out / f"nn-{sha256[:12]}.nnue"
-    write_net(net, out)
-    bound, limit = accumulator_bound(net), net.spec.accumulator_limit
+        out = out / f"nn-{sha256[:12]}{chosen.suffix}"
+    files = {out: data}
+    if chosen.header_wanted():
+        text = quantized.net.header()
+        if text is None:
+            raise UserError(f"{checkpoint}: examples/engine does not know nets like this one ({quantized.net.name})")
+        if out.suffix == ".h":
+            raise UserError(f"{out}: expected another name: the header beside the net ends in .h")
+        files[out.with_suffix(".h")] = text.encode()
+    for path, content in files.items():
+        with replacing(path) as output:
+            output.write_bytes(content)
+    bound, limit = accumulator_bound(quantized), quantized.net.accumulator_limit
     if bound > limit:
         _note(f"{out}: accumulators may reach {bound}; the engine holds {limit} and wraps around beyond")
-    print(f"{out}: {net.spec.name}, {len(data):,} bytes, sha256 {sha256}")
+    print(f"{shown(out)}: {quantized.net.name}, {len(data):,} bytes, sha256 {sha256}")
+    if chosen.kind == "raw":
+        for tensor in quantized.net.tensors():
+            print(
+                f"  {tensor.name}: i{8 * int(tensor.dtype[-1])} {list(tensor.shape)}, {tensor.scale:.6g} steps in 1.0"
+            )
+
+
+def _format(name: str) -> NetFormat:
+    """The format that `--format` names."""
+    from nnue_trainer import config
+    from nnue_trainer.export import parse_format
+
+    if not name.endswith((".yaml", ".yml")):
+        return parse_format({"kind": name}, "--format")
+    data = config.read_yaml(name)
+    return parse_format({"kind": "raw", **data} if isinstance(data, dict) else data, name)
+
+
+def _with_header(chosen: NetFormat) -> NetFormat:
+    from nnue_trainer.export import parse_format
+    from nnue_trainer.schema import to_data
+
+    data = to_data(chosen)
+    if "header" not in data:
+        raise UserError(f"--header: expected --format raw with it, found format {chosen.kind}")
+    return parse_format({"kind": chosen.kind, **data, "header": True}, "--header")
+
+
+def _checkpoint_of_run(folder: Path) -> Path:
+    """The checkpoint to export of a run: the one that the report at the end of the training names."""
+    candidates = [folder / "checkpoints" / f"{name}.safetensors" for name in ("best", "last")]
+    for path in candidates:
+        if path.exists():
+            return path
+    raise UserError(f"{folder}: not the folder of a run: expected {candidates[1].relative_to(folder)} in it")
 
 
 def import_command(
     net: NetFile,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The checkpoint to write (.safetensors).")],
     arch: Arch = None,
+    plugin: Plugins = None,
 ) -> None:
-    """Makes a checkpoint of a net, to train on from it. Exported again, it is the same file."""
+    """Make a checkpoint of a net, to train on from it. Exported again, it is the same file."""
     from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer.export import checkpoint_from_net, read_net
 
+    plugins.load(plugin)
     checkpoint = checkpoint_from_net(read_net(net, arch, _note), str(net))
     checkpoints.save(out, checkpoint)
-    print(f"{out}: {json.dumps(checkpoint.architecture)}")
+    print(f"{shown(out)}: {json.dumps(checkpoint.architecture)}")
 
 
 def eval_command(
     net: NetFile,
     fen: Fen = None,
     fens: Fens = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON a position, raw values included.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON per position, raw values included.")
+    ] = False,
     arch: Arch = None,
+    plugin: Plugins = None,
 ) -> None:
-    """Evaluates positions with integers, exactly as the engine does."""
+    """Evaluate positions with integers, exactly as the engine does."""
     from nnue_trainer.export import read_net
 
     if not fen and fens is None:
         raise UserError("nothing to evaluate: give --fen FEN or --fens FILE")
+    plugins.load(plugin)
     quantized = read_net(net, arch, _note)
     positions = iter([*(fen or []), *(_read_fens(fens) if fens else [])])
     while chunk := list(islice(positions, _CHUNK)):
@@ -100,12 +182,14 @@ def eval_command(
 def verify_command(
     net: NetFile,
     engine: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Stockfish 15.1; default: the one on PATH.")
+        str | None, typer.Option(metavar="PATH", help="Stockfish 15.1, a path or a name; default: stockfish.")
     ] = None,
     fens: Fens = None,
-    positions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N positions.")] = None,
+    positions: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Compare the first N positions only.")
+    ] = None,
 ) -> None:
-    """Loads an SFNNv5 net into Stockfish 15.1 and compares the table it prints with ours, position by position."""
+    """Load an SFNNv5 net into Stockfish 15.1 and compare the table that it prints with ours, position by position."""
     from nnue_trainer.export import read_net
     from nnue_trainer.export.check_positions import CHECK_POSITIONS
     from nnue_trainer.export.engine_check import (
@@ -114,12 +198,12 @@ def verify_command(
         differences,
         engine_tables,
         expected_tables,
-        find_engine,
     )
+    from nnue_trainer.uci import find_engine
 
     quantized = read_net(net)
-    if quantized.spec.name != ARCHITECTURE:
-        raise UserError(f"{net}: is {quantized.spec.name}; {ENGINE_NAME} reads {ARCHITECTURE} only")
+    if quantized.net.name != ARCHITECTURE:
+        raise UserError(f"{net}: is {quantized.net.name}; {ENGINE_NAME} reads {ARCHITECTURE} only")
     path = find_engine(engine)
     at_hand = list(_read_fens(fens) if fens else CHECK_POSITIONS)
     if not at_hand or len(at_hand) < (positions or 0):
@@ -133,7 +217,7 @@ def verify_command(
         print(line)
     skipped = f", {len(found) - compared} in check and skipped" if compared < len(found) else ""
     print(
-        f"{path} ({ENGINE_NAME}): {compared} positions x 8 buckets x 3 columns compared{skipped}, "
+        f"{shown(path)} ({ENGINE_NAME}): {compared} positions x 8 buckets x 3 columns compared{skipped}, "
         f"{len(wrong) or 'no'} differences"
     )
     if wrong or not compared:
@@ -141,19 +225,15 @@ def verify_command(
 
 
 def _read_fens(path: Path) -> Iterator[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot read positions: {error}") from None
-    return (line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    return (line.strip() for line in read_lines(path) if line.strip() and not line.startswith("#"))
 
 
-def _evaluate(net: QuantizedNet, fens: Iterable[str]) -> tuple[Evaluation, np.ndarray]:
+def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> tuple[Evaluation, np.ndarray]:
     from nnue_trainer import data
     from nnue_trainer.export import evaluate
 
-    batch = data.expand(data.records_from_fens(list(fens)), net.spec.feature_set)
-    return evaluate(net, batch), batch.black_to_move.numpy().astype(bool)
+    batch = data.expand(data.records_from_fens(list(fens)), quantized.net.integer_feature_set)
+    return evaluate(quantized, batch), batch.black_to_move.numpy().astype(bool)
 
 
 def _json_line(evaluation: Evaluation, i: int, fen: str) -> str:
@@ -168,16 +248,18 @@ def _json_line(evaluation: Evaluation, i: int, fen: str) -> str:
     )
 
 
-def _table(net: QuantizedNet, evaluation: Evaluation, i: int, fen: str) -> str:
+def _table(quantized: QuantizedNet, evaluation: Evaluation, i: int, fen: str) -> str:
     """Engine units, side to move's view."""
     import numpy as np
 
     used = int(evaluation.bucket[i])
-    lines = [fen, "  bucket      PSQT    layers     total"]
-    for bucket in range(net.spec.stacks):
-        psqt, positional = evaluation.psqt_raw[i, [bucket]], evaluation.positional_raw[i, [bucket]]
+    lines = [shown(fen), "  bucket      PSQT    layers     total"]
+    stacks = evaluation.psqt_raw.shape[1]
+    for bucket in range(stacks) if stacks == quantized.net.num_stacks else [used]:
+        column = [bucket if stacks > 1 else 0]
+        psqt, positional = evaluation.psqt_raw[i, column], evaluation.positional_raw[i, column]
         nothing = np.zeros_like(psqt)
-        score = net.spec.score
+        score = quantized.net.score
         cells = [int(part[0]) for part in (score(psqt, nothing), score(nothing, positional), score(psqt, positional))]
         mark = "  <-- used" if bucket == used else ""
         lines.append(f"  {bucket:6}{cells[0]:+10}{cells[1]:+10}{cells[2]:+10}{mark}")

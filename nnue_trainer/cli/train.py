@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
-from datetime import timedelta
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnue_trainer.errors import UserError
+from nnue_trainer.cli import plugins
+from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.errors import UserError, quoted
 
 if TYPE_CHECKING:
     from nnue_trainer.config import Recipe
@@ -19,104 +20,177 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # exit status, as shells know it from SIGINT
 
 
+Preset = Annotated[
+    str | None,
+    typer.Option(help="Use a recipe that comes with the package (nnue presets lists them).", metavar="NAME"),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command("train")(train)
     app.command("config")(config)
+    app.command("presets")(list_presets)
 
 
 def train(
-    overrides: Annotated[
+    arguments: Annotated[
         list[str] | None,
-        # The backslash keeps rich from reading the list as markup.
-        typer.Argument(help="Recipe fields to override: optimizer.lr=1e-3 'data.train=\\[a.binpack, b.binpack]'"),
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]...",
+            # The backslash keeps rich from reading the list as markup.
+            help="The recipe, a YAML file, and fields of it to override: "
+            "optimizer.lr=1e-3 'data.train=\\[a.binpack, b.binpack]'",
+        ),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Recipe, a YAML file.", metavar="FILE", show_default=False)
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="Name the recipe as an option instead.", metavar="FILE", show_default=False
+        ),
     ] = None,
+    preset: Preset = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where to write. Default: runs/ and the recipe's name.", metavar="DIR")
+        Path | None,
+        typer.Option(help="Write into this folder. Default: runs/ and the recipe's name.", metavar="DIR"),
     ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
             help="'auto': continue the run in the run directory if there is one. PATH: continue from this checkpoint "
-            "or run directory; without --config, with the recipe it was trained with.",
+            "or run directory; without a recipe, with the one it was trained with.",
             metavar="auto|PATH",
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace the run in the run directory.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run directory.")] = False,
     help_recipe: Annotated[bool, typer.Option("--help-recipe", help="Print all recipe fields and exit.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues, to the bit."""
     # Before torch is loaded: waiting threads of an operator must not spin where loader threads have work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from nnue_trainer import config as recipes
     from nnue_trainer.training.run import train as run
+    from nnue_trainer.training.terminal import say
 
+    plugins.load(plugin)
     if help_recipe:
         print(recipes.reference())
         return
     if overwrite and resume:
         raise UserError("train: --overwrite and --resume exclude each other")
-    if recipe is not None:
-        chosen = recipes.load(recipe, overrides or ())
-        folder = run_dir or Path("runs") / recipe.stem
+    path, overrides = _recipe_path(arguments, recipe, preset, "train")
+    if path is not None:
+        chosen = recipes.load(path, overrides)
+        folder = run_dir or Path("runs") / path.stem
     elif resume is not None and resume != "auto":
-        chosen, folder = _resumed_recipe(resume, overrides or [])
-        folder = run_dir or folder
+        chosen, folder = _resumed_recipe(resume, overrides or [], run_dir)
     else:
-        raise UserError("train: expected --config FILE, or --resume PATH of a run or checkpoint")
+        raise UserError(
+            "train: expected a RECIPE, --preset NAME (nnue presets lists them), or --resume PATH of a run or checkpoint"
+        )
+    chosen, notes = recipes.with_files(chosen)
+    for note in notes:
+        say(note)
     summary = run(chosen, folder, resume=resume, overwrite=overwrite)
-    print(report(summary, folder), file=sys.stderr)
+    for line in report(summary, folder):
+        say(line)
     if summary.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 def config(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe to check and print in full; none: print the reference of all fields.")
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]...",
+            help="The recipe to check and print in full, and fields of it to override; none: print the reference of "
+            "all fields.",
+        ),
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Fields to override, as in nnue train.")] = None,
+    preset: Preset = None,
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Print all fields, those of --plugin files and of the recipe's included."),
+    ] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Print a recipe with every default filled in, or the reference of all recipe fields."""
     from nnue_trainer import config as recipes
 
-    print(recipes.reference() if recipe is None else recipes.to_yaml(recipes.load(recipe, overrides or ())).rstrip())
+    plugins.load(plugin)
+    path, overrides = _recipe_path(arguments, None, preset, "config")
+    if path is None and overrides:
+        raise UserError(f"config: {quoted(overrides[0])}: expected a RECIPE or --preset NAME before it")
+    chosen = recipes.load(path, overrides) if path is not None else None
+    print(recipes.reference() if reference or chosen is None else recipes.to_yaml(chosen).rstrip())
 
 
-def report(summary: Summary, run_dir: Path) -> str:
-    """What to tell at the end of a run: how it went, where everything is, what to do next."""
-    from nnue_trainer.training.metrics import positions
+def list_presets() -> None:
+    """List the recipes that come with the package: nnue train --preset NAME."""
+    from nnue_trainer import presets
+
+    names = presets.names()
+    for name in names:
+        print(f"{name:{max(map(len, names))}}  {presets.description(name)}")
+
+
+def _recipe_path(
+    arguments: list[str] | None, option: Path | None, preset: str | None, command: str
+) -> tuple[Path | None, list[str]]:
+    """The recipe that a command line names, in one of three ways or not at all, and its overrides."""
+    from nnue_trainer import presets
+
+    overrides = list(arguments or [])
+    named = [] if option is None else [option]
+    if preset is not None:
+        named.append(presets.path(preset))
+    if overrides and "=" not in overrides[0]:
+        named.append(Path(overrides.pop(0)))
+        if not named[-1].exists() and str(named[-1]) in presets.names():
+            raise UserError(f"{named[-1]}: no such file; the preset of this name is --preset {named[-1]}")
+    if len(named) > 1:
+        raise UserError(f"{command}: {' and '.join(quoted(path) for path in named)}: expected one recipe")
+    return (named[0] if named else None), overrides
+
+
+def report(summary: Summary, run_dir: Path) -> list[str]:
+    """Lines to print at the end of a run: how it went, where everything is, what to do next."""
+    from nnue_trainer.progress import duration, positions
+
+    def quote(path: Path) -> str:
+        return shlex.quote(str(path))
 
     checkpoints = run_dir / "checkpoints"
     speed = summary.positions / max(summary.seconds, 1e-9)
     lines = [
         f"{'stopped after' if summary.interrupted else 'finished'} step {summary.step:,} of {summary.steps:,}: "
-        f"{positions(summary.positions)} positions in {timedelta(seconds=round(summary.seconds))}, "
+        f"{positions(summary.positions)} positions in {duration(summary.seconds)}, "
         f"{positions(speed)} pos/s, validation included"
     ]
     if summary.validation_loss is not None and summary.best_validation_loss is not None:
         lines.append(f"validation loss {summary.validation_loss:.6f}, best {summary.best_validation_loss:.6f}")
+    if summary.bad_chunks:
+        lines.append(f"left out         {summary.bad_chunks:,} damaged chunks of data (data.skip_bad_chunks)")
     net = checkpoints / ("best.safetensors" if (checkpoints / "best.safetensors").exists() else "last.safetensors")
     lines += [f"best checkpoint  {net}"] if net.name.startswith("best") else []
     lines += [f"last checkpoint  {checkpoints / 'last.safetensors'}", f"metrics          {run_dir / 'metrics.jsonl'}"]
     if (run_dir / "tensorboard").is_dir():
-        lines.append(f"curves           tensorboard --logdir {run_dir / 'tensorboard'}")
+        lines.append(f"curves           tensorboard --logdir {quote(run_dir / 'tensorboard')}")
     if summary.interrupted:
-        lines.append(f"continue with    nnue train --resume {run_dir}")
+        lines.append(f"continue with    nnue train --resume {quote(run_dir)}{plugins.options()}")
     else:
-        lines.append(f"export with      nnue export {net} {run_dir / 'net.nnue'}")
-    return "\n".join(lines)
+        lines.append(f"export with      nnue export {quote(net)} {quote(run_dir / 'net.nnue')}")
+    return lines
 
 
-def _resumed_recipe(resume: str, overrides: list[str]) -> tuple[Recipe, Path]:
-    """The recipe in a checkpoint, with overrides, and the run directory the checkpoint lies in."""
-    from nnue_trainer import checkpoint
+def _resumed_recipe(resume: str, overrides: list[str], run_dir: Path | None) -> tuple[Recipe, Path]:
+    """The recipe in a checkpoint, with overrides, and where to write: `run_dir`, or the run directory that the
+    checkpoint lies in."""
     from nnue_trainer import config as recipes
-    from nnue_trainer.training.run import checkpoint_of
+    from nnue_trainer.training.run import checkpoint_of, load_resumed, run_folder_of
 
     path = checkpoint_of(Path(resume))
-    saved = checkpoint.load(path, groups=())
+    saved = load_resumed(path, groups=())
     if saved.recipe is None:
-        raise UserError(f"{path}: carries no recipe, so it cannot be resumed without --config")
-    return recipes.parse(saved.recipe, overrides, str(path)), path.parent.parent
+        raise UserError(f"{path}: carries no recipe, so it cannot be resumed without a recipe")
+    return recipes.parse(saved.recipe, overrides, str(path)), run_dir or run_folder_of(path)

@@ -1,5 +1,7 @@
 """nn.Modules over the operators."""
 
 from nnue_trainer.modules.feature_transformer import FeatureTransformer
+from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
+from nnue_trainer.modules.stacked_linear import StackedLinear
 
-__all__ = ["FeatureTransformer"]
+__all__ = ["FeatureTransformer", "PerspectiveTransformer", "StackedLinear"]

@@ -49,4 +49,5 @@ class FeatureTransformer(nn.Module):
         return functional.feature_transformer(indices, self.weight, self.bias, values)
 
     def extra_repr(self) -> str:
-        return f"num_features={self.num_features}, num_outputs={self.num_outputs}"
+        dtype = "" if self.weight.dtype == torch.float32 else f", dtype={self.weight.dtype}"
+        return f"num_features={self.num_features}, num_outputs={self.num_outputs}{dtype}"

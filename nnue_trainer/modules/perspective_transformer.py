@@ -1,7 +1,7 @@
 """The first layer of every net: one feature transformer seen from both sides, activated and joined.
 
-This is the only place where a model meets the sparse operators: `perspectives.perspective_transformer` is one fused
-operator where there is one.
+This is the only place where a model uses the sparse operators. `perspectives.perspective_transformer` is one fused
+operator where the device has one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ Activation = Literal["crelu", "screlu", "pairwise"]
 
 
 class PerspectiveTransformer(nn.Module):
-    """Accumulators of both perspectives, clipped to [0, 1], activated, side to move first.
+    """Accumulators of both perspectives, clipped to [0, bound], activated, side to move first.
 
     `weight` fp32 [num_features, num_outputs], `bias` fp32 [num_outputs], and with `psqt_buckets` > 0 also `psqt` fp32
     [num_features, psqt_buckets] (no bias). Weight and bias start uniform in ±sqrt(1 / num_features), `psqt` at 0.
 
-    `activation`, on an accumulator a clipped to [0, 1]:
+    `activation`, on an accumulator a clipped to [0, `bound`]:
       crelu     a;   2 · num_outputs values
       screlu    a²;  2 · num_outputs values
-      pairwise  a[j] · a[j + num_outputs / 2] · product_scale;  num_outputs values, num_outputs / 2 a perspective
+      pairwise  a[j] · a[j + num_outputs / 2] · product_scale;  num_outputs values, num_outputs / 2 per perspective
 
-    `block_size` is the number of features of one king bucket (all of them where there are none), if an index row's
-    features lie in one bucket: it lets GPUs of compute capability 9.0 use the fused operator. `num_blocked`: how many
-    features lie in king buckets, by default all; a row may hold any of those behind them (threats, pawn pairs).
+    `bucket_size` is the number of features per king bucket, for sets in which the features of a row lie in one bucket
+    (all features, where there is only one bucket). It lets GPUs of compute capability 9.0 use the fused operator.
+    `num_bucketed` is the number of features in king buckets, by default all. The features behind those are unbucketed:
+    a row may hold any of them (threats, pawn pairs).
     """
 
     psqt: nn.Parameter | None
@@ -43,15 +44,17 @@ class PerspectiveTransformer(nn.Module):
         activation: Activation,
         *,
         psqt_buckets: int = 0,
+        bound: float = 1.0,
         product_scale: float = 1.0,
-        block_size: int | None = None,
-        num_blocked: int | None = None,
+        bucket_size: int | None = None,
+        num_bucketed: int | None = None,
     ) -> None:
         super().__init__()
         self.activation = activation
+        self.bound = bound
         self.product_scale = product_scale
-        self.block_size = block_size
-        self.num_blocked = num_blocked
+        self.bucket_size = bucket_size
+        self.num_bucketed = num_bucketed
         bound = math.sqrt(1 / num_features)
         self.weight = nn.Parameter(torch.empty(num_features, num_outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
@@ -64,7 +67,10 @@ class PerspectiveTransformer(nn.Module):
         return width if self.activation == "pairwise" else 2 * width
 
     def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Activated vector fp32 [B, num_outputs]; with PSQT its half difference at `bucket` int64 [B], fp32 [B]."""
+        """Activated vector fp32 [B, num_outputs]; with PSQT also half the difference of both sides, fp32 [B].
+
+        `bucket` int64 [B] is the PSQT bucket of each position; without PSQT it is not used.
+        """
         if self.psqt is not None and bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
         result = perspectives.perspective_transformer(
@@ -74,10 +80,24 @@ class PerspectiveTransformer(nn.Module):
             self.weight,
             self.bias,
             activation=self.activation,
+            bound=self.bound,
             scale=self.product_scale if self.activation == "pairwise" else 1.0,
-            block_size=self.block_size,
-            num_blocked=self.num_blocked,
+            bucket_size=self.bucket_size,
+            num_bucketed=self.num_bucketed,
             psqt=self.psqt,
-            bucket=None if self.psqt is None else bucket,
+            psqt_bucket=None if self.psqt is None else bucket,
         )
         return result if isinstance(result, tuple) else (result, None)
+
+    def extra_repr(self) -> str:
+        num_features, num_outputs = self.weight.shape
+        parts = [f"num_features={num_features}, num_outputs={num_outputs}, activation={self.activation!r}"]
+        if self.psqt is not None:
+            parts.append(f"psqt_buckets={self.psqt.shape[1]}")
+        if self.product_scale != 1.0:
+            parts.append(f"product_scale={self.product_scale:g}")
+        if self.bucket_size is not None:
+            parts.append(f"bucket_size={self.bucket_size}")
+        if self.num_bucketed is not None:
+            parts.append(f"num_bucketed={self.num_bucketed}")
+        return ", ".join(parts)

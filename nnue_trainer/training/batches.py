@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -42,7 +42,8 @@ class DeviceBatches:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._expander = Expander(features, device, buffers=_BUFFERS) if features is not None else None
+            self._device = self._stream.device  # with its number, whatever the current device is later on
+        self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None
         # What was queued before each of the last batches was handed out: the steps with the batches before it.
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
         self._ahead: Batch | None = None
@@ -71,6 +72,12 @@ class DeviceBatches:
     def open(self) -> None:
         """Starts the source, which raises UserError for files that are not data."""
         self._source.open()
+
+    @property
+    def passes(self) -> Callable[[], int] | None:
+        """Says how often the source has begun its data, the pass in hand included; None if it does not count."""
+        source: Any = self._source
+        return (lambda: int(source.epoch) + 1) if hasattr(source, "epoch") else None
 
     def state_dict(self) -> dict[str, Any]:
         """State of the source such that the batch fetched ahead comes next."""

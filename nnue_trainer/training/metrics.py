@@ -1,60 +1,60 @@
-"""What a run says: metrics.jsonl, TensorBoard events, and one line of progress on the terminal."""
+"""What a run writes down along the way: metrics.jsonl and TensorBoard events."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
+import math
+import os
 import resource
+import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, TextColumn
 
 from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError
-
-# Seconds between two updates, on a terminal and elsewhere.
-MOVING_LINE_EVERY = 0.2
-PLAIN_LINE_EVERY = 5.0
+from nnue_trainer.training.run_folder import RunFolder
+from nnue_trainer.training.terminal import say
 
 
 class MetricsWriter:
-    """Appends records to `folder`/metrics.jsonl and, if asked, to TensorBoard events in `folder`/tensorboard.
+    """Appends records to metrics.jsonl of the run folder and, if asked, to a TensorBoard event file.
 
-    What an earlier run wrote for steps after `step` is dropped: the resumed run writes it again.
+    What an earlier process wrote for steps after `step` is dropped: the resumed run writes it again. So is a broken end
+    of the file, as a kill or a power cut leaves it. A file that is damaged before its end is put aside.
+
+    Neither file ever ends a run: where one cannot be written (a full disk), that is said once, and tried again with the
+    next record.
     """
 
-    def __init__(self, folder: Path, step: int, tensorboard: bool):
-        self.path = folder / "metrics.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = [line for line, record in _records(self.path) if record["step"] <= step]
-        with replacing(self.path) as temporary:
-            temporary.write_text("".join(kept), encoding="utf-8")
-        self._file = self.path.open("a", encoding="utf-8")
-        self._events: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+    def __init__(self, folder: RunFolder, step: int, tensorboard: bool):
+        self._path = folder.metrics
+        folder.will_write(self._path)
+        kept, sound = _read(self._path)
+        if not sound:
+            aside = _unused(self._path)
+            folder.link(self._path, aside)
+            say(f"{self._path}: damaged, so it is kept as {aside.name}; the records that are sound stay")
+        with replacing(self._path) as output:
+            output.write_text("".join(line for line, at in kept if at <= step))
+        self._file = _AppendedFile(self._path)
+        self._events = _EventFile(folder, step) if tensorboard else None
 
     def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None:
-        """One record; `event` is "train" or "validation"."""
-        record = {"event": event, "step": step, "time": round(time.time(), 3), **values}
-        try:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written: {error.strerror}") from None
+        """One record; `event` is "train" or "validation". What is not finite becomes null, as JSON has no NaN."""
+        finite = {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
+        record = {"event": event, "step": step, "time": round(time.time(), 3), **finite}
+        self._file.write((json.dumps(record, allow_nan=False) + "\n").encode())
         if self._events is not None:
-            for name, value in values.items():
-                if value is not None:
-                    self._events.add_scalar(f"{event}/{name}", value, step)
+            self._events.write({f"{event}/{name}": value for name, value in values.items() if value is not None}, step)
 
     def close(self) -> None:
         self._file.close()
@@ -62,81 +62,120 @@ class MetricsWriter:
             self._events.close()
 
 
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lines and what they say, of a file that may be absent or end in half a line. UserError names a line that is not a
-    record."""
-    if not path.exists():
-        return
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
-        if not line.endswith("\n"):
-            return
-        try:
-            record = json.loads(line)
-            int(record["step"])
-        except (ValueError, TypeError, KeyError):
-            raise UserError(f"{path}:{number}: found {line.strip()[:60]!r}, expected a record of this run") from None
-        yield line, record
+class _AppendedFile:
+    """A file of records that grows. What cannot be written whole is not written at all."""
 
+    def __init__(self, path: Path):
+        self._path = path
+        self._said = False
+        self._file: int | None = None
+        self._size = 0
+        with self._saying():
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            self._size = os.fstat(self._file).st_size
 
-class ProgressLine:
-    """Progress on standard error: one line that moves on a terminal, a plain line every few seconds elsewhere."""
-
-    def __init__(self, steps: int, steps_per_epoch: int, batch_size: int, step: int):
-        self.console = Console(stderr=True, highlight=False)
-        self._steps, self._steps_per_epoch, self._batch_size = steps, steps_per_epoch, batch_size
-        self._first_step: int | None = None
-        self._started = self._last_shown = time.monotonic()
-        self._paused = 0.0
-        self._figures: dict[str, str] = {}
-        self._bar: Progress | None = None
-        if self.console.is_terminal:
-            self._bar = Progress(TextColumn("{task.description}", markup=False), console=self.console)
-            self._task = self._bar.add_task("", total=steps, completed=step)
-            self._bar.start()
-
-    def update(self, step: int, **figures: str) -> None:
-        """Shows `step` done and figures such as loss="0.0123"; figures stay until they are replaced."""
-        self._figures |= figures
-        now = time.monotonic()
-        if self._first_step is None:  # the first step warms up, and may compile; speed counts from its end
-            self._first_step, self._started = step, now
-        wait = MOVING_LINE_EVERY if self._bar else PLAIN_LINE_EVERY
-        if now - self._last_shown < wait and not (figures and step == self._steps):
-            return
-        self._last_shown = now
-        speed = (step - self._first_step) / max(now - self._started - self._paused, 1e-9)
-        eta = timedelta(seconds=round((self._steps - step) / speed)) if speed > 0 else "?"
-        epoch = max(step - 1, 0) // self._steps_per_epoch + 1
-        parts = [f"epoch {epoch}/{self._steps // self._steps_per_epoch}", f"step {step:,}/{self._steps:,}"]
-        parts += [f"{name} {text}" for name, text in self._figures.items()]
-        parts += [f"{positions(speed * self._batch_size)} pos/s", f"ETA {eta}"]
-        if self._bar:
-            self._bar.update(self._task, completed=step, description="  ".join(parts))
-        else:
-            print("  ".join(parts), file=sys.stderr, flush=True)
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Time in here does not count as training."""
-        started = time.monotonic()
-        yield
-        self._paused += time.monotonic() - started
-
-    def say(self, text: str) -> None:
-        """A line of its own, above the progress."""
-        self.console.print(text, markup=False, soft_wrap=True)
+    def write(self, record: bytes) -> None:
+        with self._saying():
+            if self._file is None:
+                return
+            if os.fstat(self._file).st_size != self._size:  # a record that was written in part
+                os.ftruncate(self._file, self._size)
+            written = os.write(self._file, record)
+            if written < len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._size += written
 
     def close(self) -> None:
-        if self._bar:
-            self._bar.stop()
+        if self._file is not None:
+            with self._saying():
+                os.close(self._file)
+            self._file = None
+
+    @contextmanager
+    def _saying(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                say(f"{self._path}: cannot be written: {error.strerror or error}; training goes on without it")
 
 
-def positions(number: float) -> str:
-    """A number of positions for people: 950, 12.3 k, 4.5 M."""
-    for limit, unit in ((1e6, " M"), (1e3, " k")):
-        if number >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return f"{number:.0f}"
+class _EventFile:
+    """A TensorBoard event file. torch's SummaryWriter writes in a thread of its own, which a full disk ends for good:
+    the run then fails at a later record, or waits for ever when it is closed."""
+
+    def __init__(self, folder: RunFolder, step: int):
+        from tensorboard.compat.proto import event_pb2  # type: ignore[import-untyped]
+        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+        from torch.utils.tensorboard.summary import scalar
+
+        self._event, self._writer = event_pb2, RecordWriter
+        self._scalar: Callable[[str, float], Any] = scalar
+        logs = folder.path / "tensorboard"
+        path = logs / f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}.{os.getpid()}"
+        folder.will_write(path)
+        with contextlib.suppress(OSError):
+            logs.mkdir(exist_ok=True)
+        self._file = _AppendedFile(path)
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        # Everything later in older files of the folder is of a future that this run has left.
+        self._append(
+            event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"),
+            event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start),
+        )
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        now = time.time()
+        self._append(
+            *(
+                self._event.Event(wall_time=now, step=step, summary=self._scalar(name, value))
+                for name, value in values.items()
+            )
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, *events: Any) -> None:
+        buffer = io.BytesIO()
+        writer = self._writer(buffer)
+        for event in events:
+            writer.write(event.SerializeToString())
+        self._file.write(buffer.getvalue())
+
+
+def _read(path: Path) -> tuple[list[tuple[str, int]], bool]:
+    """The records of a file, which may be absent, as (line, step), and whether the file is sound up to its last
+    record."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # behind the last line end stands half a line, or nothing
+    except FileNotFoundError:
+        return [], True
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    steps = [_step(line) for line in lines]
+    while steps and steps[-1] is None:
+        steps.pop()
+    found = [(line.decode() + "\n", step) for line, step in zip(lines, steps, strict=False) if step is not None]
+    return found, len(found) == len(steps)
+
+
+def _step(line: bytes) -> int | None:
+    """Of a record; None where the line is something else."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) and step >= 0 else None
+
+
+def _unused(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.stem}-damaged-{number}{path.suffix}")).exists():
+        number += 1
+    return aside
 
 
 def peak_memory(device: torch.device) -> int:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nnue_trainer import architectures, checkpoint, config, ops, schema
-from nnue_trainer.architectures.base import NnueModel
+from nnue_trainer import checkpoint, config, nets, ops, registry, schema
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.config import Recipe
-from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
+from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, out_of_memory, shown
+from nnue_trainer.first_release import translate_saved
+from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.training.run_folder import MANIFEST, RunFolder
+from nnue_trainer.training.terminal import say
 from nnue_trainer.training.trainer import Summary, Trainer
 
 
@@ -26,45 +32,89 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
     """Trains as `recipe` says and writes everything into `run_dir`.
 
     `resume`: "auto" continues the run in `run_dir` if there is one; a path continues from that checkpoint, or from the
-    last one of that run directory. Raises UserError for what the user can mend.
+    last one of that run directory. Raises UserError for what the user can mend; a start that fails leaves nothing.
     """
-    saved, path = find_resumed(resume, run_dir)
-    if saved is not None:
-        check_resumable(recipe, saved, path)
-    own = saved is not None and path.resolve().parent == (run_dir / "checkpoints").resolve()
-    if (run_dir / "recipe.yaml").exists() and not (own or overwrite or resume == "auto"):
-        raise UserError(
-            f"{run_dir}: already holds a run; --resume auto continues it, --run-dir DIR starts another, --overwrite "
-            "replaces it"
-        )
-    device = choose_device(recipe.training.device)
-    set_up_torch(recipe, device)
-    model = architectures.build(recipe.model).to(device)
-    if recipe.training.initial_weights and saved is None:
-        weights = checkpoint.load(recipe.training.initial_weights, groups=("model",))
-        checkpoint.load_into(weights.tensors.get("model", {}), model, recipe.training.initial_weights)
-    batches = training_batches(recipe, model, device)
-    trainer = Trainer(recipe, model, batches, validation_batches(recipe, model, device), run_dir)
-    if saved is not None:
-        trainer.resume(saved, path)
-    # A file that is missing or no data ends the run before it writes anything.
-    trainer.batches.open()
-    if trainer.validation is not None:
-        next(iter(trainer.validation()), None)
-    if overwrite:
-        clear(run_dir)
-    with replacing(run_dir / "recipe.yaml") as temporary:
-        temporary.write_text(config.to_yaml(recipe), encoding="utf-8")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(
-        f"{run_dir}: {recipe.model.kind} with {parameters:,} parameters on {device}, {trainer.steps:,} steps of "
-        f"{recipe.data.batch_size:,} positions" + (f", resumed at step {trainer.step:,} from {path}" if saved else ""),
-        file=sys.stderr,
-    )
+    refuse_copies()
+    folder = RunFolder(run_dir)
+    with folder, _explaining_out_of_memory(recipe):
+        saved, path = find_resumed(resume, run_dir)
+        if saved is not None:
+            check_resumable(recipe, saved, path)
+        in_place = saved is not None and path.resolve().parent == folder.checkpoints.resolve()
+        if folder.holds_run() and not (in_place or overwrite):
+            raise UserError(
+                f"{run_dir}: already holds a run; --resume auto continues it, --run-dir DIR starts another, "
+                "--overwrite replaces it"
+            )
+        device = choose_device(recipe.training.device)
+        set_up_torch(recipe, device)
+        model = nets.build(recipe.model).to(device)
+        if recipe.training.initial_weights and saved is None:
+            weights = checkpoint.load(recipe.training.initial_weights, groups=("model",))
+            checkpoint.load_into(weights.tensors.get("model", {}), model, recipe.training.initial_weights)
+        batches = training_batches(recipe, model, device)
+        validation = HeldOut(recipe, model, device) if recipe.data.validation else None
+        try:
+            trainer = Trainer(
+                recipe,
+                model,
+                batches,
+                validation,
+                folder,
+                validation_files=validation.files if validation else None,
+                bad_chunks=(lambda: batches.bad_chunks()[0]) if recipe.data.skip_bad_chunks else None,
+            )
+            if saved is not None:
+                if recipe.data.skip_bad_chunks:
+                    allow_skipping(saved)
+                trainer.resume(saved, path)
+            # A file that is missing or no data ends the run before it writes anything.
+            trainer.batches.open()
+            if validation is not None:
+                next(iter(validation()), None)
+            return _train_in(folder, trainer, keep=in_place, start=describe(trainer, path if saved else None))
+        finally:
+            batches.close()
+            if validation is not None:
+                validation.close()
+
+
+def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: str) -> Summary:
+    """Trains in a folder from which everything that an earlier run wrote is removed, unless `keep`."""
+    folder.check_free(folder.recipe, folder.metrics, folder.last, folder.best)
+    if not keep:
+        folder.clear()
+    folder.will_write(folder.recipe)
+    with replacing(folder.recipe) as output:
+        output.write_text(config.to_yaml(trainer.recipe))
+    say(start)
+    first_step = trainer.step
     try:
         return trainer.train()
-    finally:
-        batches.close()
+    except BaseException:
+        if trainer.step == first_step and not folder.holds_run():
+            folder.clear()  # nothing was trained, as where the first step runs out of memory
+        raise
+
+
+def describe(trainer: Trainer, resumed: Path | None) -> str:
+    """What a run says first."""
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    return (
+        f"{trainer.folder.path}: {trainer.recipe.model.kind} with {parameters:,} parameters on {trainer.device}, "
+        f"{trainer.steps:,} steps of {trainer.recipe.data.batch_size:,} positions"
+        + (f", resumed at step {trainer.step:,} from {resumed}" if resumed else "")
+    )
+
+
+def refuse_copies() -> None:
+    """torchrun and its like start the same command several times, and each would train the whole run."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world.isdecimal() and int(world) > 1:
+        raise UserError(
+            f"train: found WORLD_SIZE={shown(world)} (torchrun sets it), but a run trains in one process; start it "
+            "without torchrun"
+        )
 
 
 def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, Path]:
@@ -72,23 +122,118 @@ def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, 
     path = checkpoint_of(run_dir if resume in (None, "auto") else Path(str(resume)))
     if resume is None or (resume == "auto" and not path.exists()):
         return None, path
-    return checkpoint.load(path), path
+    return load_resumed(path), path
+
+
+def load_resumed(path: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:
+    """`checkpoint.load`; where it fails, the message names another checkpoint of the folder if there is one."""
+    try:
+        return checkpoint.load(path, groups)
+    except UserError as error:
+        others = [other for other in _epochs(path.parent) if not other.samefile(path)] if path.exists() else []
+        hint = f"; --resume {others[-1]} may work" if others else ""
+        raise UserError(f"{error}{hint}") from None
 
 
 def checkpoint_of(path: Path) -> Path:
     """The last checkpoint of a run directory, or the path itself if it names a checkpoint."""
-    return path if path.suffix == ".safetensors" else path / "checkpoints" / "last.safetensors"
+    if path.suffix == ".safetensors" and not path.is_dir():
+        return path
+    folder = path / "checkpoints"
+    last = folder / "last.safetensors"
+    return last if last.exists() else next(reversed(_epochs(folder)), last)
+
+
+def _epochs(folder: Path) -> list[Path]:
+    """The checkpoints of ends of epochs in a folder, oldest first."""
+    found = [(re.fullmatch(r"epoch-(\d{4,18})\.safetensors", path.name), path) for path in folder.glob("epoch-*")]
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def run_folder_of(path: Path) -> Path:
+    """The run directory that a checkpoint lies in. UserError for one that lies elsewhere: a file that the user has put
+    somewhere does not say where to write."""
+    folder = path.absolute().parent
+    if folder.name != "checkpoints" or not any((folder.parent / name).exists() for name in (MANIFEST, "recipe.yaml")):
+        raise UserError(f"{path}: not in the checkpoints folder of a run: say where to write, --run-dir DIR")
+    return path.parent.parent
 
 
 def check_resumable(recipe: Recipe, saved: Checkpoint, path: Path) -> None:
-    """Says what differs from the recipe in the checkpoint. UserError if it is the model; what decides the order of
-    positions is checked by the loader."""
-    changes = list(differences(saved.recipe, schema.to_data(recipe))) if saved.recipe else []
+    """Says what differs from the recipe in the checkpoint. UserError if it is what cannot change; what decides the
+    order of positions is checked by the loader, what a step is by the trainer."""
+    changes = (
+        list(differences(_complete(translate_saved(saved.recipe)), schema.to_data(recipe))) if saved.recipe else []
+    )
     for key, before, after in changes:
         if key.startswith("model."):
-            raise UserError(f"{path}: {key} was {before!r}, now it is {after!r}, and a model cannot change on resume")
+            raise UserError(
+                f"{path}: {key} was {_short(before)}, now it is {_short(after)}, and a model cannot change on resume"
+            )
+        if key.startswith("data.filters.") and isinstance(before, bool | int | float):
+            keep = str(before).lower()
+            raise UserError(
+                f"{path}: {key} was {keep}, now it is {str(after).lower()}: filters cannot change on resume, as they "
+                f"decide the order of positions; {key}={keep} goes on as before"
+            )
+        if key == "training.positions_per_epoch" and _steps_per_epoch(saved.recipe) != _steps_per_epoch(
+            schema.to_data(recipe)
+        ):
+            raise UserError(
+                f"{path}: {key} was {_short(before)}, now it is {_short(after)}: it cannot change on resume, as the "
+                "learning rate follows the epochs; to change it start a new run with training.initial_weights"
+            )
     for key, before, after in changes:
-        print(f"{path}: resuming with {key} {after!r}, it was {before!r}", file=sys.stderr)
+        say(f"{path}: resuming with {shown(key)} {_short(after)}, it was {_short(before)}")
+    for change in registry.changes(saved.state.get("plugins", {})):
+        say(f"{path}: {change}")
+
+
+def _complete(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe of an earlier release has not all fields of this one; one that this release cannot read stays as it
+    is."""
+    try:
+        return schema.to_data(config.parse(recipe))
+    except UserError:
+        return recipe
+
+
+def _steps_per_epoch(recipe: Any) -> int | None:
+    try:
+        return math.ceil(int(recipe["training"]["positions_per_epoch"]) / int(recipe["data"]["batch_size"]))
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _short(value: Any) -> str:
+    text = shown(repr(value))
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+@contextmanager
+def _explaining_out_of_memory(recipe: Recipe) -> Iterator[None]:
+    """What torch says where memory runs out, as one line with what helps."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        memory = out_of_memory(error)
+        if memory is None:
+            raise
+        size = f" (another {memory.wanted} could not be had)" if memory.wanted else ""
+        raise UserError(
+            f"out of {'GPU ' if memory.on_gpu else ''}memory{size} with data.batch_size {recipe.data.batch_size:,} and "
+            f"data.shuffle_buffer {recipe.data.shuffle_buffer:,}: "
+            + ("a smaller data.batch_size needs less" if memory.on_gpu else "smaller values need less")
+        ) from None
+
+
+def allow_skipping(saved: Checkpoint) -> None:
+    """Lets a run that ended at a damaged chunk go on without it: before that chunk the order of positions is the
+    same."""
+    batches = saved.state.get("batches")
+    order = batches.get("order") if isinstance(batches, dict) else None
+    if isinstance(order, dict) and order.get("skip_bad_chunks") is False:
+        order["skip_bad_chunks"] = True
 
 
 def differences(before: Any, after: Any, key: str = "") -> Iterable[tuple[str, Any, Any]]:
@@ -101,11 +246,6 @@ def differences(before: Any, after: Any, key: str = "") -> Iterable[tuple[str, A
         yield key, before, after
 
 
-def active_filters(recipe: Recipe) -> Filters | None:
-    """None where no filter is on, which spares the loader a pass."""
-    return recipe.data.filters if recipe.data.filters != Filters() else None
-
-
 def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> Loader | RecordLoader:
     """The endless stream that the recipe trains on. For CUDA packed records, to be expanded there; order and state are
     the same."""
@@ -113,53 +253,65 @@ def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> 
     options: dict[str, Any] = {
         "seed": recipe.training.seed,
         "repeat": True,
-        "filters": active_filters(recipe),
+        "filters": data.filters,
         "shuffle": data.shuffle_buffer > 0,
         "shuffle_buffer": max(data.shuffle_buffer, 1),
+        "skip_bad_chunks": data.skip_bad_chunks,
         "threads": data.threads,
+        "reuse": True,
     }
     if device.type == "cuda":
         return RecordLoader(data.train, data.batch_size, pin_memory=True, **options)
     return Loader(data.train, model.feature_set, data.batch_size, **options)
 
 
-def validation_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> Callable[[], Iterator[Batch]] | None:
-    """What opens the held-out positions of the recipe, in file order; None where it has none. For CUDA they are
-    expanded there, bit for bit as on the CPU."""
-    data = recipe.data
-    options: dict[str, Any] = {
-        "filters": active_filters(recipe),
-        "shuffle": False,
-        "drop_last": False,
-        "threads": data.threads,
-    }
+class HeldOut:
+    """The held-out positions of the recipe, in file order, the same ones each time it is called. For CUDA they are
+    expanded there, bit for bit as on the CPU. UserError for files that are missing or no data."""
 
-    def expanded(loader: RecordLoader) -> Iterator[Batch]:
-        # Not from page-locked memory: the copy has left the loader's memory when the call returns.
-        expander = Expander(model.feature_set, device)
-        for records in loader:
-            yield expander(records)
-
-    def read() -> Iterator[Batch]:
-        loader: Loader | RecordLoader
-        batches: Iterator[Batch]
+    def __init__(self, recipe: Recipe, model: NnueModel, device: torch.device):
+        data = recipe.data
+        options: dict[str, Any] = {
+            "filters": data.filters,
+            "shuffle": False,
+            "drop_last": False,
+            "skip_bad_chunks": data.skip_bad_chunks,
+            "threads": data.threads,
+            "reuse": True,
+        }
+        self._positions = data.validation_positions
+        # One loader for the whole run: files are opened, and compressed ones unpacked, once.
+        self._loader: Loader | RecordLoader
+        self._expander: Expander | None = None
         if device.type == "cuda":
-            loader = RecordLoader(data.validation, data.batch_size, **options)
-            batches = expanded(loader)
+            # Not from page-locked memory: the copy has left the loader's memory when the call returns.
+            self._loader = RecordLoader(data.validation, data.batch_size, **options)
+            self._expander = Expander(model.feature_set, device)
         else:
-            loader = Loader(data.validation, model.feature_set, data.batch_size, **options)
-            batches = iter(loader)
-        left = data.validation_positions
+            self._loader = Loader(data.validation, model.feature_set, data.batch_size, **options)
+        self._loader.open()
+        self.files = [list(identity) for identity in self._loader.identities]
+        """name, size and digest of each file, as it was when it was opened"""
+
+    def __call__(self) -> Iterator[Batch]:
+        self._loader.restart()
+        left = self._positions
         try:
-            for batch in batches:
+            for fresh in self._loader:
+                batch = fresh if isinstance(fresh, Batch) else self._expand(fresh)
                 yield batch if len(batch) <= left else batch.head(left)
                 left -= len(batch)
                 if left <= 0:
                     return
         finally:
-            loader.close()
+            self._loader.close()
 
-    return read if data.validation else None
+    def _expand(self, records: torch.Tensor) -> Batch:
+        assert self._expander is not None
+        return self._expander(records)
+
+    def close(self) -> None:
+        self._loader.close()
 
 
 def choose_device(name: str) -> torch.device:
@@ -198,10 +350,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(m_mmap_max, 0)
         mallopt(m_trim_threshold, 2**31 - 1)
-
-
-def clear(run_dir: Path) -> None:
-    """Removes what an earlier run wrote, and nothing else."""
-    for pattern in ("recipe.yaml", "metrics.jsonl", "checkpoints/*.safetensors", "tensorboard/events.out.*"):
-        for path in run_dir.glob(pattern):
-            path.unlink()

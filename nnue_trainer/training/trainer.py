@@ -7,11 +7,13 @@ run depends on is in `checkpoint()`, so a resumed run is bit-identical to one th
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +22,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer import schema
-from nnue_trainer.architectures.base import NnueModel
-from nnue_trainer.checkpoint import Checkpoint, load_into
+from nnue_trainer import registry, schema
+from nnue_trainer.checkpoint import Checkpoint, TrainerState, check_like, load_into
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.losses import mean
+from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
+from nnue_trainer.progress import TrainingProgress
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
-from nnue_trainer.training.metrics import MetricsWriter, ProgressLine, peak_memory
+from nnue_trainer.training.metrics import MetricsWriter, peak_memory
+from nnue_trainer.training.run_folder import RunFolder
+from nnue_trainer.training.terminal import say
+
+
+class _Stopped(BaseException):
+    """Raised by the signal handler while the run waits for data, which can take long."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +54,17 @@ class Summary:
     validation_loss: float | None
     best_validation_loss: float | None
     interrupted: bool
+    bad_chunks: int = 0
+    """chunks of the training files that were left out since this process started"""
 
 
 class Trainer:
     """Trains `model`, which is on its device already, on the endless `batches`; `validation` opens the held-out
-    positions, the same ones each time, or is None. Writes into `run_dir`."""
+    positions, the same ones each time, or is None. Writes into `run_dir`.
+
+    `validation_files` identifies the held-out positions, as plain JSON data. `bad_chunks` says how many chunks of data
+    were left out so far.
+    """
 
     def __init__(
         self,
@@ -56,56 +72,70 @@ class Trainer:
         model: NnueModel,
         batches: BatchSource,
         validation: Callable[[], Iterable[Batch]] | None,
-        run_dir: Path,
+        run_dir: Path | RunFolder,
+        *,
+        validation_files: list[Any] | None = None,
+        bad_chunks: Callable[[], int] | None = None,
     ):
         self.recipe = recipe
         self.model = model
-        self.run_dir = run_dir
+        self.folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
         self.device = next(model.parameters()).device
         self.batches = DeviceBatches(batches, self.device, model.feature_set)
         self.validation = validation
+        self.validation_files = validation_files
+        self.bad_chunks = bad_chunks
         self.optimizer = Optimizer(model, recipe.optimizer)
         self.forward: Callable[[Batch], Tensor] = torch.compile(model) if recipe.training.compile else model
         self.train_step: Callable[[Batch], None] = self._train_step
-        wanted = recipe.training.cuda_graph
-        if wanted or (wanted is None and self.device.type == "cuda"):
+        wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
+        if wanted and not possible:
+            raise UserError(
+                f"training.cuda_graph: a step of the optimizer {recipe.optimizer.kind!r} cannot be recorded; leave it "
+                "out, or say false"
+            )
+        if wanted or (wanted is None and possible and self.device.type == "cuda"):
             self.train_step = GraphedStep(self._train_step, self.device)
         self.steps_per_epoch = math.ceil(recipe.training.positions_per_epoch / recipe.data.batch_size)
         self.steps = recipe.training.epochs * self.steps_per_epoch
         self.step = 0
-        self._saved_step = -1
         self.validation_loss: float | None = None
         self.best_validation_loss: float | None = None
+        self.best_step: int | None = None
+        self._saved_step = -1
+        self._epoch_end_pending = False
+        self._resumed: tuple[Path, TrainerState] | None = None
+        # The place in the data before the batch in hand, while its step is not complete; and whether that step has
+        # begun to change the weights.
+        self._before_batch: dict[str, Any] | None = None
+        self._updating = False
         self._lambda = torch.zeros((), device=self.device)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._stop = threading.Event()
+        self._waiting = False
 
     def train(self) -> Summary:
-        """Runs to the last step, or until the process is told to stop (SIGINT, SIGTERM), then saves and returns."""
+        """Runs to the last step, or until the process is told to stop (SIGINT, SIGTERM, SIGHUP), then saves and
+        returns. An error, such as a damaged chunk of data, is raised when what was trained so far is saved."""
         first_step, started = self.step, time.monotonic()
-        training, logging = self.recipe.training, self.recipe.logging
-        store = CheckpointStore(self.run_dir / "checkpoints", training.keep_last)
-        if not store.best.exists():  # resumed from a run in another folder: "best" is the best of this one
-            self.best_validation_loss = None
-        metrics = MetricsWriter(self.run_dir, self.step, logging.tensorboard)
-        progress = ProgressLine(self.steps, self.steps_per_epoch, self.recipe.data.batch_size, self.step)
-        window = _Window(self.step)
-        try:
-            with store, self._stopping_on_signals():
-                while self.step < self.steps and not self._stop.is_set():
-                    self.advance()
-                    progress.update(self.step)
-                    if self.step % logging.every_steps == 0 or self.step % self.steps_per_epoch == 0:
-                        self._log(window, metrics, progress, store)
-                    if self.step % self.steps_per_epoch == 0:
-                        self._end_epoch(self.step // self.steps_per_epoch, metrics, progress, store)
-                        window = _Window(self.step)
-                if self._saved_step != self.step:
-                    self._check_finite(store)
-                    store.save(self.checkpoint(), epoch=None)
-        finally:
-            progress.close()
-            metrics.close()
+        with self.folder, CheckpointStore(self.folder, self.recipe.training.keep_last) as store:
+            self._settle(store)
+            run = _Run(self, store)
+            try:
+                with self._stopping_on_signals():
+                    try:
+                        self._loop(run)
+                    except _Stopped:
+                        pass
+                    except Exception:
+                        self._rescue(store, first_step)
+                        raise
+                    if self._saved_step != self.step:
+                        self._check_finite(store)
+                        store.save(self.checkpoint(), epoch=None)
+                        store.wait()
+            finally:
+                run.close()
         return Summary(
             step=self.step,
             steps=self.steps,
@@ -113,24 +143,55 @@ class Trainer:
             seconds=time.monotonic() - started,
             validation_loss=self.validation_loss,
             best_validation_loss=self.best_validation_loss,
-            interrupted=self.step < self.steps,
+            interrupted=self.step < self.steps or self._epoch_end_pending,
+            bad_chunks=self.bad_chunks() if self.bad_chunks else 0,
         )
+
+    def _loop(self, run: _Run) -> None:
+        if self._epoch_end_pending:
+            self._end_epoch(run)
+        while self.step < self.steps and not self._stop.is_set():
+            self.advance()
+            run.progress.update(self.step)
+            ends = self.step % self.steps_per_epoch == 0
+            self._epoch_end_pending = ends
+            if ends or self.step % self.recipe.logging.every_steps == 0:
+                self._log(run)
+            if ends:
+                self._end_epoch(run)
+                run.window = _Window(self.step)
+            elif run.checkpoint_is_due():
+                self._check_finite(run.store)
+                run.store.save(self.checkpoint(), epoch=None)
+                self._saved_step = self.step
+                run.saved()
 
     def advance(self) -> None:
         """One step. Launches work and returns."""
-        self.optimizer.lr.fill_(self.learning_rate())
-        self._lambda.fill_(self.recipe.loss.lambda_at(self.step, self.steps))
-        self.train_step(next(self.batches))
+        self.optimizer.set_lr(self.learning_rate())
+        epochs = self.recipe.training.epochs
+        self._lambda.fill_(self.recipe.lambda_.lambda_at(self.step, self.steps_per_epoch, epochs))
+        self._before_batch = self.batches.state_dict()
+        with self._interruptible():
+            batch = next(self.batches)
+        self.train_step(batch)
         self.step += 1
+        self._before_batch = None
 
     def validate(self) -> float | None:
         """Loss over all held-out positions, with the λ of the end of the run, so that epochs compare."""
         if self.validation is None:
             return None
-        lam = self.recipe.loss.final_lambda
+        lam = self.recipe.lambda_.final_lambda(self.steps_per_epoch, self.recipe.training.epochs)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        with self._interruptible():
+            batches = iter(self.validation())
         with torch.no_grad():
-            for batch in self.validation():
+            while True:
+                with self._interruptible():
+                    batch = next(batches, None)
+                if batch is None:
+                    break
                 terms = self._terms(self.model, batch.to(self.device, non_blocking=False), lam)
                 sums += torch.stack(terms).double()
         loss, weight = sums.tolist()
@@ -138,48 +199,117 @@ class Trainer:
             raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
         return float(loss / weight)
 
-    def checkpoint(self) -> Checkpoint:
-        """All that the rest of the run depends on. Shares memory with the running training."""
+    def checkpoint(self, epoch: int | None = None) -> Checkpoint:
+        """All that the rest of the run depends on. Shares memory with the running training. `epoch`: the one that has
+        ended, None in the middle of one."""
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
+        batches = self.batches.state_dict() if self._before_batch is None else self._before_batch
         return Checkpoint(
             architecture=self.model.architecture,
             recipe=schema.to_data(self.recipe),
             tensors={"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "rng": rng},
-            state={
+            state={  # a TrainerState
                 "step": self.step,
+                "batches": batches,
                 "validation_loss": self.validation_loss,
                 "best_validation_loss": self.best_validation_loss,
-                "batches": self.batches.state_dict(),
+                "best_step": self.best_step,
+                "epoch": epoch,
+                "epoch_end_pending": self._epoch_end_pending,
+                "steps_per_epoch": self.steps_per_epoch,
+                "validation_files": self.validation_files,
+                "device": self.device.type,
+                "cpu_threads": torch.get_num_threads(),
+                "plugins": registry.plugins(),
             },
         )
 
     def resume(self, saved: Checkpoint, path: Path) -> None:
-        """Continues from a checkpoint of a run with the same model and batches; `path` is for messages."""
-        if "step" not in saved.state or "optimizer" not in saved.tensors:
-            raise UserError(f"{path}: holds weights only; start from it with training.initial_weights={path}")
+        """Continues from a checkpoint of a run with the same model and batches; `path` is for messages, and says
+        whether the checkpoint lies in the run folder. UserError for one that does not fit."""
+        state = saved.trainer_state(path)
+        if saved.architecture != self.model.architecture:
+            raise UserError(
+                f"{path}: architecture is {saved.architecture!r:.200}, the recipe's is {self.model.architecture!r:.200}"
+            )
+        in_place = path.resolve().parent == self.folder.checkpoints.resolve()
+        if in_place and state.validation_files is not None and not _same_files(state, self.validation_files):
+            raise UserError(
+                f"{path}: the validation files are not those of this run ({_names(state.validation_files)} then, "
+                f"{_names(self.validation_files)} now, by size and content), so losses would not compare; resume into "
+                "another folder with --run-dir"
+            )
+        for group in ("model", "optimizer", "rng"):
+            if group not in saved.tensors:
+                raise UserError(f"{path}: without tensors of the group {group}, expected those of a training run")
         load_into(saved.tensors["model"], self.model, path)
         try:
-            self.optimizer.load_state_dict(saved.tensors["optimizer"])
+            self.optimizer.load_state_dict(saved.tensors["optimizer"], good_steps=saved.state["step"])
         except ValueError as error:
             raise UserError(f"{path}: optimizer {error}") from None
         try:
-            self.batches.load_state_dict(saved.state["batches"])
+            self.batches.load_state_dict(state.batches)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-        torch.set_rng_state(saved.tensors["rng"]["cpu"])
-        if self.device.type == "cuda" and "cuda" in saved.tensors["rng"]:
-            torch.cuda.set_rng_state(saved.tensors["rng"]["cuda"], self.device)
-        self.step = self._saved_step = saved.state["step"]
-        self.validation_loss = saved.state["validation_loss"]
-        self.best_validation_loss = saved.state["best_validation_loss"]
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            raise UserError(f"{path}: metadata state: batches: not a state of the stream of data") from None
+        if state.steps_per_epoch not in (None, self.steps_per_epoch):
+            raise UserError(
+                f"{path}: an epoch was {state.steps_per_epoch:,} steps, now it is {self.steps_per_epoch:,}: "
+                "training.positions_per_epoch and data.batch_size cannot change on resume, as the learning rate "
+                "follows the epochs; to change them start a new run with training.initial_weights"
+            )
+        self._load_generators(saved.tensors["rng"], path)
+        if state.device == self.device.type == "cpu" and state.cpu_threads not in (None, torch.get_num_threads()):
+            say(
+                f"{path}: resuming on {torch.get_num_threads()} CPU threads, it was {state.cpu_threads}: sums are "
+                f"rounded differently, so the bits will not be those of one run (OMP_NUM_THREADS={state.cpu_threads} "
+                "keeps them)"
+            )
+        self.step = self._saved_step = state.step
+        self.validation_loss = state.validation_loss
+        self._epoch_end_pending = state.epoch_end_pending
+        self._resumed = (path, state) if in_place else None
+
+    def _load_generators(self, states: Mapping[str, Tensor], path: Path) -> None:
+        generators: dict[str, tuple[Tensor, Callable[[Tensor], object]]] = {
+            "cpu": (torch.get_rng_state(), torch.set_rng_state)
+        }
+        if self.device.type == "cuda" and "cuda" in states:  # absent where the run was on a CPU before
+            restore = functools.partial(torch.cuda.set_rng_state, device=self.device)
+            generators["cuda"] = (torch.cuda.get_rng_state(self.device), restore)
+        for name, (own, set_state) in generators.items():
+            what = f"{path}: tensor rng/{name}"
+            if name not in states:
+                raise UserError(f"{what} is missing")
+            check_like(states[name], own, what)
+            try:
+                set_state(states[name])
+            except RuntimeError:
+                raise UserError(f"{what} is no state of torch's random generator") from None
+
+    def _settle(self, store: CheckpointStore) -> None:
+        """Makes the run folder what it was at the step to continue from."""
+        self.best_validation_loss = self.best_step = None  # "best" is the best of the folder it stands in
+        if self._resumed is None:
+            return
+        path, state = self._resumed
+        kept = store.continue_from(path, state)
+        if kept is not None:
+            say(f"{self.folder.path}: what came after step {state.step:,} is kept in {kept}, a run folder by itself")
+        best = store.best_of_folder()
+        if best is not None:
+            self.best_validation_loss, self.best_step = best.validation_loss, best.step
 
     def _train_step(self, batch: Batch) -> None:
         weighted, weights = self._terms(self.forward, batch, self._lambda)
-        loss = weighted / weights
+        loss = mean(weighted, weights)
         loss.backward()  # type: ignore[no-untyped-call]
+        self._updating = True
         self.optimizer.step(loss)
+        self._updating = False
         self._loss_sum += loss.detach()
 
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -193,9 +323,9 @@ class Trainer:
             self.step, self.steps_per_epoch, self.recipe.training.epochs, self.recipe.optimizer.lr
         )
 
-    def _log(self, window: _Window, metrics: MetricsWriter, progress: ProgressLine, store: CheckpointStore) -> None:
-        self._check_finite(store)
-        steps, seconds = window.restart(self.step)
+    def _log(self, run: _Run) -> None:
+        self._check_finite(run.store)
+        steps, seconds = run.window.restart(self.step)
         loss = self._loss_sum.item() / steps
         self._loss_sum.zero_()
         values = {
@@ -207,42 +337,80 @@ class Trainer:
             "positions_per_second": round(steps * self.recipe.data.batch_size / seconds, 1),
             "peak_memory_bytes": peak_memory(self.device),
         }
-        metrics.write("train", self.step, values)
-        progress.update(self.step, loss=f"{loss:.6f}")
+        if self.bad_chunks is not None:
+            values["bad_chunks"] = self.bad_chunks()
+        run.metrics.write("train", self.step, values)
+        run.progress.update(self.step, loss=f"{loss:.6f}")
 
-    def _end_epoch(self, epoch: int, metrics: MetricsWriter, progress: ProgressLine, store: CheckpointStore) -> None:
+    def _end_epoch(self, run: _Run) -> None:
+        """Validates and saves after the last step of an epoch, as the recipe says."""
         training, final = self.recipe.training, self.step == self.steps
+        epoch = self.step // self.steps_per_epoch
         is_best = False
-        with progress.pause():
-            if self.validation is not None and (epoch % training.validate_every == 0 or final):
-                loss = self.validate()
-                assert loss is not None
-                self.validation_loss = loss
-                is_best = self.best_validation_loss is None or loss < self.best_validation_loss
+        with run.progress.pause():
+            loss = self.validate() if epoch % training.validate_every == 0 or final else None
+            # An error of an earlier write is raised here, while this end of the epoch still counts as to come: a run
+            # that is resumed validates again, and `best` is not missed.
+            run.store.wait()
+            if loss is not None:
+                finite = math.isfinite(loss)
+                self.validation_loss = loss if finite else None
+                is_best = finite and (self.best_validation_loss is None or loss < self.best_validation_loss)
                 if is_best:
-                    self.best_validation_loss = loss
-                metrics.write(
-                    "validation", self.step, {"epoch": epoch, "loss": loss, "best": self.best_validation_loss}
-                )
-                progress.update(self.step, val=f"{loss:.6f}")
-                progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}")
+                    self.best_validation_loss, self.best_step = loss, self.step
+                values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss}
+                run.metrics.write("validation", self.step, values)
+                run.progress.update(self.step, val=f"{loss:.6f}")
+                run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}")
+            self._epoch_end_pending = False
             if is_best or final or epoch % training.checkpoint_every == 0:
-                store.save(self.checkpoint(), epoch=epoch, is_best=is_best)
+                self._check_finite(run.store)
+                run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best)
                 self._saved_step = self.step
+                run.saved()
 
     def _check_finite(self, store: CheckpointStore) -> None:
-        if not self.optimizer.failed():
+        """Nothing that is not finite is ever saved. Waits for the device."""
+        step = self.optimizer.good_steps()
+        if self.optimizer.failed():
+            what = f"loss or gradient was not finite at step {step + 1}"
+        elif not self.optimizer.finite():
+            what = f"the update made weights or moments that are not finite, at step {step} or before"
+        else:
             return
         store.wait()
-        good = f"{store.last} is the last good checkpoint" if store.last.exists() else "no checkpoint was written yet"
-        raise UserError(
-            f"{self.run_dir}: loss or gradient was not finite at step {self.optimizer.good_steps() + 1}; training "
-            f"stopped, nothing was overwritten, {good}"
-        )
+        last = self.folder.last
+        good = f"{last} is the last good checkpoint" if last.exists() else "no checkpoint was written yet"
+        raise UserError(f"{self.folder.path}: {what}; training stopped, nothing was overwritten, {good}")
+
+    def _rescue(self, store: CheckpointStore, first_step: int) -> None:
+        """Saves what was trained before an error, if the error left it whole."""
+        if self.step == first_step or self.step == self._saved_step or self._updating:
+            return
+        # What fails here (the disk, the device) must not hide the error that ended the run.
+        with contextlib.suppress(Exception):
+            store.wait()
+            self._check_finite(store)
+            store.save(self.checkpoint(), epoch=None)
+            store.wait()
+            self._saved_step = self.step
+            say(f"{self.folder.last}: saved at step {self.step:,}, before the error that ends this run")
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Waits for data: a signal that ends the run does so at once, and not when the data is there."""
+        self._waiting = True
+        try:
+            if self._stop.is_set():
+                raise _Stopped
+            yield
+        finally:
+            self._waiting = False
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM ends the run after the step in hand; the second acts as always."""
+        """The first SIGINT, SIGTERM or SIGHUP (a dropped connection, unless `nohup` ignores it) ends the run after the
+        step in hand; the second acts as always."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -251,14 +419,42 @@ class Trainer:
         def stop(number: int, _: object) -> None:
             self._stop.set()
             signal.signal(number, previous[number])
+            if self._waiting:
+                raise _Stopped
 
-        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
-            previous[number] = signal.signal(number, stop)
+        for number in (int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                previous[number] = signal.signal(number, stop)
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+class _Run:
+    """What the loop of one process writes to."""
+
+    def __init__(self, trainer: Trainer, store: CheckpointStore):
+        recipe = trainer.recipe
+        self.store = store
+        self.metrics = MetricsWriter(trainer.folder, trainer.step, recipe.logging.tensorboard)
+        self.progress = TrainingProgress(
+            trainer.steps, trainer.steps_per_epoch, recipe.data.batch_size, trainer.step, passes=trainer.batches.passes
+        )
+        self.window = _Window(trainer.step)
+        self._seconds_between_saves = 60 * recipe.training.checkpoint_minutes or math.inf
+        self.saved()
+
+    def saved(self) -> None:
+        self._saved = time.monotonic()
+
+    def checkpoint_is_due(self) -> bool:
+        return time.monotonic() - self._saved >= self._seconds_between_saves
+
+    def close(self) -> None:
+        self.progress.close()
+        self.metrics.close()
 
 
 class _Window:
@@ -272,3 +468,18 @@ class _Window:
         since = (step - getattr(self, "_step", step), now - getattr(self, "_time", now))
         self._step, self._time = step, now
         return since
+
+
+def _same_files(state: TrainerState, now: list[Any] | None) -> bool:
+    """Whether size and content of the held-out files are what they were; their names do not matter."""
+
+    def contents(files: list[Any] | None) -> list[Any]:
+        return [file[1:] if isinstance(file, list) else file for file in files or []]
+
+    return contents(state.validation_files) == contents(now)
+
+
+def _names(files: list[Any] | None) -> str:
+    return shown(
+        ", ".join(str(file[0]) if isinstance(file, list) and file else str(file) for file in files or ["none"])
+    )

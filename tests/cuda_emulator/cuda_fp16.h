@@ -31,3 +31,8 @@ inline __half2 __floats2half2_rn(float x, float y) {
 inline float2 __half22float2(__half2 v) {
     return {__half2float(v.x), __half2float(v.y)};
 }
+inline __half __ushort_as_half(unsigned short bits) {
+    __half h;
+    std::memcpy(&h, &bits, 2);
+    return h;
+}

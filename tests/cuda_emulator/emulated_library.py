@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from translate import OPERATORS
 
 from nnue_trainer import _library
 
@@ -58,7 +59,8 @@ def build(project: Path) -> Path:
         subprocess.run([*COMPILER, *FLAGS, *includes, "-c", str(source), "-o", str(target)], check=True)
         return target
 
-    units = [out / "csrc" / "cuda" / "perspective_transformer.cpp", HERE / "index_check.cpp", HERE / "emulator.cpp"]
+    translated = [(out / "csrc" / "cuda" / name).with_suffix(".cpp") for name in OPERATORS]
+    units = [*translated, HERE / "index_check.cpp", HERE / "emulator.cpp"]
     with ThreadPoolExecutor(2) as pool:
         objects = [str(o) for o in pool.map(compile_one, units)]
     unfinished = out / "unfinished.so"

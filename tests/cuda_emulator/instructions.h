@@ -147,8 +147,8 @@ void named_barrier() {
 inline int thread_number() {
     return int(threadIdx.x);
 }
-inline void group_barrier(int group) {
-    emulator::named_barrier(group + 1, 128);
+inline void warpgroup_barrier(int warpgroup) {
+    emulator::named_barrier(warpgroup + 1, 128);
 }
 
 inline void wgmma_fence() {}

@@ -1,4 +1,4 @@
-"""The CUDA sources of the fused operator as C++, to be built with emulator.cpp: tests of the kernels without a GPU.
+"""The CUDA sources of some operators as C++, to be built with emulator.cpp: tests of the kernels without a GPU.
 
     python tests/cuda_emulator/translate.py CSRC OUT
 
@@ -79,12 +79,12 @@ def without_assembly(text: str) -> str:
 
 # Limits between two ways to do the same, by file, for cases of a few tiles to go both ways.
 SMALL_LIMITS = {
-    "gradient_plan.cuh": {"kFewOperands": "24"},
-    "block_gradient.cuh": {"kShareTiles": "6"},
-    "loose_rows.cuh": {"kLongList": "8", "kShortList": "3"},
-    "loose_gradient.cuh": {"kTurnsTogether": "2"},
+    "backward_schedule.cuh": {"kFewOperands": "24"},
+    "backward_wgmma.cuh": {"kShareTiles": "6"},
+    "unbucketed_lists.cuh": {"kLongList": "8", "kShortList": "3"},
+    "unbucketed_backward_mma.cuh": {"kTurnsTogether": "2"},
     "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
-    "loose_forward.cuh": {"kFull": "16", "kFirst": "256"},
+    "unbucketed_forward_wgmma_16bit.cuh": {"kFull": "16", "kFirst": "256"},
 }
 
 
@@ -120,15 +120,19 @@ def translate(text: str) -> str:
     return text
 
 
-def operators(text: str, library: str) -> str:
-    """perspective_transformer.cu on CPU tensors, in a library of its own name."""
+# The sources that hold operators, below cuda/, and how the names of these begin.
+OPERATORS = {"perspective_transformer.cu": "perspective_", "step/optimizer.cu": "optimizer_"}
+
+
+def operators(text: str, library: str, prefix: str) -> str:
+    """A source with operators on CPU tensors, in a library of its own name."""
     text = text.replace("Device::cuda", "Device::cpu")
     text = re.sub(r"const torch::stable::accelerator::DeviceGuard guard\([^;]*;", "", text)
     text = text.replace("STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m)", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, CPU, m)")
     text = re.sub(r"STABLE_TORCH_LIBRARY_IMPL\(nnue, CompositeExplicitAutograd, m\) \{.*?\n\}", "", text, flags=re.S)
-    schemas = [m[0] for m in SCHEMA.finditer(library) if '"perspective_' in m[0] and "available" not in m[0]]
-    assert len(schemas) == 3, schemas
-    return text + "\nSTABLE_TORCH_LIBRARY(nnue_emulated, m) {\n" + "\n".join(schemas) + "\n}\n"
+    schemas = [m[0] for m in SCHEMA.finditer(library) if f'"{prefix}' in m[0] and "available" not in m[0]]
+    assert len(schemas) == text.count("m.impl("), schemas
+    return text + "\nSTABLE_TORCH_LIBRARY_FRAGMENT(nnue_emulated, m) {\n" + "\n".join(schemas) + "\n}\n"
 
 
 def main() -> int:
@@ -137,7 +141,7 @@ def main() -> int:
     (out / "cuda").mkdir(parents=True)
     for path in root.glob("*.h"):
         shutil.copy(path, out)
-    for path in (root / "cuda").glob("*.cuh"):
+    for path in (root / "cuda").rglob("*.cuh"):
         text = translate(path.read_text())
         for name, limit in SMALL_LIMITS.get(path.name, {}).items():
             text = with_small_limit(text, name, limit)
@@ -152,10 +156,13 @@ def main() -> int:
                 1,
             )
         include = '#include "instructions.h"\n' if path.name == "hopper.cuh" else ""
-        (out / "cuda" / path.name).write_text(text.replace("#pragma once\n", "#pragma once\n" + include, 1))
-    source = (root / "cuda" / "perspective_transformer.cu").read_text()
+        target = out / path.relative_to(root)
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(text.replace("#pragma once\n", "#pragma once\n" + include, 1))
     library = (root / "library.cpp").read_text()
-    (out / "cuda" / "perspective_transformer.cpp").write_text(operators(translate(source), library))
+    for name, prefix in OPERATORS.items():
+        text = operators(translate((root / "cuda" / name).read_text()), library, prefix)
+        (out / "cuda" / name).with_suffix(".cpp").write_text(text)
     return 0
 
 

@@ -98,14 +98,14 @@ class PairSample:
     weight: Tensor
     bias: Tensor
     psqt: Tensor | None
-    bucket: Tensor | None
+    psqt_bucket: Tensor | None
     white_values: Tensor | None
     black_values: Tensor | None
 
     @property
     def options(self) -> dict[str, Any]:
         values = None if self.white_values is None else (self.white_values, self.black_values)
-        return {"psqt": self.psqt, "bucket": self.bucket, "values": values}
+        return {"psqt": self.psqt, "psqt_bucket": self.psqt_bucket, "values": values}
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
@@ -138,7 +138,7 @@ def make_pair(
     features: int = 50,
     outputs: int = 40,
     *,
-    buckets: int = 0,
+    psqt_buckets: int = 0,
     values: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -166,8 +166,8 @@ def make_pair(
         torch.randint(0, 2, (positions,), generator=g, dtype=torch.uint8),
         eighths(features, outputs).to(dtype),
         torch.randint(-16, 17, (outputs,), generator=g) / 16,
-        eighths(features, buckets) if buckets else None,
-        torch.randint(0, buckets, (positions,), generator=g) if buckets else None,
+        eighths(features, psqt_buckets) if psqt_buckets else None,
+        torch.randint(0, psqt_buckets, (positions,), generator=g) if psqt_buckets else None,
         factor(white),
         factor(black),
     )
@@ -195,9 +195,9 @@ def reference_pair(
     sides = ((wide.white, wide.white_values), (wide.black, wide.black_values))
     white, black = (activate(wide.bias + sums(i, wide.weight, v)) for i, v in sides)
     out = torch.cat([torch.where(black_first, black, white), torch.where(black_first, white, black)], 1) * scale
-    if wide.psqt is None or wide.bucket is None:
+    if wide.psqt is None or wide.psqt_bucket is None:
         return out, None, wide
-    first, second = (sums(i, wide.psqt, v).gather(1, wide.bucket[:, None])[:, 0] for i, v in sides)
+    first, second = (sums(i, wide.psqt, v).gather(1, wide.psqt_bucket[:, None])[:, 0] for i, v in sides)
     return out, torch.where(black_first[:, 0], second - first, first - second) / 2, wide
 
 

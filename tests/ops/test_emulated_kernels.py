@@ -15,7 +15,7 @@ import torch
 from sample_inputs import PairSample, assert_close
 from torch import Tensor
 
-from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation
+from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, _name
 
 
 @dataclass
@@ -23,8 +23,8 @@ class Case:
     """A batch and parameters of the operator, small enough for an emulator."""
 
     pair: PairSample
-    block_size: int
-    num_blocked: int
+    bucket_size: int
+    num_bucketed: int
     activation: Activation
     bound: float
     scale: float
@@ -34,13 +34,13 @@ class Case:
     def run(self, library: str, backward: bool = True) -> list[Tensor]:
         """[output, psqt], and with `backward` the gradients of weight, bias and psqt."""
         namespace, pair = getattr(torch.ops, library), self.pair
-        (features, outputs), dtype = pair.weight.shape, _DTYPES.index(pair.weight.dtype)
-        batch, constants = (pair.white, pair.black), (self.block_size, self.num_blocked)
-        activation = _ACTIVATIONS.index(self.activation), self.bound, self.scale
-        rows = namespace.perspective_rows(*batch, pair.black_to_move, features, *constants)
+        (features, outputs), dtype = pair.weight.shape, _name(pair.weight.dtype)
+        batch, constants = (pair.white, pair.black), (self.bucket_size, self.num_bucketed)
+        activation = self.activation, self.bound, self.scale
+        plan = namespace.perspective_plan(*batch, pair.black_to_move, features, *constants)
         out, values, saved, lists = namespace.perspective_transformer_forward(
-            *batch, rows, pair.weight, pair.bias, pair.psqt, pair.bucket, *constants, *activation,
-            _DTYPES.index(self.output), backward,
+            *batch, plan, pair.weight, pair.bias, pair.psqt, pair.psqt_bucket, *constants, *activation,
+            _name(self.output), backward,
         )  # fmt: skip
         if not backward:
             return [out, values]
@@ -48,7 +48,7 @@ class Case:
         grad = torch.randn(out.shape, generator=g).to(self.grad)
         grad_psqt = None if pair.psqt is None else torch.randn(len(pair.white), generator=g)
         gradients = namespace.perspective_transformer_backward(
-            grad, grad_psqt, *batch, rows, saved, lists, pair.bucket, features, outputs,
+            grad, grad_psqt, *batch, plan, saved, lists, pair.psqt_bucket, features, outputs,
             0 if pair.psqt is None else pair.psqt.shape[1], *constants, *activation, dtype,
         )  # fmt: skip
         return [out, values, *gradients]
@@ -56,42 +56,55 @@ class Case:
 
 def make_case(seed: int) -> Case:
     r = np.random.default_rng(seed)
-    kinds = ("king buckets", "loose", "many blocks", "single features", "long rows", "loose only", "one block", "any")
+    kinds = (
+        "king buckets",
+        "unbucketed",
+        "many buckets",
+        "single features",
+        "long rows",
+        "unbucketed only",
+        "one bucket",
+        "any",
+    )
     kind = kinds[seed % len(kinds)]
-    block_size, blocks, loose = 768, int(r.integers(1, 5)), 0
+    bucket_size, buckets, unbucketed = 768, int(r.integers(1, 5)), 0
     width, batch = int(r.integers(1, 41)), int(r.integers(1, 200))
-    if kind == "loose":
-        loose, width = int(r.integers(1, 3000)), int(r.integers(1, 100))
-    if kind == "many blocks":
-        block_size, blocks = int(r.integers(1, 6)), 255
+    if kind == "unbucketed":
+        unbucketed, width = int(r.integers(1, 3000)), int(r.integers(1, 100))
+    if kind == "many buckets":
+        bucket_size, buckets = int(r.integers(1, 6)), 255
     if kind == "single features":
-        block_size, blocks, width = 1, int(r.integers(1, 256)), int(r.integers(1, 5))
+        bucket_size, buckets, width = 1, int(r.integers(1, 256)), int(r.integers(1, 5))
     if kind == "long rows":
-        blocks, width, batch = 2, int(r.integers(380, 780)), int(r.integers(1, 40))
-    if kind == "loose only":
-        block_size, blocks, loose = 768, 0, int(r.integers(1, 600))
-    if kind == "one block":
-        blocks, batch = 1, int(r.integers(150, 600))
+        buckets, width, batch = 2, int(r.integers(380, 780)), int(r.integers(1, 40))
+    if kind == "unbucketed only":
+        bucket_size, buckets, unbucketed = 768, 0, int(r.integers(1, 600))
+    if kind == "one bucket":
+        buckets, batch = 1, int(r.integers(150, 600))
     if kind == "any":
-        block_size, blocks = int(r.integers(1, 769)), int(r.integers(1, 40))
-        width, loose = int(r.integers(0, 70)), int(r.integers(0, 2)) * int(r.integers(1, 100))
-    num_blocked = blocks * block_size - (int(r.integers(0, block_size)) if blocks else 0)
-    features = num_blocked + loose
+        bucket_size, buckets = int(r.integers(1, 769)), int(r.integers(1, 40))
+        width, unbucketed = int(r.integers(0, 70)), int(r.integers(0, 2)) * int(r.integers(1, 100))
+    num_bucketed = buckets * bucket_size - (int(r.integers(0, bucket_size)) if buckets else 0)
+    features = num_bucketed + unbucketed
     breaks_rule = r.choice([0, 0, 0.1, 0.9])  # share of the rows
     favourites, lengths = 1 + 5 * r.random(), r.choice(["any", "full", "empty"])
 
     def rows() -> Tensor:
         found = np.full((batch, width), -1, dtype=np.int32)
         for i in range(batch):
-            block = int(r.random() ** 2 * max(blocks, 1))
-            first, size = block * block_size, max(0, min(block_size, num_blocked - block * block_size))
+            bucket = int(r.random() ** 2 * max(buckets, 1))
+            first, size = bucket * bucket_size, max(0, min(bucket_size, num_bucketed - bucket * bucket_size))
             count = width if lengths == "full" else int(r.integers(0, width + 1))
             if lengths == "empty" and r.random() < 0.7:
                 count = 0
-            in_block = count if loose == 0 else int(r.integers(0, count + 1)) if size else 0
-            picks = list(dict.fromkeys(first + (r.random(in_block) ** favourites * size).astype(int))) if size else []
-            picks += list(num_blocked + (r.random(count - in_block) ** favourites * loose).astype(int)) if loose else []
-            if r.random() > 0.2:  # a loose feature twice in a row is legal, too
+            in_bucket = count if unbucketed == 0 else int(r.integers(0, count + 1)) if size else 0
+            picks = list(dict.fromkeys(first + (r.random(in_bucket) ** favourites * size).astype(int))) if size else []
+            picks += (
+                list(num_bucketed + (r.random(count - in_bucket) ** favourites * unbucketed).astype(int))
+                if unbucketed
+                else []
+            )
+            if r.random() > 0.2:  # an unbucketed feature twice in a row is legal, too
                 picks = list(dict.fromkeys(picks))
             r.shuffle(picks)
             if picks and r.random() < breaks_rule:
@@ -112,7 +125,7 @@ def make_case(seed: int) -> Case:
         None if psqt is None else torch.from_numpy(r.integers(0, 8, batch)), None, None,
     )  # fmt: skip
     return Case(
-        pair, block_size, num_blocked, activation,
+        pair, bucket_size, num_bucketed, activation,
         bound=float(r.choice([1.0, 0.75])), scale=float(r.choice([1.0, 127 / 128])),
         output=_DTYPES[int(r.integers(0, 3))],
         grad=torch.float32 if dtype == torch.float32 else _DTYPES[int(r.integers(0, 3))],

@@ -8,10 +8,20 @@ import pytest
 import torch
 
 from nnue_trainer import ops
-from nnue_trainer.data import FEATURE_SETS, Batch, RecordLoader, expand, records_from_fens
+from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, RecordLoader, expand, feature_set, records_from_fens
 from nnue_trainer.data.device import Expander
+from nnue_trainer.errors import UserError
 
-SETS = list(FEATURE_SETS)
+SETS = [
+    *BASIC_FEATURE_SETS,
+    "HalfKAv2_hm+Full_Threats_v10",
+    "HalfKAv2_hm+Full_Threats_v16+PP_3Wide",
+    "PP_3Wide+HalfKP+Full_Threats_v14",
+    "PP_3Wide+Chess768",
+    "PieceSquare(planes=10,order=interleaved)",
+    "PieceSquare(mirror=e-h,kings=0.0.1.1.0.0.1.1.2.2.2.2.2.2.2.2.3.3.3.3.3.3.3.3.3.3.3.3.3.3.3.3)",
+    "Full_Threats_v16+PieceSquare(planes=11,mirror=a-d)+PieceSquare(planes=10)",
+]
 FULL = "HalfKAv2_hm+Full_Threats_v16+PP_3Wide"  # the input of SFNNv16
 SPECIAL = [
     "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1",
@@ -22,6 +32,8 @@ SPECIAL = [
     "k7/8/8/8/8/8/8/7K w - - 0 1",
     "7K/8/8/8/8/8/8/k7 b - - 0 1",
     "K7/qqqqqqqq/qqqqqqqq/8/8/QQQQQQQQ/QQQQQQ2/7k w - - 0 1",
+    "8/3R1B2/2QNk1q1/1qNqnqN1/1NRNqnQN/1qnQnQ1r/2rKrNq1/3qN3 w - - 0 1",  # 151 threats in v10
+    "k7/PPP5/ppp5/PPP5/ppp5/PP6/pp6/K7 b - - 0 1",  # 96 pairs of pawns
 ]
 
 
@@ -35,7 +47,8 @@ def random_fens(count: int, seed: int) -> list[str]:
         for square, piece in zip(squares, "Kk", strict=False):
             board[square] = piece
         for square in squares[2:]:
-            board[square] = rng.choice("NBRQnbrq" if square // 8 in (0, 7) else "PPPPNBRQppppnbrq")
+            crowded = sum(piece in "Pp" for piece in board.values() if piece) == 16
+            board[square] = rng.choice("NBRQnbrq" if square // 8 in (0, 7) or crowded else "PPPPNBRQppppnbrq")
         ranks = []
         for rank in range(7, -1, -1):
             row = "".join(board.get(8 * rank + file, "") or "." for file in range(8))
@@ -92,7 +105,7 @@ def test_any_number_of_rows(device: torch.device, records: torch.Tensor, rows: i
     some = records[:rows].to(device)
     for name in ("HalfKAv2_hm", "HalfKP", FULL):
         expanded = ops.expand_features(some, name)
-        assert expanded.white.shape == (rows, FEATURE_SETS[name].max_active)
+        assert expanded.white.shape == (rows, feature_set(name).max_active)
         assert_equals_pipeline(expanded, some, name)
 
 
@@ -123,7 +136,7 @@ def test_strides_and_offsets(device: torch.device, records: torch.Tensor) -> Non
 def test_into_given_memory(device: torch.device, records: torch.Tensor) -> None:
     here = records.to(device)
     for name in SETS:
-        batch = Batch.allocate(len(here), FEATURE_SETS[name].max_active, device=device)
+        batch = Batch.allocate(len(here), feature_set(name).max_active, device=device)
         assert batch.storage is not None
         batch.storage.fill_(0x5A)
         out = ops.Expanded(*(getattr(batch, field) for field in ops.Expanded._fields))
@@ -162,6 +175,10 @@ def broken(records: torch.Tensor, kind: str) -> torch.Tensor:
     elif kind == "piece nibbles beyond the last occupied square":
         row.copy_(torch.from_numpy(records_from_fens(["4k3/8/8/8/8/8/8/4K3 w - - 0 1"]))[0])
         row[23] = 0x10
+    elif kind == "more than 16 pawns":
+        row.copy_(torch.from_numpy(records_from_fens(["k7/PPP5/ppp5/PPP5/ppp5/PPn5/pp6/K7 w - - 0 1"]))[0])
+        knight = 5  # on c3, behind a1, a2, b2, a3 and b3; it becomes a white pawn
+        row[8 + knight // 2] &= 0x0F if knight % 2 else 0xF0
     else:
         row[28] |= 0xC0
     return records
@@ -172,6 +189,7 @@ KINDS = [
     "more than 32 pieces",
     "piece nibbles beyond the last occupied square",
     "a result that is none of loss, draw, win",
+    "more than 16 pawns",
 ]
 
 
@@ -260,11 +278,10 @@ def test_wrong_arguments(device: torch.device, records: torch.Tensor) -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             ops.expand_features(wrong, "HalfKAv2_hm")
-    with pytest.raises(ValueError, match="unknown feature set 'HalfKX', expected one of Chess768, HalfKP"):
+    with pytest.raises(RuntimeError, match="feature_set: unknown feature set 'HalfKX', expected one of Chess768, Half"):
         ops.expand_features(here, "HalfKX")
-    for number in (-1, len(SETS)):
-        with pytest.raises(RuntimeError, match=f"feature_set: found {number}, expected 0 <= number < {len(SETS)}"):
-            torch.ops.nnue.expand_features(here, number)
+    with pytest.raises(RuntimeError, match=r"PieceSquare\(planes=9\)': planes is '9', expected one of 12, 11, 10"):
+        ops.expand_features(here, "PieceSquare(planes=9)")
     out = ops.expand_features(here, "HalfKAv2_hm")
     cases = [
         (
@@ -287,18 +304,16 @@ def test_wrong_arguments(device: torch.device, records: torch.Tensor) -> None:
 
 def test_opcheck(device: torch.device, records: torch.Tensor) -> None:
     here = records.to(device)
-    for number, name in enumerate(SETS):
-        assert number == ops.feature_set_number(name)
-        torch.library.opcheck(torch.ops.nnue.expand_features.default, (here, number))
+    for name in SETS:
+        torch.library.opcheck(torch.ops.nnue.expand_features.default, (here, name))
     out = ops.expand_features(here, "HalfKAv2_hm")
-    number = ops.feature_set_number("HalfKAv2_hm")
-    torch.library.opcheck(torch.ops.nnue.expand_features_into.default, (here, number, *out))
+    torch.library.opcheck(torch.ops.nnue.expand_features_into.default, (here, "HalfKAv2_hm", *out))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compile(device: torch.device, records: torch.Tensor, dynamic: bool) -> None:
     here = records.to(device)
-    weight = torch.randn(FEATURE_SETS["HalfKAv2_hm"].num_features, 8, device=device)
+    weight = torch.randn(feature_set("HalfKAv2_hm").num_features, 8, device=device)
     bias = torch.zeros(8, device=device)
 
     def both(records: torch.Tensor) -> torch.Tensor:
@@ -317,8 +332,8 @@ def test_fake_tensors_check_arguments() -> None:
         assert ops.expand_features(records, "HalfKP").black.shape == (7, 30)
         with pytest.raises(RuntimeError, match=r"records: found torch\.int32, expected uint8"):
             ops.expand_features(records.int(), "HalfKP")
-        with pytest.raises(RuntimeError, match="feature_set: found 99"):
-            torch.ops.nnue.expand_features(records, 99)
+        with pytest.raises(UserError, match="unknown feature set 'HalfKX'"):
+            ops.expand_features(records, "HalfKX")
 
 
 @pytest.mark.cuda

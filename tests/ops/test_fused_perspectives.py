@@ -10,19 +10,19 @@ from sample_inputs import assert_close
 from torch import Tensor
 
 from nnue_trainer import ops, perspectives
-from nnue_trainer.perspectives import Activation, is_fused, perspective_rows, perspective_transformer
+from nnue_trainer.perspectives import Activation, is_fused, perspective_plan, perspective_transformer
 
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
 
 
-def make_rows(positions: int, max_active: int, blocks: int, block_size: int, seed: int = 0) -> Tensor:
-    """Rows of every length from 0 to K, features distinct and of one block, rubbish behind the −1 that ends a row."""
+def make_rows(positions: int, max_active: int, buckets: int, bucket_size: int, seed: int = 0) -> Tensor:
+    """Rows of every length from 0 to K, features distinct and of one bucket, rubbish behind the −1 that ends a row."""
     g = torch.Generator().manual_seed(seed)
     if positions == 0 or max_active == 0:
         return torch.zeros(positions, max_active, dtype=torch.int32)
-    inside = torch.rand(positions, block_size, generator=g).argsort(1)[:, :max_active]
-    block = torch.randint(0, blocks, (positions, 1), generator=g) ** 2 // max(blocks, 1)  # uneven
-    rows = (block * block_size + inside).int()
+    inside = torch.rand(positions, bucket_size, generator=g).argsort(1)[:, :max_active]
+    bucket = torch.randint(0, buckets, (positions, 1), generator=g) ** 2 // max(buckets, 1)  # uneven
+    rows = (bucket * bucket_size + inside).int()
     width = rows.shape[1]
     rows = torch.nn.functional.pad(rows, (0, max_active - width), value=-1)
     lengths = torch.randint(0, width + 1, (positions,), generator=g)
@@ -33,27 +33,29 @@ def make_rows(positions: int, max_active: int, blocks: int, block_size: int, see
     return rows
 
 
-def make_skewed_rows(positions: int, blocks: int, block_size: int, seed: int = 0) -> Tensor:
+def make_skewed_rows(positions: int, buckets: int, bucket_size: int, seed: int = 0) -> Tensor:
     """Rows of about six features, of which a few are common, most rare and some in no row, as in chess."""
     g = torch.Generator().manual_seed(seed)
-    density = 0.9 / (1 + torch.randperm(block_size, generator=g) / 4) ** 1.7
-    has = torch.rand(positions, block_size, generator=g) < density
-    block = torch.randint(0, blocks, (positions, 1), generator=g) ** 2 // blocks
-    inside = torch.where(has, torch.arange(block_size), block_size).sort(1).values[:, :40]
-    rows = torch.where(inside < block_size, block * block_size + inside, -1)
+    density = 0.9 / (1 + torch.randperm(bucket_size, generator=g) / 4) ** 1.7
+    has = torch.rand(positions, bucket_size, generator=g) < density
+    bucket = torch.randint(0, buckets, (positions, 1), generator=g) ** 2 // buckets
+    inside = torch.where(has, torch.arange(bucket_size), bucket_size).sort(1).values[:, :40]
+    rows = torch.where(inside < bucket_size, bucket * bucket_size + inside, -1)
     return rows.int()
 
 
-def mix_loose(rows: Tensor, num_blocked: int, loose: int, active: int, skew: float, repeats: bool, seed: int) -> Tensor:
-    """Up to `active` features from `num_blocked` on in each row, anywhere; a larger `skew` prefers fewer of them."""
+def mix_unbucketed(
+    rows: Tensor, num_bucketed: int, unbucketed: int, active: int, skew: float, repeats: bool, seed: int
+) -> Tensor:
+    """Up to `active` features from `num_bucketed` on in each row, anywhere; a larger `skew` prefers fewer of them."""
     g = torch.Generator().manual_seed(seed)
     positions = len(rows)
-    picks = (torch.rand(positions, active, generator=g, dtype=torch.float64) ** skew * loose).int()
+    picks = (torch.rand(positions, active, generator=g, dtype=torch.float64) ** skew * unbucketed).int()
     if not repeats:
         picks = picks.sort(1).values
         picks[:, 1:][picks[:, 1:] == picks[:, :-1]] = -1
     picks[torch.arange(active)[None] >= torch.randint(0, active + 1, (positions, 1), generator=g)] = -1
-    picks = torch.where(picks >= 0, picks + num_blocked, -1)
+    picks = torch.where(picks >= 0, picks + num_bucketed, -1)
     ended = (rows == -1).cumsum(1) > 0
     both = torch.cat([torch.where(ended, -1, rows), picks], 1)
     order = (torch.rand(both.shape, generator=g) + (both == -1)).argsort(1)  # mixed, left-packed
@@ -67,8 +69,8 @@ class Case:
         self,
         positions: int = 100,
         max_active: int = 12,
-        blocks: int = 5,
-        block_size: int = 96,
+        buckets: int = 5,
+        bucket_size: int = 96,
         outputs: int = 64,
         *,
         dtype: torch.dtype = torch.float32,
@@ -78,30 +80,30 @@ class Case:
         scale: float = 0.2,
         missing: int = 0,
         output_scale: float = 1.0,
-        loose: int = 0,
-        loose_active: int = 20,
+        unbucketed: int = 0,
+        unbucketed_active: int = 20,
         skew: float = 4.0,
         repeats: bool = False,
     ) -> None:
         self.scale = output_scale
         g = torch.Generator().manual_seed(seed)
         self.white, self.black = rows or (
-            make_rows(positions, max_active, blocks, block_size, seed),
-            make_rows(positions, max_active, blocks, block_size, seed + 1),
+            make_rows(positions, max_active, buckets, bucket_size, seed),
+            make_rows(positions, max_active, buckets, bucket_size, seed + 1),
         )
-        self.block_size, self.num_blocked = block_size, blocks * block_size - missing
+        self.bucket_size, self.num_bucketed = bucket_size, buckets * bucket_size - missing
         positions = len(self.white)
         self.black_to_move = torch.randint(0, 2, (positions,), generator=g, dtype=torch.uint8)
-        # `missing`: the last block is not full.
+        # `missing`: the last bucket is not full.
         for i in (self.white, self.black):
-            i[i == self.num_blocked] = 0
-            i[(i > self.num_blocked) & (i < 10**6)] = 1
-        if loose > 0:
+            i[i == self.num_bucketed] = 0
+            i[(i > self.num_bucketed) & (i < 10**6)] = 1
+        if unbucketed > 0:
             self.white, self.black = (
-                mix_loose(i, self.num_blocked, loose, loose_active, skew, repeats, seed + n)
+                mix_unbucketed(i, self.num_bucketed, unbucketed, unbucketed_active, skew, repeats, seed + n)
                 for n, i in enumerate((self.white, self.black))
             )
-        features = self.num_blocked + loose
+        features = self.num_bucketed + unbucketed
         self.weight = (torch.randn(features, outputs, generator=g) * scale).to(dtype)
         self.bias = torch.rand(outputs, generator=g)
         self.white, self.black, self.black_to_move, self.weight, self.bias = (
@@ -115,8 +117,8 @@ class Case:
         weight, bias = self.weight.clone().requires_grad_(), self.bias.clone().requires_grad_()
         out = perspective_transformer(
             self.white, self.black, self.black_to_move, weight, bias,
-            activation=activation, bound=bound, scale=self.scale, block_size=self.block_size,
-            num_blocked=self.num_blocked, output_dtype=output_dtype,
+            activation=activation, bound=bound, scale=self.scale, bucket_size=self.bucket_size,
+            num_bucketed=self.num_bucketed, output_dtype=output_dtype,
         )  # fmt: skip
         grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out.device, out.dtype) * 1e-3
         if activation != "identity":
@@ -208,11 +210,11 @@ def test_widths(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "block_size", "missing"),
+    ("buckets", "bucket_size", "missing"),
     [(1, 768, 0), (32, 768, 0), (32, 704, 0), (3, 641, 40), (60, 5, 2), (255, 40, 3), (1, 1, 0)],
 )
-def test_blocks(device: torch.device, blocks: int, block_size: int, missing: int) -> None:
-    check(Case(400, 32, blocks, block_size, 32, device=device, missing=missing), "pairwise")
+def test_buckets(device: torch.device, buckets: int, bucket_size: int, missing: int) -> None:
+    check(Case(400, 32, buckets, bucket_size, 32, device=device, missing=missing), "pairwise")
 
 
 @pytest.mark.parametrize(("positions", "max_active"), [(1, 1), (1, 32), (31, 3), (33, 70), (5000, 32), (64, 0)])
@@ -238,16 +240,16 @@ def test_float32_is_exact(device: torch.device) -> None:
     assert ((out.double() - expected).abs() <= 33 * 2.0**-24 * largest).all()
 
 
-@pytest.mark.parametrize("loose", [0, 100])
+@pytest.mark.parametrize("unbucketed", [0, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_negative_zero(device: torch.device, dtype: torch.dtype, loose: int) -> None:
+def test_negative_zero(device: torch.device, dtype: torch.dtype, unbucketed: int) -> None:
     """A sum of -0 lies in [0, bound]: the gradient of the clip is 1 there."""
     rows = torch.full((3, 4), -1, dtype=torch.int32, device=device)
     rows[1, 0], rows[2, 0] = 0, 1
-    weight = torch.full((2 * 768 + loose, 32), -0.0, dtype=dtype, device=device)
+    weight = torch.full((2 * 768 + unbucketed, 32), -0.0, dtype=dtype, device=device)
     bias = torch.cat([torch.full((16,), -0.0), torch.full((16,), 0.5)]).to(device).requires_grad_()
     to_move = torch.zeros(3, dtype=torch.uint8, device=device)
-    out = perspective_transformer(rows, rows, to_move, weight, bias, block_size=768, num_blocked=2 * 768)
+    out = perspective_transformer(rows, rows, to_move, weight, bias, bucket_size=768, num_bucketed=2 * 768)
     out.sum().backward()
     assert bias.grad is not None
     assert bias.grad.tolist() == [3.0] * 16 + [0.0] * 16
@@ -270,15 +272,15 @@ def test_any_shape(
     device: torch.device,
     positions: int,
     max_active: int,
-    blocks: int,
-    block_size: int,
+    buckets: int,
+    bucket_size: int,
     sixteens: int,
     dtype: torch.dtype,
     activation: Activation,
     seed: int,
 ) -> None:
     check(
-        Case(positions, max_active, blocks, block_size, 16 * sixteens, dtype=dtype, device=device, seed=seed),
+        Case(positions, max_active, buckets, bucket_size, 16 * sixteens, dtype=dtype, device=device, seed=seed),
         activation,
     )
 
@@ -286,7 +288,7 @@ def test_any_shape(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_rows_outside_the_rule(device: torch.device, activation: Activation, dtype: torch.dtype) -> None:
-    """Duplicates and features of several blocks in a row are legal."""
+    """Duplicates and features of several buckets in a row are legal."""
     g = torch.Generator().manual_seed(3)
     rows = (make_rows(200, 12, 5, 96), make_rows(200, 12, 5, 96, 1))
     rows[0][10] = 7  # one feature twelve times
@@ -298,28 +300,28 @@ def test_rows_outside_the_rule(device: torch.device, activation: Activation, dty
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_long_irregular_rows(device: torch.device, dtype: torch.dtype) -> None:
-    """A duplicate, and a feature of another block, more than 32 entries after the others; rare features about them."""
+    """A duplicate, and a feature of another bucket, more than 32 entries after the others; rare features about them."""
     rows = (make_rows(150, 200, 2, 768), make_rows(150, 200, 2, 768, 1))
     for row, entry in ((0, 199), (7, 40), (64, 33)):
         full = rows[0][0].clone()
         full[entry] = full[1] if row else (full[1] + 768) % 1536
         rows[0][row] = full
-    check(Case(blocks=2, block_size=768, rows=rows, outputs=48, dtype=dtype, device=device), "pairwise")
+    check(Case(buckets=2, bucket_size=768, rows=rows, outputs=48, dtype=dtype, device=device), "pairwise")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_loose_features_behind_a_block_that_is_not_full(device: torch.device, dtype: torch.dtype) -> None:
-    check(Case(300, loose=300, missing=40, dtype=dtype, device=device), "pairwise")
+def test_unbucketed_features_behind_a_bucket_that_is_not_full(device: torch.device, dtype: torch.dtype) -> None:
+    check(Case(300, unbucketed=300, missing=40, dtype=dtype, device=device), "pairwise")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_loose_features(device: torch.device, activation: Activation, dtype: torch.dtype) -> None:
-    check(Case(700, loose=3000, dtype=dtype, device=device), activation)
+def test_unbucketed_features(device: torch.device, activation: Activation, dtype: torch.dtype) -> None:
+    check(Case(700, unbucketed=3000, dtype=dtype, device=device), activation)
 
 
 @pytest.mark.parametrize(
-    ("positions", "loose", "loose_active", "skew"),
+    ("positions", "unbucketed", "unbucketed_active", "skew"),
     [
         (300, 1, 3, 1.0),
         (300, 300, 40, 1.0),  # all dense
@@ -332,53 +334,65 @@ def test_loose_features(device: torch.device, activation: Activation, dtype: tor
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_loose_counts(
-    device: torch.device, positions: int, loose: int, loose_active: int, skew: float, dtype: torch.dtype
+def test_unbucketed_counts(
+    device: torch.device, positions: int, unbucketed: int, unbucketed_active: int, skew: float, dtype: torch.dtype
 ) -> None:
-    case = Case(positions, loose=loose, loose_active=loose_active, skew=skew, outputs=48, dtype=dtype, device=device)
+    case = Case(
+        positions,
+        unbucketed=unbucketed,
+        unbucketed_active=unbucketed_active,
+        skew=skew,
+        outputs=48,
+        dtype=dtype,
+        device=device,
+    )
     check(case, "pairwise")
 
 
-@pytest.mark.parametrize("loose_active", [30, 90], ids=["fit", "left out"])
+@pytest.mark.parametrize("unbucketed_active", [30, 90], ids=["fit", "left out"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_more_features_than_a_bitmap_has(device: torch.device, dtype: torch.dtype, loose_active: int) -> None:
+def test_more_features_than_a_bitmap_has(device: torch.device, dtype: torch.dtype, unbucketed_active: int) -> None:
     """Beyond 131,072 they are listed window by window; a tile of more than 3,072 of them is left out of the product."""
-    case = Case(150, loose=140_000, loose_active=loose_active, skew=1.0, outputs=48, dtype=dtype, device=device)
+    case = Case(
+        150, unbucketed=140_000, unbucketed_active=unbucketed_active, skew=1.0, outputs=48, dtype=dtype, device=device
+    )
     check(case, "pairwise")
 
 
 @pytest.mark.parametrize("outputs", [16, 80, 208, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_loose_widths(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
-    check(Case(200, loose=2000, outputs=outputs, dtype=dtype, device=device), "pairwise")
+def test_unbucketed_widths(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
+    check(Case(200, unbucketed=2000, outputs=outputs, dtype=dtype, device=device), "pairwise")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_nothing_but_loose_features(device: torch.device, dtype: torch.dtype) -> None:
+def test_nothing_but_unbucketed_features(device: torch.device, dtype: torch.dtype) -> None:
     rows = torch.full((500, 1), -1, dtype=torch.int32)
-    case = Case(rows=(rows, rows.clone()), blocks=0, loose=2000, loose_active=33, dtype=dtype, device=device)
-    assert case.num_blocked == 0
+    case = Case(rows=(rows, rows.clone()), buckets=0, unbucketed=2000, unbucketed_active=33, dtype=dtype, device=device)
+    assert case.num_bucketed == 0
     check(case, "crelu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_loose_features_no_row_has(device: torch.device, dtype: torch.dtype) -> None:
-    case = Case(100, loose=500, device=device, dtype=dtype)
+def test_unbucketed_features_no_row_has(device: torch.device, dtype: torch.dtype) -> None:
+    case = Case(100, unbucketed=500, device=device, dtype=dtype)
     for i in (case.white, case.black):
-        i[i >= case.num_blocked] = -1
+        i[i >= case.num_bucketed] = -1
     check(case, "identity")
 
 
 @pytest.mark.parametrize("skew", [1.0, 6.0])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_repeated_loose_features(device: torch.device, activation: Activation, dtype: torch.dtype, skew: float) -> None:
+def test_repeated_unbucketed_features(
+    device: torch.device, activation: Activation, dtype: torch.dtype, skew: float
+) -> None:
     """Duplicates add up, of rare features (lists) and of frequent ones (products), and in rows outside the rule."""
     rows = (make_rows(300, 12, 5, 96), make_rows(300, 12, 5, 96, 1))
     rows[0][10] = 7
     rows[1][11, :2] = torch.tensor([5, 300], dtype=torch.int32)
-    case = Case(rows=rows, loose=1500, skew=skew, repeats=True, dtype=dtype, device=device)
-    case.black[3] = case.num_blocked + 1499
+    case = Case(rows=rows, unbucketed=1500, skew=skew, repeats=True, dtype=dtype, device=device)
+    case.black[3] = case.num_bucketed + 1499
     check(case, activation, tolerance=0.1)  # rows outside the rule are rounded one by one
 
 
@@ -388,15 +402,15 @@ def test_repeated_loose_features(device: torch.device, activation: Activation, d
     st.integers(1, 4000), st.integers(0, 60), st.floats(1, 10), st.booleans(),
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), st.sampled_from(ACTIVATIONS), st.integers(0, 99),
 )  # fmt: skip
-def test_any_loose_shape(
+def test_any_unbucketed_shape(
     device: torch.device,
     positions: int,
     max_active: int,
-    blocks: int,
-    block_size: int,
+    buckets: int,
+    bucket_size: int,
     sixteens: int,
-    loose: int,
-    loose_active: int,
+    unbucketed: int,
+    unbucketed_active: int,
     skew: float,
     repeats: bool,
     dtype: torch.dtype,
@@ -405,12 +419,13 @@ def test_any_loose_shape(
 ) -> None:
     none = torch.full((positions, 1), -1, dtype=torch.int32)
     case = Case(
-        positions, max_active, blocks, block_size, 16 * sixteens, dtype=dtype, device=device, seed=seed,
-        rows=(none, none.clone()) if blocks == 0 else None, loose=loose, loose_active=loose_active, skew=skew,
-        repeats=repeats,
+        positions, max_active, buckets, bucket_size, 16 * sixteens, dtype=dtype, device=device, seed=seed,
+        rows=(none, none.clone()) if buckets == 0 else None, unbucketed=unbucketed,
+        unbucketed_active=unbucketed_active, skew=skew, repeats=repeats,
     )  # fmt: skip
     # One feature may be in every row, many times: fp32 sums of thousands of numbers that cancel.
-    # Rows outside the blocks' rule are rounded one by one: in 16 bits the error grows with the square root of how many.
+    # Rows that break the rule of buckets are rounded one by one: in 16 bits the error grows with the square root of
+    # their number.
     check(case, activation, tolerance=8e-3 + 6e-3 * positions**0.5 if repeats else 8e-3, exact_tolerance=2e-5)
 
 
@@ -425,7 +440,7 @@ def test_clip_passes_gradient_at_both_ends(device: torch.device, dtype: torch.dt
     bias = bias.to(device).requires_grad_()
     out = perspective_transformer(
         rows, rows, torch.zeros(1, dtype=torch.uint8, device=device), weight, bias,
-        activation="crelu", bound=bound, block_size=8 if fused else None, output_dtype=torch.float32,
+        activation="crelu", bound=bound, bucket_size=8 if fused else None, output_dtype=torch.float32,
     )  # fmt: skip
     out.sum().backward()
     expected = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 1]).repeat(4).to(device) * 2
@@ -434,22 +449,26 @@ def test_clip_passes_gradient_at_both_ends(device: torch.device, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("loose", "skew"), [(0, 1.0), (20_000, 4.0), (1000, 1.0)], ids=["none", "loose", "long lists"])
-def test_equal_bits(device: torch.device, dtype: torch.dtype, loose: int, skew: float) -> None:
-    case = Case(3000, 32, 32, 768, 272, dtype=dtype, device=device, loose=loose, loose_active=40, skew=skew)
+@pytest.mark.parametrize(
+    ("unbucketed", "skew"), [(0, 1.0), (20_000, 4.0), (1000, 1.0)], ids=["none", "unbucketed", "long lists"]
+)
+def test_equal_bits(device: torch.device, dtype: torch.dtype, unbucketed: int, skew: float) -> None:
+    case = Case(
+        3000, 32, 32, 768, 272, dtype=dtype, device=device, unbucketed=unbucketed, unbucketed_active=40, skew=skew
+    )
     first = case.run("pairwise")
     for _ in range(5):
         assert all(torch.equal(a, b) for a, b in zip(first, case.run("pairwise"), strict=True))
 
 
-@pytest.mark.parametrize("loose", [0, 2000])
-def test_tiny_and_huge_gradients(device: torch.device, loose: int) -> None:
+@pytest.mark.parametrize("unbucketed", [0, 2000])
+def test_tiny_and_huge_gradients(device: torch.device, unbucketed: int) -> None:
     """fp32 gradients keep their precision over many orders of magnitude."""
-    case = Case(500, 12, 5, 96, 64, device=device, loose=loose, skew=3)
+    case = Case(500, 12, 5, 96, 64, device=device, unbucketed=unbucketed, skew=3)
     weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
     out = perspective_transformer(
         case.white, case.black, case.black_to_move, weight, bias,
-        activation="identity", block_size=96, num_blocked=case.num_blocked,
+        activation="identity", bucket_size=96, num_bucketed=case.num_bucketed,
     )  # fmt: skip
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(device)
     grad = grad * 10.0 ** torch.arange(0, -7, -1, device=device).repeat(100)[:500, None]
@@ -461,17 +480,17 @@ def test_tiny_and_huge_gradients(device: torch.device, loose: int) -> None:
 
 
 def test_gradients_of_very_different_magnitude(device: torch.device) -> None:
-    """One part of the batch does not cost another its fp32 precision: each block's gradient is as exact as alone."""
+    """One part of the batch does not cost another its fp32 precision: each bucket's gradient is as exact as alone."""
     exponents = torch.tensor([-90.0, -30.0, 0.0, 40.0, 80.0])
     g = torch.Generator().manual_seed(4)
-    block = torch.randint(0, 5, (700, 1), generator=g)
-    rows = (block * 96 + torch.rand(700, 96, generator=g).topk(9).indices).int()
+    bucket = torch.randint(0, 5, (700, 1), generator=g)
+    rows = (bucket * 96 + torch.rand(700, 96, generator=g).topk(9).indices).int()
     case = Case(rows=(rows, rows.flip(1)), outputs=80, device=device)
     weight = case.weight.clone().requires_grad_()
     out = perspective_transformer(
-        case.white, case.black, case.black_to_move, weight, case.bias, activation="identity", block_size=96
+        case.white, case.black, case.black_to_move, weight, case.bias, activation="identity", bucket_size=96
     )
-    grad = (torch.randn(out.shape, generator=g) * torch.exp2(exponents[block])).to(device)
+    grad = (torch.randn(out.shape, generator=g) * torch.exp2(exponents[bucket])).to(device)
     out.backward(grad)
     assert weight.grad is not None
     expected = case.reference("identity", 1.0, grad)[1]
@@ -481,19 +500,19 @@ def test_gradients_of_very_different_magnitude(device: torch.device) -> None:
             weight.grad[part].double() * 2.0 ** -exponents[b].item(),
             expected[part] * 2.0 ** -exponents[b].item(),
             2e-6,
-            f"block {b}",
+            f"bucket {b}",
         )
 
 
-@pytest.mark.parametrize("loose", [False, True])
+@pytest.mark.parametrize("unbucketed", [False, True])
 @pytest.mark.parametrize("value", [0.0, 3e38, 2.0**-120])
-def test_gradient_at_the_ends_of_the_range(device: torch.device, value: float, loose: bool) -> None:
+def test_gradient_at_the_ends_of_the_range(device: torch.device, value: float, unbucketed: bool) -> None:
     rows = torch.tensor([[2, -1]], dtype=torch.int32)
-    case = Case(rows=(rows, torch.full_like(rows, -1)), blocks=1, block_size=8, outputs=32, device=device)
+    case = Case(rows=(rows, torch.full_like(rows, -1)), buckets=1, bucket_size=8, outputs=32, device=device)
     weight = case.weight.clone().requires_grad_()
     out = perspective_transformer(
         case.white, case.black, case.black_to_move, weight, case.bias,
-        activation="identity", block_size=8, num_blocked=0 if loose else 8,
+        activation="identity", bucket_size=8, num_bucketed=0 if unbucketed else 8,
     )  # fmt: skip
     out.backward(torch.full_like(out, value))
     expected = torch.zeros_like(weight)
@@ -507,7 +526,7 @@ def test_other_rows_do_not_show(device: torch.device, dtype: torch.dtype) -> Non
     """A feature's gradient has equal bits whether rows that do not have it have large gradients or tiny ones: the
     kernels add up several features' lists at a time, as a product with zeros."""
     positions = 3000
-    case = Case(positions, 12, 5, 96, 272, dtype=dtype, device=device, loose=5000, loose_active=40, skew=1.5)
+    case = Case(positions, 12, 5, 96, 272, dtype=dtype, device=device, unbucketed=5000, unbucketed_active=40, skew=1.5)
     number = torch.arange(positions, device=device)
     changed, anchors = number % 50 == 0, number % 8 == 1
     grads = []
@@ -515,7 +534,7 @@ def test_other_rows_do_not_show(device: torch.device, dtype: torch.dtype) -> Non
         weight = case.weight.clone().requires_grad_()
         out = perspective_transformer(
             case.white, case.black, case.black_to_move, weight, case.bias,
-            activation="identity", block_size=96, num_blocked=case.num_blocked,
+            activation="identity", bucket_size=96, num_bucketed=case.num_bucketed,
         )  # fmt: skip
         grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).clamp(-3, 3).to(device)
         grad *= torch.where(anchors, 1.0, 2.0**-12)[:, None]
@@ -537,7 +556,7 @@ def test_other_rows_do_not_show(device: torch.device, dtype: torch.dtype) -> Non
 def test_common_rare_and_unused_features(device: torch.device, outputs: int, dtype: torch.dtype) -> None:
     positions = 3000 if device.type == "cuda" else 300
     rows = (make_skewed_rows(positions, 3, 768), make_skewed_rows(positions, 3, 768, 1))
-    case = Case(rows=rows, blocks=3, block_size=768, outputs=outputs, missing=5, dtype=dtype, device=device)
+    case = Case(rows=rows, buckets=3, bucket_size=768, outputs=outputs, missing=5, dtype=dtype, device=device)
     check(case, "pairwise")
     grad_weight = case.run("crelu")[1]
     used = torch.cat([case.white, case.black]).unique()
@@ -550,8 +569,8 @@ def test_common_rare_and_unused_features(device: torch.device, outputs: int, dty
 @pytest.mark.parametrize("max_active", [6, 40, 768])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_far_features(device: torch.device, dtype: torch.dtype, max_active: int) -> None:
-    """All of a block's features equally frequent: half of the entries are of the features that come last, hundreds to
-    tens of thousands in 64 rows; and blocks of so few rows that there are none."""
+    """All of a bucket's features equally frequent: half of the entries are of the features that come last, hundreds to
+    tens of thousands in 64 rows; and buckets of so few rows that there are none."""
     positions = 500 if device.type == "cuda" else 60
     check(
         Case(positions, max_active, 4, 768, 272, dtype=dtype, device=device, scale=0.02, missing=3),
@@ -561,18 +580,18 @@ def test_far_features(device: torch.device, dtype: torch.dtype, max_active: int)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_many_small_blocks(device: torch.device, dtype: torch.dtype) -> None:
-    """A worker gets many blocks of one tile each, of one to six chunks of features, so that most of its warpgroups
+def test_many_small_buckets(device: torch.device, dtype: torch.dtype) -> None:
+    """A worker gets many buckets of one tile each, of one to six chunks of features, so that most of its warpgroups
     have no tile in most of them."""
     g = torch.Generator().manual_seed(3)
-    blocks, positions = (90, 1500) if device.type == "cuda" else (9, 60)
-    used = torch.randint(1, 500, (blocks,), generator=g)
-    block = torch.randint(0, blocks, (positions, 1), generator=g)
-    rows = (block * 500 + (torch.rand(positions, 20, generator=g) * used[block]).int()).int().sort(1).values
+    buckets, positions = (90, 1500) if device.type == "cuda" else (9, 60)
+    used = torch.randint(1, 500, (buckets,), generator=g)
+    bucket = torch.randint(0, buckets, (positions, 1), generator=g)
+    rows = (bucket * 500 + (torch.rand(positions, 20, generator=g) * used[bucket]).int()).int().sort(1).values
     rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = -1
     rows = torch.gather(rows, 1, (rows == -1).int().argsort(dim=1, stable=True))
     check(
-        Case(rows=(rows, rows.flip(0)), blocks=blocks, block_size=500, outputs=1040, dtype=dtype, device=device),
+        Case(rows=(rows, rows.flip(0)), buckets=buckets, bucket_size=500, outputs=1040, dtype=dtype, device=device),
         "crelu",
         tolerance=0.02,
     )
@@ -580,13 +599,13 @@ def test_many_small_blocks(device: torch.device, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_feature(device: torch.device, dtype: torch.dtype) -> None:
-    """One feature of one block alone; and features of nearly all rows that come after a group of those of all rows."""
+    """One feature of one bucket alone; and features of nearly all rows, ranked after a section of those of all rows."""
     rows = torch.full((700, 1), 3 * 768 + 767, dtype=torch.int32)
-    check(Case(rows=(rows, rows), blocks=5, block_size=768, outputs=48, dtype=dtype, device=device), "crelu")
+    check(Case(rows=(rows, rows), buckets=5, bucket_size=768, outputs=48, dtype=dtype, device=device), "crelu")
     rows = torch.arange(386, dtype=torch.int32).repeat(200, 1)
     rows[::7, 385] = -1
     check(
-        Case(rows=(rows, rows), blocks=2, block_size=386, outputs=32, dtype=dtype, device=device, scale=0.02),
+        Case(rows=(rows, rows), buckets=2, bucket_size=386, outputs=32, dtype=dtype, device=device, scale=0.02),
         "pairwise",
     )
 
@@ -599,7 +618,7 @@ def test_non_finite_stays_visible(device: torch.device, what: str) -> None:
         with torch.no_grad():
             case.weight[case.white[0, 0], 3] = float("nan")
     out = perspective_transformer(
-        case.white, case.black, case.black_to_move, case.weight, case.bias, activation="pairwise", block_size=96
+        case.white, case.black, case.black_to_move, case.weight, case.bias, activation="pairwise", bucket_size=96
     )
     grad = torch.ones_like(out)
     if what == "gradient":
@@ -624,7 +643,7 @@ def test_gradcheck(device: torch.device) -> None:
         ({"activation": "relu"}, "activation: found 'relu', expected one of identity, crelu"),
         ({"bound": 0.0}, "bound: found 0.0, expected a positive"),
         ({"weight": torch.zeros(480, 15)}, "found N = 15, expected an even N"),
-        ({"num_blocked": 481}, "num_blocked: found 481, expected 0 to F = 480"),
+        ({"num_bucketed": 481}, "num_bucketed: found 481, expected 0 to F = 480"),
     ],
 )
 def test_arguments(change: dict[str, object], message: str) -> None:
@@ -639,17 +658,17 @@ def test_illegal_index(device: torch.device) -> None:
     case.black[7, 0] = 480
     with pytest.raises(RuntimeError, match="index 480 in row 7"):
         case.run("pairwise")
-    case = Case(device=device, loose=20)
+    case = Case(device=device, unbucketed=20)
     case.black[7, 0] = 500
     with pytest.raises(RuntimeError, match="index 500 in row 7"):
         case.run("pairwise")
 
 
 @pytest.mark.parametrize("outputs", [15, 24, 64], ids=lambda n: f"N {n}")
-@pytest.mark.parametrize("block_size", [None, 96])
+@pytest.mark.parametrize("bucket_size", [None, 96])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_is_fused_says_the_truth(
-    device: torch.device, dtype: torch.dtype, block_size: int | None, outputs: int
+    device: torch.device, dtype: torch.dtype, bucket_size: int | None, outputs: int
 ) -> None:
     called: list[object] = []
 
@@ -662,10 +681,10 @@ def test_is_fused_says_the_truth(
     with Spy():
         perspective_transformer(
             case.white, case.black, case.black_to_move, case.weight, case.bias, activation="crelu",
-            block_size=block_size,
+            bucket_size=bucket_size,
         )  # fmt: skip
     fused = torch.ops.nnue.perspective_transformer_forward.default in called
-    assert fused == is_fused(case.weight, block_size)
+    assert fused == is_fused(case.weight, bucket_size)
     assert fused != (torch.ops.nnue.feature_transformer_forward.default in called)
     if device.type == "cpu":
         assert fused == (outputs != 15 and dtype != torch.float64)
@@ -681,25 +700,34 @@ def fused(cuda: torch.device) -> torch.device:
     return cuda
 
 
-@pytest.mark.parametrize("buckets", [0, 3])
+@pytest.mark.parametrize("psqt_buckets", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("loose", [0, 1000])
+@pytest.mark.parametrize("unbucketed", [0, 1000])
 @pytest.mark.parametrize("activation", ["identity", "pairwise"])
-def test_opcheck(device: torch.device, activation: Activation, loose: int, dtype: torch.dtype, buckets: int) -> None:
-    case = Case(dtype=dtype, device=device, loose=loose)
-    features = 480 + loose
+def test_opcheck(
+    device: torch.device, activation: Activation, unbucketed: int, dtype: torch.dtype, psqt_buckets: int
+) -> None:
+    case = Case(dtype=dtype, device=device, unbucketed=unbucketed)
+    features = 480 + unbucketed
     if not is_fused(case.weight, 96):
         pytest.skip("no fused kernels for this device")
-    code, dtype_code = ACTIVATIONS.index(activation), perspectives._DTYPES.index(dtype)
-    rows = perspective_rows(case.white, case.black, case.black_to_move, features, 96, 480)
-    psqt = torch.randn(features, buckets, device=device, requires_grad=True) if buckets else None
-    bucket = torch.arange(100, device=device) % buckets if buckets else None
-    forward = (case.white, case.black, rows, case.weight.requires_grad_(), case.bias.requires_grad_(), psqt, bucket)
-    constants = (96, 480, code, 1.0, 1.0, dtype_code)
-    # On CUDA `rows`, `saved` and `lists` have padding that nothing reads or writes: its bits are not comparable.
+    plan = perspective_plan(case.white, case.black, case.black_to_move, features, 96, 480)
+    psqt = torch.randn(features, psqt_buckets, device=device, requires_grad=True) if psqt_buckets else None
+    psqt_bucket = torch.arange(100, device=device) % psqt_buckets if psqt_buckets else None
+    forward = (
+        case.white,
+        case.black,
+        plan.data,
+        case.weight.requires_grad_(),
+        case.bias.requires_grad_(),
+        psqt,
+        psqt_bucket,
+    )
+    constants = (96, 480, activation, 1.0, 1.0, perspectives._name(dtype))
+    # On CUDA `plan`, `saved` and `lists` have padding that nothing reads or writes: its bits are not comparable.
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
-        torch.ops.nnue.perspective_rows.default,
+        torch.ops.nnue.perspective_plan.default,
         (case.white, case.black, case.black_to_move, features, 96, 480),
         test_utils=comparable,
     )
@@ -707,27 +735,27 @@ def test_opcheck(device: torch.device, activation: Activation, loose: int, dtype
         torch.ops.nnue.perspective_transformer_forward.default, (*forward, *constants, True), test_utils=comparable
     )
     out, psqt_out, saved, lists = torch.ops.nnue.perspective_transformer_forward(*forward, *constants, True)
-    assert psqt_out.shape == (100 if buckets else 0,)
+    assert psqt_out.shape == (100 if psqt_buckets else 0,)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
         (
-            torch.randn_like(out), torch.randn(100, device=device) if buckets else None, case.white, case.black, rows,
-            saved.detach(), lists, bucket, features, 64, buckets, *constants,
+            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, case.white, case.black,
+            plan.data, saved.detach(), lists, psqt_bucket, features, 64, psqt_buckets, *constants,
         ),
     )  # fmt: skip
 
 
 @pytest.mark.cuda
-def test_shared_rows(fused: torch.device) -> None:
+def test_shared_plan(fused: torch.device) -> None:
     case = Case(device=fused)
-    rows = perspective_rows(case.white, case.black, case.black_to_move, 480, 96)
+    plan = perspective_plan(case.white, case.black, case.black_to_move, 480, 96)
     arguments = (case.white, case.black, case.black_to_move, case.weight, case.bias)
     assert torch.equal(
-        perspective_transformer(*arguments, block_size=96),
-        perspective_transformer(*arguments, block_size=96, rows=rows),
+        perspective_transformer(*arguments, bucket_size=96),
+        perspective_transformer(*arguments, bucket_size=96, plan=plan),
     )
-    with pytest.raises(RuntimeError, match=r"rows: found shape .* what perspective_rows makes"):
-        perspective_transformer(*arguments, block_size=96, rows=rows[:-1].clone())
+    with pytest.raises(RuntimeError, match=r"plan: found shape .* what perspective_plan makes"):
+        perspective_transformer(*arguments, bucket_size=96, plan=plan._replace(data=plan.data[:-1].clone()))
 
 
 @pytest.mark.cuda
@@ -737,7 +765,7 @@ def test_compile(fused: torch.device, dynamic: bool) -> None:
 
     @torch.compile(fullgraph=True, dynamic=dynamic)
     def step(white: Tensor, black: Tensor, stm: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return perspective_transformer(white, black, stm, weight, bias, block_size=96) * 2
+        return perspective_transformer(white, black, stm, weight, bias, bucket_size=96) * 2
 
     weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
     out = step(case.white, case.black, case.black_to_move, weight, bias)
@@ -749,17 +777,17 @@ def test_compile(fused: torch.device, dynamic: bool) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("loose", [0, 1000])
-def test_cuda_graph(fused: torch.device, loose: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("unbucketed", [0, 1000])
+def test_cuda_graph(fused: torch.device, unbucketed: int, dtype: torch.dtype) -> None:
     """A captured step follows new index rows: nothing in it waits, or depends on the batch it was made with."""
     before = ops.set_index_check("off")
-    case, other = (Case(500, device=fused, loose=loose, dtype=dtype, seed=seed) for seed in (0, 9))
+    case, other = (Case(500, device=fused, unbucketed=unbucketed, dtype=dtype, seed=seed) for seed in (0, 9))
     weight, bias = case.weight.clone().requires_grad_(), case.bias.clone().requires_grad_()
     grad = torch.randn(500, 64, device=fused, dtype=dtype)
     inputs = [case.white.clone(), case.black.clone(), case.black_to_move.clone()]
 
     def step() -> tuple[Tensor, ...]:
-        out = perspective_transformer(*inputs, weight, bias, block_size=96, num_blocked=480)
+        out = perspective_transformer(*inputs, weight, bias, bucket_size=96, num_bucketed=480)
         return out, *torch.autograd.grad(out, (weight, bias), grad)
 
     stream = torch.cuda.Stream()
@@ -779,9 +807,11 @@ def test_cuda_graph(fused: torch.device, loose: int, dtype: torch.dtype) -> None
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(("loose", "dtype"), [(0, torch.float32), (20_000, torch.float32), (20_000, torch.bfloat16)])
-def test_streams(fused: torch.device, loose: int, dtype: torch.dtype) -> None:
-    case = Case(3000, 32, 32, 768, 256, device=fused, loose=loose, dtype=dtype)
+@pytest.mark.parametrize(
+    ("unbucketed", "dtype"), [(0, torch.float32), (20_000, torch.float32), (20_000, torch.bfloat16)]
+)
+def test_streams(fused: torch.device, unbucketed: int, dtype: torch.dtype) -> None:
+    case = Case(3000, 32, 32, 768, 256, device=fused, unbucketed=unbucketed, dtype=dtype)
     expected = case.run("pairwise")
     torch.cuda.synchronize()
     results = []
@@ -796,7 +826,7 @@ def test_streams(fused: torch.device, loose: int, dtype: torch.dtype) -> None:
 @pytest.mark.cuda
 def test_threads(fused: torch.device) -> None:
     """Each on a stream of its own: what runs beside a thread's stream is not mixed up with what is beside another's."""
-    case = Case(3000, 32, 32, 768, 256, device=fused, loose=20_000, dtype=torch.bfloat16)
+    case = Case(3000, 32, 32, 768, 256, device=fused, unbucketed=20_000, dtype=torch.bfloat16)
     expected = case.run("pairwise")
     torch.cuda.synchronize()
 
@@ -818,23 +848,31 @@ def test_sanitizer_forward_backward(fused: torch.device) -> None:
     rows[0][10] = 7
     skewed = (make_skewed_rows(700, 2, 768), make_skewed_rows(700, 2, 768, 1))
     for dtype in (torch.float32, torch.bfloat16):
-        for loose in (0, 700):
-            case = Case(blocks=3, rows=rows, outputs=80, dtype=dtype, device=fused, loose=loose, repeats=True)
+        for unbucketed in (0, 700):
+            case = Case(
+                buckets=3, rows=rows, outputs=80, dtype=dtype, device=fused, unbucketed=unbucketed, repeats=True
+            )
             check(case, "pairwise", tolerance=0.1)
-        check(Case(blocks=2, block_size=768, rows=skewed, outputs=80, dtype=dtype, device=fused), "pairwise")
+        check(Case(buckets=2, bucket_size=768, rows=skewed, outputs=80, dtype=dtype, device=fused), "pairwise")
     check(Case(200, 40, 40, 768, 80, dtype=torch.bfloat16, device=fused), "pairwise", tolerance=0.1)
 
 
 @pytest.mark.cuda
 def test_real_rows(fused: torch.device) -> None:
-    """Many workers to a unit: a batch whose rows lie mostly in one block."""
+    """Many workers to a unit: a batch whose rows lie mostly in one bucket."""
     g = torch.Generator().manual_seed(0)
-    block = torch.where(torch.rand(16_384, 1, generator=g) < 0.8, 29, torch.randint(0, 32, (16_384, 1), generator=g))
-    rows = (block * 768 + torch.rand(16_384, 768, generator=g).topk(20).indices).int()
+    bucket = torch.where(torch.rand(16_384, 1, generator=g) < 0.8, 29, torch.randint(0, 32, (16_384, 1), generator=g))
+    rows = (bucket * 768 + torch.rand(16_384, 768, generator=g).topk(20).indices).int()
     for dtype in (torch.float32, torch.bfloat16):
         check(
             Case(
-                rows=(rows, rows.flip(0)), blocks=32, block_size=768, outputs=256, dtype=dtype, device=fused, scale=0.05
+                rows=(rows, rows.flip(0)),
+                buckets=32,
+                bucket_size=768,
+                outputs=256,
+                dtype=dtype,
+                device=fused,
+                scale=0.05,
             ),
             "pairwise",
         )

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
 import nnue_trainer
 from nnue_trainer import _library
-from nnue_trainer.cli.info import collect
+from nnue_trainer.cli.info import _library_line, collect
 from nnue_trainer.cli.main import app
 
 
@@ -26,17 +28,55 @@ def test_json() -> None:
 
 def test_text() -> None:
     lines = CliRunner().invoke(app, ["info"]).output.splitlines()
-    text = {line[:13].strip(): line[14:] for line in lines}
+    text = {line[:14].strip(): line[15:] for line in lines}
     assert text["nnue-trainer"] == nnue_trainer.__version__
-    assert text["CPU ops"].startswith("loaded; built by ")
+    assert text["CPU operators"].startswith("loaded; built by ")
     assert torch.__version__ in text["torch"]
     if (error := _library.load().cuda_error) is not None:
-        assert text["CUDA ops"].endswith(error)
+        assert error in text["CUDA operators"]
     built = _library.build_info(_library.CUDA_LIBRARY)
     for architecture in [] if built is None else built["architectures"].split("+"):
-        assert f"sm_{architecture}" in text["CUDA ops"]
+        assert f"sm_{architecture}" in text["CUDA operators"]
 
 
 def test_module_entry() -> None:
     run = subprocess.run([sys.executable, "-m", "nnue_trainer", "info"], capture_output=True, text=True, check=True)
     assert run.stdout.startswith("nnue-trainer")
+
+
+@pytest.mark.parametrize(
+    ("cuda_build", "words"),
+    [
+        ("forced_off", "not built: no _ops_cuda.so: FORCE_CUDA=0 was set when this package was built"),
+        ("no_nvcc", "not built: no _ops_cuda.so: nvcc was not found when this package was built"),
+        ("built", "not built: no _ops_cuda.so: it was built with this package, but the file is not here"),
+        ("unknown", "not built: _ops_cuda.so was not built"),
+    ],
+)
+def test_why_there_is_no_cuda_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_build: str, words: str
+) -> None:
+    """The CPU library carries the reason in its bytes, from the time it was built."""
+    cpu = tmp_path / "_ops_cpu.so"
+    cpu.write_bytes(b"@nnue-build-info@" + json.dumps({"library": "cpu", "cuda_build": cuda_build}).encode() + b"\0")
+    monkeypatch.setattr(_library, "CPU_LIBRARY", cpu)
+    monkeypatch.setattr(_library, "CUDA_LIBRARY", tmp_path / "_ops_cuda.so")
+    error = _library._load_cuda()
+    assert _library_line({"built": None, "error": error}).startswith(words)
+
+
+def test_the_cpu_library_says_whether_cuda_was_built() -> None:
+    built = _library.build_info(_library.CPU_LIBRARY)
+    assert built is not None
+    assert built["cuda_build"] in ("built", "forced_off", "no_nvcc")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_a_torch_without_cuda_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the loader refuses, as it refuses the real library where torch has no CUDA symbols."""
+    cuda = tmp_path / "_ops_cuda.so"
+    built = {"library": "cuda", "compiler": "gcc", "torch_headers": "2.13", "architectures": "80+90", "cuda": "13.0"}
+    cuda.write_bytes(b"@nnue-build-info@" + json.dumps(built).encode() + b"\0")
+    monkeypatch.setattr(_library, "CUDA_LIBRARY", cuda)
+    line = _library_line({"built": _library.build_info(cuda), "error": _library._load_cuda()})
+    assert line.startswith(f"built, but this torch ({torch.__version__}) has no CUDA; built by gcc")

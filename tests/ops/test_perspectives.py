@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
-from nnue_trainer.perspectives import Activation, is_fused, perspective_rows, perspective_transformer
+from nnue_trainer.perspectives import Activation, is_fused, perspective_plan, perspective_transformer
 
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
 # Of outputs and of gradients that are rounded to the dtype.
@@ -39,11 +39,11 @@ def check(
     activation: Activation,
     bound: float,
     scale: float,
-    block_size: int | None = None,
-    num_blocked: int | None = None,
+    bucket_size: int | None = None,
+    num_bucketed: int | None = None,
 ) -> None:
     outputs, gradients, grads = run(
-        pair, activation=activation, bound=bound, scale=scale, block_size=block_size, num_blocked=num_blocked
+        pair, activation=activation, bound=bound, scale=scale, bucket_size=bucket_size, num_bucketed=num_bucketed
     )
     out, psqt, wide = reference_pair(pair, activation, bound, scale)
     expected = [out] if psqt is None else [out, psqt]
@@ -56,7 +56,7 @@ def check(
         tolerance = TOLERANCE[found.dtype]
         if (
             pair.weight.is_cuda
-            and is_fused(pair.weight, block_size, num_blocked)
+            and is_fused(pair.weight, bucket_size, num_bucketed)
             and pair.weight.dtype != torch.float32
         ):
             tolerance = max(tolerance, 8e-3)  # row gradients are rounded to bf16
@@ -69,23 +69,23 @@ def check(
     max_active=st.integers(0, 40),
     features=st.integers(1, 900),
     outputs=st.one_of(st.integers(1, 24).map(lambda n: 8 * n), st.sampled_from([1, 2, 6, 33, 520])),
-    buckets=st.sampled_from([0, 0, 1, 3, 8, 33]),
+    psqt_buckets=st.sampled_from([0, 0, 1, 3, 8, 33]),
     values=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16]),
     activation=st.sampled_from(ACTIVATIONS),
     bound=st.sampled_from([1.0, 0.5, 15 / 16]),
     scale=st.sampled_from([1.0, 127 / 128]),
-    block_size=st.sampled_from([None, 1000, 64, 768]),
-    loose=st.sampled_from([0, 0, 1, 2]),
+    bucket_size=st.sampled_from([None, 1000, 64, 768]),
+    unbucketed=st.sampled_from([0, 0, 1, 2]),
     seed=st.integers(0, 99),
 )
 @example(  # a bias gradient of which little is left
-    positions=245, max_active=0, features=1, outputs=1, buckets=0, values=False, dtype=torch.float32,
-    activation="identity", bound=1.0, scale=1.0, block_size=None, loose=0, seed=0,
+    positions=245, max_active=0, features=1, outputs=1, psqt_buckets=0, values=False, dtype=torch.float32,
+    activation="identity", bound=1.0, scale=1.0, bucket_size=None, unbucketed=0, seed=0,
 )  # fmt: skip
 @example(  # one feature, many times in every row
-    positions=97, max_active=11, features=1, outputs=6, buckets=0, values=False, dtype=torch.float32,
-    activation="identity", bound=1.0, scale=1.0, block_size=None, loose=0, seed=0,
+    positions=97, max_active=11, features=1, outputs=6, psqt_buckets=0, values=False, dtype=torch.float32,
+    activation="identity", bound=1.0, scale=1.0, bucket_size=None, unbucketed=0, seed=0,
 )  # fmt: skip
 def test_float64(
     device: torch.device,
@@ -93,24 +93,32 @@ def test_float64(
     max_active: int,
     features: int,
     outputs: int,
-    buckets: int,
+    psqt_buckets: int,
     values: bool,
     dtype: torch.dtype,
     activation: Activation,
     bound: float,
     scale: float,
-    block_size: int | None,
-    loose: int,
+    bucket_size: int | None,
+    unbucketed: int,
     seed: int,
 ) -> None:
     """Any shape, with duplicates, empty and full rows, and sums exactly on the ends of the clip."""
     outputs += outputs % 2 if activation == "pairwise" else 0
     pair = make_pair(
-        positions, max_active, features, outputs, buckets=buckets, values=values, dtype=dtype, device=device, seed=seed
+        positions,
+        max_active,
+        features,
+        outputs,
+        psqt_buckets=psqt_buckets,
+        values=values,
+        dtype=dtype,
+        device=device,
+        seed=seed,
     )
     if dtype == torch.float64:
         pair = pair.double()
-    check(pair, activation, bound, scale, block_size, features * (2 - loose) // 2)
+    check(pair, activation, bound, scale, bucket_size, features * (2 - unbucketed) // 2)
 
 
 def test_samples_hit_the_ends_of_the_clip() -> None:
@@ -123,7 +131,7 @@ def test_samples_hit_the_ends_of_the_clip() -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("values", [False, True], ids=["ones", "values"])
 def test_gradcheck(device: torch.device, values: bool, activation: Activation) -> None:
-    pair = make_pair(6, 5, 12, 6, buckets=3, values=values, device=device).double()
+    pair = make_pair(6, 5, 12, 6, psqt_buckets=3, values=values, device=device).double()
     own = pair.map(lambda t: t + torch.rand_like(t) / 8 if t.is_floating_point() else t).requires_grad()
     floats = own.parameters
 
@@ -135,14 +143,14 @@ def test_gradcheck(device: torch.device, values: bool, activation: Activation) -
     assert torch.autograd.gradcheck(function, floats)
 
 
-@pytest.mark.parametrize("block_size", [None, 50], ids=["plain", "fused"])
-def test_either_output_alone(device: torch.device, block_size: int | None) -> None:
+@pytest.mark.parametrize("bucket_size", [None, 50], ids=["plain", "fused"])
+def test_either_output_alone(device: torch.device, bucket_size: int | None) -> None:
     """A loss that reads one of the two outputs, and a psqt that is not trained."""
-    pair = make_pair(buckets=4, outputs=48, device=device)
-    _, full, grads = run(pair, block_size=block_size)
+    pair = make_pair(psqt_buckets=4, outputs=48, device=device)
+    _, full, grads = run(pair, bucket_size=bucket_size)
     for which in (0, 1):
         own = pair.requires_grad()
-        result = perspective_transformer(*own.arguments, **own.options, block_size=block_size)
+        result = perspective_transformer(*own.arguments, **own.options, bucket_size=bucket_size)
         result[which].backward(grads[which])
         weight, bias, psqt = (own.parameters[i].grad for i in range(3))
         if which == 0:
@@ -155,7 +163,7 @@ def test_either_output_alone(device: torch.device, block_size: int | None) -> No
     frozen = pair.requires_grad()
     assert frozen.psqt is not None
     frozen.psqt.requires_grad_(False)
-    outputs = perspective_transformer(*frozen.arguments, **frozen.options, block_size=block_size)
+    outputs = perspective_transformer(*frozen.arguments, **frozen.options, bucket_size=bucket_size)
     torch.autograd.backward(outputs[0], grads[0])
     assert frozen.psqt.grad is None
     assert torch.equal(frozen.weight.grad, full[0])
@@ -166,14 +174,14 @@ def test_either_output_alone(device: torch.device, block_size: int | None) -> No
 
 def test_psqt_gradient_of_every_size(device: torch.device) -> None:
     """Beside a gradient of 1 one of 1e-6 keeps fp32's precision; all of them tiny or huge are no trouble either."""
-    pair = make_pair(3000, 20, 200, 16, buckets=8, device=device)
+    pair = make_pair(3000, 20, 200, 16, psqt_buckets=8, device=device)
     g = torch.Generator().manual_seed(2)
     grad = (torch.randn(3000, generator=g) * 10 ** (-6 * torch.rand(3000, generator=g))).to(device)
-    assert pair.bucket is not None
-    grad[pair.bucket != 3] *= 1e-6 / grad[pair.bucket != 3].abs().max()
+    assert pair.psqt_bucket is not None
+    grad[pair.psqt_bucket != 3] *= 1e-6 / grad[pair.psqt_bucket != 3].abs().max()
     for scale in (1.0, 1e-30, 1e30):
         own = pair.requires_grad()
-        perspective_transformer(*own.arguments, **own.options, block_size=200)[1].backward(grad * scale)
+        perspective_transformer(*own.arguments, **own.options, bucket_size=200)[1].backward(grad * scale)
         _, psqt, wide = reference_pair(pair, "pairwise", 1.0, 1.0)
         assert psqt is not None
         assert wide.psqt is not None
@@ -185,8 +193,8 @@ def test_psqt_gradient_of_every_size(device: torch.device) -> None:
 
 def test_psqt_gradient_that_is_not_finite_stays_visible(device: torch.device) -> None:
     for bad in (float("inf"), float("nan")):
-        own = make_pair(buckets=4, outputs=16, device=device).requires_grad()
-        out = perspective_transformer(*own.arguments, **own.options, block_size=50)[1]
+        own = make_pair(psqt_buckets=4, outputs=16, device=device).requires_grad()
+        out = perspective_transformer(*own.arguments, **own.options, bucket_size=50)[1]
         grad = torch.ones_like(out)
         grad[1] = bad  # row 1 is full
         out.backward(grad)
@@ -197,56 +205,104 @@ def test_psqt_gradient_that_is_not_finite_stays_visible(device: torch.device) ->
 # ---- errors -----------------------------------------------------------------------------------------------------
 
 
-def test_psqt_and_bucket_come_together() -> None:
-    pair = make_pair(buckets=4)
-    for left_out in ("psqt", "bucket"):
+def test_psqt_and_psqt_bucket_come_together() -> None:
+    pair = make_pair(psqt_buckets=4)
+    for left_out in ("psqt", "psqt_bucket"):
         options = {**pair.options, left_out: None}
         with pytest.raises(ValueError, match=f"perspective_transformer: {left_out}: found none, expected a tensor"):
             perspective_transformer(*pair.arguments, **options)
-    with pytest.raises(RuntimeError, match="bucket: found none, expected a tensor, since there is psqt"):
+    with pytest.raises(RuntimeError, match="psqt_bucket: found none, expected a tensor, since there is psqt"):
         torch.ops.nnue.perspective_transformer_forward(
-            *pair.arguments[:3], pair.weight, pair.bias, pair.psqt, None, 768, 50, 0, 1.0, 1.0, 0, False
+            *pair.arguments[:3],
+            pair.weight,
+            pair.bias,
+            pair.psqt,
+            None,
+            768,
+            50,
+            "identity",
+            1.0,
+            1.0,
+            "float32",
+            False,
         )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: {"bucket": t["bucket"].int()}, "bucket: found int32, expected int64"),
-        (lambda t: {"bucket": t["bucket"][1:]}, r"bucket: found shape \[36\], expected shape \[B\] = \[37\]"),
+        (lambda t: {"psqt_bucket": t["psqt_bucket"].int()}, "psqt_bucket: found int32, expected int64"),
+        (
+            lambda t: {"psqt_bucket": t["psqt_bucket"][1:]},
+            r"psqt_bucket: found shape \[36\], expected shape \[B\] = \[37\]",
+        ),
         (lambda t: {"psqt": t["psqt"][1:]}, r"psqt: found shape \[49, 4\], expected shape \[F, P\] = \[50, any\]"),
         (lambda t: {"psqt": t["psqt"].half()}, "psqt: found float16, expected float32"),
     ],
 )
 def test_psqt_errors(device: torch.device, change: object, message: str) -> None:
-    pair = make_pair(buckets=4, outputs=48, device=device)
+    pair = make_pair(psqt_buckets=4, outputs=48, device=device)
     if not is_fused(pair.weight, 50):
         pytest.skip("no fused kernels for this device")
     options = {**pair.options, **change(pair.options)}  # type: ignore[operator]
     with pytest.raises(RuntimeError, match=f"^nnue::perspective_transformer_forward: {message}"):
-        perspective_transformer(*pair.arguments, **options, block_size=50)
+        perspective_transformer(*pair.arguments, **options, bucket_size=50)
 
 
 @pytest.mark.parametrize("bad", [-1, 4, 2**40])
-def test_illegal_bucket(device: torch.device, bad: int) -> None:
-    pair = make_pair(buckets=4, outputs=48, device=device)
+def test_illegal_psqt_bucket(device: torch.device, bad: int) -> None:
+    pair = make_pair(psqt_buckets=4, outputs=48, device=device)
     if not is_fused(pair.weight, 50):
         pytest.skip("no fused kernels for this device")
-    assert pair.bucket is not None
-    pair.bucket[9] = bad
-    message = r"bucket: found bucket -?\d+ in row 9, expected 0 <= bucket < 4"
+    assert pair.psqt_bucket is not None
+    pair.psqt_bucket[9] = bad
+    message = r"psqt_bucket: found bucket -?\d+ in row 9, expected 0 <= bucket < 4"
     with pytest.raises(RuntimeError, match=message):
-        perspective_transformer(*pair.arguments, **pair.options, block_size=50)
+        perspective_transformer(*pair.arguments, **pair.options, bucket_size=50)
 
 
-def test_rows_of_another_batch(device: torch.device) -> None:
-    pair, other = make_pair(outputs=48, device=device), make_pair(300, outputs=48, device=device)
+def test_plan_of_another_batch(device: torch.device) -> None:
+    pair = make_pair(outputs=48, device=device)
     if not is_fused(pair.weight, 50):
         pytest.skip("no fused kernels for this device")
-    rows = perspective_rows(*pair.arguments[:3], 50, 50)
-    perspective_transformer(*pair.arguments, block_size=50, rows=rows)
-    with pytest.raises(RuntimeError, match=r"rows: found shape .* what perspective_rows makes"):
-        perspective_transformer(*other.arguments, block_size=50, rows=rows)
+    features = len(pair.weight)
+    plan = perspective_plan(*pair.arguments[:3], features, 50)
+    expected = perspective_transformer(*pair.arguments, bucket_size=50)
+    assert torch.equal(perspective_transformer(*pair.arguments, bucket_size=50, plan=plan), expected)
+    for i, name in enumerate(("white", "black", "black_to_move")):
+        other = list(pair.arguments)
+        other[i] = other[i].clone()  # as large as that of the plan
+        with pytest.raises(ValueError, match=f"plan: found one that was made for another tensor `{name}`"):
+            perspective_transformer(*other, bucket_size=50, plan=plan)
+    with pytest.raises(ValueError, match="plan: found one that was made for bucket_size = 50, expected 25"):
+        perspective_transformer(*pair.arguments, bucket_size=25, plan=plan)
+    with pytest.raises(ValueError, match=f"plan: found one that was made for num_bucketed = {features}, expected 0"):
+        perspective_transformer(*pair.arguments, bucket_size=50, num_bucketed=0, plan=plan)
+    wider = torch.cat([pair.weight, pair.weight])
+    with pytest.raises(ValueError, match=f"plan: found one that was made for num_features = {features}"):
+        perspective_transformer(*pair.arguments[:3], wider, pair.bias, bucket_size=50, num_bucketed=features, plan=plan)
+    with pytest.raises(RuntimeError, match=r"plan: found shape .* what perspective_plan makes"):
+        perspective_transformer(*pair.arguments, bucket_size=50, plan=plan._replace(data=plan.data[1:]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_plan_in_a_compiled_function(dynamic: bool) -> None:
+    pair = make_pair(outputs=48)
+
+    @torch.compile(fullgraph=True, dynamic=dynamic)
+    def twice(white: Tensor, black: Tensor, black_to_move: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        plan = perspective_plan(white, black, black_to_move, weight.shape[0], 50)
+        one, other = (
+            perspective_transformer(white, black, black_to_move, w, bias, bucket_size=50, plan=plan)
+            for w in (weight, weight * 2)
+        )
+        return one + other
+
+    one, other = (
+        perspective_transformer(*pair.arguments[:3], w, pair.bias, bucket_size=50)
+        for w in (pair.weight, pair.weight * 2)
+    )
+    assert torch.equal(twice(*pair.arguments), one + other)
 
 
 @pytest.mark.cuda
@@ -259,9 +315,9 @@ def test_more_outputs_than_the_grid_holds(cuda: torch.device) -> None:
 @pytest.mark.parametrize("max_active", [0, 5])
 def test_no_positions(device: torch.device, max_active: int) -> None:
     """Gradients of zeros, whatever lies in the memory they are given."""
-    pair = make_pair(0, max_active, 300, 48, buckets=8, device=device)
+    pair = make_pair(0, max_active, 300, 48, psqt_buckets=8, device=device)
     for _ in range(3):
-        outputs, gradients, _ = run(pair, block_size=100)
+        outputs, gradients, _ = run(pair, bucket_size=100)
         assert [o.numel() for o in outputs] == [0, 0]
         assert [g.shape for g in gradients] == [p.shape for p in pair.parameters]
         assert not any(g.any() for g in gradients)
@@ -273,11 +329,11 @@ def test_no_positions(device: torch.device, max_active: int) -> None:
 
 
 def test_a_million_positions(device: torch.device) -> None:
-    small = make_pair(1000, 3, 60, 16, buckets=3, device=device)
+    small = make_pair(1000, 3, 60, 16, psqt_buckets=3, device=device)
     large = small.map(lambda t: t.repeat(1000, *(1,) * (t.dim() - 1)) if len(t) == 1000 else t)
-    few, few_grads, grads = run(small, block_size=60)
+    few, few_grads, grads = run(small, bucket_size=60)
     own = large.requires_grad()
-    many = perspective_transformer(*own.arguments, **own.options, block_size=60)
+    many = perspective_transformer(*own.arguments, **own.options, bucket_size=60)
     for a, b, grad in zip(few, many, grads, strict=True):
         assert torch.equal(b.view(1000, *a.shape), a.expand(1000, *a.shape))
         b.backward(grad.repeat(1000, *(1,) * (grad.dim() - 1)), retain_graph=True)
@@ -291,15 +347,15 @@ def test_more_than_2_31_sums(cuda: torch.device) -> None:
     if torch.cuda.mem_get_info(cuda)[0] < 40 << 30:
         pytest.skip("needs 40 GB")
     # No duplicates: of such rows each one's share of a 16-bit gradient is rounded.
-    small = make_pair(1024, 1, 60, 1024, buckets=3, dtype=torch.bfloat16, device=cuda)
+    small = make_pair(1024, 1, 60, 1024, psqt_buckets=3, dtype=torch.bfloat16, device=cuda)
     large = small.map(lambda t: t.repeat(1024, *(1,) * (t.dim() - 1)) if len(t) == 1024 and t.dim() != 1 else t)
     large = PairSample(
         large.white, large.black, small.black_to_move.repeat(1024), small.weight, small.bias, small.psqt,
-        small.bucket.repeat(1024), None, None,  # type: ignore[union-attr]
+        small.psqt_bucket.repeat(1024), None, None,  # type: ignore[union-attr]
     )  # fmt: skip
-    few, few_grads, grads = run(small, block_size=60)
+    few, few_grads, grads = run(small, bucket_size=60)
     own = large.requires_grad()
-    many = perspective_transformer(*own.arguments, **own.options, block_size=60)
+    many = perspective_transformer(*own.arguments, **own.options, bucket_size=60)
     for a, b, grad in zip(few, many, grads, strict=True):
         assert torch.equal(b.view(1024, *a.shape), a.expand(1024, *a.shape))
         b.backward(grad.repeat(1024, *(1,) * (grad.dim() - 1)), retain_graph=True)
@@ -312,7 +368,7 @@ def test_more_than_2_31_sums(cuda: torch.device) -> None:
 
 def test_cpu_is_the_same_for_any_thread_count() -> None:
     before = torch.get_num_threads()
-    pair = make_pair(3000, 32, 500, 200, buckets=8)
+    pair = make_pair(3000, 32, 500, 200, psqt_buckets=8)
     pair = pair.map(lambda t: t + torch.rand_like(t) if t.is_floating_point() else t)
     results = []
     try:
@@ -331,13 +387,13 @@ def test_cpu_is_the_same_for_any_thread_count() -> None:
 def test_compile(device: torch.device, dynamic: bool, values: bool) -> None:
     @torch.compile(fullgraph=True, dynamic=dynamic)
     def step(own: PairSample) -> Tensor:
-        activated, psqt = perspective_transformer(*own.arguments, **own.options, block_size=50)
+        activated, psqt = perspective_transformer(*own.arguments, **own.options, bucket_size=50)
         return activated.square().sum(1) + psqt * 3
 
     for positions in (37, 52) if dynamic else (37,):
-        pair = make_pair(positions, outputs=48, buckets=4, values=values, device=device)
+        pair = make_pair(positions, outputs=48, psqt_buckets=4, values=values, device=device)
         eager, compiled = pair.requires_grad(), pair.requires_grad()
-        activated, psqt = perspective_transformer(*eager.arguments, **eager.options, block_size=50)
+        activated, psqt = perspective_transformer(*eager.arguments, **eager.options, bucket_size=50)
         expected = activated.square().sum(1) + psqt * 3
         found = step(compiled)
         torch.testing.assert_close(found, expected)
@@ -350,10 +406,10 @@ def test_compile(device: torch.device, dynamic: bool, values: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("values", [False, True], ids=["fused", "values"])
 def test_autocast_changes_nothing(device: torch.device, values: bool, dtype: torch.dtype) -> None:
-    pair = make_pair(outputs=48, buckets=4, values=values, dtype=dtype, device=device)
-    without = run(pair, block_size=50)
+    pair = make_pair(outputs=48, psqt_buckets=4, values=values, dtype=dtype, device=device)
+    without = run(pair, bucket_size=50)
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        within = run(pair, block_size=50)
+        within = run(pair, bucket_size=50)
     for a, b in zip([*without[0], *without[1]], [*within[0], *within[1]], strict=True):
         assert torch.equal(a, b)
 
@@ -361,12 +417,12 @@ def test_autocast_changes_nothing(device: torch.device, values: bool, dtype: tor
 @pytest.mark.cuda
 def test_cuda_graph_follows_its_inputs(cuda: torch.device) -> None:
     before = ops.set_index_check("off")
-    pair, other = (make_pair(500, 20, 300, 48, buckets=8, device=cuda, seed=seed) for seed in (0, 9))
+    pair, other = (make_pair(500, 20, 300, 48, psqt_buckets=8, device=cuda, seed=seed) for seed in (0, 9))
     static = pair.requires_grad()
     grads = [torch.randn(500, 48, device=cuda), torch.randn(500, device=cuda)]
 
     def step() -> tuple[Tensor, ...]:
-        outputs = perspective_transformer(*static.arguments, **static.options, block_size=300)
+        outputs = perspective_transformer(*static.arguments, **static.options, bucket_size=300)
         return *outputs, *torch.autograd.grad(outputs, static.parameters, grads)
 
     side = torch.cuda.Stream()
@@ -389,14 +445,14 @@ def test_cuda_graph_follows_its_inputs(cuda: torch.device) -> None:
 @pytest.mark.cuda
 def test_streams_give_equal_bits(cuda: torch.device) -> None:
     """Also the integer atomics of the PSQT gradient: the same for any schedule."""
-    pair = make_pair(4000, 32, 700, 256, buckets=8, device=cuda)
+    pair = make_pair(4000, 32, 700, 256, psqt_buckets=8, device=cuda)
     pair = pair.map(lambda t: t + torch.rand_like(t) if t.is_floating_point() else t)
-    expected = run(pair, block_size=700)
+    expected = run(pair, bucket_size=700)
     torch.cuda.synchronize()
     results = []
     for stream in [torch.cuda.Stream() for _ in range(4)]:
         with torch.cuda.stream(stream):
-            results.append(run(pair, block_size=700))
+            results.append(run(pair, bucket_size=700))
     torch.cuda.synchronize()
     for found in results:
         for some, others in zip(expected, found, strict=True):
@@ -408,13 +464,13 @@ def test_every_device(cuda: torch.device) -> None:
     """Tensors of a device that is not the current one, and work on two devices at once."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    pair = make_pair(500, 20, 300, 64, buckets=8)
-    expected = run(pair.map(lambda t: t.to("cuda:0")), block_size=300)
+    pair = make_pair(500, 20, 300, 64, psqt_buckets=8)
+    expected = run(pair.map(lambda t: t.to("cuda:0")), bucket_size=300)
     results = []
     for device in ("cuda:0", "cuda:1"):
         there = pair.map(lambda t, device=device: t.to(device))
         assert is_fused(there.weight, 300)
-        results.append(run(there, block_size=300))
+        results.append(run(there, bucket_size=300))
         assert all(t.device == torch.device(device) for t in results[-1][0])
     assert torch.cuda.current_device() == 0
     for found in results:
@@ -422,10 +478,10 @@ def test_every_device(cuda: torch.device) -> None:
             assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(some, others, strict=True))
     there = pair.map(lambda t: t.to("cuda:1"))
     with pytest.raises(RuntimeError, match="weight: found a tensor on cuda:0, expected one on cuda:1"):
-        perspective_transformer(*there.arguments[:3], pair.weight.to("cuda:0"), there.bias, block_size=300)
+        perspective_transformer(*there.arguments[:3], pair.weight.to("cuda:0"), there.bias, bucket_size=300)
     there.black[3, 0] = 300
     with pytest.raises(RuntimeError, match="index 300 in row 3"):
-        run(there, block_size=300)
+        run(there, bucket_size=300)
 
 
 # ---- several processes ------------------------------------------------------------------------------------------
@@ -437,7 +493,7 @@ class Net(nn.Module):
     def __init__(self, features: int) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.transformer = PerspectiveTransformer(features, 32, "pairwise", psqt_buckets=4, block_size=features)
+        self.transformer = PerspectiveTransformer(features, 32, "pairwise", psqt_buckets=4, bucket_size=features)
         self.layer = nn.Linear(32, 1)
         with torch.no_grad():
             self.transformer.bias += 0.3
@@ -453,8 +509,8 @@ def loss_of(net: nn.Module, pair: PairSample, begin: int, end: int) -> Tensor:
     now = slice(begin, end)
     rest = dict.fromkeys(("counts", "score", "result", "piece_count"), torch.zeros(end - begin))
     batch = Batch(white=pair.white[now], black=pair.black[now], black_to_move=pair.black_to_move[now], **rest)
-    assert pair.bucket is not None
-    out: Tensor = net(batch, pair.bucket[now])
+    assert pair.psqt_bucket is not None
+    out: Tensor = net(batch, pair.psqt_bucket[now])
     return (out - 0.5).square().mean()
 
 
@@ -468,7 +524,7 @@ def train_in_parallel(rank: int, backend: str, port: int, folder: str) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(backend, rank=rank, world_size=2)
     try:
-        pair = make_pair(120, 9, 80, 32, buckets=4, device=device)
+        pair = make_pair(120, 9, 80, 32, psqt_buckets=4, device=device)
         net = nn.parallel.DistributedDataParallel(Net(80).to(device))
         loss_of(net, pair, 60 * rank, 60 * rank + 60).backward()
         torch.save([p.grad.cpu() for p in net.parameters() if p.grad is not None], Path(folder) / str(rank))
@@ -489,7 +545,7 @@ def test_distributed_data_parallel(backend: str, tmp_path: Path) -> None:
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(train_in_parallel, (backend, port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
     net = Net(80)
-    loss_of(net, make_pair(120, 9, 80, 32, buckets=4), 0, 120).backward()
+    loss_of(net, make_pair(120, 9, 80, 32, psqt_buckets=4), 0, 120).backward()
     found = [torch.load(tmp_path / str(rank), weights_only=True) for rank in range(2)]
     for a, b, parameter in zip(*found, net.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""A small net and a stream of made-up batches, to train in a blink."""
+"""A small net and a stream of made-up batches, to train in a blink; and run folders that nobody has trained."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import architectures, config
+from nnue_trainer import checkpoint, config, nets
+from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.trainer import Trainer
 
 BATCH, ACTIVE = 32, 32
@@ -62,7 +65,8 @@ def recipe(*overrides: str) -> config.Recipe:
     data = {
         "model": {"kind": "simple", "hidden": 16},
         "data": {"train": ["made-up"], "batch_size": BATCH},
-        "loss": {"kind": "sigmoid", "end_wdl": 0.5},
+        "loss": {"kind": "sigmoid"},
+        "lambda": {"kind": "linear", "start": 1.0, "end": 0.5},
         "optimizer": {"lr": 1e-2},
         "schedule": {"kind": "exponential", "gamma": 0.8, "warmup_steps": 5},
         "training": {"epochs": 4, "positions_per_epoch": 10 * BATCH, "keep_last": 2, "device": "cpu"},
@@ -74,6 +78,41 @@ def recipe(*overrides: str) -> config.Recipe:
 def trainer(run_dir: Path, *overrides: str, source: MadeUpSource | None = None) -> Trainer:
     chosen = recipe(*overrides)
     torch.manual_seed(chosen.training.seed)
-    model = architectures.build(chosen.model)
+    model = nets.build(chosen.model)
     held_out = [made_up_batch(-1), made_up_batch(-2, 7)]
     return Trainer(chosen, model, source or MadeUpSource(), lambda: held_out, run_dir)
+
+
+def content(step: int, *, epoch: int | None = None, loss: float | None = None, best: int | None = None) -> Checkpoint:
+    """A checkpoint after `step`, whose weight says so."""
+    state = {
+        "step": step, "batches": {}, "epoch": epoch, "validation_loss": loss,
+        "best_validation_loss": None if best is None else float(best), "best_step": best,
+    }  # fmt: skip
+    return Checkpoint({"kind": "simple"}, {"model": {"w": torch.full((3,), float(step))}}, {"training": {}}, state)
+
+
+def step_of(path) -> int:
+    saved = checkpoint.load(path)
+    assert saved.tensors["model"]["w"].tolist() == [saved.state["step"]] * 3
+    return saved.state["step"]
+
+
+def steps(folder: RunFolder) -> dict[str, int]:
+    return {path.stem: step_of(path) for path in sorted(folder.checkpoints.glob("*.safetensors"))}
+
+
+def names(path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+
+
+def run_of(folder: RunFolder, epochs: int, *, keep_last: int = 9, best: int | None = None) -> None:
+    """Writes a run of `epochs` with 10 steps each into the folder; `best` is the epoch with the lowest loss."""
+    folder.will_write(folder.recipe, folder.metrics)
+    folder.recipe.write_text("recipe")
+    folder.metrics.write_text("metrics")
+    with CheckpointStore(folder, keep_last) as store:
+        for epoch in range(1, epochs + 1):
+            at = None if best is None else 10 * min(epoch, best)
+            saved = content(10 * epoch, epoch=epoch, loss=float(10 * epoch), best=at)
+            store.save(saved, epoch=epoch, is_best=best is not None and epoch <= best)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nnue_trainer import config, schema
+from nnue_trainer import config, presets, schema
 from nnue_trainer.errors import UserError
 
 MINIMAL = {"model": {"kind": "simple"}, "data": {"train": ["a.binpack"]}, "loss": {"kind": "sigmoid"}}
@@ -47,7 +47,7 @@ def test_a_recipe_survives_being_written(tmp_path):
     [
         ("optimizer.lrr=1", "override 'optimizer.lrr=1': optimizer.lrr: unknown key (did you mean 'lr'?)"),
         ("optim.lr=1", "override 'optim.lr=1': optim: unknown key (did you mean 'optimizer'?)"),
-        ("loss.zzz=1", "loss.zzz: unknown key (expected one of start_wdl, end_wdl, wdl_steps, scale, power)"),
+        ("loss.zzz=1", "loss.zzz: unknown key (expected one of scale, power)"),
         ("optimizer.lr=-1", "optimizer.lr: found -1, expected greater than 0"),
         ("optimizer.lr=.nan", "optimizer.lr: found NaN, expected"),
         ("loss.scale=.inf", "loss.scale: found Infinity, expected a finite number"),
@@ -65,13 +65,62 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("schedule={kind: step}", "schedule.epochs: missing, and it has no default"),
         (
             "schedule.kind=cos",
-            'schedule.kind: found "cos", expected one of constant, exponential, step, linear, cosine',
+            "schedule.kind: found 'cos', expected one of constant, cosine, drops, exponential, linear, one_cycle,",
         ),
-        ("schedule={gamma: 1}", "schedule.kind: missing, expected one of constant, exponential"),
+        (
+            "schedule={kind: sequence, parts: [{epochs: 1, schedule: {kind: cosine, final_lr: 1, final: 1}}]}",
+            "schedule.parts.0.schedule.final: unknown key (did you mean 'final_lr'?)",
+        ),
+        (
+            "schedule={kind: sequence, parts: [{epochs: 1, epoch: 1, schedule: {kind: constant}}]}",
+            "schedule.parts.0.epoch: unknown key (did you mean 'epochs'?)",
+        ),
+        ("lambda.start=2", "override 'lambda.start=2': lambda.kind: missing, expected one of constant, cosine, linear"),
+        ("lambda={kind: linear, start: 2}", "lambda.start: found 2, expected less than or equal to 1"),
+        ("lambda_={kind: linear}", "lambda_: unknown key (did you mean 'lambda'?)"),
+        (
+            "optimizer.kind=sgd",
+            "optimizer.kind: found 'sgd', expected one of adamw, ranger, ranger_lite, torch, or path/to/file.py:Class",
+        ),
+        ("optimizer.kind=3", "optimizer.kind: found 3, expected one of adamw"),
+        ("optimizer={kind: torch}", "optimizer.name: missing, and it has no default"),
+        ("optimizer={kind: torch, name: RAdm}", "optimizer.name: torch.optim has no 'RAdm' for this (did you mean 'RA"),
+        ("optimizer={kind: torch, name: LBFGS}", "optimizer.name: torch.optim has no 'LBFGS' for this"),
+        (
+            "optimizer={kind: torch, name: RAdam, options: {beta: 1}}",
+            "optimizer: RAdam has no option 'beta' (did you mean 'betas'?)",
+        ),
+        (
+            "optimizer={kind: torch, name: RAdam, options: {betas: [0.9, 2]}}",
+            "optimizer: RAdam does not take {'betas': [0.9, 2]}: Invalid beta parameter at index 1: 2",
+        ),
+        ("optimizer={kind: torch, name: SGD, options: {momentum: x}}", "optimizer: SGD does not take"),
+        ("optimizer={kind: torch, name: SGD, options: {lr: 1}}", "optimizer: SGD has no option 'lr'"),
+        ("schedule={gamma: 1}", "schedule.kind: missing, expected one of constant, cosine"),
         ("model.hidden=7", "override 'model.hidden=7': model.hidden: found 7, expected"),
         ("model=null", "model: found null, expected a section of keys"),
-        ("training.seed=2024-99-99", "override 'training.seed=2024-99-99': month must be in 1..12"),
-        ("data.train=&a [*a]", "override 'data.train=&a [*a]': Circular reference detected"),
+        ("training.seed=2024-99-99", 'training.seed: found "2024-99-99", expected a valid integer'),
+        ("data.train=&a [*a]", "override 'data.train=&a [*a]':1:5: alias 'a' holds itself"),
+        ("training.seed=2024-01-01", 'training.seed: found "2024-01-01", expected a valid integer'),
+        (
+            "optimizer.lr=1e39",
+            "optimizer.lr: found 1e+39, expected 0, or a number that float32 holds, 1.2e-38 to 3.4e+38",
+        ),
+        ("optimizer.eps=1e-40", "optimizer.eps: found 1e-40, expected 0, or a number that float32 holds"),
+        ("schedule={kind: linear, final_lr: 1e39}", "schedule.final_lr: found 1e+39, expected 0, or a number that"),
+        ("training.epochs=1048577", "training.epochs: found 1048577, expected less than or equal to 1048576"),
+        ("training.epochs=9223372036854775808", "training.epochs: found 9223372036854775808, expected a number of at"),
+        (f"training.seed={10**4000}", "training.seed: found a number of 13,288 bits, expected a number of at most 64"),
+        (f"training.seed={'1' * 9000}", "Exceeds the limit (4300 digits) for integer string conversion"),
+        ("training.positions_per_epoch=1e30", "training.positions_per_epoch: found 1e+30, expected a valid integer"),
+        ("training.device=cuda:99999999999", 'training.device: found "cuda:99999999999", expected text that matches'),
+        ("data.filters.max_score=4294967296", "data.filters.max_score: found 4294967296, expected less than"),
+        ("data.filters.random_skip=1e30", "data.filters.random_skip: found 1e+30, expected less than"),
+        ("data.shuffle_buffer=10000000000000", "data.shuffle_buffer: found 10000000000000, expected less than"),
+        ('data.train="a\\0b"', 'data.train: found "a\\u0000b", expected text without control characters'),
+        ('data.train="\\uD800"', "data.train: found"),
+        ("data.train=!!binary aGk=", "tags such as 'tag:yaml.org,2002:binary' have no meaning here"),
+        ("data.train={a: b}", 'data.train: found {"a": "b"}, expected a list'),
         ("data.threads=100000", "data.threads: found 100000, expected less than or equal to 1024"),
         ("lr", "override 'lr': expected key=value, such as optimizer.lr=1e-3"),
         ("a..b=1", "override 'a..b=1': expected key=value"),
@@ -87,7 +136,7 @@ def test_the_file_is_blamed_for_what_is_in_it():
     assert message("optimizer.lr=1", data=wrong).startswith("r.yaml: optimizer.learning_rate: unknown key")
     assert message(data={**MINIMAL, "model": {"kind": "simple", "l1": 8}}).startswith("r.yaml: model.l1: unknown key")
     assert message(data={"data": {}}) == "r.yaml: model: missing, and it has no default (and 2 more)"
-    assert message(data=[]) == "r.yaml: found list, expected the sections of a recipe"
+    assert message(data=[]) == "r.yaml: found a list, expected the sections of a recipe"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +145,21 @@ def test_the_file_is_blamed_for_what_is_in_it():
         ("a: 1\na: 2\n", "r.yaml:2:1: key 'a' is given twice"),
         ("a: [1\n", "r.yaml:2:1: expected ',' or ']'"),
         ("? [a]\n: 1\n", "r.yaml:1:3: a key must be a word"),
-        ("", "r.yaml: found NoneType, expected the sections of a recipe"),
+        ("1: 1\n", "r.yaml:1:1: a key must be a word, not '1'"),
+        ("a: {yes: 1}\n", "r.yaml:1:5: a key must be a word, not 'yes'"),
+        ("2024-01-01: 1\n", "r.yaml: model: missing, and it has no default (and 3 more)"),
+        ("~: 1\n", "r.yaml:1:1: a key must be a word, not '~'"),
+        ("<<: 1\n", "r.yaml:1:5: expected a mapping or list of mappings for merging"),
+        ("!!python/object:os.system a\n", "r.yaml:1:1: tags such as 'tag:yaml.org,2002:python/object:os.system' have"),
+        ("a: !!bool x\n", "r.yaml:1:4: tags such as"),
+        ("a: " + "[" * 100 + "]" * 100, "r.yaml:1:20: nested deeper than 16 levels"),
+        ("- " * 100 + "1", "nested deeper than 16 levels"),
+        (f"a: {'[' * 500_000}", "nested deeper than 16 levels"),
+        (f"a: [{'1, ' * 20_000}]", "r.yaml:1:4: more than 10,000 keys and values"),
+        ("a: *b\n", "r.yaml:1:4: found undefined alias 'b'"),
+        ("--- a\n--- b\n", "r.yaml:2:1: a second document, expected one recipe"),
+        ("a: \x07\n", "r.yaml: unacceptable character #x0007"),
+        ("", "r.yaml: found nothing, expected the sections of a recipe"),
     ],
 )
 def test_wrong_yaml(tmp_path, text, expected):
@@ -131,3 +194,75 @@ def test_every_field_is_documented():
     reference = config.reference()
     assert "schedule.kind = cosine" in reference
     assert "data.batch_size: int > 0, ≤ 16777216 [16384]\n    positions in a step" in reference
+
+
+def test_a_bomb_of_aliases_is_refused_before_it_is_unfolded(tmp_path):
+    """330 bytes that stand for 10^12 words."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    with pytest.raises(UserError, match=r"r\.yaml:4:5: more than 10,000 keys and values"):
+        config.load(write(tmp_path / "r.yaml", "\n".join(lines)))
+
+
+def test_anchors_may_still_save_typing(tmp_path):
+    text = "model: &m {kind: simple}\ndata: {train: [a]}\nloss: {kind: sigmoid, <<: {scale: 300}}\n"
+    assert config.load(write(tmp_path / "r.yaml", text)).loss.scale == 300
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/urandom", "sparse"])
+def test_endless_files_are_no_recipes(tmp_path, path):
+    if path == "sparse":
+        path = tmp_path / path
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(UserError, match=r"larger than 1,048,576 bytes"):
+        config.load(path)
+
+
+def test_one_file_is_a_list_of_one():
+    recipe = config.parse(MINIMAL, ["data.train=one.binpack", "data.validation=*.binpack"])
+    assert recipe.data.train == ["one.binpack"]
+    assert recipe.data.validation == ["*.binpack"]
+    assert config.parse({**MINIMAL, "data": {"train": "a"}}).data.train == ["a"]
+    assert "schedule" in message("schedule=cosine")  # of no other kind of field
+
+
+def test_folders_and_patterns_become_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ["d/b.binpack", "d/a.binpack.zst", "d/.hidden.binpack", "d/readme.md", "d/e/c.bin", "odd[1].binpack"]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+
+    def files(names: str) -> list[str]:
+        return config.with_files(config.parse(MINIMAL, [f"data.train={names}"]))[0].data.train
+
+    assert files("d") == ["d/a.binpack.zst", "d/b.binpack"]
+    assert files("d/*.binpack*") == ["d/a.binpack.zst", "d/b.binpack"]
+    assert files("**/*.bin") == ["d/e/c.bin"]
+    assert files("['x', 'd/e', 'odd[1].binpack']") == [
+        "x",
+        "d/e/c.bin",
+        "odd[1].binpack",
+    ]
+    for names, complaint in [
+        ("*.bim", "data.train: '*.bim': no file matches"),
+        ("empty", "a folder without data files"),
+    ]:
+        with pytest.raises(UserError) as caught:
+            files(names)
+        assert complaint in str(caught.value)
+    recipe, notes = config.with_files(config.parse(MINIMAL, ["data.train=d", "data.validation=[d/b.binpack]"]))
+    assert notes == ["data.train: d: 2 files, d/a.binpack.zst, d/b.binpack"]
+    assert config.with_files(recipe) == (recipe, [])
+
+
+def test_presets_are_recipes_and_say_what_they_are_for(project_root):
+    assert set(presets.names()) >= {"quickstart", "sfnnv5", "simple"}
+    for name in presets.names():
+        assert 20 < len(presets.description(name)) <= 110
+        config.load(presets.path(name))
+        assert (project_root / "configs" / f"{name}.yaml").samefile(presets.path(name))
+    with pytest.raises(UserError, match=r"preset 'nope': expected one of .*quickstart"):
+        presets.path("nope")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from made_up import MadeUpSource, made_up_batch, recipe
 
-from nnue_trainer import architectures, checkpoint
+from nnue_trainer import checkpoint, nets
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.run import set_up_torch
@@ -35,7 +35,7 @@ def trainer(run_dir, *overrides: str) -> Trainer:
     chosen = recipe("training.device=cuda", *overrides)
     device = torch.device("cuda")
     set_up_torch(chosen, device)
-    model = architectures.build(chosen.model).to(device)
+    model = nets.build(chosen.model).to(device)
     return Trainer(chosen, model, PinnedSource(), lambda: [made_up_batch(-1)], run_dir)
 
 
@@ -84,18 +84,52 @@ def test_a_graph_changes_no_bit(tmp_path, model):
     assert_same(tmp_path / "eager", tmp_path / "graph")
 
 
-def test_resume_changes_no_bit(tmp_path):
-    trainer(tmp_path / "whole").train()
+OPTIMIZERS = pytest.mark.parametrize("name", ["adamw", "Adam", "NAdam", "RAdam"])
+
+
+def optimizer(name: str) -> str:
+    return "optimizer={kind: adamw}" if name == "adamw" else f"optimizer={{kind: torch, name: {name}}}"
+
+
+@OPTIMIZERS
+def test_a_graph_changes_no_bit_of_any_rule(tmp_path, name):
+    for graph in ("false", "true"):
+        trainer(tmp_path / graph, optimizer(name), f"training.cuda_graph={graph}").train()
+    assert_same(tmp_path / "false", tmp_path / "true")
+
+
+@pytest.mark.parametrize("name", ["adamw", "RAdam", "SGD"])
+def test_a_failed_step_is_refused_or_undone_on_the_device(tmp_path, name):
+    run = trainer(tmp_path, optimizer(name), "training.cuda_graph=false")
+    for _ in range(3):
+        run.advance()
+    before = {key: tensor.clone() for key, tensor in run.model.state_dict().items()}
+    moments = {key: tensor.clone() for key, tensor in run.optimizer.state_dict().items()}
+    for parameter in run.model.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    run.optimizer.step(torch.zeros((), device="cuda"))
+    assert run.optimizer.failed()
+    assert run.optimizer.good_steps() == 3
+    for key, tensor in run.model.state_dict().items():
+        assert torch.equal(tensor, before[key]), key
+    for key, tensor in run.optimizer.state_dict().items():
+        assert torch.equal(tensor, moments[key]), key
+
+
+@pytest.mark.parametrize("name", ["adamw", "RAdam", "SGD"])
+def test_resume_changes_no_bit(tmp_path, name):
+    trainer(tmp_path / "whole", optimizer(name)).train()
     path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"
-    second = trainer(tmp_path / "parts")
+    second = trainer(tmp_path / "parts", optimizer(name))
     second.resume(checkpoint.load(path), path)
     second.train()
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+@OPTIMIZERS
 @pytest.mark.parametrize("graph", ["true", "false"])
-def test_no_step_waits_for_the_device(tmp_path, graph):
-    run = trainer(tmp_path, f"training.cuda_graph={graph}")
+def test_no_step_waits_for_the_device(tmp_path, graph, name):
+    run = trainer(tmp_path, optimizer(name), f"training.cuda_graph={graph}")
     for _ in range(6):
         run.advance()
     torch.cuda.set_sync_debug_mode("error")

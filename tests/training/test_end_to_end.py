@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nnue_trainer import architectures, checkpoint
+from nnue_trainer import checkpoint, nets
 from nnue_trainer.cli.main import app
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
@@ -54,8 +54,8 @@ def nnue(*arguments: object) -> str:
 
 
 NETS = {
-    "simple": ("{kind: simple, hidden: 32}", "{kind: sigmoid, end_wdl: 0.3}"),
-    "sfnnv5": ("{kind: sfnnv5, l1: 32}", "{kind: win_rate, end_lambda: 0.75}"),
+    "simple": ("{kind: simple, hidden: 32}", "{kind: sigmoid}\nlambda: {kind: linear, end: 0.7}"),
+    "sfnnv5": ("{kind: sfnnv5, l1: 32}", "{kind: win_rate}\nlambda: {kind: linear, end: 0.75}"),
 }
 
 
@@ -64,7 +64,7 @@ def test_a_net_learns_from_a_binpack_file(tmp_path, data, kind):
     path = recipe(tmp_path, data, *NETS[kind])
     run = tmp_path / "run"
     output = nnue("train", "--config", path, "--run-dir", run)
-    assert "finished step 24 of 24: 12 k positions" in output
+    assert "finished step 24 of 24: 12.0 k positions" in output
     assert f"nnue export {run}/checkpoints/best.safetensors" in output
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [record["loss"] for record in records if record["event"] == "validation"]
@@ -72,7 +72,7 @@ def test_a_net_learns_from_a_binpack_file(tmp_path, data, kind):
     assert losses[-1] < losses[0]
 
     best = checkpoint.load(run / "checkpoints" / "best.safetensors")
-    model = architectures.build(best.architecture)
+    model = nets.build(best.architecture)
     checkpoint.load_into(best.tensors["model"], model, "best")
     for bound in model.weight_bounds():
         assert bound.low <= bound.parameter.min(), bound.name
@@ -85,7 +85,7 @@ def test_stop_and_resume_is_bit_identical(tmp_path, data, kind):
     """Epochs of 8 steps; cut after 1 of 3 by the number of epochs changing, which leaves all else alone."""
     path = recipe(tmp_path, data, *NETS[kind])
     constant = "schedule={kind: constant}"
-    fixed = "loss={kind: win_rate}"  # λ of the step must not depend on the number of epochs
+    fixed = "lambda={kind: constant}"  # λ of the step must not depend on the number of epochs
     nnue("train", "--config", path, "--run-dir", tmp_path / "whole", constant, fixed)
     nnue("train", "--config", path, "--run-dir", tmp_path / "parts", constant, fixed, "training.epochs=1")
     output = nnue("train", "--resume", tmp_path / "parts", "training.epochs=3", "data.threads=1")
@@ -161,7 +161,8 @@ def test_a_run_without_data_writes_nothing(tmp_path, data, key):
 def test_resume_auto_starts_where_there_is_no_checkpoint_yet(tmp_path, data):
     path, run = recipe(tmp_path, data, *NETS["simple"], epochs=1), tmp_path / "run"
     run.mkdir()
-    (run / "recipe.yaml").write_text("", encoding="utf-8")
+    for name in ("recipe.yaml", "metrics.jsonl"):
+        (run / name).write_text("", encoding="utf-8")
     assert "finished step 8 of 8" in nnue("train", "--config", path, "--run-dir", run, "--resume", "auto")
 
 
@@ -213,7 +214,7 @@ def test_what_config_prints(tmp_path, data):
     assert "data.batch_size: int > 0, ≤ 16777216 [16384]" in nnue("train", "--help-recipe")
     path = recipe(tmp_path, data, *NETS["simple"])
     assert "lr: 0.25\n" in nnue("config", path, "optimizer.lr=0.25")
-    with pytest.raises(UserError, match="expected --config FILE, or --resume PATH"):
+    with pytest.raises(UserError, match=r"expected a RECIPE, --preset NAME .*, or --resume PATH"):
         nnue("train")
 
 

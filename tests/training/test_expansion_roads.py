@@ -7,10 +7,10 @@ import pytest
 import torch
 from made_up import recipe
 
-from nnue_trainer import architectures, checkpoint
+from nnue_trainer import checkpoint, nets
 from nnue_trainer.data import Loader, RecordLoader
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.run import set_up_torch, training_batches, validation_batches
+from nnue_trainer.training.run import HeldOut, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
 
 FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count")
@@ -74,14 +74,14 @@ def test_the_same_training(tmp_path: Path, file: Path, device: str, graph: bool,
     )  # fmt: skip
     set_up_torch(chosen, torch.device(device))
     pinned = {"pin_memory": True} if device == "cuda" else {}
-    net = architectures.build(chosen.model)
+    net = nets.build(chosen.model)
     files = []
     for name, source in (
         ("rows", Loader(file, net.feature_set, 500, **OPTIONS, **pinned)),
         ("records", RecordLoader(file, 500, **OPTIONS, **pinned)),
     ):
         torch.manual_seed(chosen.training.seed)
-        net = architectures.build(chosen.model).to(device)
+        net = nets.build(chosen.model).to(device)
         Trainer(chosen, net, source, None, tmp_path / name).train()
         files.append(tmp_path / name / "checkpoints" / "last.safetensors")
     one, two = (checkpoint.load(path) for path in files)
@@ -93,7 +93,7 @@ def test_the_same_training(tmp_path: Path, file: Path, device: str, graph: bool,
 
 def test_a_cuda_run_takes_records_and_a_cpu_run_rows(file: Path) -> None:
     chosen = recipe(f"data.train=[{file}]")
-    model = architectures.build(chosen.model)
+    model = nets.build(chosen.model)
     assert isinstance(training_batches(chosen, model, torch.device("cpu")), Loader)
     if torch.cuda.is_available():
         assert isinstance(training_batches(chosen, model, torch.device("cuda")), RecordLoader)
@@ -106,9 +106,8 @@ def test_validation_sees_the_same_positions_on_every_device(file: Path, device: 
         f"data.validation=[{file}]", "data.batch_size=1000", f"data.validation_positions={positions}",
         "data.filters.quiet=true", "model={kind: sfnnv5, l1: 32}",
     )  # fmt: skip
-    model = architectures.build(chosen.model)
-    opened = validation_batches(chosen, model, torch.device(device))
-    assert opened is not None
+    model = nets.build(chosen.model)
+    held_out = HeldOut(chosen, model, torch.device(device))
     every = {"filters": chosen.data.filters, "shuffle": False, "drop_last": False}
     expected = {
         field: torch.cat([getattr(batch, field).clone() for batch in Loader(file, model.feature_set, 1_000, **every)])
@@ -116,7 +115,7 @@ def test_validation_sees_the_same_positions_on_every_device(file: Path, device: 
     }
     for _ in range(2):  # every time it is opened
         batches = []
-        for batch in opened():
+        for batch in held_out():
             assert batch.white.device.type == device
             batches.append({field: getattr(batch, field).clone() for field in FIELDS})
         assert len(batches) > 2

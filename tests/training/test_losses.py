@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nnue_trainer.losses import SigmoidLoss, WinRateLoss
+from nnue_trainer.losses import SigmoidLoss, WinRateLoss, mean
 
 
 def sigmoid(x: float) -> float:
@@ -117,10 +117,24 @@ def test_proven_wins_nearer_to_mate_score_higher():
     assert compressed[2:].tolist() == pytest.approx([4000 + 0.85 * 4000, 8000, -8000])
 
 
-def test_lambda_goes_from_start_to_end():
-    loss = WinRateLoss(start_lambda=1.0, end_lambda=0.6)
-    assert [loss.lambda_at(step, 100) for step in (0, 50, 100, 120)] == pytest.approx([1.0, 0.8, 0.6, 0.6])
-    assert WinRateLoss(start_lambda=1.0, end_lambda=0.6, lambda_steps=10).lambda_at(5, 100) == pytest.approx(0.8)
-    assert WinRateLoss(start_lambda=0.5, end_lambda=0.5, lambda_bump=0.2).lambda_at(50, 100) == pytest.approx(0.7)
-    assert WinRateLoss(start_lambda=0.9, end_lambda=0.9, lambda_bump=0.5).lambda_at(50, 100) == 1.0
-    assert SigmoidLoss(start_wdl=0.2, end_wdl=0.6).lambda_at(50, 100) == pytest.approx(0.6)
+@pytest.mark.parametrize("loss", [WinRateLoss(), WinRateLoss(weight_boost=1.5), SigmoidLoss()])
+@pytest.mark.parametrize("lam", [0.0, 0.25, 1.0])
+def test_a_position_without_a_score_is_trained_on_its_result_alone(loss, lam):
+    """32002 is no score, and not a win of +9,536: the position counts as much as its result does beside a score."""
+    nets = torch.tensor([10.0, -300.0, 77.0], dtype=torch.float64, requires_grad=True)
+    scores, results = torch.tensor([40, 32002, -5], dtype=torch.int16), torch.tensor([1, -1, 0], dtype=torch.int8)
+    got = torch.stack(loss.terms(nets, scores, results, lam))
+    others = torch.stack(loss.terms(nets[[0, 2]], scores[[0, 2]], results[[0, 2]], lam))
+    alone = torch.stack(loss.terms(nets[[1]], torch.zeros(1, dtype=torch.int16), results[[1]], 0.0))
+    torch.testing.assert_close(got, others + (1 - lam) * alone, rtol=1e-14, atol=0)
+    if lam == 1:
+        mean(*got).backward()
+        assert nets.grad[1] == 0
+
+
+def test_a_batch_of_no_weight_teaches_nothing():
+    net = torch.randn(4, requires_grad=True)
+    loss = mean(*WinRateLoss(weight_boost=1.0).terms(net, torch.full((4,), 32002), torch.ones(4), 1.0))
+    loss.backward()
+    assert loss == 0
+    assert torch.equal(net.grad, torch.zeros(4))

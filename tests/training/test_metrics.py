@@ -1,32 +1,89 @@
-"""The progress line."""
+"""What a run writes down, and that trouble with it never ends a run."""
+
+import errno
+import json
+import os
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from nnue_trainer.errors import UserError
 from nnue_trainer.training import metrics
+from nnue_trainer.training.run_folder import RunFolder
 
 
-def test_an_epoch_lasts_until_its_last_step(monkeypatch, capsys):
-    """At the end of an epoch the line still names it: the validation that follows belongs to it."""
-    monkeypatch.setattr(metrics, "PLAIN_LINE_EVERY", 0.0)
-    progress = metrics.ProgressLine(steps=6, steps_per_epoch=3, batch_size=10, step=0)
-    for step in range(1, 7):
-        progress.update(step)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2"] * 3 + ["epoch 2/2"] * 3
+def lines(*steps):
+    return "".join(json.dumps({"event": "train", "step": step}) + "\n" for step in steps)
 
 
-def test_a_resumed_run_keeps_what_came_before_it(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste', encoding="utf-8")
-    metrics.MetricsWriter(tmp_path, step=2, tensorboard=False).close()
-    assert path.read_text(encoding="utf-8") == '{"step": 1}\n{"step": 2}\n'
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder(tmp_path / "run") as folder:
+        folder.will_write(folder.metrics)
+        yield folder
 
 
-@pytest.mark.parametrize("line", ["garbage", "[1]", '{"loss": 1}', '{"step": "x"}'])
-def test_a_foreign_line_is_named_and_nothing_is_lost(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"step": 1}}\n{line}\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"metrics\.jsonl:2: found .*, expected a record"):
-        metrics.MetricsWriter(tmp_path, step=2, tensorboard=False)
-    assert path.read_text(encoding="utf-8") == f'{{"step": 1}}\n{line}\n'
+@pytest.mark.parametrize("end", ["", '{"ste', "\0" * 600, "\0\0\n\0\0", "garbage\n", '{"step": 4}'])
+def test_a_resumed_run_keeps_what_came_before_it(folder, capsys, end):
+    """A broken end, as a kill or a power cut leaves it, is dropped in silence."""
+    folder.metrics.write_text(lines(1, 2, 3) + end)
+    metrics.MetricsWriter(folder, step=2, tensorboard=False).close()
+    assert folder.metrics.read_text() == lines(1, 2)
+    assert capsys.readouterr().err == ""
+    assert [path.name for path in folder.path.glob("metrics*")] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"garbage", b"[1]", b'{"loss": 1}', b'{"step": "x"}', b'{"step": 1e999}', b"\xff\xfe", b"[" * 50_000,
+     b'{"step": ' + b"9" * 5000 + b"}", b'{"step": -1}', b'{"step": true'],
+)  # fmt: skip
+def test_a_damaged_file_is_kept_and_its_sound_records_go_on(folder, capsys, line):
+    damaged = lines(1).encode() + line + b"\n" + lines(2, 3).encode()
+    folder.metrics.write_bytes(damaged)
+    metrics.MetricsWriter(folder, step=2, tensorboard=False).close()
+    assert folder.metrics.read_text() == lines(1, 2)
+    assert (folder.path / "metrics-damaged-1.jsonl").read_bytes() == damaged
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "metrics.jsonl: damaged, so it is kept as metrics-damaged-1.jsonl" in said
+
+
+def test_a_full_disk_costs_records_and_nothing_else(folder, capsys, monkeypatch):
+    writer = metrics.MetricsWriter(folder, step=0, tensorboard=True)
+    writer.write("train", 1, {"loss": 0.5})
+    whole = os.write
+
+    def half(descriptor, data):
+        whole(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    for step in (2, 3):
+        writer.write("train", step, {"loss": 0.25})
+    monkeypatch.setattr(os, "write", whole)
+    writer.write("train", 4, {"loss": 0.125})
+    writer.close()
+    assert [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()] == [1, 4]
+    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.5), (4, 0.125)]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2  # once for each file
+    assert all("cannot be written: No space left on device; training goes on without it" in line for line in said)
+
+
+def test_what_is_not_finite_is_null(folder):
+    writer = metrics.MetricsWriter(folder, step=0, tensorboard=True)
+    writer.write("validation", 1, {"loss": float("nan"), "best": float("inf"), "epoch": 1})
+    writer.close()
+    (record,) = [json.loads(line, parse_constant=pytest.fail) for line in folder.metrics.read_text().splitlines()]
+    assert (record["loss"], record["best"], record["epoch"]) == (None, None, 1)
+
+
+def test_curves_of_a_future_that_was_left_are_gone(folder):
+    for start, steps in ((0, (1, 2, 3)), (1, (2, 3))):
+        writer = metrics.MetricsWriter(folder, step=start, tensorboard=True)
+        for step in steps:
+            writer.write("train", step, {"loss": float(start)})
+        writer.close()
+    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.0), (2, 1.0), (3, 1.0)]

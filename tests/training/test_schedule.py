@@ -1,9 +1,8 @@
 """Learning rates against values worked out by hand."""
 
 import pytest
-from pydantic import TypeAdapter
 
-from nnue_trainer.training.schedule import ScheduleConfig
+from nnue_trainer.schedules import SCHEDULES
 
 PER_EPOCH, EPOCHS, LR = 10, 8, 0.5
 
@@ -18,9 +17,24 @@ PER_EPOCH, EPOCHS, LR = 10, 8, 0.5
         ({"kind": "cosine", "final_lr": 0.1}, {0: 0.5, 20: 0.3 + 0.2 * 0.5**0.5, 40: 0.3, 80: 0.1}),
         ({"kind": "constant", "warmup_steps": 4}, {0: 0.125, 1: 0.25, 3: 0.5, 4: 0.5}),
         ({"kind": "exponential", "gamma": 0.5, "warmup_steps": 20}, {9: 0.25, 19: 0.25, 20: 0.125}),
+        ({"kind": "drops", "epochs": [2, 5], "gamma": 0.1}, {19: 0.5, 20: 0.05, 49: 0.05, 50: 0.005, 79: 0.005}),
+        (
+            {"kind": "one_cycle", "start_lr": 0.1, "final_lr": 0.01, "rise": 0.25},
+            {0: 0.1, 10: 0.3, 20: 0.5, 50: 0.255, 80: 0.01},
+        ),
+        (
+            {
+                "kind": "sequence",
+                "parts": [
+                    {"epochs": 2, "schedule": {"kind": "constant", "warmup_steps": 4}},
+                    {"epochs": 4, "schedule": {"kind": "linear", "final_lr": 0.1}, "lr": 0.3},
+                ],
+            },
+            {0: 0.125, 3: 0.5, 19: 0.5, 20: 0.3, 40: 0.2, 60: 0.1, 79: 0.1},
+        ),
     ],
 )
 def test_learning_rates(schedule, values):
-    parsed = TypeAdapter(ScheduleConfig).validate_python(schedule)
+    parsed = SCHEDULES.parse(schedule, may_import=False)
     for step, lr in values.items():
         assert parsed.lr_at(step, PER_EPOCH, EPOCHS, LR) == pytest.approx(lr, rel=1e-12), step

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -41,6 +42,19 @@ class StopsAt(MadeUpSource):
         if self.index == self.at:
             self.action()
         return super().__next__()
+
+
+def in_step(run, number, action):
+    """Calls `action` in the middle of step `number` of a trainer, counted from 1."""
+    whole = run.train_step
+
+    def step(batch):
+        if run.step == number - 1:
+            action()
+        whole(batch)
+
+    run.train_step = step
+    return run
 
 
 def test_it_learns_and_leaves_everything_behind(tmp_path):
@@ -82,12 +96,21 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
     assert not torch.equal(same.tensors["model"]["output.weight"], other.tensors["model"]["output.weight"])
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("waiting", [False, True])
 @pytest.mark.parametrize("stop_at", [1, 10, 17, 39])
-def test_a_resumed_run_is_bit_identical(tmp_path, stop_at):
-    """Stopped by SIGTERM after `stop_at` steps, in the middle or at the end of an epoch."""
+def test_a_resumed_run_is_bit_identical(tmp_path, stop_at, waiting, number):
+    """Stopped by a signal after `stop_at` steps, in the middle or at the end of an epoch: while a step is computed, or
+    while the run waits for the batch that comes then."""
     trainer(tmp_path / "whole").train()
 
-    first = trainer(tmp_path / "parts", source=StopsAt(stop_at - 1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    def stop():
+        os.kill(os.getpid(), number)
+
+    if waiting:
+        first = trainer(tmp_path / "parts", source=StopsAt(stop_at, stop))
+    else:
+        first = in_step(trainer(tmp_path / "parts"), stop_at, stop)
     summary = first.train()
     assert summary.interrupted
     assert summary.step == stop_at
@@ -211,8 +234,17 @@ def test_a_second_interrupt_is_not_swallowed(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path, source=StopsAt(4, twice)).train()
+        in_step(trainer(tmp_path), 5, twice).train()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_hangup_that_nohup_ignores_is_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = in_step(trainer(tmp_path), 5, lambda: os.kill(os.getpid(), signal.SIGHUP))
+        assert not run.train().interrupted
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_it_runs_outside_the_main_thread(tmp_path):
@@ -246,6 +278,23 @@ def test_cuda_graph_wants_cuda(tmp_path):
         trainer(tmp_path, "training.cuda_graph=true")
 
 
+def test_a_graph_wants_an_optimiser_that_can_be_recorded(tmp_path):
+    with pytest.raises(UserError, match=r"training\.cuda_graph: a step of the optimizer 'torch' cannot be recorded"):
+        trainer(tmp_path, "training.cuda_graph=true", "optimizer={kind: torch, name: SGD}")
+
+
+def test_torchs_optimisers_train_and_resume(tmp_path):
+    """Through files, with a learning rate that changes at every step."""
+    chosen = ["optimizer={kind: torch, name: NAdam, lr: 1e-2}", "schedule={kind: linear, final_lr: 1e-3}"]
+    trainer(tmp_path / "whole", *chosen).train()
+    path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"
+    second = trainer(tmp_path / "parts", *chosen)
+    second.resume(checkpoint.load(path), path)
+    summary = second.train()
+    assert summary.validation_loss < 0.05
+    assert_same(*(tmp_path / name / "checkpoints" / "last.safetensors" for name in ("whole", "parts")))
+
+
 def test_tensorboard_events_are_written(tmp_path):
     trainer(tmp_path, "logging.tensorboard=true", "training.epochs=1").train()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -266,3 +315,186 @@ def test_compiled_training_is_the_same_training(tmp_path, monkeypatch):
     )
     for name, tensor in eager.items():
         torch.testing.assert_close(compiled[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+# --- endings: whatever ends a run, what was trained is saved, and the rest comes out the same
+
+
+def finish(tmp_path):
+    """Resumes the run in `parts` and compares its end with that of a run that was never stopped."""
+    trainer(tmp_path / "whole").train()
+    path = tmp_path / "parts" / "checkpoints" / "last.safetensors"
+    again = trainer(tmp_path / "parts")
+    again.resume(checkpoint.load(path), path)
+    assert not again.train().interrupted
+    for name in ("last", "best", "epoch-0004"):
+        assert_same(path.with_stem(name), tmp_path / "whole" / "checkpoints" / f"{name}.safetensors")
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [UserError("x.binpack: damaged"), MemoryError(), RuntimeError("a bug")])
+@pytest.mark.parametrize("stop_at", [10, 17])
+def test_an_error_of_the_data_ends_a_run_with_a_checkpoint(tmp_path, capsys, stop_at, error):
+    run = trainer(tmp_path / "parts", source=StopsAt(stop_at, lambda: fail(error)))
+    with pytest.raises(type(error)) as caught:
+        run.train()
+    assert caught.value is error
+    assert f"last.safetensors: saved at step {stop_at}, before the error" in capsys.readouterr().err or stop_at == 10
+    assert checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.safetensors").state["step"] == stop_at
+    finish(tmp_path)
+
+
+def test_running_out_of_memory_in_a_step_ends_a_run_with_a_checkpoint(tmp_path):
+    """The batch of that step is trained on again."""
+    run = trainer(tmp_path / "parts")
+    in_step(run, 18, lambda: fail(torch.OutOfMemoryError("CUDA out of memory.")))
+    with pytest.raises(torch.OutOfMemoryError):
+        run.train()
+    assert checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.safetensors").state["step"] == 17
+    finish(tmp_path)
+
+
+def test_what_fails_in_an_update_is_not_saved(tmp_path, monkeypatch):
+    """Some of the weights have moved by then, and others have not."""
+    run = trainer(tmp_path / "parts")
+    update = run.optimizer.step
+
+    def half(loss):
+        if run.step == 17:
+            run.model.output.weight.data.add_(1.0)
+            raise MemoryError
+        update(loss)
+
+    monkeypatch.setattr(run.optimizer, "step", half)
+    with pytest.raises(MemoryError):
+        run.train()
+    assert checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.safetensors").state["step"] == 10
+    finish(tmp_path)
+
+
+@pytest.mark.parametrize("error", [None, UserError("val.binpack: damaged")])
+def test_a_run_that_ends_during_validation_validates_again(tmp_path, error):
+    run = trainer(tmp_path / "parts")
+    held_out = run.validation()
+
+    def batches():
+        yield held_out[0]
+        if run.step == 20:
+            if error is not None:
+                raise error
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("the rest of the validation is not waited for")
+        yield held_out[1]
+
+    run.validation = batches
+    if error is None:
+        assert run.train().interrupted
+    else:
+        with pytest.raises(UserError, match="damaged"):
+            run.train()
+    saved = checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.safetensors")
+    assert (saved.state["step"], saved.state["epoch_end_pending"]) == (20, True)
+    finish(tmp_path)
+    steps = [record["step"] for record in records(tmp_path / "parts", "validation")]
+    assert steps == [10, 20, 30, 40]
+
+
+def test_an_error_of_an_earlier_write_does_not_hide_the_best(tmp_path, monkeypatch):
+    """It comes out at the end of the next epoch, whose own checkpoint is made when the run goes on."""
+    run = trainer(tmp_path / "parts")
+    save = checkpoint.save
+
+    def no_room(path, content):
+        if content.state["step"] == 30:
+            raise UserError(f"{path}: cannot be written: No space left on device")
+        save(path, content)
+
+    monkeypatch.setattr(checkpoint, "save", no_room)
+    with pytest.raises(UserError, match="No space left"):
+        run.train()
+    saved = checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.safetensors")
+    assert (saved.state["step"], saved.state["epoch_end_pending"]) == (40, True)
+    monkeypatch.undo()
+    finish(tmp_path)
+    assert [record["step"] for record in records(tmp_path / "parts", "validation")] == [10, 20, 30, 40]
+
+
+def test_checkpoints_within_an_epoch(tmp_path):
+    """Minutes apart; here after every step. A kill loses what came after the last of them, and no more."""
+    run = trainer(tmp_path / "parts", "training.checkpoint_minutes=1e-9")
+    folder = tmp_path / "parts" / "checkpoints"
+    in_step(run, 18, lambda: fail(KeyboardInterrupt()))  # as a kill does, it saves nothing
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert checkpoint.load(folder / "last.safetensors").state["step"] == 17
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best.safetensors", "epoch-0001.safetensors", "last.safetensors",
+    ]  # fmt: skip
+    finish_recipe = trainer(tmp_path / "parts")
+    finish_recipe.resume(checkpoint.load(folder / "last.safetensors"), folder / "last.safetensors")
+    finish_recipe.train()
+    trainer(tmp_path / "whole").train()
+    assert_same(folder / "last.safetensors", tmp_path / "whole" / "checkpoints" / "last.safetensors")
+
+
+def test_a_terminal_that_is_gone_ends_nothing(tmp_path, monkeypatch):
+    class Gone:
+        encoding = "utf-8"
+
+        def write(self, *_):
+            raise OSError(5, "Input/output error")
+
+        flush = isatty = write
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # the terminal of the tests is not gone
+    assert not trainer(tmp_path).train().interrupted
+
+
+# --- what is not finite is never kept
+
+
+@pytest.mark.parametrize("step", [8, 10, 13, 20])
+def test_weights_that_an_update_made_infinite_are_never_saved(tmp_path, step):
+    """Loss and gradients are finite, but the update is not: a huge decay made NaN out of such weights."""
+    run = trainer(tmp_path, "optimizer.clip_weights=false", "training.checkpoint_minutes=1e-9")
+    update = run.optimizer.step
+
+    def overflow(loss):
+        update(loss)
+        if run.step + 1 == step:
+            run.model.feature_transformer.weight.data[5, 3] = float("inf")
+
+    run.optimizer.step = overflow
+    with pytest.raises(UserError, match=r"not finite") as caught:
+        run.train()
+    assert "\n" not in str(caught.value)
+    for path in (tmp_path / "checkpoints").glob("*"):
+        saved = checkpoint.load(path)
+        assert saved.state["step"] < step
+        assert all(tensor.isfinite().all() for tensor in saved.tensors["model"].values())
+
+
+def test_a_huge_decay_stops_the_run(tmp_path):
+    run = trainer(tmp_path, "optimizer={lr: 1e30, weight_decay: 1e30, clip_weights: false}", "logging.every_steps=1")
+    with pytest.raises(UserError, match="the update made weights or moments that are not finite, at step 1 or before"):
+        run.train()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("first", [float("nan"), float("inf")])
+def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, first):
+    """The first one was, and then nothing was ever better than NaN."""
+    run = trainer(tmp_path)
+    losses = iter([first, 0.3, float("nan"), 0.2])
+    run.validate = lambda: next(losses)
+    summary = run.train()
+    assert summary.best_validation_loss == 0.2
+    assert [r["best"] for r in records(tmp_path, "validation")] == [None, 0.3, 0.3, 0.2]
+    assert [r["loss"] for r in records(tmp_path, "validation")] == [None, 0.3, None, 0.2]
+    assert checkpoint.load(tmp_path / "checkpoints" / "best.safetensors").state["best_step"] == 40
+    third = checkpoint.load(tmp_path / "checkpoints" / "epoch-0003.safetensors").state
+    assert (third["validation_loss"], third["best_validation_loss"], third["best_step"]) == (None, 0.3, 20)

@@ -1,6 +1,6 @@
-"""What `perspective_rows` makes on CUDA of rows whose features come in blocks: every list, entry by entry.
+"""What `perspective_plan` makes on CUDA of rows whose features come in buckets: every list, entry by entry.
 
-And what the forward makes of loose features for the backward.
+And what the forward makes of unbucketed features for the backward.
 """
 
 import ctypes
@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nnue_trainer.perspectives import _block_rows_pieces, _carved, _lists_pieces, is_fused, perspective_rows
+from nnue_trainer.perspectives import _bucket_plan_pieces, _carved, _lists_pieces, is_fused, perspective_plan
 
 NEAR = 384
-DENSE = 640  # loose features in a product at the most
+DENSE = 640  # unbucketed features in a product at the most
 LONG, SHORT = 8, 3  # lists, as tests/cuda_emulator/translate.py has their limits
 # The fp32 forward adds up teams of four ranks, from the fifth team on of three: those are read with one place, which
 # has the sum of what the row has of them. What the fifth team has is no list's business.
@@ -65,44 +65,47 @@ def places_of(has: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
 
 
 def check_lists(
-    memory: NDArray[np.uint8], white: Tensor, black: Tensor, black_to_move: Tensor, num_blocked: int, block_size: int,
-    has_loose: bool = False,
+    memory: NDArray[np.uint8], white: Tensor, black: Tensor, black_to_move: Tensor, num_bucketed: int, bucket_size: int,
+    has_unbucketed: bool = False,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
     rows = torch.cat([white, black]).numpy()
-    blocks = max(1, -(-num_blocked // block_size))
-    pieces = _block_rows_pieces(positions, max_active, block_size, num_blocked, has_loose)
+    buckets = max(1, -(-num_bucketed // bucket_size))
+    pieces = _bucket_plan_pieces(positions, max_active, bucket_size, num_bucketed, has_unbucketed)
     found = open_pieces(memory, pieces)
     alive = np.cumsum(rows < 0, axis=1) == 0
-    inside = alive & (rows < num_blocked)
+    inside = alive & (rows < num_bucketed)
     features = [row[has] for row, has in zip(rows, inside, strict=True)]
-    block_of = np.array([f[0] // block_size if len(f) else 0 for f in features])
+    bucket_of = np.array([f[0] // bucket_size if len(f) else 0 for f in features])
     regular = np.array(
-        [len(set(f)) == len(f) and bool((f // block_size == b).all()) for f, b in zip(features, block_of, strict=True)]
+        [
+            len(set(f)) == len(f) and bool((f // bucket_size == b).all())
+            for f, b in zip(features, bucket_of, strict=True)
+        ]
     )
 
-    tiles_of = -(-np.bincount(block_of, minlength=blocks) // 64)
+    tiles_of = -(-np.bincount(bucket_of, minlength=buckets) // 64)
     tile_begin = np.concatenate([[0], np.cumsum(tiles_of)])
     np.testing.assert_array_equal(found["tile_begin"], tile_begin)
     slot = np.zeros(2 * positions, dtype=np.int64)
-    for block in range(blocks):
-        of_block = np.flatnonzero(block_of == block)
-        slot[of_block] = tile_begin[block] * 64 + np.arange(len(of_block))
+    for bucket in range(buckets):
+        of_bucket = np.flatnonzero(bucket_of == bucket)
+        slot[of_bucket] = tile_begin[bucket] * 64 + np.arange(len(of_bucket))
     np.testing.assert_array_equal(found["row_slot"], np.where(regular, slot, ~slot))
     slots = tile_begin[-1] * 64
     target = np.full(slots, -1)
     is_black = np.arange(2 * positions) >= positions
     target[slot] = 2 * (np.arange(2 * positions) % positions) + (is_black != np.tile(black_to_move.numpy() != 0, 2))
     np.testing.assert_array_equal(found["slot_target"][:slots], target)
-    assert found["counts"][771 * blocks] == (~regular).sum()
+    assert found["counts"][771 * buckets] == (~regular).sum()
 
-    ranked = found["ranked"].reshape(blocks, 768)
+    ranked = found["ranked"].reshape(buckets, 768)
     features_at = np.where(ranked < 0, ~ranked, ranked)
-    np.testing.assert_array_equal(np.sort(features_at, axis=1), np.tile(np.arange(768), (blocks, 1)))
-    counts = np.zeros((blocks, 768), dtype=np.int64)
-    for f, block in zip(features, block_of, strict=True):
-        f = f[f // block_size == block]
-        np.add.at(counts[block], f - block * block_size, 1)
+    np.testing.assert_array_equal(np.sort(features_at, axis=1), np.tile(np.arange(768), (buckets, 1)))
+    counts = np.zeros((buckets, 768), dtype=np.int64)
+    for f, bucket in zip(features, bucket_of, strict=True):
+        f = f[f // bucket_size == bucket]
+        np.add.at(counts[bucket], f - bucket * bucket_size, 1)
     by_rank = np.take_along_axis(counts, features_at, 1)
     np.testing.assert_array_equal(ranked >= 0, by_rank > 0)
     np.testing.assert_array_equal(found["used"], (counts > 0).sum(1))
@@ -112,9 +115,9 @@ def check_lists(
 
     rank_of = np.argsort(features_at, axis=1)
     has = np.zeros((slots, 768), dtype=bool)
-    for f, block, of_row, is_regular in zip(features, block_of, slot, regular, strict=True):
+    for f, bucket, of_row, is_regular in zip(features, bucket_of, slot, regular, strict=True):
         if is_regular:
-            has[of_row, rank_of[block, f - block * block_size]] = True
+            has[of_row, rank_of[bucket, f - bucket * bucket_size]] = True
     bits = found["feature_bits"].reshape(-1, 768, 2)[: slots // 64]
     np.testing.assert_array_equal(unpack(bits).transpose(0, 2, 1).reshape(slots, 768), has)
     np.testing.assert_array_equal(unpack(found["near_bits"].reshape(-1, 12)[:slots]), has[:, :NEAR])
@@ -125,12 +128,12 @@ def check_lists(
     np.testing.assert_array_equal(np.diff(far_begin, axis=1), far_counts)
     pitch = len(found["far"]) // len(found["slot_target"])
     far = found["far"].reshape(-1, 64 * pitch)
-    for tile, of_tile in enumerate(np.repeat(np.arange(blocks), tiles_of)):
+    for tile, of_tile in enumerate(np.repeat(np.arange(buckets), tiles_of)):
         for in_tile in np.flatnonzero(far_counts[tile]):
             listed = far[tile, far_begin[tile, in_tile] : far_begin[tile, in_tile + 1]]
             expected = features_at[of_tile, NEAR:][has[64 * tile + in_tile, NEAR:]]
             np.testing.assert_array_equal(np.sort(listed), np.sort(expected))
-    if has_loose:
+    if has_unbucketed:
         rows_at = np.full(slots, -1)
         rows_at[slot] = np.arange(2 * positions)
         length = np.where(rows_at >= 0, alive.sum(1)[rows_at], -1)
@@ -169,42 +172,48 @@ def check_lists(
 
 
 def make_batch(
-    positions: int, max_active: int, blocks: int, block_size: int, missing: int = 0, loose: int = 0, seed: int = 0
+    positions: int,
+    max_active: int,
+    buckets: int,
+    bucket_size: int,
+    missing: int = 0,
+    unbucketed: int = 0,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Rows of every length, a few features much more frequent than others, one in nine irregular."""
     g = np.random.default_rng(seed)
-    num_blocked = blocks * block_size - missing
+    num_bucketed = buckets * bucket_size - missing
     rows = np.full((2 * positions, max_active), -1, dtype=np.int32)
     for row in rows:
-        block = int(g.random() ** 2 * blocks)
-        size = min(block_size, num_blocked - block * block_size)
-        picks = np.unique((g.random(g.integers(0, max_active + 1)) ** 3 * size).astype(np.int32)) + block * block_size
+        bucket = int(g.random() ** 2 * buckets)
+        size = min(bucket_size, num_bucketed - bucket * bucket_size)
+        picks = np.unique((g.random(g.integers(0, max_active + 1)) ** 3 * size).astype(np.int32)) + bucket * bucket_size
         g.shuffle(picks)
         if len(picks) > 1 and g.random() < 1 / 9:
-            picks[-1] = g.choice([picks[0], g.integers(0, num_blocked)])
-        if loose:
-            picks = np.where(g.random(len(picks)) < 0.4, num_blocked + g.permutation(loose)[: len(picks)], picks)
+            picks[-1] = g.choice([picks[0], g.integers(0, num_bucketed)])
+        if unbucketed:
+            picks = np.where(g.random(len(picks)) < 0.4, num_bucketed + g.permutation(unbucketed)[: len(picks)], picks)
         row[: len(picks)] = picks
         if len(picks) < max_active:
             row[len(picks) + 1 :] = g.integers(0, 10**6, max_active - len(picks) - 1)
     both = torch.from_numpy(rows).chunk(2)
-    return both[0].clone(), both[1].clone(), torch.from_numpy(g.integers(0, 2, positions, dtype=np.uint8)), num_blocked
+    return both[0].clone(), both[1].clone(), torch.from_numpy(g.integers(0, 2, positions, dtype=np.uint8)), num_bucketed
 
 
 CASES = {
     "one position": (1, 1, 4, 100),
     "not a multiple of 64": (333, 32, 32, 768),
-    "one block": (700, 20, 1, 768),
-    "255 blocks": (900, 12, 255, 768, 3),
-    "blocks of one feature": (200, 8, 60, 1),
+    "one bucket": (700, 20, 1, 768),
+    "255 buckets": (900, 12, 255, 768, 3),
+    "buckets of one feature": (200, 8, 60, 1),
     "many far features": (150, 500, 2, 768),
     "as many entries as features": (40, 1000, 2, 768),
     "entries that are not aligned": (300, 27, 3, 96, 7),
     "several chunks": (1500, 12, 5, 300),
     "several tiles a thread block": (17500, 5, 5, 96),
     "no entries": (64, 0, 2, 96),
-    "loose features": (400, 90, 5, 96, 0, 3000),
-    "loose features behind a block that is not full": (400, 40, 3, 96, 40, 300),
+    "unbucketed features": (400, 90, 5, 96, 0, 3000),
+    "unbucketed features behind a bucket that is not full": (400, 40, 3, 96, 40, 300),
 }
 
 
@@ -213,23 +222,23 @@ CASES = {
 def test_lists(cuda: torch.device, case: tuple[int, ...]) -> None:
     if not is_fused(torch.empty(768, 64, device=cuda), 768):
         pytest.skip(f"no fused kernels for {torch.cuda.get_device_name()}")
-    white, black, black_to_move, num_blocked = make_batch(*case)
-    loose = case[5] if len(case) > 5 else 0
-    memory = perspective_rows(
-        white.to(cuda), black.to(cuda), black_to_move.to(cuda), num_blocked + loose, case[3], num_blocked
-    )
-    check_lists(memory.cpu().numpy(), white, black, black_to_move, num_blocked, case[3], loose > 0)
+    white, black, black_to_move, num_bucketed = make_batch(*case)
+    unbucketed = case[5] if len(case) > 5 else 0
+    memory = perspective_plan(
+        white.to(cuda), black.to(cuda), black_to_move.to(cuda), num_bucketed + unbucketed, case[3], num_bucketed
+    ).data
+    check_lists(memory.cpu().numpy(), white, black, black_to_move, num_bucketed, case[3], unbucketed > 0)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...]) -> None:
-    white, black, black_to_move, num_blocked = make_batch(*case)
-    loose = case[5] if len(case) > 5 else 0
+    white, black, black_to_move, num_bucketed = make_batch(*case)
+    unbucketed = case[5] if len(case) > 5 else 0
     emulator.emulator_configure(4, 1)
-    memory = torch.ops.nnue_emulated.perspective_rows(
-        white, black, black_to_move, num_blocked + loose, case[3], num_blocked
+    memory = torch.ops.nnue_emulated.perspective_plan(
+        white, black, black_to_move, num_bucketed + unbucketed, case[3], num_bucketed
     )
-    check_lists(memory.numpy(), white, black, black_to_move, num_blocked, case[3], loose > 0)
+    check_lists(memory.numpy(), white, black, black_to_move, num_bucketed, case[3], unbucketed > 0)
 
 
 def bin_of_count(counts: NDArray[Any]) -> NDArray[Any]:
@@ -238,27 +247,27 @@ def bin_of_count(counts: NDArray[Any]) -> NDArray[Any]:
     return np.where(counts < 16, counts, 16 * (e - 3) + (counts >> np.maximum(e - 4, 0) & 15))
 
 
-def check_loose_lists(
+def check_unbucketed_lists(
     memory: NDArray[np.uint8], row_slot: NDArray[Any], tiles: int, white: Tensor, black: Tensor, num_features: int,
-    num_blocked: int, block_size: int,
+    num_bucketed: int, bucket_size: int,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
-    pieces = _lists_pieces(positions, max_active, num_features, block_size, num_blocked)
+    pieces = _lists_pieces(positions, max_active, num_features, bucket_size, num_bucketed)
     assert len(memory) == _carved(list(pieces.values()))
     found = open_pieces(memory, pieces)
-    rows, loose = torch.cat([white, black]).numpy(), num_features - num_blocked
-    alive = (np.cumsum(rows < 0, axis=1) == 0) & (rows >= num_blocked) & (rows < num_features)
-    of_row, features = np.nonzero(alive)[0], rows[alive] - num_blocked
+    rows, unbucketed = torch.cat([white, black]).numpy(), num_features - num_bucketed
+    alive = (np.cumsum(rows < 0, axis=1) == 0) & (rows >= num_bucketed) & (rows < num_features)
+    of_row, features = np.nonzero(alive)[0], rows[alive] - num_bucketed
     slot = np.where(row_slot < 0, ~row_slot, row_slot)
-    counts = np.bincount(features, minlength=loose)
+    counts = np.bincount(features, minlength=unbucketed)
     dense, first_middle, first_short, first_empty = found["summary"]
-    lists = found["lists"].reshape(-1, 3)
-    np.testing.assert_array_equal(np.sort(lists[:, 0]), np.arange(loose))
-    np.testing.assert_array_equal(found["rank"][lists[:, 0]], np.arange(loose))
+    lists = found["by_rank"].reshape(-1, 3)
+    np.testing.assert_array_equal(np.sort(lists[:, 0]), np.arange(unbucketed))
+    np.testing.assert_array_equal(found["rank"][lists[:, 0]], np.arange(unbucketed))
 
     # Dense features are the most frequent of every so-manyth row.
     step = max(1, len(rows) // 2048)
-    sampled = np.bincount(rows[::step][alive[::step]] - num_blocked, minlength=loose)
+    sampled = np.bincount(rows[::step][alive[::step]] - num_bucketed, minlength=unbucketed)
     bins = bin_of_count(sampled)
     least = bin_of_count(np.array([max(1, -(-len(rows) // step) // 256)]))[0]
     while (bins >= least).sum() > DENSE:
@@ -284,7 +293,7 @@ def check_loose_lists(
     rank = found["rank"][features]
     np.add.at(has, (slot[of_row[rank < dense]], rank[rank < dense]), 1)
     left_out = (has[slot] > 1).any(axis=1) & (row_slot >= 0)
-    begin = 4 * (loose + 512 * 19 + 1)
+    begin = 4 * (unbucketed + 512 * 19 + 1)
     assert found["zeroed"][begin : begin + 4].view(np.int32)[0] == left_out.sum()
     np.testing.assert_array_equal(found["zeroed"][begin + 4 :] != 0, left_out)
     has[slot[left_out | (row_slot < 0)]] = 0
@@ -292,7 +301,7 @@ def check_loose_lists(
     np.testing.assert_array_equal(unpack(bits).transpose(0, 2, 1).reshape(-1, DENSE), has != 0)
 
 
-LOOSE_CASES = {
+UNBUCKETED_CASES = {
     "a few features": (1, 8, 2, 96, 0, 20),
     "many features": (400, 90, 5, 96, 0, 3000),
     "a sample of the rows": (5000, 40, 3, 96, 40, 2000),
@@ -302,23 +311,35 @@ LOOSE_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", LOOSE_CASES.values(), ids=LOOSE_CASES.keys())
-def test_loose_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...]) -> None:
-    white, black, black_to_move, num_blocked = make_batch(*case)
-    features = num_blocked + case[5]
+@pytest.mark.parametrize("case", UNBUCKETED_CASES.values(), ids=UNBUCKETED_CASES.keys())
+def test_unbucketed_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...]) -> None:
+    white, black, black_to_move, num_bucketed = make_batch(*case)
+    features = num_bucketed + case[5]
     g = np.random.default_rng(1)
     for rows in white.numpy(), black.numpy():  # a few features are much more frequent than others, some twice in a row
-        is_loose = (rows >= num_blocked) & (rows < features)
-        rows[is_loose] = num_blocked + (g.random(is_loose.sum()) ** 4 * case[5]).astype(np.int32)
+        is_unbucketed = (rows >= num_bucketed) & (rows < features)
+        rows[is_unbucketed] = num_bucketed + (g.random(is_unbucketed.sum()) ** 4 * case[5]).astype(np.int32)
         if case[5] == 680:
-            rows[:, :680] = num_blocked + np.arange(680)
-    constants = case[3], num_blocked
+            rows[:, :680] = num_bucketed + np.arange(680)
+    constants = case[3], num_bucketed
     emulator.emulator_configure(4, 1)
-    blocks = torch.ops.nnue_emulated.perspective_rows(white, black, black_to_move, features, *constants)
+    plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *constants)
     memory = torch.ops.nnue_emulated.perspective_transformer_forward(
-        white, black, blocks, torch.zeros(features, 16), torch.zeros(16), None, None, *constants, 3, 1.0, 1.0, 0, True
+        white,
+        black,
+        plan,
+        torch.zeros(features, 16),
+        torch.zeros(16),
+        None,
+        None,
+        *constants,
+        "pairwise",
+        1.0,
+        1.0,
+        "float32",
+        True,
     )[3].numpy()
-    pieces = open_pieces(blocks.numpy(), _block_rows_pieces(*white.shape, *constants, True))
-    check_loose_lists(
-        memory, pieces["row_slot"], pieces["tile_begin"][-1], white, black, features, num_blocked, case[3]
+    pieces = open_pieces(plan.numpy(), _bucket_plan_pieces(*white.shape, *constants, True))
+    check_unbucketed_lists(
+        memory, pieces["row_slot"], pieces["tile_begin"][-1], white, black, features, num_bucketed, case[3]
     )

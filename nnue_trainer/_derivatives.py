@@ -1,0 +1,167 @@
+"""How an operator of `torch.ops.nnue` takes part in torch's transforms: reverse mode, forward mode, torch.func, vmap.
+
+`torch.library.register_autograd` supports reverse mode only: it silently drops the tangents of forward mode, and
+torch.func refuses its functions. So the operators register their own Autograd kernel here. An operator that has no
+formula for a transform raises an error that says what to call instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
+
+# (operator, its arguments without tangents, their tangents or None) → tangents of the outputs
+ForwardMode = Callable[[Any, tuple[Any, ...], tuple[Tensor | None, ...]], Any]
+
+# Torch has only this level of forward mode. `forward_ad` itself reads the level from a variable that a compiled graph
+# does not set.
+_LEVEL = 0
+
+_libraries: list[torch.library.Library] = []  # the registrations live as long as these objects
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func (grad, vjp, jvp, vmap, …) is running."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def _unpack(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    primal, tangent = forward_ad.unpack_dual(tensor, level=_LEVEL)  # type: ignore[no-untyped-call]
+    return primal, tangent
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether the tensor has a tangent of forward mode."""
+    return _unpack(tensor)[1] is not None
+
+
+def _with_defaults(op: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    # The dispatcher leaves out trailing arguments that equal their default.
+    return (*arguments, *(p.default_value for p in op._schema.arguments[len(arguments) :]))
+
+
+def _split(value: Any) -> tuple[Any, Tensor | None]:
+    if not isinstance(value, Tensor):
+        return value, None
+    primal, tangent = _unpack(value)
+    return (value, None) if tangent is None else (primal, tangent)
+
+
+def _join(primal: Any, tangents: Any) -> Any:
+    if isinstance(primal, Tensor):
+        return primal if tangents is None else forward_ad.make_dual(primal, tangents, level=_LEVEL)  # type: ignore[no-untyped-call]
+    return type(primal)(_join(p, t) for p, t in zip(primal, tangents, strict=True))
+
+
+def register_autograd(
+    name: str,
+    backward: Callable[..., Any],
+    *,
+    setup_context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+    forward_mode: ForwardMode,
+) -> None:
+    """Registers the derivatives of the operator `name`, "nnue::…".
+
+    Args:
+        backward, setup_context: as for `torch.library.register_autograd`.
+        forward_mode: called with the operator, its arguments and their tangents, at least one of which is not None;
+            returns the tangent of each output, or None for an output that has none.
+    """
+    namespace, short = name.split("::")
+    op = getattr(getattr(torch.ops, namespace), short).default
+
+    def below(keyset: Any, arguments: tuple[Any, ...]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    def forward(ctx: Any, *arguments_and_keyset: Any) -> Any:
+        *arguments, keyset = arguments_and_keyset
+        # A Function switches both modes off, but the outer transforms need them.
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+            output = below(keyset, tuple(arguments))
+        if setup_context is not None:
+            setup_context(ctx, tuple(arguments), output)
+        return output
+
+    def backward_with_keyset(ctx: Any, *grads: Any) -> Any:
+        gradients = backward(ctx, *grads)
+        return (*gradients, None)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward_with_keyset)}
+    plain: Any = type(f"{short}_derivative", (torch.autograd.Function,), methods)
+    # Inside a transform of torch.func this kernel runs for one level of the transforms, as torch's own kernels do. A
+    # plain Function would start again with the outermost level.
+    single_level: Any = type(f"{short}_derivative", (_SingleLevelFunction,), methods)
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        arguments = _with_defaults(op, arguments)
+        primals, tangents = zip(*map(_split, arguments), strict=True)
+        if any(t is not None for t in tangents):
+            outputs = op(*primals)
+            return _join(outputs, forward_mode(op, primals, tangents))
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return below(keyset, arguments)
+        if in_transform():
+            with enable_single_level_autograd_function():
+                return single_level.apply(*arguments, keyset)
+        return plain.apply(*arguments, keyset)
+
+    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.impl(short, kernel, "Autograd", with_keyset=True)
+    _libraries.append(library)
+
+
+VmapRule = Callable[..., tuple[Any, Any]]  # as for `torch.library.register_vmap`
+
+
+def register_vmap(name: str, rule: VmapRule | None = None) -> None:
+    """Registers what vmap does with the operator `name`: it calls `rule`, or without one the operator for each element.
+
+    The rule has the form that `torch.library.register_vmap` expects, but it always gets all arguments, including those
+    that equal their default.
+    """
+    namespace, short = name.split("::")
+    op = getattr(getattr(torch.ops, namespace), short).default
+    rule = one_by_one(name) if rule is None else rule
+
+    def with_all(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        if info.batch_size == 0:
+            raise RuntimeError(f"{name}: vmap: found a batch dimension of size 0, expected at least 1")
+        every = _with_defaults(op, arguments)
+        return rule(info, (*in_dims, *(None,) * (len(every) - len(in_dims))), *every)
+
+    torch.library.register_vmap(name, with_all)
+
+
+def one_by_one(name: str) -> VmapRule:
+    """The vmap rule that calls the operator `name` once per element of the batch dimension."""
+    namespace, short = name.split("::")
+    op = getattr(getattr(torch.ops, namespace), short).default
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        calls = [
+            op(*(a if d is None else a.select(d, i) for a, d in zip(arguments, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        if isinstance(calls[0], Tensor):
+            return torch.stack(calls), 0
+        stacked = tuple(torch.stack(outputs) for outputs in zip(*calls, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return rule
+
+
+def refuse(name: str, transform: str, instead: str) -> Callable[..., Any]:
+    """A formula that raises an error: the operator `name` has none for `transform`."""
+
+    def formula(*_: Any) -> Any:
+        raise RuntimeError(f"{name}: {transform}: the operator has no formula for it; {instead}")
+
+    return formula

@@ -1,0 +1,37 @@
+"""`--plugin FILE`: the one option that has a command know classes from outside.
+
+No checkpoint and no net makes the program import code. Where one was made with a class of the user's own, the command
+line names the file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="Python file with classes of your own that the recipe or checkpoint names; may be repeated.",
+    ),
+]
+
+
+def load(files: list[Path] | None) -> None:
+    """Imports the files. UserError for the first that is not there or fails."""
+    from nnue_trainer.registry import load_plugin
+
+    for file in files or ():
+        load_plugin(file)
+
+
+def options() -> str:
+    """The options that make another command know what this one knows: " --plugin FILE" for each file."""
+    from nnue_trainer.registry import loaded
+
+    return "".join(f" --plugin {shlex.quote(str(path))}" for path in loaded())

@@ -1,0 +1,254 @@
+"""One step of training in two operators: `nnue::optimizer_begin` decides, `nnue::optimizer_update` moves all weights.
+
+`optimizer_begin` looks at the loss and at gradients before anything is written, takes their norm, counts the step, and
+works out what the rule needs to know of it. `optimizer_update` reads gradients, weights and moments once and writes
+weights and moments once: decay, virtual rows, clip to bounds, lookahead and a 16-bit copy of the weight included.
+Learning rate, step count and the flag of failure live on the device, so a step can be captured in a CUDA graph. The
+contract is in csrc/optimizer.h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from nnue_trainer import ops
+
+BEGIN = "nnue::optimizer_begin"
+UPDATE = "nnue::optimizer_update"
+
+RuleKind = Literal["adam", "rectified", "positive_negative"]
+_KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
+
+# What optimizer_begin leaves for optimizer_update, float64: the enum Number of csrc/optimizer.h.
+NUMBERS = 16
+NORM = 8
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How weights move; weight decay is decoupled from all of this.
+
+    kind: "adam" is torch.optim.AdamW, "rectified" torch.optim.RAdam; "positive_negative" is Adam with two averages of
+    the gradient that take turns, and moves along (1 + positive) · this step's − positive · the other one's, divided by
+    the norm of these two factors (AdaPNM).
+    lookahead_every: after so many steps the slow weights move by `lookahead_share` of the way to the fast ones, which
+    start there anew; 0: no slow weights.
+    """
+
+    kind: RuleKind = "adam"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    positive: float = 1.0
+    lookahead_every: int = 0
+    lookahead_share: float = 0.5
+
+    @property
+    def number(self) -> int:
+        return _KINDS.index(self.kind)
+
+    @property
+    def averages(self) -> int:
+        """How many running means of the gradient there are."""
+        return 2 if self.kind == "positive_negative" else 1
+
+
+def adamw(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Rule:
+    return Rule("adam", betas, eps)
+
+
+def radam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Rule:
+    return Rule("rectified", betas, eps)
+
+
+def ranger(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, every: int = 6, share: float = 0.5) -> Rule:
+    """RAdam with lookahead."""
+    return Rule("rectified", betas, eps, lookahead_every=every, lookahead_share=share)
+
+
+def ranger_lite(
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-7, every: int = 5, share: float = 0.5
+) -> Rule:
+    """Adam's variance, positive-negative momentum, lookahead."""
+    return Rule("positive_negative", betas, eps, lookahead_every=every, lookahead_share=share)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a parameter that are trained alike: all of them, or `size` rows from `first` on.
+
+    virtual_rows: V, a divisor of the number of rows: rows r and r + V of the part share a virtual row. 0: none.
+    rate, decay: factor of the learning rate, and the decoupled weight decay.
+    low, high: the closed range that the weight is clipped to after every step.
+    copy: float16 or bfloat16 of the parameter's shape, written along with the weight.
+    """
+
+    name: str
+    parameter: Tensor
+    first: int = 0
+    size: int | None = None
+    virtual_rows: int = 0
+    rate: float = 1.0
+    decay: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    copy: Tensor | None = None
+    virtual_name: str | None = None
+    """of the virtual rows, for their moments; NAME.virtual unless given"""
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The part's rows of a tensor of the parameter's shape."""
+        if self.first == 0 and self.size is None:
+            return tensor
+        size = tensor.shape[0] - self.first if self.size is None else self.size
+        return tensor[self.first : self.first + size]
+
+
+@dataclass
+class _Moments:
+    """The state of a part: views of the parameter's moments, and the moments of its virtual rows."""
+
+    weight: Tensor
+    averages: list[Tensor]
+    square: Tensor
+    shared_averages: list[Tensor]
+    shared_square: Tensor
+    slow: Tensor | None
+    copy: Tensor
+
+
+@dataclass
+class FusedOptimizer:
+    """State and step of `parts`, all on one device and of one dtype, float32 or float64.
+
+    `lr` (float32), `step_count` (int64), `failed` (float32) and `numbers` (float64) are tensors on that device. A step
+    whose loss or gradients are not finite changes nothing and sets `failed`, and no later step changes anything;
+    `flag`, if given, is the tensor to be used for it.
+
+    `max_norm`: gradients are scaled down to this norm, taken over all parts and their virtual rows.
+    """
+
+    parts: Sequence[Part]
+    rule: Rule
+    lr: Tensor
+    max_norm: float = math.inf
+    flag: InitVar[Tensor | None] = None
+    step_count: Tensor = field(init=False)
+    failed: Tensor = field(init=False)
+    numbers: Tensor = field(init=False)
+    state: dict[str, Tensor] = field(init=False, default_factory=dict)
+    """Moments by name: exp_avg/NAME, exp_avg_sq/NAME and the same of NAME.virtual; exp_avg_2/… is the second average
+    of a rule that has two, slow/NAME are the slow weights of lookahead."""
+
+    def __post_init__(self, flag: Tensor | None) -> None:
+        device = self.lr.device
+        self.step_count = torch.zeros((), dtype=torch.int64, device=device)
+        self.failed = torch.zeros((), dtype=torch.float32, device=device) if flag is None else flag
+        self.numbers = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
+        self._moments = [self._make_moments(part) for part in self.parts]
+
+    def _make_moments(self, part: Part) -> _Moments:
+        weight = part.parameter.detach()
+        nothing = weight.new_empty(0)
+        averages = ["exp_avg", "exp_avg_2"][: self.rule.averages]
+
+        def of_parameter(name: str) -> Tensor:
+            key = f"{name}/{part.name}"
+            if key not in self.state:
+                self.state[key] = weight.clone() if name == "slow" else torch.zeros_like(weight)
+            return part.rows(self.state[key])
+
+        rows = part.rows(weight)
+        virtual = part.virtual_name or f"{part.name}.virtual"
+        if part.virtual_rows and f"exp_avg/{virtual}" in self.state:  # the second such range of one parameter
+            virtual += f".{part.first}"
+
+        def of_virtual(name: str) -> Tensor:
+            if not part.virtual_rows:
+                return nothing
+            if rows.shape[0] % part.virtual_rows:
+                raise ValueError(
+                    f"{part.name}: {rows.shape[0]} rows cannot share {part.virtual_rows} virtual rows evenly"
+                )
+            return self.state.setdefault(f"{name}/{virtual}", rows.new_zeros(part.virtual_rows, *rows.shape[1:]))
+
+        return _Moments(
+            weight=rows,
+            averages=[of_parameter(name) for name in averages],
+            square=of_parameter("exp_avg_sq"),
+            shared_averages=[of_virtual(name) for name in averages],
+            shared_square=of_virtual("exp_avg_sq"),
+            slow=of_parameter("slow") if self.rule.lookahead_every else None,
+            copy=nothing if part.copy is None else part.rows(part.copy),
+        )
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, covered: Iterable[str] = ()) -> None:
+        """One update from the gradients in place. `loss` is used only by the guard, as are all gradients but those of
+        the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
+        A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at.
+        """
+        active = [
+            (part, moments, part.rows(part.parameter.grad))
+            for part, moments in zip(self.parts, self._moments, strict=True)
+            if part.parameter.grad is not None
+        ]
+        clips = math.isfinite(self.max_norm)
+        left_out = set() if clips else set(covered)
+        guarded = [(part, gradient) for part, _, gradient in active if part.name not in left_out]
+        torch.ops.nnue.optimizer_begin(
+            [gradient for _, gradient in guarded],
+            [part.virtual_rows if clips else 0 for part, _ in guarded],
+            loss.detach(),
+            self.lr,
+            self.step_count,
+            self.failed,
+            self.numbers,
+            self.rule.number,
+            *self.rule.betas,
+            self.rule.eps,
+            self.rule.positive,
+            self.rule.lookahead_every,
+            self.rule.lookahead_share,
+            self.max_norm,
+        )
+        moments = [m for _, m, _ in active]
+        torch.ops.nnue.optimizer_update(
+            [m.weight for m in moments],
+            [gradient for _, _, gradient in active],
+            [average for m in moments for average in m.averages],
+            [m.square for m in moments],
+            [average for m in moments for average in m.shared_averages],
+            [m.shared_square for m in moments],
+            [m.slow for m in moments if m.slow is not None],
+            [m.copy for m in moments],
+            self.numbers,
+            self.failed,
+            [part.rate for part, _, _ in active],
+            [part.decay for part, _, _ in active],
+            [part.low for part, _, _ in active],
+            [part.high for part, _, _ in active],
+            self.rule.number,
+            *self.rule.betas,
+            self.rule.positive,
+            True,  # nothing has come between the two
+        )
+        # Autograd has to know that a graph which was made before the step is out of date.
+        torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Fake kernels: both operators only write what they were given."""
+
+
+torch.library.register_fake(BEGIN, _nothing)
+torch.library.register_fake(UPDATE, _nothing)
+
+if ops._libraries.cuda_error is not None:
+    for _op in (BEGIN, UPDATE):
+        torch.library.impl(_op, "CUDA", ops._no_cuda)

@@ -1,0 +1,102 @@
+"""What users name on the way in: small text files with a limit to their size, and data files by pattern or folder."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from nnue_trainer.errors import UserError, quoted
+
+StrPath = str | os.PathLike[str]
+
+DATA_SUFFIXES = (".binpack", ".bin", ".bullet", ".marlin", ".txt", ".plain")
+"""What names of data files end in, in a folder of them; .gz or .zst may follow."""
+
+FileList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+"""The type of a field that lists files: one name alone is a list of one."""
+
+_BLOCK = 1 << 16
+
+
+def read_text(path: StrPath, limit: int) -> str:
+    """A text file of at most `limit` bytes. UserError for what cannot be read, is larger or is not UTF-8; a device or
+    a file with holes is read no further than the limit."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    if len(data) > limit:
+        raise UserError(f"{path}: larger than {limit:,} bytes, which is the limit for such a file")
+    return _decoded(path, data, 0)
+
+
+def read_lines(path: StrPath, *, longest: int = 4096, limit: int = 1 << 30) -> Iterator[str]:
+    """The lines of a text file, one after the other, without their ends. UserError, naming the line, for one of more
+    than `longest` bytes or not UTF-8, and for a file of more than `limit` bytes."""
+    read = 0
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
+                if len(line) > longest:
+                    raise UserError(f"{path}: line {number} is longer than {longest:,} bytes")
+                read += len(line)
+                if read > limit:
+                    raise UserError(f"{path}: larger than {limit:,} bytes, which is the limit for such a file")
+                yield _decoded(path, line, number).rstrip("\r\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def _decoded(path: StrPath, data: bytes, line: int) -> str:
+    try:
+        return data.decode("utf-8-sig" if line < 2 else "utf-8")
+    except UnicodeDecodeError as error:
+        where = f"line {line}: byte" if line else "byte"
+        raise UserError(f"{path}: {where} {error.start} is not UTF-8") from None
+
+
+def data_files(names: Sequence[str], key: str) -> list[str]:
+    """The files that `names` stand for: a file is itself, a folder the data files in it, and `*`, `?`, `[…]` and `**`
+    are patterns. Those of one name come sorted. UserError, naming `key`, where a folder or pattern yields nothing; a
+    missing file is left for its reader to report."""
+    files: list[str] = []
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            found = [str(file) for file in path.iterdir() if _is_data(file)]
+            nothing = (
+                f"a folder without data files (names that end in {' '.join(DATA_SUFFIXES)}, then perhaps .gz .zst)"
+            )
+        elif path.exists() or not glob.has_magic(name):
+            found, nothing = [name], ""
+        else:
+            found = [file for file in glob.glob(name, recursive=True) if Path(file).is_file()]  # noqa: PTH207
+            nothing = "no file matches"
+        if not found:
+            raise UserError(f"{key}: {quoted(name)}: {nothing}")
+        files += sorted(found)
+    for file in files:
+        if not file.isprintable() and any(0xD800 <= ord(character) <= 0xDFFF for character in file):
+            raise UserError(f"{key}: {quoted(file)}: a name that is not UTF-8, which a recipe cannot hold; rename it")
+    return files
+
+
+def became(names: Sequence[str], files: Sequence[str]) -> str | None:
+    """What to tell of the files that `data_files` made of `names`; None where they are the same."""
+    if list(names) == list(files):
+        return None
+    first = f"{files[0]} … {files[-1]}" if len(files) > 2 else ", ".join(files)
+    return f"{', '.join(names)}: {len(files)} file{'s' * (len(files) > 1)}, {first}"
+
+
+def _is_data(file: Path) -> bool:
+    name = file.name.lower()
+    for packed in (".gz", ".zst"):
+        name = name.removesuffix(packed)
+    return name.endswith(DATA_SUFFIXES) and not name.startswith(".") and file.is_file()

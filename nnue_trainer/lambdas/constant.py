@@ -1,0 +1,21 @@
+"""No schedule."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
+from nnue_trainer.schedules.base import RunStep
+from nnue_trainer.schema import section
+
+
+@LAMBDAS.register("constant")
+@section
+class ConstantLambda(LambdaSchedule):
+    """The same λ throughout."""
+
+    value: float = Field(1.0, ge=0, le=1)
+    """λ: 1 trains on scores only, 0 on game results only"""
+
+    def at(self, now: RunStep) -> float:
+        return self.value

@@ -1,0 +1,65 @@
+"""The contract of losses, their registry, and what several of them need."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nnue_trainer.registry import Registry
+
+NO_SCORE = 32002
+"""The score that data files give to a position that has none."""
+
+
+class Loss(ABC):
+    """A weighted mean over positions. A subclass is a section (`schema.section`): its fields are what a recipe may say.
+
+    Everything is from the view of the side to move. λ mixes the two targets: it is the share of the data's score,
+    1 − λ is the share of the game's result. The schedule of λ is a section of its own (`nnue_trainer.lambdas`).
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The loss of each position [B], and its weight [B]; None where all positions weigh 1.
+
+        `net` [B] is the net's score in engine units, fp32 in training; `score` [B] the data's score in engine units;
+        `lam` [B] is λ; both in the dtype of `net`. `result` [B] is −1, 0 or 1, of any dtype. Gradients flow to `net`
+        alone. A loss must not wait for the device (`.item()`, `if tensor:`).
+        """
+
+    def terms(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Σ weight·loss and Σ weight over a batch, both scalars: the loss of many batches is the ratio of their sums.
+
+        `net`, `score` and `result` as in `per_position`, `score` of any dtype; `lam` is λ, a number or a scalar tensor
+        on the same device. In every loss a position without a score (`NO_SCORE`) is trained on its result alone: its λ
+        is 0, and its weight is multiplied by 1 − λ, the share that its result would have beside a score.
+        """
+        has_score = score != NO_SCORE
+        known = torch.where(has_score, score, 0).to(net.dtype)
+        loss, weight = self.per_position(net, known, result, has_score.to(net.dtype) * lam)
+        share = 1 - (~has_score).to(net.dtype) * lam
+        weight = share if weight is None else share * weight
+        return (weight * loss).sum(), weight.sum()
+
+
+LOSSES: Registry[Loss] = Registry("nnue_trainer.losses", lambda: Loss, what="loss")
+
+
+def mean(weighted: Tensor, weights: Tensor) -> Tensor:
+    """The loss of a batch from its `terms`; 0 for a batch without any weight, such as one without scores at λ = 1."""
+    return weighted / torch.where(weights == 0, 1, weights)
+
+
+def points(result: Tensor, dtype: torch.dtype) -> Tensor:
+    """Game points 0, ½, 1 of results −1, 0, 1."""
+    return result.to(dtype) * 0.5 + 0.5
+
+
+def power(error: Tensor, exponent: float) -> Tensor:
+    """|error|^exponent; its gradient at 0 is 0 for every exponent ≥ 1."""
+    return error.square() if exponent == 2 else error.abs().pow(exponent)

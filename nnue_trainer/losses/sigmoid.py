@@ -1,0 +1,25 @@
+"""The loss of simple nets."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from nnue_trainer.losses.base import LOSSES, Loss, points, power
+from nnue_trainer.schema import section
+
+
+@LOSSES.register("sigmoid")
+@section
+class SigmoidLoss(Loss):
+    """Plain sigmoid loss of simple nets: |σ(net / scale) - target|^power, the target mixing score and result."""
+
+    scale: float = Field(400.0, gt=0)
+    """engine units in one unit of the sigmoid's argument"""
+    power: float = Field(2.0, ge=1)
+    """exponent of the error"""
+
+    def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, None]:
+        target = lam * torch.sigmoid(score / self.scale) + (1 - lam) * points(result, net.dtype)
+        return power(torch.sigmoid(net / self.scale) - target, self.power), None

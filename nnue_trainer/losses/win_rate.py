@@ -1,0 +1,67 @@
+"""The loss of Stockfish nets."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from nnue_trainer.losses.base import LOSSES, Loss, points, power
+from nnue_trainer.schema import section
+
+# A score of at least this size is no evaluation but a proven win (tablebase or mate), coded by its distance.
+PROVEN_WIN = 31755
+MATE = 32000
+
+
+@LOSSES.register("win_rate")
+@section
+class WinRateLoss(Loss):
+    """Win-rate model of Stockfish nets: expected points by two sigmoids, |error|^power."""
+
+    in_offset: float = 270.0
+    """score of the net at which a win is as likely as not, engine units"""
+    in_scaling: float = Field(340.0, gt=0)
+    """width of that sigmoid, engine units"""
+    out_offset: float = 270.0
+    """the same for the score of the data"""
+    out_scaling: float = Field(380.0, gt=0)
+    """the same for the score of the data"""
+    power: float = Field(2.5, ge=1)
+    """exponent of the error"""
+    qp_asymmetry: float = Field(0.0, ge=0)
+    """errors count 1 + this where the net is above the target"""
+    weight_boost: float = 0.0
+    """w1: weight of a position is 1 + (2^w1 - 1)·((p - 1/2)²·p·(1 - p))^w2, p the expected points of its score"""
+    weight_power: float = Field(0.5, gt=0)
+    """w2, see weight_boost"""
+    proven_base: float = 4000.0
+    """a proven win counts as proven_base + proven_decay^distance·proven_scale engine units"""
+    proven_scale: float = 4000.0
+    """see proven_base"""
+    proven_decay: float = Field(0.85, gt=0, le=1)
+    """see proven_base"""
+
+    def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | None]:
+        q = expected_points(net, self.in_offset, self.in_scaling)
+        p = expected_points(self.compress_proven(score), self.out_offset, self.out_scaling)
+        target = lam * p + (1 - lam) * points(result, net.dtype)
+        loss = power(q - target, self.power)
+        if self.qp_asymmetry:
+            loss = loss * (1 + self.qp_asymmetry * (q > target).to(loss.dtype))
+        if self.weight_boost == 0:
+            return loss, None
+        # Rounding can leave p a hair above 1, and a negative base has no power.
+        sharpness = ((p - 0.5).square() * p * (1 - p)).clamp_min(0).pow(self.weight_power)
+        return loss, 1 + (2**self.weight_boost - 1) * sharpness
+
+    def compress_proven(self, score: Tensor) -> Tensor:
+        """Scores with proven wins brought down to a size that a net can output."""
+        size = score.abs()
+        compressed = self.proven_base + self.proven_decay ** (MATE - size) * self.proven_scale
+        return torch.where(size >= PROVEN_WIN, score.sign() * compressed, score)
+
+
+def expected_points(score: Tensor, offset: float, scaling: float) -> Tensor:
+    """½(1 + P(win) − P(loss)), both by a sigmoid of the score (engine units)."""
+    return 0.5 * (1 + torch.sigmoid((score - offset) / scaling) - torch.sigmoid((-score - offset) / scaling))

@@ -1,0 +1,38 @@
+"""Optimisers in layers: an update rule, and around it what makes it one for nets.
+
+    bounds         weights back into the range that the exported net can hold
+    virtual rows   feature transformers are factorised: a virtual row for all rows that share it
+    guard          a step with a loss or gradient that is not finite changes nothing
+    rule           AdamW, any optimiser of torch, or one of your own
+
+Each layer wraps what stands below it and can be replaced alone. `base` has the contracts and the registry; each
+built-in rule is a file of its own; `Optimizer` puts the layers together.
+"""
+
+from nnue_trainer.optim.adamw import AdamW
+from nnue_trainer.optim.base import OPTIMIZERS, Layer, OptimizerConfig, Rule, Work
+from nnue_trainer.optim.bounds import Bounds
+from nnue_trainer.optim.fused import FusedRule
+from nnue_trainer.optim.guard import Guard
+from nnue_trainer.optim.optimizer import Optimizer
+from nnue_trainer.optim.ranger import Ranger, RangerLite
+from nnue_trainer.optim.torch_rule import TorchOptimizer, TorchRule
+from nnue_trainer.optim.virtual_rows import SharedRows
+
+__all__ = [
+    "OPTIMIZERS",
+    "AdamW",
+    "Bounds",
+    "FusedRule",
+    "Guard",
+    "Layer",
+    "Optimizer",
+    "OptimizerConfig",
+    "Ranger",
+    "RangerLite",
+    "Rule",
+    "SharedRows",
+    "TorchOptimizer",
+    "TorchRule",
+    "Work",
+]

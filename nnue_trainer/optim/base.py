@@ -1,0 +1,133 @@
+"""The contracts of the optimiser's parts, and the registry of its rules."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from nnue_trainer.nets.base import VirtualRows, WeightBound
+from nnue_trainer.registry import Registry
+from nnue_trainer.schema import section
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rule has to train.
+
+    `parameters` by name, those of the model in its order, then the virtual rows as parameters of their own: `virtual`
+    names these. They start each step at zero and hold their update afterwards, so a rule must not decay them: the decay
+    of the weight that the layer adds them to counts for both. `lr` is the learning rate of the step in hand, fp32,
+    a scalar; `failed` is 1 from the first step on whose loss or gradient was not finite, else 0, fp32, a scalar. Both
+    are on the device of the parameters and always the same tensors.
+
+    `factorised` and `bounds` are empty, but for a rule that replaces the layers that know them
+    (`OptimizerConfig.replaces`).
+    """
+
+    parameters: dict[str, nn.Parameter]
+    lr: Tensor
+    failed: Tensor
+    virtual: frozenset[str] = frozenset()
+    factorised: Mapping[str, list[VirtualRows]] = field(default_factory=dict)
+    bounds: tuple[WeightBound, ...] = ()
+    covered: frozenset[str] = frozenset()
+    """Parameters whose gradients a guard need not look at: `NnueModel.covered_gradients`."""
+
+
+class Rule(ABC):
+    """How parameters move by their gradients.
+
+    A rule adds its update to the parameter, in place, and the update does not depend on the parameter's value (but for
+    weight decay, which shrinks it). Then the update of a virtual row can be added to all rows that share it. A rule
+    whose updates depend on the value, such as LARS, trains well only with `factoriser: false`.
+    """
+
+    heeds_failed: ClassVar[bool] = False
+    """whether the rule itself changes nothing while `work.failed` is 1; else the guard sees to it"""
+    capturable: bool = True
+    """whether a step can be recorded in a CUDA graph and replayed: it calls the same kernels on the same tensors every
+    time, and no number of Python's changes from step to step"""
+
+    loss: Tensor | None = None
+    """the loss of the step in hand, for rules that replace the guard"""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._moments: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def step(self) -> None:
+        """One update of every parameter of `work` that has a gradient (`.grad`, of the parameter's shape and dtype).
+        Runs without autograd, and must not wait for the device."""
+
+    def moments(self, name: str) -> dict[str, Tensor]:
+        """Zeros like each parameter, by its name, that are part of the state as `name/PARAMETER`."""
+        own = {parameter: torch.zeros_like(tensor) for parameter, tensor in self.work.parameters.items()}
+        self._moments |= {f"{name}/{parameter}": tensor for parameter, tensor in own.items()}
+        return own
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that later steps depend on, by name, on any device; by default what `moments` made. Not a copy."""
+        return dict(self._moments)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over a state. ValueError naming a tensor that is missing, unknown or of another shape."""
+        own = self.state_dict()
+        check_state(own, state)
+        for name, tensor in state.items():
+            own[name].copy_(tensor)
+
+    def set_lr(self, lr: float) -> None:  # noqa: B027 (most rules read the tensor)
+        """The learning rate of the next step, for rules that want a number of Python's; `work.lr` holds it as well."""
+
+    def changed(self) -> list[Tensor]:
+        """All tensors that a step changes: what the guard puts back after a step that failed."""
+        return [parameter.detach() for parameter in self.work.parameters.values()] + list(self.state_dict().values())
+
+
+class Layer(Protocol):
+    """What stands around a rule."""
+
+    def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
+        """Gradients are there. Calls `inner` once, which does the same for all that stands below, or not at all."""
+        ...
+
+
+@section
+class OptimizerConfig(ABC):
+    """An update rule and its numbers. A subclass is a section; the fields here are those of the layers around it."""
+
+    kind: ClassVar[str]
+    replaces: ClassVar[frozenset[str]] = frozenset()
+    """layers whose work the rule does itself, such as a fused operator: of "guard", "virtual_rows" and "bounds". A rule
+    that replaces the guard sets `work.failed`; one that replaces virtual rows gets none among its parameters."""
+    lr: float = Field(1e-3, gt=0)
+    """learning rate before the schedule"""
+    factoriser: bool = True
+    """train virtual features along, where the feature set has them"""
+    clip_weights: bool = True
+    """keep weights in the range that the exported net can hold, after every step"""
+
+    @abstractmethod
+    def rule(self, work: Work) -> Rule:
+        """The rule for `work`. UserError if it does not fit."""
+
+
+OPTIMIZERS: Registry[OptimizerConfig] = Registry(
+    "nnue_trainer.optim", lambda: OptimizerConfig, what="optimizer", default="adamw"
+)
+
+
+def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """ValueError naming the first tensor of `state` that is missing, unknown or of another shape than in `own`."""
+    for name in sorted(own.keys() ^ state.keys()):
+        raise ValueError(f"tensor {name} is {'missing' if name in own else 'unknown'}")
+    for name, tensor in state.items():
+        if own[name].shape != tensor.shape:
+            raise ValueError(f"tensor {name} has shape {list(tensor.shape)}, expected {list(own[name].shape)}")

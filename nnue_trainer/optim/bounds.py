@@ -1,0 +1,37 @@
+"""Weights that stay in range: after every step each is clipped to what the exported net can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from torch import Tensor, nn
+
+from nnue_trainer.nets.base import WeightBound
+
+
+class Bounds:
+    """The outermost layer."""
+
+    def __init__(self, bounds: Iterable[WeightBound]) -> None:
+        self._bounds: list[tuple[nn.Parameter, int, int, float, float]] = []
+        for bound in bounds:
+            rows = len(bound.parameter) - bound.first_row if bound.rows is None else bound.rows
+            self._bounds.append((bound.parameter, bound.first_row, bound.first_row + rows, bound.low, bound.high))
+
+    def take(self, parameter: nn.Parameter, first: int, rows: int) -> tuple[float, float]:
+        """The limits of consecutive rows of a parameter, if one bound is for all of them, and infinite ones otherwise.
+        Whoever takes limits clips these rows: a layer that writes them anyway saves a pass over them."""
+        end = first + rows
+        for index, (own, begin, stop, low, high) in enumerate(self._bounds):
+            if own is parameter and begin <= first and end <= stop:
+                rest = [(own, a, b, low, high) for a, b in ((begin, first), (end, stop)) if a < b]
+                self._bounds[index : index + 1] = rest
+                return low, high
+        return -math.inf, math.inf
+
+    def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
+        inner()
+        for parameter, begin, stop, low, high in self._bounds:
+            weight = parameter.detach()
+            (weight if (begin, stop) == (0, len(weight)) else weight[begin:stop]).clamp_(low, high)

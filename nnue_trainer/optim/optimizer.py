@@ -1,0 +1,109 @@
+"""The layers put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work
+from nnue_trainer.optim.bounds import Bounds
+from nnue_trainer.optim.guard import Guard
+from nnue_trainer.optim.virtual_rows import SharedRows
+
+
+class Optimizer:
+    """Trains all parameters of `model` by the rule of `config`; nothing waits for the device.
+
+    A step with a non-finite loss or gradient changes nothing, and neither does any later one: weights stay those of the
+    last good step, and `failed()` tells when asked. `bounds`, `shared_rows` and `guard` are the classes of the layers.
+    """
+
+    def __init__(
+        self,
+        model: NnueModel,
+        config: OptimizerConfig,
+        *,
+        bounds: type[Bounds] = Bounds,
+        shared_rows: type[SharedRows] = SharedRows,
+        guard: type[Guard] = Guard,
+    ) -> None:
+        parameters = dict(model.named_parameters())
+        self.device = next(iter(parameters.values())).device
+        self.lr = torch.tensor(config.lr, dtype=torch.float32, device=self.device)
+        self._failed = torch.zeros((), device=self.device)
+        self._good_steps = torch.zeros((), dtype=torch.int64, device=self.device)
+        limits = tuple(model.weight_bounds()) if config.clip_weights else ()
+        factorised = model.factorised() if config.factoriser else {}
+        # A rule does the work of the layers as they are here; with one of another class it is a rule and no more.
+        ours = (bounds, shared_rows, guard) == (Bounds, SharedRows, Guard)
+        replaces = config.replaces if ours else frozenset()
+        outer = bounds(() if "bounds" in replaces else limits)
+        shared = shared_rows(parameters, {} if "virtual_rows" in replaces else factorised, outer)
+        self.rule: Rule = config.rule(
+            Work(
+                parameters=parameters | shared.parameters,
+                lr=self.lr,
+                failed=self._failed,
+                virtual=frozenset(shared.parameters),
+                factorised=factorised if "virtual_rows" in replaces else {},
+                bounds=limits if "bounds" in replaces else (),
+                covered=model.covered_gradients(),
+            )
+        )
+        self._layers: list[Layer] = [shared, outer]  # from the inside out
+        if "guard" not in replaces:
+            watched = [(parameter, rows) for name, parameter in parameters.items() for rows in shared.uncovered(name)]
+            watched += [(parameter, slice(None)) for parameter in shared.parameters.values()]
+            self._layers.insert(0, guard(self.rule, self._failed, watched))
+
+    @torch.no_grad()
+    def step(self, loss: Tensor) -> None:
+        """One update from the gradients in place, which are freed. `loss` is used by the non-finite guard only."""
+        self.rule.loss = loss
+        act: Callable[[], None] = self.rule.step
+        for layer in self._layers:
+            act = partial(layer.step, loss, act)
+        act()
+        self.rule.loss = None
+        self._good_steps += self._failed == 0
+        for parameter in self.rule.work.parameters.values():
+            parameter.grad = None
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the next step."""
+        self.lr.fill_(lr)
+        self.rule.set_lr(lr)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step can be recorded in a CUDA graph."""
+        return self.rule.capturable
+
+    def failed(self) -> bool:
+        """Whether a step met a loss or gradient that is not finite. Waits for the device."""
+        return bool(self._failed.item())
+
+    def finite(self) -> bool:
+        """Whether all weights and all state are finite numbers: an update may overflow from finite gradients. Waits for
+        the device, and reads everything once."""
+        tensors = [*self.rule.state_dict().values(), *(p.detach() for p in self.rule.work.parameters.values())]
+        extremes = [torch.stack(torch.aminmax(t)) for t in tensors if t.numel() and t.is_floating_point()]
+        return all(bool(extreme.isfinite().all()) for extreme in extremes)
+
+    def good_steps(self) -> int:
+        """How many updates were made, those before `load_state_dict` included. Waits for the device."""
+        return int(self._good_steps.item())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The state of the rule, by moment and parameter, such as `exp_avg/NAME`; virtual rows are `NAME.virtual`."""
+        return self.rule.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *, good_steps: int = 0) -> None:
+        """Takes over the state of an optimiser that had made `good_steps` updates. ValueError naming a tensor that is
+        missing, unknown or misshapen."""
+        self.rule.load_state_dict(state)
+        self._good_steps.fill_(good_steps)

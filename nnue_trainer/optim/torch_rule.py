@@ -1,0 +1,167 @@
+"""Any optimiser that is a torch.optim.Optimizer as a rule: torch's own by name, and what others have written."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from nnue_trainer.errors import UserError
+from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work, check_state
+from nnue_trainer.schema import section
+
+Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+# What a recipe does not say, since the trainer does.
+_OURS = ("self", "params", "lr", "foreach", "fused", "capturable", "differentiable", "maximize")
+# They want gradients of another kind, or call the model several times in a step.
+_UNFIT = ("LBFGS", "Optimizer", "SparseAdam")
+# Of torch 2.10 to 2.13 these take a learning rate that lies on the device, and no step waits for it.
+_CAPTURABLE = ("Adam", "AdamW", "NAdam", "RAdam")
+
+
+class TorchRule(Rule):
+    """A rule out of a torch.optim.Optimizer.
+
+    Its state is saved as `KEY/PARAMETER` for each key of its `state`: tensors, and numbers (which come back as
+    numbers). It appears at the first step, as torch has it, so `stepped` says whether there was one.
+    """
+
+    capturable = False
+
+    def __init__(self, work: Work, make: Make, *, capturable: bool = False) -> None:
+        """`make` builds the optimiser from parameter groups; groups of virtual rows say `weight_decay: 0`. With
+        `capturable` it was made with `lr=work.lr`, keeps numbers on the device and never waits for it; else its
+        learning rate is set from the host before each step."""
+        super().__init__(work)
+        self.capturable = capturable
+        self._stepped = False
+        virtual = [parameter for name, parameter in work.parameters.items() if name in work.virtual]
+        groups: list[dict[str, Any]] = [
+            {"params": [parameter for name, parameter in work.parameters.items() if name not in work.virtual]}
+        ]
+        if virtual:
+            groups.append({"params": virtual, "weight_decay": 0.0})
+        self.optimizer = make(groups)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self._stepped = True
+
+    def set_lr(self, lr: float) -> None:
+        if not self.capturable:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {"stepped": torch.tensor(self._stepped)}
+        for name, parameter in self.work.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    state[f"{key}/{name}"] = _as_tensor(f"{key}/{name}", value)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        stepped = state.get("stepped")
+        if stepped is None or stepped.numel() != 1:
+            raise ValueError(f"tensor stepped is {'missing' if stepped is None else 'not a single value'}")
+        if stepped.item() and not self._stepped:
+            self._make_state({name.partition("/")[2] for name in state})
+        own = self.state_dict()
+        check_state(own, state)
+        for name, parameter in self.work.parameters.items():
+            mine = self.optimizer.state.get(parameter, {})
+            for key, value in mine.items():
+                if isinstance(value, Tensor):
+                    value.copy_(state[f"{key}/{name}"])
+                elif value is not None:
+                    mine[key] = type(value)(state[f"{key}/{name}"].item())
+
+    def changed(self) -> list[Tensor]:
+        states = [self.optimizer.state.get(parameter, {}) for parameter in self.work.parameters.values()]
+        moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return [parameter.detach() for parameter in self.work.parameters.values()] + moments
+
+    @torch.no_grad()
+    def _make_state(self, stepped: set[str]) -> None:
+        """Has the optimiser make the state of the parameters named, by a step whose effect on weights is undone."""
+        before = {name: self.work.parameters[name].clone() for name in stepped & self.work.parameters.keys()}
+        for name in before:
+            parameter = self.work.parameters[name]
+            parameter.grad = torch.zeros_like(parameter)
+        self.step()
+        for name, tensor in before.items():
+            self.work.parameters[name].copy_(tensor)
+            self.work.parameters[name].grad = None
+
+
+@OPTIMIZERS.register("torch")
+@section
+class TorchOptimizer(OptimizerConfig):
+    """Any optimiser of torch.optim, by its name and with its own options."""
+
+    name: str
+    """of a class in torch.optim: RAdam, NAdam, SGD, Adagrad, …"""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """what its constructor takes beside parameters and lr, such as {betas: [0.9, 0.99], weight_decay: 0.01}"""
+
+    @field_validator("name")
+    @classmethod
+    def _is_there(cls, name: str) -> str:
+        if name not in _classes():
+            close = difflib.get_close_matches(name, _classes(), n=1)
+            known = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(sorted(_classes()))}"
+            raise ValueError(f"torch.optim has no {name!r} for this ({known})")
+        return name
+
+    @model_validator(mode="after")
+    def _takes_its_options(self) -> TorchOptimizer:
+        make = _classes()[self.name]
+        known = [option for option in inspect.signature(make.__init__).parameters if option not in _OURS]
+        for option in self.options:
+            if option not in known:
+                close = difflib.get_close_matches(option, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+                raise ValueError(f"{self.name} has no option {option!r} ({hint})")
+        parameter = nn.Parameter(torch.ones(2, 2))
+        parameter.grad = torch.ones(2, 2)
+        try:
+            make([parameter], lr=1e-3, **_tuples(self.options)).step()
+        except Exception as error:  # whatever torch makes of a wrong value
+            raise ValueError(f"{self.name} does not take {self.options}: {' '.join(str(error).split())}") from None
+        return self
+
+    def rule(self, work: Work) -> Rule:
+        make = _classes()[self.name]
+        on_device = work.lr.is_cuda and self.name in _CAPTURABLE
+        ours: dict[str, Any] = {"lr": work.lr, "capturable": True} if on_device else {"lr": self.lr}
+        try:
+            return TorchRule(work, lambda groups: make(groups, **ours, **_tuples(self.options)), capturable=on_device)
+        except (ValueError, TypeError) as error:  # Muon takes matrices only
+            raise UserError(f"optimizer: {self.name}: {' '.join(str(error).split())}") from None
+
+
+def _classes() -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _UNFIT
+    }
+
+
+def _tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """YAML has lists where torch has tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    raise UserError(f"optimizer: its state {name} is {type(value).__name__}, expected tensors and numbers")

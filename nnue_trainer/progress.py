@@ -1,0 +1,314 @@
+"""Progress on standard error: one line that moves on a terminal, plain lines now and then elsewhere.
+
+A line is made of parts. Where the terminal is too narrow for all of them, they first take their short forms, and then
+the least important ones are left out. Whatever happens to the terminal or the pipe, showing progress raises nothing:
+a closed window must not end a training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO, cast
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from nnue_trainer.errors import shown
+
+# Seconds between two plain lines of a long command, where nothing else says when one is due.
+PLAIN_LINE_EVERY = 60.0
+
+_REFRESH_PER_SECOND = 5
+_GAP = "  "
+_BAR_RANK = 5  # among the ranks of parts
+_SHORTEST_BAR, _LONGEST_BAR = 8, 40
+
+
+@dataclass(frozen=True)
+class Part:
+    """One figure of a line. Parts of a low `rank` stay longest; `short` is what stands where there is little room."""
+
+    text: str
+    rank: int
+    short: str | None = None
+
+
+def fit(parts: Sequence[Part], width: int) -> list[tuple[Part, str]]:
+    """What fits into `width` columns: in their short forms if need be, and then without the least important parts."""
+    kept, short = list(parts), False
+    while True:
+        texts = [part.short if short and part.short is not None else part.text for part in kept]
+        if len(kept) <= 1 or cell_len(_GAP.join(texts)) <= width:
+            return list(zip(kept, texts, strict=True))
+        if short:
+            kept.remove(max(kept, key=lambda part: part.rank))
+        short = True
+
+
+def render(parts: Sequence[Part], share: float | None, width: int) -> str:
+    """The line of a terminal of `width` columns. `share`: how much is done, 0 to 1; None: not known, so no bar."""
+    width -= 1  # some terminals wrap a full line
+    if share is None:
+        return _GAP.join(text for _, text in fit(parts, width))
+    share = min(max(share, 0.0), 1.0)
+    bar = Part(" " * _SHORTEST_BAR, _BAR_RANK)
+    fitting = fit([bar, Part(f"{int(100 * share):3d}%", 0), *parts], width)
+    room = width - cell_len(_GAP.join(text for _, text in fitting))
+    longest = min(_SHORTEST_BAR + room, _LONGEST_BAR)
+    return _GAP.join(_bar(share, longest) if part is bar else text for part, text in fitting)
+
+
+def _bar(share: float, width: int) -> str:
+    eighths = int(8 * width * share)
+    whole, part = divmod(eighths, 8)
+    return ("█" * whole + " ▏▎▍▌▋▊▉"[part] * (part > 0)).ljust(width, "░")
+
+
+def duration(seconds: float) -> str:
+    """A time for people, in its two largest units: "22 d 5 h", "5 h 12 m", "3 m 20 s", "45 s"."""
+    if not seconds < 1e11:
+        return "more than 1000 years"
+    left = round(seconds)
+    if left >= 86_400 * 100:
+        return f"{left // 86_400:,} d"
+    for size, unit, smaller, small_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
+        if left >= size:
+            return f"{left // size} {unit} {left % size // smaller} {small_unit}"
+    return f"{left} s"
+
+
+def positions(number: float) -> str:
+    """A number of positions for people: 950, 12.3 k, 4.50 M."""
+    return _scaled(number, 1000, ("", " k", " M", " G", " T"))
+
+
+def size(number: float) -> str:
+    """A number of bytes for people: 950 B, 12.3 KiB, 4.50 GiB."""
+    return _scaled(number, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _scaled(number: float, step: int, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if number < step * 0.9995:
+            return f"{number:#.3g}".rstrip(".") + unit if unit != units[0] else f"{number:.0f}{unit}"
+        number /= step
+    return (f"{number:#.3g}".rstrip(".") if number < 999.5 else f"{number:,.0f}") + units[-1]
+
+
+class Unfailing:
+    """A text stream to print to for which nothing ever fails: what it cannot encode is escaped, and once the other end
+    is gone (a closed terminal, pipe or file), everything else is dropped."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._gone = False
+
+    def write(self, text: str) -> int:
+        self._attempt(lambda: self._stream.write(self._encodable(text)))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def isatty(self) -> bool:
+        return bool(self._attempt(self._stream.isatty))
+
+    def _encodable(self, text: str) -> str:
+        encoding = self._stream.encoding or "utf-8"
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+
+    def _attempt(self, action: Callable[[], Any]) -> Any:
+        if self._gone:
+            return None
+        try:
+            return action()
+        except (OSError, ValueError):  # ValueError: of a closed stream
+            self._gone = True
+            return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Line:
+    """The line itself. `show` says what there is to see; on a terminal it is drawn a few times a second, with
+    `parts()` asked anew each time, so that the clock goes on; elsewhere `plain` prints it."""
+
+    def __init__(self, parts: Callable[[], tuple[Sequence[Part], float | None]], *, transient: bool):
+        self._parts = parts
+        self._out = Unfailing(sys.stderr)
+        self.console = Console(file=cast(TextIO, self._out), highlight=False, emoji=False)
+        self.moving = self._out.isatty() and not self.console.is_dumb_terminal
+        self._live: Live | None = None
+        if self.moving:
+            self._live = Live(
+                self,
+                console=self.console,
+                refresh_per_second=_REFRESH_PER_SECOND,
+                transient=transient,
+                # What others print to standard error appears above the line.
+                redirect_stdout=False,
+                redirect_stderr=True,
+            )
+            self._live.start()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts, share = self._parts()
+        line = render(parts, share, options.max_width)
+        if options.ascii_only:
+            line = line.translate({ord("█"): "#", ord("░"): "."} | dict.fromkeys(map(ord, "▏▎▍▌▋▊▉"), "."))
+        yield Text(line, no_wrap=True, overflow="crop")
+
+    def plain(self) -> None:
+        """Prints the line where none moves."""
+        if not self.moving:
+            parts, share = self._parts()
+            percent = [] if share is None else [f"{int(100 * share)}%"]
+            print(_GAP.join([*percent, *(part.text for part in parts)]), file=self._out, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the progress."""
+        self.console.print(Text(shown(text)), soft_wrap=True)
+        self._out.flush()
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+class TrainingProgress:
+    """Progress of a training: a bar, how long it has taken and will take, and the figures of the last record.
+
+    `passes`, if given, says how often the training data has been begun, the pass in hand included.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        steps_per_epoch: int,
+        batch_size: int,
+        step: int,
+        passes: Callable[[], int] | None = None,
+    ):
+        self._steps, self._steps_per_epoch, self._batch_size = steps, steps_per_epoch, batch_size
+        self._step = step
+        self._passes = passes
+        self._begun = self._started = time.monotonic()
+        self._first_step: int | None = None
+        self._paused = 0.0
+        self._pause_began: float | None = None
+        self._figures: dict[str, str] = {}
+        self._printed: int | None = None
+        self._line = Line(self._parts, transient=False)
+
+    def update(self, step: int, **figures: str) -> None:
+        """`step` is done. Figures such as loss="0.0123" make a record of it, which is a line of its own where the
+        output is no terminal; they stay until they are replaced. No step has two such lines."""
+        self._step = step
+        if self._first_step is None:  # the first step warms up, and may compile; speed counts from its end
+            self._first_step, self._started, self._paused = step, time.monotonic(), 0.0
+        if figures:
+            self._figures |= figures
+            if step != self._printed:
+                self._printed = step
+                self._line.plain()
+
+    def _parts(self) -> tuple[list[Part], float]:
+        step, now = self._step, time.monotonic()
+        parts = [
+            Part(f"epoch {max(step - 1, 0) // self._steps_per_epoch + 1}/{self._steps // self._steps_per_epoch}", 6),
+            Part(f"step {step:,}/{self._steps:,}", 8),
+        ]
+        ranks = {"loss": 3, "val": 7}
+        parts += [Part(f"{name} {text}", ranks.get(name, 8)) for name, text in self._figures.items()]
+        done = step - self._first_step if self._first_step is not None else 0
+        if done > 0:
+            until = now if self._pause_began is None else self._pause_began
+            speed = positions(done * self._batch_size / max(until - self._started - self._paused, 1e-9))
+            parts.append(Part(f"{speed} pos/s", 2, f"{speed}/s"))
+        if self._passes is not None:
+            parts.append(Part(f"data pass {self._passes():,}", 9))
+        parts.append(Part(f"elapsed {duration(now - self._begun)}", 4))
+        if done > 0:  # validation included
+            parts.append(Part(f"ETA {duration((self._steps - step) * (now - self._started) / done)}", 1))
+        return parts, step / self._steps
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time in here does not count for the speed of training."""
+        self._pause_began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._paused += time.monotonic() - self._pause_began
+            self._pause_began = None
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the progress."""
+        self._line.say(text)
+
+    def close(self) -> None:
+        self._line.close()
+
+
+class ShowProgress(Protocol):
+    """Shows what is done and what there is in all; `what`, if given, is the new name of what is going on."""
+
+    def __call__(self, done: int, total: int, what: str | None = None) -> None: ...
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, unit: str = "bytes") -> Iterator[ShowProgress]:
+    """Progress of a command that works through `total` bytes or whatever `unit` says; the callback takes what is done
+    and what there is. On a terminal a bar, which goes away at the end; elsewhere a line every minute."""
+    task = _Task(shown(what), unit)
+    line = Line(task.parts, transient=True)
+
+    def show(done: int, total: int, what: str | None = None) -> None:
+        if what is not None and shown(what) != task.what:
+            task.restart(shown(what))
+        task.done, task.total = done, total
+        now = time.monotonic()
+        if now - task.printed >= PLAIN_LINE_EVERY:
+            task.printed = now
+            line.plain()
+
+    try:
+        yield show
+    finally:
+        line.close()
+
+
+class _Task:
+    def __init__(self, what: str, unit: str):
+        self._unit = unit
+        self.printed = time.monotonic()
+        self.restart(what)
+
+    def restart(self, what: str) -> None:
+        self.what = what
+        self.done = self.total = 0
+        self._begun = time.monotonic()
+
+    def parts(self) -> tuple[list[Part], float | None]:
+        seconds = time.monotonic() - self._begun
+        if self._unit == "bytes":
+            counts = Part(f"{size(self.done)} of {size(self.total)}", 6, size(self.done))
+            speed = f"{size(self.done / max(seconds, 1e-9))}/s"
+        else:
+            counts = Part(f"{self.done:,} of {self.total:,} {self._unit}", 6, f"{self.done:,}")
+            speed = f"{positions(self.done / max(seconds, 1e-9))} {self._unit}/s"
+        parts = [Part(self.what, 3)]
+        if not self.total:
+            return [*parts, Part(f"elapsed {duration(seconds)}", 2)], None
+        parts += [counts, Part(speed, 4), Part(f"elapsed {duration(seconds)}", 2)]
+        if 0 < self.done <= self.total:
+            parts.append(Part(f"ETA {duration(seconds * (self.total - self.done) / self.done)}", 1))
+        return parts, self.done / self.total

@@ -1,0 +1,288 @@
+"""Open lists: what a recipe names by `kind`, and what users may add to without touching this package.
+
+A registry holds the classes of one sort of thing: nets, losses, optimisers. Each class is a section
+(`schema.section`), so its fields are what the recipe may say about it. A recipe names a class in one of three ways:
+
+- `kind: win_rate`: registered by that name. Built-in classes are the modules of the registry's package; adding one is
+  adding a file.
+- `kind: path/to/file.py:Class`: a class in a file of the user's, relative to the working directory.
+- `kind: name`: an entry point of that name, which an installed package offers in the group of the registry
+  (`nnue_trainer.losses`, for example).
+
+Reading a checkpoint or a net never imports code. There a `file.py:Class` is found only if a file of that name was
+loaded before, because the recipe in hand or `--plugin FILE` asked for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import pydantic
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError, core_schema
+
+from nnue_trainer.errors import UserError
+
+T = TypeVar("T")
+C = TypeVar("C")
+MAY_IMPORT = "may_import"
+"""Key of pydantic's validation context: whether a `file.py:Class` may be imported."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A file of the user's that was imported. `sha256` is of its bytes, in hexadecimal."""
+
+    path: Path
+    sha256: str
+    module: ModuleType
+
+
+_plugins: dict[str, Plugin] = {}  # by file name: a checkpoint is read on other machines, where folders differ
+_packages: dict[str, str] = {}  # "REGISTRY:KIND" → "PACKAGE VERSION"
+_registries: list[Registry[Any]] = []
+
+
+def load_plugin(path: str | Path) -> Plugin:
+    """Imports a Python file, once. UserError if there is none, or if it fails, with the line in it that failed."""
+    path = Path(path)
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"plugin {path}: cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(code).hexdigest()
+    loaded = _plugins.get(path.name)
+    if loaded is not None:
+        if loaded.sha256 != digest:
+            raise UserError(f"plugin {path}: another file of this name was loaded already, {loaded.path}; rename one")
+        return loaded
+    name = f"nnue_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if path.suffix != ".py" or spec is None or spec.loader is None:
+        raise UserError(f"plugin {path}: expected a Python file, file.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while they are made
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"plugin {path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
+    _plugins[path.name] = Plugin(path, digest, module)
+    return _plugins[path.name]
+
+
+def plugins() -> dict[str, str]:
+    """What a checkpoint says it was made with: file name → SHA-256 of every file that was loaded, and "REGISTRY:KIND" →
+    "PACKAGE VERSION" of every class of an installed package that was asked for."""
+    files = {name: plugin.sha256 for name, plugin in _plugins.items()}
+    return dict(sorted((files | _packages).items()))
+
+
+def forget_plugins() -> None:
+    """Makes everything from outside unknown again, as in a process that has just started."""
+    for plugin in _plugins.values():
+        sys.modules.pop(plugin.module.__name__, None)
+    _plugins.clear()
+    _packages.clear()
+    for known in _registries:
+        known._outside.clear()
+
+
+def loaded() -> list[Path]:
+    """The files that were loaded, in that order."""
+    return [plugin.path for plugin in _plugins.values()]
+
+
+def changes(before: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each file or package that is not what it was when a checkpoint was written; `before` is what
+    `plugins` said then. What is not loaded now is left out: a class that is needed and missing is an error already."""
+    for name, now in plugins().items():
+        then = before.get(name)
+        if then is not None and then != now:
+            yield f"{name} has changed since: it was {str(then)[:12]}, now it is {now[:12]}"
+
+
+class Registry(Generic[T]):
+    """The classes of one sort. In a section, `Annotated[Base, REGISTRY]` is a field that takes any of them."""
+
+    def __init__(self, package: str, base: Callable[[], type[T]], *, what: str, default: str | None = None) -> None:
+        """`package` holds the built-in classes, one module each, and is the name of the entry-point group; `base` gives
+        the class that all of them derive from (a function, since it may be defined after the registry); `what` is the
+        word for one of them in messages; `default` is the kind of a section that does not say one."""
+        self.package = package
+        self.what = what
+        self.default = default
+        self._base = base
+        self._classes: dict[str, type[T]] = {}
+        self._outside: dict[str, type[T]] = {}  # from files and installed packages
+        self._searched = False
+        _registries.append(self)
+
+    def register(self, kind: str) -> Callable[[type[C]], type[C]]:
+        """Decorator: makes a section known as `kind`. It goes above `@section`."""
+
+        def add(cls: type[C]) -> type[C]:
+            checked = self._checked(kind, cls)
+            known = self._classes.setdefault(kind, checked)
+            if known is not checked:
+                raise UserError(
+                    f"{self.what} {kind!r} is defined twice: in {known.__module__} and in {cls.__module__}; rename one"
+                )
+            return cls
+
+        return add
+
+    def kinds(self) -> dict[str, type[T]]:
+        """All classes that are known now, by kind: built-in ones, and those from outside that were asked for."""
+        self._import_built_in()
+        return self._classes | self._outside
+
+    def names(self) -> list[str]:
+        """Every name that a recipe may use, those of installed packages included."""
+        return sorted({*self.kinds(), *self._entry_points()})
+
+    def find(self, kind: str, *, may_import: bool = True) -> type[T]:
+        """The class called `kind`. UserError if there is none. Without `may_import` no file is imported for it."""
+        self._import_built_in()
+        file, colon, name = kind.rpartition(":")
+        known = self._classes.get(kind, self._outside.get(kind))
+        if known is not None:
+            return known
+        if colon and file.endswith(".py"):
+            return self._of_plugin(kind, Path(file), name, may_import)
+        offered = self._entry_points().get(kind)
+        if offered is not None:
+            return self._of_package(kind, offered)
+        raise UserError(f"found {kind!r}, expected one of {', '.join(self.names())}, or path/to/file.py:Class")
+
+    def parse(self, data: Any, *, may_import: bool, context: Mapping[str, Any] | None = None) -> T:
+        """The section that plain JSON data describes: {"kind": …, field: value, …}. Pydantic's ValidationError, with
+        places below `data`, for anything else."""
+        if isinstance(data, self._base()):
+            return data
+        if not isinstance(data, dict):
+            raise _error("registry_section", "a section of keys", (), data)
+        kind = data.get("kind", self.default)
+        if not isinstance(kind, str):
+            found = "missing" if kind is None else f"found {json.dumps(kind, default=str)}"
+            text = f"{found}, expected one of {', '.join(self.names())}, or path/to/file.py:Class"
+            raise _error("kind_missing", text, ("kind",), kind)
+        try:
+            cls = self.find(kind, may_import=may_import)
+        except UserError as error:
+            raise _error("kind_unknown", str(error), ("kind",), kind) from None
+        fields = {key: value for key, value in data.items() if key != "kind"}
+        return pydantic.TypeAdapter(cls).validate_json(
+            json.dumps(fields, default=str), strict=True, context={**(context or {}), MAY_IMPORT: may_import}
+        )
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        def read(data: Any, info: core_schema.ValidationInfo) -> T:
+            context: Mapping[str, Any] = info.context or {}
+            return self.parse(data, may_import=bool(context.get(MAY_IMPORT, False)), context=context)
+
+        def write(value: Any) -> dict[str, Any]:
+            fields = pydantic.TypeAdapter(type(value)).dump_python(value, mode="json", by_alias=True)
+            return {"kind": value.kind, **fields}
+
+        return core_schema.with_info_plain_validator_function(
+            read, serialization=core_schema.plain_serializer_function_ser_schema(write)
+        )
+
+    def _import_built_in(self) -> None:
+        if self._searched:
+            return
+        self._searched = True  # first, because a module that is being imported may ask
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.package)}
+
+    def _of_package(self, kind: str, offered: EntryPoint) -> type[T]:
+        try:
+            cls = offered.load()
+        except Exception as error:
+            raise UserError(f"{self.what} {kind!r} of an installed package: {error!r}") from error
+        package = offered.dist
+        _packages[f"{self.package}:{kind}"] = f"{package.name} {package.version}" if package else offered.value
+        return self._outside.setdefault(kind, self._checked(kind, cls))
+
+    def _of_plugin(self, kind: str, path: Path, name: str, may_import: bool) -> type[T]:
+        plugin = _plugins.get(path.name)
+        if may_import:
+            plugin = load_plugin(path)
+        elif plugin is None:
+            raise UserError(
+                f"{self.what} {kind!r} is not part of nnue-trainer, and files do not make it import code: name the "
+                f"file with --plugin {path}"
+            )
+        cls = getattr(plugin.module, name, None)
+        if not isinstance(cls, type):
+            raise UserError(f"{plugin.path}: has no class {name!r}")
+        self._outside[kind] = self._checked(kind, cls)
+        return self._outside[kind]
+
+    def _checked(self, kind: str, cls: Any) -> type[T]:
+        where = f"{self.what} {kind!r} ({cls.__module__}.{cls.__qualname__})"
+        if not issubclass(cls, self._base()):
+            raise UserError(f"{where}: expected a class derived from {self._base().__module__}.{self._base().__name__}")
+        if "__pydantic_fields__" not in cls.__dict__:
+            raise UserError(f"{where}: expected a section; decorate it with nnue_trainer.schema.section")
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise UserError(f"{where}: does not define {', '.join(missing)}")
+        if "kind" in cls.__pydantic_fields__:
+            raise UserError(f"{where}: 'kind' names the class in a recipe and cannot be a field")
+        cls.kind = kind
+        checked: type[T] = cls
+        return checked
+
+    def __iter__(self) -> Iterator[tuple[str, type[T]]]:
+        """Every class by kind: those of `kinds`, of installed packages, and all in files that were loaded."""
+        for kind, offered in self._entry_points().items():
+            if kind not in self.kinds():
+                self._of_package(kind, offered)
+        found = self.kinds()
+        for plugin in _plugins.values():
+            for name, cls in vars(plugin.module).items():
+                is_ours = (
+                    isinstance(cls, type) and issubclass(cls, self._base()) and cls.__module__ == plugin.module.__name__
+                )
+                if is_ours and "__pydantic_fields__" in cls.__dict__ and cls not in found.values():
+                    found[f"{plugin.path}:{name}"] = cls
+        return iter(sorted(found.items()))
+
+    def __repr__(self) -> str:
+        return f"Registry({self.package!r})"
+
+
+def _error(kind: str, message: str, location: tuple[str, ...], found: Any) -> ValidationError:
+    custom = PydanticCustomError(kind, "{message}", {"message": message})
+    return ValidationError.from_exception_data(
+        "registry", [InitErrorDetails(type=custom, loc=location, input=found)], input_type="json"
+    )
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """`:LINE` of the last place in the file that an error went through."""
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}"
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == path.name
+    ]
+    return f":{lines[-1]}" if lines else ""

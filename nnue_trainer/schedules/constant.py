@@ -1,0 +1,15 @@
+"""No schedule."""
+
+from __future__ import annotations
+
+from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule
+from nnue_trainer.schema import section
+
+
+@SCHEDULES.register("constant")
+@section
+class Constant(Schedule):
+    """The same learning rate throughout."""
+
+    def at(self, now: RunStep, lr: float) -> float:
+        return lr

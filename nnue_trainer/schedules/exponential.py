@@ -1,0 +1,20 @@
+"""A factor after every epoch."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule
+from nnue_trainer.schema import section
+
+
+@SCHEDULES.register("exponential")
+@section
+class Exponential(Schedule):
+    """lr·gamma^epoch."""
+
+    gamma: float = Field(0.992, gt=0, le=1)
+    """factor after every epoch"""
+
+    def at(self, now: RunStep, lr: float) -> float:
+        return lr * self.gamma**now.epoch

@@ -1,0 +1,39 @@
+"""One schedule after another."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Annotated
+
+from pydantic import Field
+
+from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule
+from nnue_trainer.schema import section
+
+
+@section
+class Part:
+    """A schedule and how long it is in force."""
+
+    epochs: int = Field(gt=0)
+    """epochs of this part"""
+    schedule: Annotated[Schedule, SCHEDULES]
+    """what is in force in this part"""
+    lr: float | None = Field(None, gt=0)
+    """learning rate that this part starts from; null: that of the optimizer section"""
+
+
+@SCHEDULES.register("sequence")
+@section
+class Sequence(Schedule):
+    """One schedule after another. Each takes its part for a whole run; the last one stays where it ended."""
+
+    parts: list[Part] = Field(min_length=1)
+    """the schedules in their order"""
+
+    def at(self, now: RunStep, lr: float) -> float:
+        ends = list(accumulate(part.epochs for part in self.parts))
+        index = next((i for i, end in enumerate(ends) if now.epoch < end), len(ends) - 1)
+        part, begin = self.parts[index], (ends[index] - self.parts[index].epochs) * now.steps_per_epoch
+        step = min(now.step - begin, part.epochs * now.steps_per_epoch)
+        return part.schedule.lr_at(step, now.steps_per_epoch, part.epochs, lr if part.lr is None else part.lr)

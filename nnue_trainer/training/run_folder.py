@@ -1,0 +1,297 @@
+"""A run folder has one owner, which knows every file that the run wrote in it.
+
+The owner holds a lock for as long as it works in the folder. The lock belongs to the kernel (`flock`), so a process
+that was killed leaves none behind. The names of all files that a run writes are noted in `run.json` before they are
+written: nothing else in the folder is ever deleted or replaced, whatever its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path, PurePosixPath
+
+from nnue_trainer.atomic import link, remove_dead, replacing
+from nnue_trainer.errors import UserError
+
+LOCK = ".lock"
+MANIFEST = "run.json"
+_VERSION = 1
+# What runs wrote before they kept a list of it.
+_USUAL_NAMES = re.compile(
+    r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,})\.safetensors|tensorboard/events\.out\.tfevents\..+"
+)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class RunFolder:
+    """The folder `path` of one run. Everything but the names needs a `with` block around it, which may be nested: it
+    takes the lock, or raises UserError if another process, or another object of this one, has it.
+
+    The folder is made with the lock. A block that leaves nothing in it takes the folder away again.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.last = self.checkpoints / "last.safetensors"
+        self.best = self.checkpoints / "best.safetensors"
+        self._depth = 0
+        self._lock = -1
+        self._claim: Path | None = None  # the file that stands for the lock where the file system has none
+        self._made: list[Path] = []
+        self._files: set[str] = set()
+
+    def epoch(self, number: int) -> Path:
+        """The checkpoint of the end of an epoch."""
+        return self.checkpoints / f"epoch-{number:04d}.safetensors"
+
+    def epochs(self) -> dict[int, Path]:
+        """The checkpoints of ends of epochs that this run wrote and that are still there, oldest first."""
+        found = {}
+        for name in self._files:
+            match = re.fullmatch(r"checkpoints/epoch-(\d{4,18})\.safetensors", name)
+            if match and (self.path / name).is_file():
+                found[int(match[1])] = self.path / name
+        return dict(sorted(found.items()))
+
+    def __enter__(self) -> RunFolder:
+        if self._depth == 0:
+            self._acquire()
+            try:
+                self._files = self._read_manifest()
+                for folder in {self.path, *((self.path / name).parent for name in self._files)}:
+                    remove_dead(folder)
+            except BaseException:
+                self._release()
+                raise
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._release()
+
+    def owns(self, path: Path) -> bool:
+        """Whether this run wrote the file `path` of the folder."""
+        return self._name(path) in self._files
+
+    def holds_run(self) -> bool:
+        """Whether there is anything to resume: a checkpoint that this run wrote."""
+        return any(path.is_file() for path in (self.last, self.best) if self.owns(path)) or bool(self.epochs())
+
+    def check_free(self, *paths: Path) -> None:
+        """UserError where a file that this run did not write is in the way of one that it is going to write."""
+        for path in paths:
+            if not self.owns(path) and (path.exists() or path.is_symlink()):
+                raise UserError(f"{path}: in the way of a file of the run, which did not write it: move it elsewhere")
+
+    def will_write(self, *paths: Path) -> None:
+        """Notes that the run is about to write `paths`, which must be free."""
+        self.check_free(*paths)
+        fresh = {self._name(path) for path in paths} - self._files
+        if fresh:
+            self._files |= fresh
+            self._write_manifest()
+
+    def remove(self, path: Path) -> None:
+        """Deletes a file if this run wrote it."""
+        if self.owns(path):
+            path.unlink(missing_ok=True)
+            self._files.discard(self._name(path))  # on disk with the next name that is noted
+
+    def link(self, source: Path, path: Path) -> None:
+        """Makes `path` another name of the file `source`, in one step; a copy where the file system has no hard
+        links."""
+        self.will_write(path)
+        link(source, path)
+
+    def clear(self) -> None:
+        """Deletes everything that the run wrote, and folders that are empty then. A superseded future that was
+        continued is a run of its own, and stays."""
+        folders = set()
+        for name in sorted(self._files):
+            path = self.path / name
+            if any((self.path / folder / MANIFEST).exists() for folder in PurePosixPath(name).parents[:-1]):
+                continue
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                path.unlink()
+            folders |= {self.path / folder for folder in PurePosixPath(name).parents if folder.name}
+        for folder in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        self._files = set()
+        (self.path / MANIFEST).unlink(missing_ok=True)
+
+    def supersede(self, paths: list[Path]) -> Path:
+        """Links files of this run into a fresh folder `superseded-N`, which is a run folder by itself, and returns it.
+        The files themselves stay until `remove`."""
+        number = 1
+        while (self.path / f"superseded-{number}").exists():
+            number += 1
+        folder = self.path / f"superseded-{number}"
+        pairs = [(path, folder / path.relative_to(self.path)) for path in paths if path.is_file()]
+        self.will_write(*(kept for _, kept in pairs))
+        for path, kept in pairs:
+            self.link(path, kept)
+        return folder
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.path).as_posix()
+
+    def _read_manifest(self) -> set[str]:
+        path = self.path / MANIFEST
+        try:
+            data = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            found = {self._name(file) for pattern in ("*", "*/*") for file in self.path.glob(pattern)}
+            names = {name for name in found if _USUAL_NAMES.fullmatch(name)}
+            return names if len(names) > 1 else set()  # a recipe alone is the user's own
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except (ValueError, RecursionError):
+            data = None
+        files = data.get("files") if isinstance(data, dict) and data.get("format_version") == _VERSION else None
+        if not isinstance(files, list) or not all(isinstance(name, str) and _is_inside(name) for name in files):
+            raise UserError(
+                f"{path}: damaged, expected the list of files that the run wrote; delete it, and the files of the "
+                "usual names count as the run's"
+            )
+        return set(files)
+
+    def _write_manifest(self) -> None:
+        with replacing(self.path / MANIFEST) as output:
+            output.write_text(json.dumps({"format_version": _VERSION, "files": sorted(self._files)}, indent=1) + "\n")
+
+    def _acquire(self) -> None:
+        path = self.path / LOCK
+        while True:
+            try:
+                self._make_folder()
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:  # an owner that left nothing has just removed the folder
+                continue
+            except OSError as error:
+                raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+            try:
+                self._lock_file(lock)
+                # The last owner deletes its lock file. Whoever opened that one before has locked a file without a name.
+                if _same_file(lock, path):
+                    os.ftruncate(lock, 0)
+                    os.pwrite(lock, _holder().encode(), 0)
+                    self._lock = lock
+                    return
+                os.close(lock)
+            except BaseException:
+                os.close(lock)
+                raise
+
+    def _lock_file(self, lock: int) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.path}: another process{_describe(lock)} trains here") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise UserError(f"{self.path / LOCK}: cannot be locked: {error.strerror or error}") from None
+            self._claim_without_locks()
+
+    def _claim_without_locks(self) -> None:
+        """Some network file systems have no locks. There the process that created the file is the owner."""
+        claim = self.path / f"{LOCK}.owner"
+        while True:
+            try:
+                descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            except FileExistsError:
+                if not _is_dead(claim):
+                    with claim.open("rb") as file:
+                        holder = _describe(file.fileno())
+                    raise UserError(
+                        f"{self.path}: another process{holder} trains here; this file system has no locks, so delete "
+                        f"{claim} if that process has ended"
+                    ) from None
+                claim.unlink(missing_ok=True)
+                continue
+            os.write(descriptor, _holder().encode())
+            os.close(descriptor)
+            self._claim = claim
+            return
+
+    def _make_folder(self) -> None:
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                self._made.append(folder)
+        if not self.path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
+
+    def _release(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._claim is not None:
+                self._claim.unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)
+            os.close(self._lock)
+        self._lock, self._claim = -1, None
+        with contextlib.suppress(OSError):  # the first that is not empty ends it
+            for folder in reversed(self._made):
+                folder.rmdir()
+        self._made = []
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _holder() -> str:
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+
+
+def _read_holder(descriptor: int) -> tuple[int, str] | None:
+    for _ in range(10):
+        try:
+            data = json.loads(os.pread(descriptor, 4096, 0))
+            return int(data["pid"]), str(data["host"])
+        except (ValueError, TypeError, KeyError, OSError):
+            time.sleep(0.01)  # its owner may be about to write who it is
+    return None
+
+
+def _describe(descriptor: int) -> str:
+    holder = _read_holder(descriptor)
+    return f" (pid {holder[0]} on host {holder[1]!r:.80})" if holder else ""
+
+
+def _is_dead(claim: Path) -> bool:
+    """Whether the process that wrote `claim` ran on this host and has ended."""
+    try:
+        with claim.open("rb") as file:
+            holder = _read_holder(file.fileno())
+    except FileNotFoundError:
+        return True
+    if holder is None or holder[1] != socket.gethostname():
+        return False
+    try:
+        os.kill(holder[0], 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False

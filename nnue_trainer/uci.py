@@ -1,0 +1,299 @@
+"""One UCI engine process, for self-play and for checking nets.
+
+An engine is a program that we know nothing about. So every answer has a deadline, which holds while lines keep coming,
+and a limit of bytes; a line has one too. Memory stays bounded, bytes that are not UTF-8 are replaced, and commands that
+would become two lines are refused. The process and its children are ended and reaped however the work ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from nnue_trainer.errors import UserError, quoted, shown
+
+_LONGEST_LINE = 1 << 16  # bytes
+_LONGEST_ANSWER = 1 << 20  # bytes that are printed for a command whose answer is kept
+_LONGEST_SEARCH = 16 << 20  # bytes that are printed for one move
+_KEPT_OF_STDERR = 1 << 12  # bytes
+_MAX_CENTIPAWNS = 1_000_000
+_MAX_MATE = 10_000
+_DEBIAN_FOLDER = "/usr/games"  # where Debian puts engines; not on the PATH of root
+_MOVE = re.compile(r"[a-h][1-8][a-h][1-8][nbrq]?")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
+
+
+class EngineEnded(UserError):
+    """The engine ended in the middle of an answer; `lines` holds what it printed for it, as far as that was kept."""
+
+    def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.lines = list(lines)
+
+
+def find_engine(engine: str | None = None, *, default: str = "stockfish") -> str:
+    """The path of an engine: `engine` is a path, or a name to look for on PATH and where Debian puts engines; None
+    looks for `default`. Raises UserError if there is none."""
+    name = engine or default
+    found = shutil.which(name) or (shutil.which(name, path=_DEBIAN_FOLDER) if os.sep not in name else None)
+    if found:
+        return found
+    if engine is None:
+        raise UserError(f"no {default} on PATH or in {_DEBIAN_FOLDER}: apt-get install {default}")
+    where = "" if os.sep in name else f" on PATH or in {_DEBIAN_FOLDER}"
+    wrong = "it is a folder" if Path(name).is_dir() else "it cannot be executed" if Path(name).exists() else ""
+    raise UserError(f"engine {shown(engine)}: no such program{where}{f' ({wrong})' if wrong else ''}")
+
+
+class Engine:
+    """A running UCI engine. Use it as a context, or call `close()`; one thread at a time, except for `kill()`.
+
+    `options` are set before the first command. `timeout` in seconds holds for every answer; the answer to `uci` must
+    come within `start_timeout`, so that a program that is not an engine is soon found out. UserError names the engine,
+    the command and what it answered.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        options: Mapping[str, str] | None = None,
+        *,
+        timeout: float = 600.0,
+        start_timeout: float = 10.0,
+    ) -> None:
+        if not (math.isfinite(timeout) and timeout > 0):
+            raise UserError(f"engine {shown(path)}: timeout {timeout}, expected a positive number of seconds")
+        self.path = path
+        self.name = ""
+        self.timeout = timeout
+        self._shown = shown(path)
+        self._options: dict[str, str] = {}  # declared names by their lower-case form: UCI ignores case
+        self._incoming, self._outgoing, self._stderr = bytearray(), bytearray(), bytearray()
+        self._ended = self._killed = self._reaped = False
+        try:
+            # A process group of its own: a wrapper script is ended with the engine that it started, and Ctrl-C in a
+            # terminal goes to us alone.
+            self._process = subprocess.Popen(
+                [path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                process_group=0,
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(f"engine {self._shown}: {getattr(error, 'strerror', None) or error}") from None
+        assert self._process.stdin
+        assert self._process.stdout
+        assert self._process.stderr
+        self._stdin = self._process.stdin.fileno()
+        os.set_blocking(self._stdin, False)
+        self._selector = selectors.DefaultSelector()
+        for pipe in (self._process.stdout, self._process.stderr):
+            self._selector.register(pipe.fileno(), selectors.EVENT_READ, pipe)
+        try:
+            for line in self.answer("uci", "uciok", seconds=min(start_timeout, timeout)):
+                if line.startswith("id name "):
+                    self.name = line.removeprefix("id name ").strip()
+                elif match := re.match(r"option name (.+?) type ", line):
+                    self._options[match.group(1).lower()] = match.group(1)
+            for name, value in (options or {}).items():
+                self.set_option(name, value)
+            self.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def set_option(self, name: str, value: str) -> None:
+        """Sets a UCI option. Raises UserError if the engine has none of this name, or the value would not be one."""
+        if name.lower() not in self._options:
+            raise UserError(f"engine {self._shown}: has no option {quoted(name)}")
+        self.send(f"setoption name {self._options[name.lower()]} value {value}")
+
+    def new_game(self) -> None:
+        """Makes the engine forget what it knows."""
+        self.send("ucinewgame")
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        self.ask("isready", "readyok")
+
+    def search(self, fen: str, moves: Sequence[str], limit: str) -> tuple[str, str, int]:
+        """The best move and the last exact score, ("cp" or "mate", number), of `position fen FEN moves …`, `go LIMIT`.
+
+        Raises UserError for an answer without a move, or with a score that is missing or is not a number.
+        """
+        self.send(f"position fen {fen}" + (f" moves {' '.join(moves)}" if moves else ""))
+        command, last, scored = f"go {limit}", "", ""
+        for line in self.answer(command, "bestmove", limit=_LONGEST_SEARCH):
+            last = line
+            if line.startswith("info ") and _has_exact_score(line.split()):
+                scored = line
+        best = last.split()[1:2]
+        if not best or not _MOVE.fullmatch(best[0]):
+            raise self._wrong_answer(command, last, "'bestmove' and a move")
+        if not scored:
+            raise UserError(
+                f"engine {self._shown}: answered {command!r} with a move but no score, after {fen!r} and "
+                f"{len(moves)} moves"
+            )
+        words = scored.split()
+        kind, number = [*words[words.index("score") + 1 :], "", ""][:2]
+        most = {"cp": _MAX_CENTIPAWNS, "mate": _MAX_MATE}.get(kind, -1)
+        if not _NUMBER.fullmatch(number) or abs(int(number)) > most:
+            raise self._wrong_answer(
+                command,
+                scored,
+                f"'score cp' and a number within ±{_MAX_CENTIPAWNS:,}, or 'score mate' and one within ±{_MAX_MATE:,}",
+            )
+        return best[0], kind, int(number)
+
+    def ask(self, command: str, last: str, *, seconds: float | None = None) -> list[str]:
+        """The lines of the answer to `command`, up to the one that begins with the word `last`."""
+        lines: list[str] = []
+        try:
+            lines.extend(self.answer(command, last, seconds=seconds))  # keeps what came before an error
+        except EngineEnded as error:
+            raise EngineEnded(str(error), lines) from None
+        return lines
+
+    def answer(
+        self, command: str, last: str, *, seconds: float | None = None, limit: int = _LONGEST_ANSWER
+    ) -> Iterator[str]:
+        """Sends `command` and yields the lines of its answer, blanks around them removed, up to the one that begins
+        with the word `last`. Raises UserError if that does not come within `seconds` (None: `timeout`) and `limit`
+        bytes, and EngineEnded where the engine ends before."""
+        self._drop_old_lines(last)
+        self.send(command)
+        seconds = self.timeout if seconds is None else seconds
+        deadline = time.monotonic() + seconds
+        asked = f"engine {self._shown}: no {last!r} for {quoted(command)}"
+        printed = 0
+        while True:
+            while (end := self._incoming.find(b"\n")) >= 0:
+                line = self._incoming[:end].decode(errors="replace").strip()
+                del self._incoming[: end + 1]
+                printed += end + 1
+                yield line
+                if line.split(maxsplit=1)[:1] == [last]:
+                    return
+            if len(self._incoming) > _LONGEST_LINE:
+                begin = quoted(self._incoming[:40].decode(errors="replace") + "…")
+                raise UserError(f"{asked}, but a line of more than {_LONGEST_LINE:,} bytes: {begin}")
+            if printed > limit:
+                raise UserError(f"{asked} in the first {limit:,} bytes of its answer")
+            if self._ended or self._killed:
+                raise EngineEnded(f"engine {self._shown}: ended at {quoted(command)}{self._last_words()}")
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise UserError(f"{asked} within {seconds:g} s")
+            self._exchange(min(remaining, 0.25))  # kill() from another thread is noticed in this time
+
+    def send(self, command: str) -> None:
+        """Queues a command; it goes out with the next answer that is waited for. Raises UserError for a command that
+        holds a line break or another control character: the engine would read it as several commands."""
+        if any(unicodedata.category(character) == "Cc" for character in command):
+            raise UserError(
+                f"engine {self._shown}: {quoted(command)} holds a line break or another control character, which "
+                "no UCI command can"
+            )
+        self._outgoing += command.encode("utf-8", "surrogateescape") + b"\n"
+
+    def kill(self) -> None:
+        """Ends the process at once, from any thread; an answer that another thread waits for then fails."""
+        self._killed = True
+        if not self._reaped:  # afterwards the number may be another process's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Ends and reaps the process; may be called again."""
+        self.kill()
+        if self._reaped:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+        self._reaped = True
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+
+    def _drop_old_lines(self, last: str) -> None:
+        """Drops what was printed after the end of the last answer. Were it a second answer to the same question, it
+        would pass for the answer to the next one."""
+        lines = self._incoming.split(b"\n")
+        if any(line.split(maxsplit=1)[:1] == [last.encode()] for line in lines):
+            raise UserError(f"engine {self._shown}: answered with {last!r} twice")
+        del self._incoming[: len(self._incoming) - len(lines[-1])]
+
+    def _exchange(self, seconds: float) -> None:
+        """Waits up to `seconds` until the engine reads or prints something. Both are watched together: an engine that
+        waits for us to read before it reads itself does not stop us."""
+        if self._outgoing and self._stdin not in self._selector.get_map():
+            self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        for key, _ in self._selector.select(seconds):
+            if key.fd == self._stdin:
+                try:
+                    del self._outgoing[: os.write(self._stdin, self._outgoing)]
+                except BlockingIOError:
+                    continue
+                except OSError:  # it reads no more; what it still prints may say why
+                    self._outgoing.clear()
+                if not self._outgoing:
+                    self._selector.unregister(self._stdin)
+                continue
+            data = os.read(key.fd, 1 << 16)
+            if key.data is self._process.stdout:
+                self._incoming += data
+                self._ended |= not data
+            else:
+                self._stderr += data
+                del self._stderr[:-_KEPT_OF_STDERR]
+            if not data:
+                self._selector.unregister(key.fd)
+
+    def _last_words(self) -> str:
+        """How the process ended, and the last line on its standard error, where they are known."""
+        deadline = time.monotonic() + 0.5
+        # WNOWAIT leaves it to be reaped by close(): until then its number belongs to no other process.
+        while not (state := os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)):
+            if self._killed or time.monotonic() > deadline:
+                return ""
+            time.sleep(0.005)
+        status = state.si_status
+        words = f" (exit status {status})" if state.si_code == os.CLD_EXITED else f" (signal {status})"
+        for _ in range(64):  # what it has printed there is in the pipe already
+            self._exchange(0)
+        said = self._stderr.decode(errors="replace").strip().splitlines()
+        return words + (f": {shown(said[-1])}" if said else "")
+
+    def _wrong_answer(self, command: str, line: str, expected: str) -> UserError:
+        return UserError(f"engine {self._shown}: answered {command!r} with {quoted(line)}, expected {expected}")
+
+
+def _has_exact_score(words: Sequence[str]) -> bool:
+    """Is this `info` line one with the score of the best move, and not only a bound of it?"""
+    if words[1] == "string" or "score" not in words or "lowerbound" in words or "upperbound" in words:
+        return False
+    return "multipv" not in words or words[words.index("multipv") + 1 : words.index("multipv") + 2] == ["1"]

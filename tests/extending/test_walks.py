@@ -1,0 +1,207 @@
+"""The walks of docs/extending.md: each file of examples/extending is trained from a folder that holds nothing else, is
+interrupted, resumed to the bit and exported."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nnue_trainer import checkpoint, registry
+from nnue_trainer.cli.main import app
+from nnue_trainer.config import Recipe
+from nnue_trainer.errors import UserError
+from nnue_trainer.training.trainer import Trainer
+
+PARTS = {
+    "my_loss.py": "loss={kind: my_loss.py:CrossEntropy, scale: 380}",
+    "my_lambda.py": "lambda={kind: my_lambda.py:HoldThenFall, end: 0.7}",
+    "my_optimizer.py": "optimizer={kind: my_optimizer.py:Lion, lr: 1e-3, weight_decay: 0.1}",
+    "my_schedule.py": "schedule={kind: my_schedule.py:InverseSquareRoot, half_life: 20, warmup_steps: 3}",
+    "my_filter.py": "data.filters.extra=[{kind: my_filter.py:Agreeing, margin: 100}]",
+}
+BUILT_IN = """
+model: {kind: simple, hidden: 32}
+data: {train: [train.binpack], validation: [val.binpack], batch_size: 512, shuffle_buffer: 4096,
+       validation_positions: 500}
+loss: {kind: sigmoid}
+training: {epochs: 2, positions_per_epoch: 2560, device: cpu}
+logging: {every_steps: 5, tensorboard: false}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes that a test starts: sums depend on it
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def folder(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data and a recipe of built-in parts, to be worked in."""
+    for name in ("train.binpack", "val.binpack"):
+        (tmp_path / name).symlink_to(project_root / "samples" / name)
+    (tmp_path / "recipe.yaml").write_text(BUILT_IN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def nnue(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def assert_same(one: Path, two: Path) -> None:
+    first, second = (checkpoint.load(run / "checkpoints" / "last.safetensors") for run in (one, two))
+    assert first.state == second.state
+    assert first.tensors.keys() == second.tensors.keys()
+    for group, tensors in first.tensors.items():
+        assert tensors.keys() == second.tensors[group].keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, second.tensors[group][name]), f"{group}/{name}"
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    advance = Trainer.advance
+
+    def interrupted(self: Trainer) -> None:
+        if self.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        advance(self)
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+
+
+@pytest.mark.parametrize("file", PARTS)
+def test_one_part_from_outside(file, folder, project_root, monkeypatch):
+    shutil.copy(project_root / "examples" / "extending" / file, folder)
+    nnue("train", "--config", "recipe.yaml", "--run-dir", "built-in")
+    nnue("train", "--config", "recipe.yaml", "--run-dir", "whole", PARTS[file])
+
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 3)
+        output = nnue("train", "--config", "recipe.yaml", "--run-dir", "parts", PARTS[file])
+    stopped = re.search(r"stopped after step ([34]) of 10", output)
+    assert stopped, output
+    assert f"nnue train --resume parts --plugin {file}" in output
+
+    registry.forget_plugins()
+    with pytest.raises(UserError, match=rf"files do not make it import code: name the file with --plugin {file}$"):
+        nnue("train", "--resume", "parts")
+    assert f"resumed at step {stopped[1]}" in nnue("train", "--resume", "parts", "--plugin", file)
+    assert_same(Path("whole"), Path("parts"))
+    weights = [
+        checkpoint.load(f"{run}/checkpoints/last.safetensors").tensors["model"]["output.weight"]
+        for run in ("whole", "built-in")
+    ]
+    assert not torch.equal(*weights), "the part from outside was used"
+
+    registry.forget_plugins()
+    assert "simple, " in nnue("export", "whole/checkpoints/last.safetensors", "whole.nnue")
+    nnue("export", "parts/checkpoints/last.safetensors", "parts.nnue")
+    assert Path("whole.nnue").read_bytes() == Path("parts.nnue").read_bytes()
+    assert "evaluation" in nnue("eval", "whole.nnue", "--fen", "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1")
+
+
+def test_an_optimiser_from_outside_on_a_net_with_virtual_rows(folder, project_root, monkeypatch):
+    shutil.copy(project_root / "examples" / "extending" / "my_optimizer.py", folder)
+    small = ["model={kind: sfnnv5, l1: 32}", "data.batch_size=128", "training.positions_per_epoch=640"]
+    arguments = ["train", "--config", "recipe.yaml", PARTS["my_optimizer.py"], *small]
+    nnue(*arguments, "--run-dir", "whole")
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 6)
+        nnue(*arguments, "--run-dir", "parts")
+    nnue("train", "--resume", "parts", "--plugin", "my_optimizer.py")
+    assert_same(Path("whole"), Path("parts"))
+    state = checkpoint.load("whole/checkpoints/last.safetensors").tensors["optimizer"]
+    assert state["momentum/feature_transformer.weight.virtual"].shape == (768, 32)
+
+
+def test_all_parts_at_once_and_a_process_that_is_killed(folder, project_root):
+    """The recipe beside the examples, with real processes and SIGKILL."""
+    for file in [*PARTS, "recipe.yaml"]:
+        shutil.copy(project_root / "examples" / "extending" / file, folder)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(project_root)}
+    command = [sys.executable, "-m", "nnue_trainer", "train"]
+    epochs = ["training.positions_per_epoch=10_240", "training.epochs=4"]
+    process = subprocess.Popen([*command, "--config", "recipe.yaml", "--run-dir", "parts", *epochs], env=env)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline and not Path("parts/checkpoints").is_dir():
+        time.sleep(0.005)
+    while process.poll() is None and not list(Path("parts/checkpoints").glob("last.safetensors")):
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    nnue("train", "--config", "recipe.yaml", "--run-dir", "whole", *epochs)
+    plugins = [argument for file in PARTS for argument in ("--plugin", file)]
+    second = subprocess.run([*command, "--resume", "parts", *plugins], env=env, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert "resumed at step" in second.stderr
+    assert_same(Path("whole"), Path("parts"))
+
+
+def test_a_file_that_has_changed_is_told_of(folder, project_root, capsys):
+    shutil.copy(project_root / "examples" / "extending" / "my_loss.py", folder)
+    nnue("train", "--config", "recipe.yaml", "--run-dir", "run", PARTS["my_loss.py"], "training.epochs=1")
+    saved = checkpoint.load("run/checkpoints/last.safetensors")
+    assert list(saved.state["plugins"]) == ["my_loss.py"]
+    with Path("my_loss.py").open("a") as file:
+        file.write("\n# another thought\n")
+    registry.forget_plugins()
+    output = nnue("train", "--resume", "run", "--plugin", "my_loss.py", "training.epochs=2")
+    (line,) = [line for line in output.splitlines() if "changed" in line]
+    assert line.startswith("run/checkpoints/last.safetensors: my_loss.py has changed since: it was ")
+
+
+def test_the_reference_and_the_recipe_show_classes_from_outside(folder, project_root):
+    shutil.copy(project_root / "examples" / "extending" / "my_optimizer.py", folder)
+    reference = nnue("config", "--reference", "--plugin", "my_optimizer.py")
+    assert "optimizer.kind = my_optimizer.py:Lion\n    Lion with decoupled weight decay." in reference
+    assert "optimizer.kind = adamw" in reference
+    assert "data.filters.extra.N.kind = pieces" in reference
+    assert "kind: my_optimizer.py:Lion\n  lr: 0.001" in nnue("config", "recipe.yaml", PARTS["my_optimizer.py"])
+
+
+@pytest.mark.parametrize(
+    ("file", "override", "message"),
+    [
+        ("my_loss.py", "loss.scal=1", r"loss\.scal: unknown key \(did you mean 'scale'\?\)"),
+        ("my_loss.py", "loss.scale=0", r"loss\.scale: found 0, expected greater than 0"),
+        (
+            "my_filter.py",
+            "data.filters.extra=[{kind: my_filter.py:Agreeing, mar: 1}]",
+            r"extra\.0\.mar: unknown key \(d",
+        ),
+        (
+            "my_filter.py",
+            "data.filters.extra=[{kind: my_filter.py:Nope}]",
+            r"extra\.0\.kind: my_filter\.py: has no class",
+        ),
+        ("my_filter.py", "data.filters.extra=[{margin: 1}]", r"extra\.0\.kind: missing, expected one of pieces"),
+    ],
+)
+def test_mistakes_in_sections_from_outside_are_one_line(folder, project_root, file, override, message):
+    shutil.copy(project_root / "examples" / "extending" / file, folder)
+    with pytest.raises(UserError, match=message) as caught:
+        nnue("config", "recipe.yaml", PARTS[file], override)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_guide_shows_is_what_the_file_says(project_root):
+    guide = (project_root / "docs" / "extending.md").read_text(encoding="utf-8")
+    shown = guide.split("```python\n")[1].split("```")[0].strip()
+    assert shown in (project_root / "examples" / "extending" / "my_loss.py").read_text(encoding="utf-8")
+    for file in PARTS:
+        assert f"(../examples/extending/{file})" in guide

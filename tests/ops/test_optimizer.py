@@ -1,0 +1,475 @@
+"""The optimizer operators against plain float64 code with explicit virtual rows, and against torch's own optimizers."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nnue_trainer import fused_optimizer
+from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
+
+RULES = {
+    "adamw": fused_optimizer.adamw((0.9, 0.99), 1e-6),
+    "radam": fused_optimizer.radam((0.9, 0.99), 1e-6),
+    "ranger": fused_optimizer.ranger((0.8, 0.99), 1e-6, every=3),
+    "ranger_lite": fused_optimizer.ranger_lite((0.9, 0.99), 1e-6, every=3, share=0.25),
+}
+
+
+# ---- the reference: every rule as it is written in its paper, one parameter at a time, in float64 -------------------
+
+
+class Momentum:
+    """How one parameter moves in step t, counted from 1: `change` is subtracted from it."""
+
+    def __init__(self, rule: Rule, like: Tensor):
+        self.rule = rule
+        self.averages = [torch.zeros_like(like), torch.zeros_like(like)]
+        self.square = torch.zeros_like(like)
+
+    def change(self, gradient: Tensor, t: int, lr: float) -> Tensor:
+        (beta1, beta2), rule = self.rule.betas, self.rule
+        self.square = beta2 * self.square + (1 - beta2) * gradient**2
+        root = (self.square / (1 - beta2**t)).sqrt()
+        if rule.kind == "positive_negative":
+            now, before = self.averages[t % 2], self.averages[1 - t % 2]
+            now = self.averages[t % 2] = beta1**2 * now + (1 - beta1**2) * gradient
+            noise = math.hypot(1 + rule.positive, rule.positive)
+            estimate = ((1 + rule.positive) * now - rule.positive * before) / (1 - beta1**t)
+            return lr / noise * estimate / (root + rule.eps)
+        self.averages[0] = beta1 * self.averages[0] + (1 - beta1) * gradient
+        estimate = self.averages[0] / (1 - beta1**t)
+        if rule.kind == "adam":
+            return lr * estimate / (root + rule.eps)
+        most = 2 / (1 - beta2) - 1
+        length = most - 2 * t * beta2**t / (1 - beta2**t)
+        if length <= 5:
+            return lr * estimate
+        rectified = math.sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length))
+        return lr * rectified * estimate * math.sqrt(1 - beta2**t) / (self.square.sqrt() + rule.eps)
+
+
+@dataclass
+class Reference:
+    """What FusedOptimizer does, with weights and virtual rows as parameters of their own."""
+
+    parts: list[Part]
+    rule: Rule
+    max_norm: float = math.inf
+    t: int = 0
+    weights: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            self.weights.append(part.rows(part.parameter.detach()).double().clone())
+        self.slow = [w.clone() for w in self.weights]
+        self.momentum = [Momentum(self.rule, w) for w in self.weights]
+        self.virtual = [self.shared(part, w) * 0 for part, w in zip(self.parts, self.weights, strict=True)]
+        self.virtual_momentum = [Momentum(self.rule, v) for v in self.virtual]
+
+    def shared(self, part: Part, rows: Tensor) -> Tensor:
+        """The sum over rows that share a virtual row."""
+        if not part.virtual_rows:
+            return rows.new_zeros(0)
+        return rows.view(-1, part.virtual_rows, *rows.shape[1:]).sum(0)
+
+    def norm(self, gradients: list[Tensor]) -> float:
+        own = sum(float((g.double() ** 2).sum()) for g in gradients)
+        virtual = sum(
+            float((self.shared(part, g.double()) ** 2).sum()) for part, g in zip(self.parts, gradients, strict=True)
+        )
+        return math.sqrt(own + virtual)
+
+    def step(self, gradients: list[Tensor], lr: float) -> None:
+        self.t += 1
+        share = min(1.0, self.max_norm / (self.norm(gradients) + 1e-6))
+        for i, part in enumerate(self.parts):
+            gradient, weight, rate = gradients[i].double() * share, self.weights[i], lr * part.rate
+            weight = weight * (1 - rate * part.decay)
+            weight = weight - self.momentum[i].change(gradient, self.t, rate)
+            if part.virtual_rows:
+                change = self.virtual_momentum[i].change(self.shared(part, gradient), self.t, rate)
+                weight = weight - change.repeat(len(weight) // part.virtual_rows, *[1] * (weight.dim() - 1))
+            weight = weight.clamp(part.low, part.high)
+            if self.rule.lookahead_every and self.t % self.rule.lookahead_every == 0:
+                weight = self.slow[i] + self.rule.lookahead_share * (weight - self.slow[i])
+                weight = weight.clamp(part.low, part.high)  # slow weights may have begun outside
+                self.slow[i] = weight
+            self.weights[i] = weight
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+def parameter(*shape: int, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    g = torch.Generator().manual_seed(seed)
+    return nn.Parameter((torch.randn(shape, generator=g, dtype=torch.float64) * 0.5).to(device, dtype))
+
+
+def make_parts(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Part]:
+    """Virtual rows in every number, odd sizes, a range of rows with virtual rows beside one without, many parts."""
+    tall = parameter(64 + 30, 24, seed=1, device=device, dtype=dtype)  # as threats behind king buckets
+    parts = [
+        Part("tall", tall, 0, 64, virtual_rows=2, decay=0.01, low=-0.8, high=0.7),
+        Part("tall", tall, 64, 30, rate=0.5, low=-0.3, high=0.3),
+        Part("wide", parameter(6, 2100, seed=2, device=device, dtype=dtype), virtual_rows=3, decay=0.1),
+        Part("odd", parameter(80, 7, seed=3, device=device, dtype=dtype), virtual_rows=1),
+        Part("psqt", parameter(24, 3, 5, seed=4, device=device, dtype=dtype), virtual_rows=24, rate=2.0),
+        Part("long", parameter(9001, seed=5, device=device, dtype=dtype), decay=0.2),
+        Part("scalar", parameter(seed=6, device=device, dtype=dtype), high=0.01),
+        Part("none", parameter(0, 4, seed=7, device=device, dtype=dtype)),
+    ]
+    few = [
+        Part(f"few{i}", parameter(i + 1, 4, seed=10 + i, device=device, dtype=dtype), decay=0.01 * i) for i in range(16)
+    ]
+    return parts + few
+
+
+def parameters(parts: list[Part]) -> list[nn.Parameter]:
+    return list({id(part.parameter): part.parameter for part in parts}.values())  # type: ignore[misc]
+
+
+def set_gradients(parts: list[Part], seed: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> None:
+    g = torch.Generator().manual_seed(1000 + seed)
+    for p in parameters(parts):
+        gradient = torch.randn(p.shape, generator=g, dtype=torch.float64) * scale
+        gradient *= torch.rand(p.shape, generator=g, dtype=torch.float64) < 0.7  # features that no position has
+        p.grad = None
+        p.grad_dtype = dtype or p.dtype  # may be another type than the parameter's
+        p.grad = gradient.to(p.device, dtype or p.dtype)
+
+
+def gradients_of(parts: list[Part]) -> list[Tensor]:
+    return [part.rows(part.parameter.grad).clone() for part in parts]  # type: ignore[arg-type]
+
+
+def optimizer(parts: list[Part], rule: Rule, lr: float = 2.0**-5, max_norm: float = math.inf) -> FusedOptimizer:
+    return FusedOptimizer(parts, rule, torch.tensor(lr, device=parts[0].parameter.device), max_norm)
+
+
+def loss_on(device: torch.device, value: float = 1.0) -> Tensor:
+    return torch.tensor(value, device=device)
+
+
+def assert_weights(parts: list[Part], reference: Reference, tolerance: float) -> None:
+    for part, expected in zip(parts, reference.weights, strict=True):
+        found = part.rows(part.parameter.detach()).double()
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=lambda m, p=part: f"{p.name}: {m}")
+
+
+# ---- tests ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_norm", [math.inf, 20.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_is_its_float64_reference(
+    device: torch.device, name: str, dtype: torch.dtype, max_norm: float
+) -> None:
+    parts = make_parts(device, dtype)
+    reference = Reference(parts, RULES[name], max_norm)
+    fused = optimizer(parts, RULES[name], max_norm=max_norm)
+    for t in range(10):
+        lr = 2.0 ** -(5 + t % 3)
+        fused.lr.fill_(lr)
+        set_gradients(parts, t)
+        reference.step(gradients_of(parts), lr)
+        fused.step(loss_on(device))
+        expected = reference.norm(gradients_of(parts)) if math.isfinite(max_norm) else None
+        if expected is not None:
+            assert fused.numbers[fused_optimizer.NORM].item() == pytest.approx(expected, rel=1e-6)
+    assert_weights(parts, reference, 2e-6 if dtype == torch.float32 else 1e-13)
+    assert fused.step_count.item() == 10
+    assert not fused.failed.item()
+    assert any((part.rows(part.parameter) == part.high).any() for part in parts), "no weight has reached its bound"
+
+
+@pytest.mark.parametrize("name", ["adamw", "radam"])
+def test_rules_are_torchs(device: torch.device, name: str) -> None:
+    rule, lr, decay = RULES[name], 2.0**-6, 0.05
+    ours = Part("p", parameter(7, 5, seed=1, device=device, dtype=torch.float64), decay=decay)
+    theirs = nn.Parameter(ours.parameter.detach().clone())
+    fused = optimizer([ours], rule, lr)
+    if name == "adamw":
+        torchs: torch.optim.Optimizer = torch.optim.AdamW([theirs], lr, rule.betas, rule.eps, decay)
+    else:
+        torchs = torch.optim.RAdam([theirs], lr, rule.betas, rule.eps, decay, decoupled_weight_decay=True)
+    for t in range(12):
+        set_gradients([ours], t)
+        theirs.grad = ours.parameter.grad.clone()  # type: ignore[union-attr]
+        fused.step(loss_on(device))
+        torchs.step()
+    torch.testing.assert_close(ours.parameter, theirs, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_gradients_and_copies(device: torch.device, dtype: torch.dtype) -> None:
+    """Gradients are taken as they are, moments stay float32, and the copy is the weight rounded once."""
+    rule = RULES["ranger"]
+    parts = make_parts(device)
+    copies = {id(p): torch.full(p.shape, 7.0, dtype=dtype, device=device) for p in parameters(parts)}
+    parts = [Part(**{**part.__dict__, "copy": copies[id(part.parameter)]}) for part in parts]
+    reference, fused = Reference(parts, rule), optimizer(parts, rule)
+    for t in range(4):
+        set_gradients(parts, t, dtype)
+        reference.step(gradients_of(parts), 2.0**-5)
+        fused.step(loss_on(device))
+        for p in parameters(parts):
+            assert torch.equal(copies[id(p)], p.detach().to(dtype))
+    assert_weights(parts, reference, 1e-6)
+
+
+def test_unaligned_parts_give_the_same_bits(device: torch.device) -> None:
+    """A part whose rows cannot be loaded 16 bytes at a time is worked on element by element."""
+    rule, bits = RULES["ranger_lite"], []
+    for offset in (0, 1, 2):
+        base = torch.zeros(36 * 20 + 4, device=device)
+        weight = parameter(36, 20, seed=1, device=device).detach()
+        p = nn.Parameter(base[offset : offset + 720].view(36, 20))
+        with torch.no_grad():
+            p.copy_(weight)
+        parts = [Part("p", p, 0, 24, virtual_rows=4, decay=0.1), Part("p", p, 24, 12)]
+        fused = optimizer(parts, rule)
+        for t in range(4):
+            set_gradients(parts, t)
+            fused.step(loss_on(device))
+        bits.append(p.detach().clone())
+    assert torch.equal(bits[0], bits[1])
+    assert torch.equal(bits[0], bits[2])
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("max_norm", [math.inf, 1.0])
+def test_equal_bits_every_time(device: torch.device, name: str, max_norm: float) -> None:
+    results = []
+    threads = torch.get_num_threads()
+    for run in range(3):
+        torch.set_num_threads(1 + run)
+        parts = make_parts(device)
+        fused = optimizer(parts, RULES[name], max_norm=max_norm)
+        for t in range(3):
+            set_gradients(parts, t)
+            fused.step(loss_on(device))
+        results.append([p.detach().clone() for p in parameters(parts)] + list(fused.state.values()))
+    torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def poison_loss(parts: list[Part], loss: Tensor, value: float) -> None:
+    loss.fill_(value)
+
+
+def poison_first(parts: list[Part], loss: Tensor, value: float) -> None:
+    parts[0].parameter.grad.view(-1)[777] = value  # type: ignore[union-attr]
+
+
+def poison_scalar(parts: list[Part], loss: Tensor, value: float) -> None:
+    next(part for part in parts if part.name == "scalar").parameter.grad.fill_(value)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("poison", [poison_loss, poison_first, poison_scalar])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_step_changes_nothing(
+    device: torch.device, poison: Callable[[list[Part], Tensor, float], None], value: float
+) -> None:
+    parts = make_parts(device)
+    fused = optimizer(parts, RULES["ranger_lite"])
+    for t in range(2):
+        set_gradients(parts, t)
+        fused.step(loss_on(device))
+    before = [p.detach().clone() for p in parameters(parts)] + [s.clone() for s in fused.state.values()]
+    for t in range(2, 5):
+        set_gradients(parts, t)
+        loss = loss_on(device)
+        if t == 2:
+            poison(parts, loss, value)
+        fused.step(loss)
+    assert fused.failed.item() == 1
+    assert fused.step_count.item() == 2
+    after = [*parameters(parts), *fused.state.values()]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_covered_gradients_are_a_second_line_of_defence(device: torch.device, value: float) -> None:
+    """The guard does not look at a covered gradient; its non-finite elements, and they alone, stay as they are."""
+    rows, columns = 12, 8
+    part = Part("p", parameter(rows, columns, seed=1, device=device), virtual_rows=4)
+    other = Part("q", parameter(5, seed=2, device=device))
+    fused = optimizer([part, other], RULES["adamw"])
+    before = part.parameter.detach().clone()
+    set_gradients([part, other], 0)
+    assert part.parameter.grad is not None
+    part.parameter.grad.fill_(0.5)
+    part.parameter.grad[5, 3] = value
+    fused.step(loss_on(device), covered=["p"])
+    assert fused.failed.item() == 1
+    assert fused.step_count.item() == 1
+    moved = part.parameter.detach() != before
+    assert not moved[5, 3]
+    assert moved.sum() == rows * columns - 1
+    assert all(s.isfinite().all() for s in fused.state.values())
+    after = [p.detach().clone() for p in (part.parameter, other.parameter)]
+    set_gradients([part, other], 1)
+    fused.step(loss_on(device), covered=["p"])
+    assert all(torch.equal(a, b) for a, b in zip(after, (part.parameter, other.parameter), strict=True))
+
+
+def test_large_gradients_are_finite(device: torch.device) -> None:
+    """Their squares are not in float32, but the norm is a float64."""
+    parts = make_parts(device)
+    fused = optimizer(parts, RULES["adamw"], max_norm=1.0)
+    set_gradients(parts, 0, scale=1e30)
+    reference = Reference(parts, RULES["adamw"], 1.0)
+    reference.step(gradients_of(parts), 2.0**-5)
+    fused.step(loss_on(device))
+    assert not fused.failed.item()
+    assert_weights(parts, reference, 1e-6)
+
+
+def test_parameters_without_gradient_stay(device: torch.device) -> None:
+    parts = [Part(n, parameter(4, 4, seed=i, device=device), decay=0.5) for i, n in enumerate("ab")]
+    fused = optimizer(parts, RULES["adamw"])
+    set_gradients(parts, 0)
+    parts[0].parameter.grad = None
+    before = [part.parameter.detach().clone() for part in parts]
+    fused.step(loss_on(device))
+    assert torch.equal(parts[0].parameter, before[0])
+    assert not torch.equal(parts[1].parameter, before[1])
+
+
+def test_autograd_notices_a_step(device: torch.device) -> None:
+    part = Part("p", parameter(4, 4, seed=1, device=device))
+    fused = optimizer([part], RULES["adamw"])
+    loss = (part.parameter * part.parameter.detach().clone().requires_grad_()).sum()
+    set_gradients([part], 0)
+    fused.step(loss_on(device))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def call_update(**changed: object) -> None:
+    weight = torch.zeros(6, 4)
+    arguments: dict[str, object] = {
+        "weights": [weight],
+        "gradients": [torch.zeros(6, 4)],
+        "averages": [torch.zeros(6, 4)],
+        "squares": [torch.zeros(6, 4)],
+        "shared_averages": [torch.zeros(3, 4)],
+        "shared_squares": [torch.zeros(3, 4)],
+        "slow": [],
+        "copies": [],
+        "numbers": torch.zeros(16, dtype=torch.float64),
+        "failed": torch.zeros(()),
+        "rates": [1.0],
+        "decays": [0.0],
+        "lows": [-1.0],
+        "highs": [1.0],
+        "rule": 0,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "positive": 1.0,
+    }
+    torch.ops.nnue.optimizer_update(*(arguments | changed).values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"gradients": []}, "gradients: found 0 items, expected 1, one for each part"),
+        ({"gradients": [torch.zeros(4, 6)]}, r"gradients\[0\]: found shape \[4, 6\], expected shape \[6, 4\] of weig"),
+        ({"gradients": [torch.zeros(6, 4).double()]}, r"gradients\[0\]: found float64, expected float32"),
+        ({"squares": [torch.zeros(4, 6).t()]}, r"squares\[0\]: found a tensor with gaps, expected a contiguous one"),
+        ({"averages": [torch.zeros(6, 4).half()]}, r"averages\[0\]: found float16, expected float32 as weights\[0\]"),
+        (
+            {"shared_squares": [torch.zeros(4, 4)]},
+            r"shared_squares\[0\]: found 4 virtual rows, expected a divisor of 6",
+        ),
+        ({"rule": 3}, "rule: found 3, expected 0 <= rule < 3"),
+        ({"rule": 2}, "averages: found 1 items, expected 2"),
+        ({"lows": [2.0]}, r"lows\[0\]: found 2.0+, expected at most highs\[0\] = 1.0+"),
+        ({"beta1": 1.0}, "beta1: found 1.0+, expected 0 <= beta1 < 1"),
+        ({"copies": [torch.zeros(6, 4)]}, r"copies\[0\]: found float32, expected float16 or bfloat16"),
+        ({"numbers": torch.zeros(16)}, "numbers: found float32, expected float64"),
+    ],
+)
+def test_wrong_arguments_are_named(changed: dict[str, object], message: str) -> None:
+    call_update()
+    with pytest.raises(RuntimeError, match="nnue::optimizer_update: " + message):
+        call_update(**changed)
+
+
+def test_virtual_rows_must_divide_evenly() -> None:
+    part = Part("p", parameter(5, 2, seed=1, device=torch.device("cpu")), virtual_rows=2)
+    with pytest.raises(ValueError, match="p: 5 rows cannot share 2 virtual rows evenly"):
+        optimizer([part], RULES["adamw"])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_emulated_kernels(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The CUDA kernels without a GPU: the reference's weights, and equal bits with another schedule."""
+    monkeypatch.setattr(torch.ops, "nnue", torch.ops.nnue_emulated)
+    results = []
+    for schedule in (1, 2):
+        emulator.emulator_configure(2 + schedule, schedule)
+        parts = make_parts(torch.device("cpu"))
+        copy = torch.zeros(parts[0].parameter.shape, dtype=torch.bfloat16)
+        parts[:2] = [Part(**{**part.__dict__, "copy": copy}) for part in parts[:2]]
+        reference = Reference(parts, RULES[name], 20.0)
+        fused = optimizer(parts, RULES[name], max_norm=20.0)
+        for t in range(6):
+            set_gradients(parts, t, torch.float16 if t == 2 else None)
+            reference.step(gradients_of(parts), 2.0**-5)
+            fused.step(loss_on(copy.device))
+        set_gradients(parts, 6)
+        poison_first(parts, loss_on(copy.device), math.nan)
+        fused.step(loss_on(copy.device))
+        assert fused.failed.item() == 1
+        assert fused.step_count.item() == 6
+        assert_weights(parts, reference, 2e-6)
+        assert torch.equal(copy, parts[0].parameter.detach().bfloat16())
+        results.append([*parameters(parts), *fused.state.values()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.cuda
+def test_a_graph_replays_steps(cuda: torch.device) -> None:
+    """Learning rate, count and flag are read when the graph runs."""
+    rule = RULES["ranger_lite"]
+    results = []
+    for graphed in (False, True):
+        parts = make_parts(cuda)
+        fused = optimizer(parts, rule, max_norm=20.0)
+        loss = loss_on(cuda)
+        set_gradients(parts, 0)
+        fused.step(loss)
+        graph = torch.cuda.CUDAGraph()
+        if graphed:
+            with torch.cuda.graph(graph):
+                fused.step(loss)
+        static = [p.grad for p in parameters(parts)]
+        for t in range(1, 9):
+            fused.lr.fill_(2.0**-t)
+            set_gradients(parts, t)
+            if graphed:
+                for to, p in zip(static, parameters(parts), strict=True):
+                    assert to is not None
+                    to.copy_(p.grad)  # type: ignore[arg-type]
+                if t == 7:
+                    loss.fill_(math.nan)
+                graph.replay()
+            else:
+                if t == 7:
+                    loss.fill_(math.nan)
+                fused.step(loss)
+        assert fused.failed.item() == 1
+        assert fused.step_count.item() == 7
+        results.append([p.detach().clone() for p in parameters(parts)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

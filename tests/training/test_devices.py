@@ -1,0 +1,123 @@
+"""A step on a device that is not the current one: every stream, event and graph is that device's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from made_up import MadeUpSource, made_up_batch
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.cuda_graph import EAGER_STEPS, GraphedStep
+
+
+class FakeStream:
+    """A stream that knows its device, and refuses to wait for another device's stream."""
+
+    def __init__(self, cuda: FakeCuda, device: torch.device) -> None:
+        self.cuda, self.device = cuda, device
+
+    def wait_stream(self, other: FakeStream) -> None:
+        assert self.device == other.device, f"a stream of {self.device} waits for one of {other.device}"
+        self.cuda.waits += 1
+
+
+class FakeCuda:
+    """As much of `torch.cuda` as a graphed step uses, with two devices of which 0 is current."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.waits = self.captures = self.replays = 0
+        self.streams: dict[int, FakeStream] = {}
+
+    def number(self, device: Any) -> int:
+        index = torch.device(device).index if device is not None else None
+        return self.current if index is None else index
+
+    def Stream(self, device: Any = None) -> FakeStream:
+        return FakeStream(self, torch.device("cuda", self.number(device)))
+
+    def current_stream(self, device: Any = None) -> FakeStream:
+        number = self.number(device)
+        return self.streams.setdefault(number, FakeStream(self, torch.device("cuda", number)))
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        before, self.current = self.current, self.number(device)
+        yield
+        self.current = before
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before = self.current, self.current_stream(stream.device)
+        self.current, self.streams[stream.device.index] = stream.device.index, stream
+        yield
+        self.current, self.streams[stream.device.index] = before
+
+    def CUDAGraph(self) -> FakeCuda:
+        return self
+
+    @contextmanager
+    def graph(self, graph: FakeCuda, stream: FakeStream) -> Iterator[None]:
+        assert self.current == stream.device.index, f"a capture for {stream.device} while {self.current} is current"
+        self.captures += 1
+        with self.stream(stream):
+            yield
+
+    def replay(self) -> None:
+        assert self.current == 1, f"a graph of device 1 is launched on a stream of device {self.current}"
+        self.replays += 1
+
+
+def test_a_graphed_step_asks_for_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    current: list[int] = []
+    step = GraphedStep(lambda batch: current.append(fake.current), torch.device("cuda:1"))
+    batch = made_up_batch(0)
+    for _ in range(EAGER_STEPS + 3):
+        step(batch)
+    assert current == [1] * (EAGER_STEPS + 1)
+    assert (fake.waits, fake.captures, fake.replays) == (2 * EAGER_STEPS, 1, 3)
+    assert fake.current == 0
+
+
+def test_a_device_without_a_number_is_the_one_that_was_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    fake.current = 1
+    monkeypatch.setattr(torch, "cuda", fake)
+    step = GraphedStep(lambda batch: None, torch.device("cuda"))
+    fake.current = 0
+    for _ in range(EAGER_STEPS + 1):
+        step(made_up_batch(0))
+    assert fake.replays == 1
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_batches_and_a_graphed_step_on_the_second_device() -> None:
+    """The batch is ready only after long work on the second device; device 0 stays current."""
+    device = torch.device("cuda:1")
+    batches = DeviceBatches(MadeUpSource(), device)
+    sums = torch.zeros((), dtype=torch.int64, device=device)
+
+    def step(batch: Batch) -> None:
+        sums.add_(batch.white.sum())
+
+    graphed = GraphedStep(step, device)
+    expected = 0
+    with torch.cuda.device(0):
+        for index in range(EAGER_STEPS + 5):
+            batch = next(batches)
+            assert batch.white.device == device
+            with torch.cuda.device(device):
+                torch.cuda._sleep(20_000_000)
+            late = Batch(**{name: value.clone() for name, value in vars(batch).items() if name != "storage"})
+            graphed(late)
+            expected += int(made_up_batch(index).white.sum())
+        assert torch.cuda.current_device() == 0
+    assert int(sums) == expected

@@ -1,0 +1,78 @@
+"""The fused rules in the trainer's optimiser, and what its guard may leave out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_optim import Net, inputs
+from torch import nn
+
+from nnue_trainer import nets, perspectives
+from nnue_trainer.optim import AdamW, Optimizer, Ranger, RangerLite
+from nnue_trainer.optim.base import OptimizerConfig
+
+
+def run(config: OptimizerConfig, net: Net, optimizer: Optimizer, xs: list[torch.Tensor]) -> None:
+    for x in xs:
+        loss = (net(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step(loss)
+
+
+@pytest.mark.parametrize(
+    "config", [RangerLite(lr=2.0**-6, lookahead_steps=3), Ranger(lr=2.0**-6, lookahead_steps=2, max_norm=0.1)]
+)
+def test_state_moves_to_another_optimiser_bit_for_bit(config: OptimizerConfig) -> None:
+    """In the middle of lookahead, with the other average next."""
+    first, second, xs = Net(), Net(), inputs(9)
+    one = Optimizer(first, config)
+    run(config, first, one, xs[:4])
+    second.load_state_dict(first.state_dict())
+    two = Optimizer(second, config)
+    two.load_state_dict({name: tensor.clone() for name, tensor in one.state_dict().items()})
+    run(config, first, one, xs[4:])
+    run(config, second, two, xs[4:])
+    assert torch.equal(first.weight, second.weight)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+def test_counts_that_differ_are_refused_by_name() -> None:
+    optimizer = Optimizer(Net(), AdamW())
+    state = optimizer.state_dict()
+    with pytest.raises(ValueError, match=r"tensor step/head is 3, expected 0 as step/weight"):
+        optimizer.load_state_dict({**state, "step/head": torch.tensor(3.0)})
+
+
+def test_the_largest_gradient_is_covered() -> None:
+    model = nets.build({"kind": "sfnnv5", "l1": 32})
+    assert model.covered_gradients() == {"feature_transformer.weight"}
+
+
+@pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_wrong_with_the_weights_gradient_shows_in_the_biass(
+    activation: perspectives.Activation, value: float
+) -> None:
+    """Why the guard need not look at the former."""
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randint(0, 40, (30, 6), generator=g, dtype=torch.int32)
+    black_to_move = torch.zeros(30, dtype=torch.uint8)
+    found = 0
+    for place in range(0, 30 * 32, 31):
+        weight = nn.Parameter(torch.rand(40, 32, generator=g) * 0.3 - 0.1)
+        bias = nn.Parameter(torch.rand(32, generator=g) * 0.5)
+        out = perspectives.perspective_transformer(
+            rows, rows.flip(0), black_to_move, weight, bias, activation=activation
+        )
+        assert isinstance(out, torch.Tensor)
+        grad = torch.randn(out.shape, generator=g)
+        grad.view(-1)[place] = value
+        out.backward(grad)
+        assert weight.grad is not None
+        assert bias.grad is not None
+        if not weight.grad.isfinite().all():
+            found += 1
+            assert not bias.grad.isfinite().all()
+    assert found > 5

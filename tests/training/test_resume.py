@@ -1,0 +1,367 @@
+"""What `nnue train` does with a run folder: what may be resumed, what is replaced, and what is never touched."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from nnue_trainer import checkpoint
+from nnue_trainer.cli.main import app
+from nnue_trainer.data import RecordLoader
+from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.errors import UserError
+from nnue_trainer.training import run as runs
+from nnue_trainer.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def data(project_root, tmp_path_factory) -> Path:
+    """A folder with train.binpack, 4,000 positions of the sample, and val.binpack, 500 others."""
+    folder = tmp_path_factory.mktemp("positions")
+    records = next(iter(RecordLoader([project_root / "samples" / "train.binpack"], 4_500, seed=5))).numpy().copy()
+    write_binpack(folder / "train.binpack", records[:4_000], join_chains=False)
+    write_binpack(folder / "val.binpack", records[4_000:], join_chains=False)
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path, data) -> Path:
+    """Four epochs of 4 steps."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "model": {"kind": "simple", "hidden": 16},
+                "data": {
+                    "train": [str(data / "train.binpack")], "validation": [str(data / "val.binpack")],
+                    "batch_size": 250, "shuffle_buffer": 1000, "threads": 2,
+                },
+                "loss": {"kind": "sigmoid"},
+                "optimizer": {"lr": 0.005},
+                "training": {"epochs": 4, "positions_per_epoch": 1000, "device": "cpu", "keep_last": 9},
+                "logging": {"every_steps": 2, "tensorboard": False},
+            }
+        )
+    )  # fmt: skip
+    return path
+
+
+def nnue(*arguments: object) -> str:
+    """What `nnue` prints; raises what it raises."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def refused(pattern: str, *arguments: object) -> None:
+    with pytest.raises(UserError, match=pattern) as caught:
+        nnue(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def last(folder: Path) -> checkpoint.Checkpoint:
+    return checkpoint.load(folder / "checkpoints" / "last.safetensors")
+
+
+# --- what may change
+
+
+def test_an_epoch_cannot_change_on_resume(tmp_path, recipe):
+    """It decided the learning rate of a step, and which checkpoints were taken for later ones."""
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder)
+    before = contents(folder)
+    message = (
+        r"training\.positions_per_epoch was 1000, now it is 4000: it cannot change on resume, as the learning rate"
+    )
+    refused(message, "train", "--resume", folder, "training.positions_per_epoch=4000")
+    assert contents(folder) == before
+    output = nnue("train", "--resume", folder, "training.positions_per_epoch=999")  # 4 steps all the same
+    assert "finished step 16 of 16" in output
+
+
+def test_filters_cannot_change_on_resume(tmp_path, recipe):
+    """The first release had no_score off by default: the message says how such a run goes on."""
+    folder = tmp_path / "run"
+    start = ("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
+    nnue(*start, "data.filters.no_score=false")
+    hint = r"data\.filters\.no_score was false, now it is true: .*; data\.filters\.no_score=false goes on as before$"
+    go_on = ("train", "--config", recipe, "--run-dir", folder, "--resume", "auto", "training.epochs=2")
+    refused(hint, *go_on, "data.filters.no_score=true")
+    assert "finished" in nnue(*go_on, "data.filters.no_score=false")
+
+
+def test_resuming_from_an_older_checkpoint_loses_nothing(tmp_path, recipe):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder)
+    before = contents(folder)
+    output = nnue("train", "--resume", folder / "checkpoints" / "epoch-0002.safetensors", "optimizer.lr=0.1")
+    kept = folder / "superseded-1"
+    assert f"what came after step 8 is kept in {kept}" in output
+    for name in ("epoch-0003", "epoch-0004", "last"):
+        file = f"checkpoints/{name}.safetensors"
+        assert (kept / file).read_bytes() == before[file], name
+        assert (folder / file).read_bytes() != before[file], name
+    assert (kept / "metrics.jsonl").read_bytes() == before["metrics.jsonl"]
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [json.loads(line)["step"] for line in before["metrics.jsonl"].splitlines()]
+    # The other future is a run that can be resumed like any other.
+    assert "finished step 20 of 20" in nnue("train", "--resume", kept, "training.epochs=5")
+
+
+def test_a_checkpoint_elsewhere_does_not_say_where_to_write(tmp_path, recipe):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
+    before = contents(folder)
+    good = folder / "keep" / "good.safetensors"
+    good.parent.mkdir()
+    good.write_bytes(before["checkpoints/last.safetensors"])
+    refused(r"good\.safetensors: not in the checkpoints folder of a run: say where", "train", "--resume", good)
+    good.unlink()
+    good.parent.rmdir()
+    assert contents(folder) == before
+
+
+def test_another_validation_file_is_noticed(tmp_path, recipe, data):
+    """Under the same name, so the recipe does not tell."""
+    mine = tmp_path / "val.binpack"
+    mine.write_bytes((data / "val.binpack").read_bytes())
+    folder, chosen = tmp_path / "run", f"data.validation=[{mine}]"
+    nnue("train", "--config", recipe, "--run-dir", folder, chosen, "training.epochs=1")
+    renamed = mine.rename(tmp_path / "renamed.binpack")
+    nnue("train", "--resume", folder, f"data.validation=[{renamed}]", "training.epochs=2")  # the same positions
+    records = next(iter(RecordLoader([data / "train.binpack"], 500, seed=8))).numpy().copy()
+    renamed.unlink()
+    write_binpack(renamed, records, join_chains=False)
+    before = contents(folder)
+    refused("the validation files are not those of this run", "train", "--resume", folder, "training.epochs=3")
+    assert contents(folder) == before
+    output = nnue("train", "--resume", folder, "--run-dir", tmp_path / "other", "training.epochs=3")
+    assert "finished step 12 of 12" in output
+
+
+def test_the_number_of_cpu_threads_is_told(tmp_path, recipe):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
+    assert last(folder).state["cpu_threads"] == 1
+    assert "CPU threads" not in nnue("train", "--resume", folder, "training.epochs=2")
+    torch.set_num_threads(2)
+    output = nnue("train", "--resume", folder, "training.epochs=3")
+    assert output.count("resuming on 2 CPU threads, it was 1: sums are rounded differently") == 1
+    assert "OMP_NUM_THREADS=1 keeps them" in output
+
+
+def test_a_checkpoint_of_the_first_release_is_resumed(tmp_path, recipe):
+    """It has none of the entries that were added since, NaN where a loss was not finite, and no list of files."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", whole)
+    stopped = nnue("train", "--config", recipe, "--run-dir", folder)
+    assert "finished" in stopped
+    saved = checkpoint.load(folder / "checkpoints" / "epoch-0002.safetensors")
+    kept = ("step", "validation_loss", "best_validation_loss", "batches")
+    saved.state = {key: saved.state[key] for key in kept}
+    del saved.recipe["training"]["checkpoint_minutes"]
+    del saved.recipe["data"]["skip_bad_chunks"]
+    for path in folder.rglob("*.safetensors"):
+        path.unlink()
+    (folder / "run.json").unlink()
+    checkpoint.save(folder / "checkpoints" / "last.safetensors", saved)
+    output = nnue("train", "--resume", folder)
+    assert "resumed at step 8" in output
+    assert "resuming with" not in output
+    for name, tensor in last(whole).tensors["model"].items():
+        assert torch.equal(tensor, last(folder).tensors["model"][name]), name
+
+
+def test_a_damaged_last_checkpoint_names_another(tmp_path, recipe):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=2")
+    path = folder / "checkpoints" / "last.safetensors"
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:1000])
+    refused(
+        r"last\.safetensors: not a readable .*; --resume .*epoch-0002\.safetensors may work",
+        "train", "--resume", folder,
+    )  # fmt: skip
+    output = nnue("train", "--resume", folder / "checkpoints" / "epoch-0002.safetensors", "training.epochs=3")
+    assert "finished step 12 of 12" in output
+    assert (folder / "superseded-1" / "checkpoints" / "last.safetensors").read_bytes() == whole[:1000]
+
+
+def test_without_a_last_checkpoint_the_newest_is_the_last(tmp_path, recipe):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=2")
+    (folder / "checkpoints" / "last.safetensors").unlink()
+    output = nnue("train", "--config", recipe, "--run-dir", folder, "--resume", "auto")
+    assert re.search(r"resumed at step 8 from .*epoch-0002\.safetensors", output)
+
+
+# --- what is replaced
+
+
+def test_overwrite_takes_what_the_run_wrote_and_nothing_else(tmp_path, recipe):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder)
+    mine = ["mine.safetensors", "checkpoints/mine.safetensors", "checkpoints/epoch-1234.safetensors", "tensorboard/x"]
+    for name in mine:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    nnue("train", "--config", recipe, "--run-dir", folder, "--overwrite", "training.epochs=1")
+    assert set(contents(folder)) == {
+        *mine, "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints/epoch-0001.safetensors",
+        "checkpoints/last.safetensors", "checkpoints/best.safetensors",
+    }  # fmt: skip
+    assert all((folder / name).read_text() == "mine" for name in mine)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data.train=[none.binpack]"], "none.binpack"),
+        (["data.validation=[none.binpack]"], "none.binpack"),
+        (["training.device=cuda:7"], "training.device"),
+        (["training.initial_weights=none"], "no such checkpoint"),
+        (["data.batch_size=5000"], "train.binpack"),
+    ],
+)
+def test_a_start_that_fails_leaves_nothing(tmp_path, recipe, arguments, message):
+    folder = tmp_path / "runs" / "run"
+    refused(re.escape(message), "train", "--config", recipe, "--run-dir", folder, *arguments)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_first_step_that_runs_out_of_memory_leaves_nothing(tmp_path, recipe, monkeypatch):
+    def too_large(*_):
+        torch.empty(1 << 55, dtype=torch.uint8)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_step", too_large)
+        refused(
+            r"^out of memory \(another 36028797018963968 bytes could not be had\) with data\.batch_size 250 and "
+            r"data\.shuffle_buffer 1,000: smaller values need less$",
+            "train", "--config", recipe, "--run-dir", folder,
+        )  # fmt: skip
+    assert not folder.exists()
+    assert "finished" in nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
+
+
+def test_out_of_gpu_memory_is_one_line(recipe):
+    from nnue_trainer import config
+
+    text = (
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79 GiB\nof which 3 GiB is free."
+    )
+    message = r"^out of GPU memory \(another 20\.00 GiB .* a smaller data\.batch_size needs less$"
+    with (
+        pytest.raises(UserError, match=message),
+        runs._explaining_out_of_memory(config.load(recipe)),
+    ):
+        raise torch.OutOfMemoryError(text)
+    # Of a launch, not of torch's allocator.
+    with (
+        pytest.raises(UserError, match=r"^out of GPU memory with"),
+        runs._explaining_out_of_memory(config.load(recipe)),
+    ):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously")
+    with pytest.raises(RuntimeError, match="something else"), runs._explaining_out_of_memory(config.load(recipe)):
+        raise RuntimeError("something else")
+
+
+# --- one owner
+
+
+def process(root: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(root / "train.py"), *map(str, arguments)],
+        stderr=subprocess.PIPE, text=True, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )  # fmt: skip
+
+
+def test_a_live_run_is_left_alone(tmp_path, recipe, project_root):
+    """Whatever is started beside it, in its folder: one line, and the run goes on to the end it would have had."""
+    folder = tmp_path / "run"
+    run = process(
+        project_root, "--config", recipe, "--run-dir", folder, "training.epochs=100000", "logging.every_steps=100"
+    )
+    last_file = folder / "checkpoints" / "last.safetensors"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and run.poll() is None and not last_file.exists():
+        time.sleep(0.05)
+    for arguments in (
+        ["--config", recipe, "--run-dir", folder],
+        ["--config", recipe, "--run-dir", folder, "--resume", "auto"],
+        ["--config", recipe, "--run-dir", folder, "--overwrite"],
+        ["--resume", folder],
+    ):
+        refused(rf"run: another process \(pid {run.pid} on host '.*'\) trains here$", "train", *arguments)
+    run.send_signal(signal.SIGHUP)
+    _, output = run.communicate(timeout=120)
+    assert run.returncode == 130, output
+    stopped = last(folder).state
+    assert not (folder / ".lock").exists()
+    assert f"resumed at step {stopped['step']:,}" in nnue(
+        "train", "--resume", folder, f"training.epochs={stopped['step'] // 4 + 1}"
+    )
+
+
+def test_copies_of_a_command_do_not_train_twice(tmp_path, recipe, monkeypatch):
+    """As torchrun starts them."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        refused("found WORLD_SIZE=2 .torchrun sets it., but a run trains in one", "train", "--config", recipe)
+    assert not (tmp_path / "runs").exists()
+
+
+# --- endings
+
+
+def test_a_damaged_chunk_ends_a_run_with_a_checkpoint(tmp_path, recipe, data):
+    """And the run can go on without the chunk."""
+    whole = (data / "train.binpack").read_bytes()
+    files = [tmp_path / f"part-{number:02}.binpack" for number in range(12)]  # of one chunk each
+    for path in files:
+        path.write_bytes(whole)
+    bad = bytearray(whole)
+    bad[len(bad) // 2 : len(bad) // 2 + 400] = b"\xff" * 400
+    damaged = tmp_path / "damaged.binpack"
+    damaged.write_bytes(bad)
+    folder = tmp_path / "run"
+    chosen = f"data.train=[{', '.join(map(str, [*files, damaged]))}]"
+    refused(r"damaged\.binpack", "train", "--config", recipe, "--run-dir", folder, chosen, "training.epochs=30")
+    stopped = last(folder).state["step"]
+    assert 0 < stopped < 120
+    refused(r"damaged\.binpack", "train", "--resume", folder)
+    output = nnue("train", "--resume", folder, "data.skip_bad_chunks=true")
+    assert f"resumed at step {stopped}" in output
+    assert "finished step 120 of 120" in output
+    assert re.search(r"left out +\d+ damaged chunks of data", output)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert records[-2]["bad_chunks"] >= 1
+
+
+@pytest.mark.parametrize("close_at", [1, 3])
+def test_a_closed_pipe_does_not_end_a_run(tmp_path, recipe, project_root, close_at):
+    folder = tmp_path / "run"
+    run = process(project_root, "--config", recipe, "--run-dir", folder)
+    for _ in range(close_at):
+        assert run.stderr.readline()
+    run.stderr.close()
+    assert run.wait(timeout=120) == 0
+    assert last(folder).state["step"] == 16

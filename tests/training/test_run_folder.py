@@ -1,0 +1,272 @@
+"""A run folder has one owner, which touches nothing but what the run wrote; and the checkpoints in it."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+
+import pytest
+from made_up import content, names, run_of, steps
+
+from nnue_trainer import checkpoint
+from nnue_trainer.errors import UserError
+from nnue_trainer.training.checkpoints import CheckpointStore
+from nnue_trainer.training.run_folder import RunFolder
+
+# --- one owner
+
+
+def test_the_second_of_two_processes_is_refused_a_hundred_times(tmp_path):
+    """Both start at once, through a barrier, and the winner stays until both have tried."""
+    for attempt in range(100):
+        start, started = os.pipe()
+        tried, try_done = os.pipe()
+        children = []
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                os.close(started)
+                os.read(start, 1)
+                status = 3
+                try:
+                    with RunFolder(tmp_path / str(attempt)):
+                        os.write(try_done, b"x")
+                        while (tmp_path / "both-wait").exists():
+                            pass
+                        os.read(start, 1)
+                        status = 0
+                except UserError as error:
+                    status = 1 if "another process" in str(error) and "trains here" in str(error) else 2
+                    os.write(try_done, b"x")
+                os._exit(status)
+            children.append(child)
+        (tmp_path / "both-wait").touch()
+        os.close(start)
+        os.close(started)  # now
+        assert os.read(tried, 1) + os.read(tried, 1) == b"xx"
+        (tmp_path / "both-wait").unlink()
+        statuses = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        os.close(tried)
+        os.close(try_done)
+        assert statuses == [0, 1]
+        # A block that wrote nothing leaves nothing. If the loser was the one to make the folder, that stays.
+        assert names(tmp_path) == []
+
+
+def test_the_message_names_the_owner(tmp_path):
+    with (
+        RunFolder(tmp_path),
+        pytest.raises(UserError) as caught,
+        RunFolder(tmp_path),
+    ):
+        pass
+    assert str(caught.value) == (
+        f"{tmp_path}: another process (pid {os.getpid()} on host {socket.gethostname()!r}) trains here"
+    )
+    assert names(tmp_path) == []
+    with RunFolder(tmp_path) as folder, folder:  # nested blocks of one object are one owner
+        pass
+
+
+def test_a_killed_owner_leaves_no_lock(tmp_path):
+    child = os.fork()
+    if child == 0:
+        RunFolder(tmp_path / "run").__enter__()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert names(tmp_path) == ["run/.lock"]
+    with RunFolder(tmp_path / "run"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with (
+        RunFolder(tmp_path),
+        pytest.raises(UserError, match=r"no locks, so delete .*\.lock\.owner if that process has ended"),
+        RunFolder(tmp_path),
+    ):
+        pass
+    assert names(tmp_path) == []
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    owner = tmp_path / ".lock.owner"
+    owner.write_text(json.dumps({"pid": child, "host": socket.gethostname()}))  # it has ended
+    with RunFolder(tmp_path):
+        pass
+    owner.write_text(json.dumps({"pid": child, "host": "elsewhere"}))  # nobody can say
+    with pytest.raises(UserError, match=rf"pid {child} on host 'elsewhere'"), RunFolder(tmp_path):
+        pass
+
+
+def test_an_owner_needs_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UserError, match="cannot be written: Not a directory"), RunFolder(path):
+            pass
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / ".lock").symlink_to(tmp_path / "file")
+    with pytest.raises(UserError, match="cannot be written"), RunFolder(tmp_path / "linked"):
+        pass
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+# --- what the run wrote, and nothing else
+
+
+def test_clearing_takes_what_the_run_wrote_and_nothing_else(tmp_path):
+    mine = ["checkpoints/mine.safetensors", "checkpoints/epoch-0099.safetensors", "notes.txt", "tensorboard/x"]
+    with RunFolder(tmp_path) as folder:
+        run_of(folder, 2, best=1)
+        for name in mine:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("mine")
+        folder.clear()
+    assert names(tmp_path) == sorted(mine)
+    assert all((tmp_path / name).read_text() == "mine" for name in mine)
+
+
+def test_a_run_does_not_replace_what_it_did_not_write(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.safetensors").write_text("mine")
+    with RunFolder(tmp_path) as folder:
+        assert not folder.holds_run()
+        with pytest.raises(UserError, match=r"last\.safetensors: in the way of a file of the run"):
+            run_of(folder, 1)
+    assert (tmp_path / "checkpoints" / "last.safetensors").read_text() == "mine"
+
+
+def test_a_run_of_the_first_release_has_no_list(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        run_of(folder, 2)
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "checkpoints" / "mine.safetensors").write_text("mine")
+    with RunFolder(tmp_path) as folder:
+        assert folder.holds_run()
+        assert list(folder.epochs()) == [1, 2]
+        folder.clear()
+    assert names(tmp_path) == ["checkpoints/mine.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"format_version": 1}', '{"format_version": 1, "files": ["../x"]}', "[" * 100_000,
+     '{"format_version": 1, "files": ["/etc/passwd"]}', '{"format_version": 1, "files": [3]}', "\0\0\0"],
+)  # fmt: skip
+def test_a_damaged_list_is_refused(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError, match=r"run\.json: damaged, expected the list of files"), RunFolder(tmp_path):
+        pass
+    assert names(tmp_path) == ["run.json"]
+
+
+# --- checkpoints
+
+
+def test_names_and_thinning(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        (tmp_path / "checkpoints").mkdir()
+        foreign = ["epoch-abc.safetensors", "epoch-0001x.safetensors", "epoch-.safetensors", "epoch-9999.safetensors"]
+        for name in foreign:
+            (folder.checkpoints / name).write_text("mine")
+        run_of(folder, 5, keep_last=2, best=3)
+        for name in foreign:
+            assert (folder.checkpoints / name).read_text() == "mine"
+            (folder.checkpoints / name).unlink()
+        assert steps(folder) == {"best": 30, "epoch-0004": 40, "epoch-0005": 50, "last": 50}
+        assert folder.last.samefile(folder.epoch(5))
+        with CheckpointStore(folder, 2) as store:
+            store.save(content(57), epoch=None)
+        assert steps(folder) == {"best": 30, "epoch-0004": 40, "epoch-0005": 50, "last": 57}
+
+
+def test_the_store_copies_what_it_is_given(tmp_path):
+    saved = content(1)
+    with RunFolder(tmp_path) as folder:
+        with CheckpointStore(folder, keep_last=2) as store:
+            store.save(saved, epoch=1)
+            saved.tensors["model"]["w"].fill_(2.0)  # training goes on while the file is written
+        assert steps(folder) == {"epoch-0001": 1, "last": 1}
+
+
+def test_an_error_of_the_background_write_comes_out(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        (tmp_path / "checkpoints").touch()
+        with pytest.raises(UserError, match="cannot be written"), CheckpointStore(folder, keep_last=1) as store:
+            store.save(content(1), epoch=1)
+
+
+def test_it_works_without_hard_links(tmp_path, monkeypatch):
+    def no_links(*_, **__):
+        raise OSError("not supported")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with RunFolder(tmp_path) as folder:
+        run_of(folder, 2, keep_last=1, best=1)
+        assert steps(folder) == {"best": 10, "epoch-0002": 20, "last": 20}
+
+
+def resumed(folder: RunFolder, path):
+    with CheckpointStore(folder, 9) as store:
+        return store.continue_from(path, checkpoint.load(path).trainer_state(path))
+
+
+def test_resuming_from_an_older_checkpoint_keeps_what_came_after_it(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        run_of(folder, 5, best=4)
+        kept = resumed(folder, folder.epoch(2))
+        assert kept == tmp_path / "superseded-1"
+        assert steps(folder) == {"best": 20, "epoch-0001": 10, "epoch-0002": 20, "last": 20}
+    with RunFolder(kept) as future:  # a run folder like any other
+        assert steps(future) == {
+            "best": 40, "epoch-0003": 30, "epoch-0004": 40, "epoch-0005": 50, "last": 50,
+        }  # fmt: skip
+        assert future.holds_run()
+        assert (future.recipe.read_text(), future.metrics.read_text()) == ("recipe", "metrics")
+        with CheckpointStore(future, 9) as store:
+            store.save(content(60, epoch=6), epoch=6)
+    with RunFolder(tmp_path) as folder:
+        assert resumed(folder, folder.last) is None
+        folder.clear()
+    with RunFolder(kept) as future:  # it was continued, so it is a run of its own
+        assert steps(future)["last"] == 60
+
+
+def test_a_best_that_was_thinned_out_is_not_made_up(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        run_of(folder, 5, keep_last=2, best=2)
+        folder.best.unlink()
+        resumed(folder, folder.last)
+        assert steps(folder) == {"epoch-0004": 40, "epoch-0005": 50, "last": 50}
+
+
+def test_a_checkpoint_of_another_name_can_be_continued(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        run_of(folder, 3)
+        mine = folder.checkpoints / "mine.safetensors"
+        folder.epoch(2).rename(mine)
+        before = mine.read_bytes()
+        resumed(folder, mine)
+        assert steps(folder) == {"epoch-0001": 10, "epoch-0002": 20, "last": 20, "mine": 20}
+        with CheckpointStore(folder, 1) as store:
+            store.save(content(30, epoch=3), epoch=3)
+        assert mine.read_bytes() == before
+
+
+def test_a_damaged_later_checkpoint_is_put_aside(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        run_of(folder, 3)
+        for path in (folder.epoch(3), folder.last):
+            path.unlink()
+            path.write_bytes(b"\0" * 99)
+        kept = resumed(folder, folder.epoch(2))
+        assert steps(folder) == {"epoch-0001": 10, "epoch-0002": 20, "last": 20}
+        assert (kept / "checkpoints" / "last.safetensors").read_bytes() == b"\0" * 99
