@@ -5,6 +5,9 @@ cd "$(dirname "$0")/.."
 wheel=$(ls -t dist/nnue_trainer-*.whl | head -n 1)
 # Read to the end, then match: under pipefail `grep -q` would kill the listing half-way.
 names=$(.venv/bin/python -m zipfile -l "$wheel")
+for recipe in nnue_trainer/presets/*.yaml; do
+    grep -q "$recipe" <<<"$names" || { echo "$wheel: no $recipe in it"; exit 1; }
+done
 for part in _ops_cpu _data $(command -v nvcc >/dev/null && echo _ops_cuda); do
     grep -q "nnue_trainer/$part.*\.so" <<<"$names" || { echo "$wheel: no $part in it"; exit 1; }
 done

@@ -1,0 +1,173 @@
+"""Damages net files of every layout and reads them: each is refused with one line, or written back byte for byte.
+
+    python tools/fuzz_nets.py [--count 1000000] [--seed 1] [LAYOUT ...]
+
+The files have the layouts of real nets with tensors of a few rows and columns, so that a million per layout takes
+minutes: the reader follows the layout and does not care how long a tensor is. tests/faults/test_damaged_nets.py does
+the same for a few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from nnue_trainer.errors import UserError
+from nnue_trainer.export.net import Candidate, known_layouts, recognise
+from nnue_trainer.nets import parse
+from nnue_trainer.nnue_file import leb128, writer
+from nnue_trainer.nnue_file.description import describe
+from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
+from nnue_trainer.nnue_file.reader import NetFile
+
+STACKS = 2
+EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+
+
+def small(piece: Piece) -> Piece:
+    """The same piece with far fewer elements. The numbers of rows of different feature sets stay different."""
+    if piece.index is None:
+        rows, *columns = piece.shape
+        shape = (max(1, rows // 150), *(max(1, c // 128) for c in columns)) if columns else (max(1, rows // 128),)
+    else:
+        shape = tuple(size if size <= 128 else 8 for size in piece.shape)
+    return replace(piece, shape=shape)
+
+
+def small_layouts() -> list[Candidate]:
+    """All layouts that files without a record may have, small."""
+    layouts = []
+    for net, layout in known_layouts():
+        items: list[Word | Block] = []
+        for item in layout.items:
+            if isinstance(item, Word):
+                if not item.label.startswith("stack") or int(item.label.split()[1]) < STACKS:
+                    items.append(item)
+            elif item.pieces[0].index is None or item.pieces[0].index < STACKS:
+                items.append(Block(tuple(small(piece) for piece in item.pieces), item.compressed))
+        layouts.append((net, replace(layout, items=tuple(items))))
+    return layouts
+
+
+def make(layout: FileLayout, description: bytes, generator: np.random.Generator) -> bytes:
+    """A sound file of this layout."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for piece in layout.pieces():
+        limits = np.iinfo(piece.dtype)
+        # Small numbers mostly, as in nets, and the largest ones.
+        values = (generator.standard_normal(piece.count) * 50).clip(limits.min, limits.max).astype(piece.dtype)
+        values[generator.random(piece.count) < 0.1] = limits.min
+        values[generator.random(piece.count) < 0.1] = limits.max
+        parts.setdefault(piece.tensor, []).append(values.reshape(piece.shape))
+    stacked = {piece.tensor for piece in layout.pieces() if piece.index is not None}
+    tensors = {name: np.stack(values) if name in stacked else values[0] for name, values in parts.items()}
+    return writer.to_bytes(layout, description, tensors)
+
+
+def damage(file: bytes, generator: np.random.Generator) -> bytes:
+    """The file with one to three defects."""
+    data = bytearray(file)
+    for _ in range(int(generator.integers(1, 4))):
+        at = int(generator.integers(0, len(data) + 1))
+        if generator.random() < 0.3:  # the header and the first block, where most that matters stands
+            at = min(len(data), int(generator.integers(0, 120)))
+        match int(generator.integers(0, 9)):
+            case 0:
+                del data[at:]
+            case 1:
+                data += generator.bytes(int(generator.integers(1, 40)))
+            case 2:
+                data[at : at + 1] = bytes([data[at] ^ 1 << int(generator.integers(0, 8))]) if at < len(data) else b""
+            case 3:
+                data[at : at + 1] = generator.bytes(1)
+            case 4:
+                data[at : at + 4] = struct.pack("<I", int(generator.choice(EXTREMES)))
+            case 5:
+                length = int(generator.integers(1, 64))
+                other = int(generator.integers(0, len(data) + 1))
+                data[at:at] = data[other : other + length]
+            case 6:
+                del data[at : at + int(generator.integers(1, 64))]
+            case 7:  # a longer form of a number
+                if at < len(data) and data[at] < 0x80:
+                    data[at : at + 1] = bytes([data[at] | 0x80, 0x7F if data[at] & 0x40 else 0])
+            case 8:
+                found = data.find(leb128.MAGIC, at)
+                if found >= 0:
+                    place = found + len(leb128.MAGIC)
+                    count = int.from_bytes(data[place : place + 4], "little") + int(generator.integers(-2, 3))
+                    data[place : place + 4] = struct.pack("<I", count & 0xFFFFFFFF)
+    return bytes(data)
+
+
+def read_and_write(descriptor: int, file: bytes, known: Sequence[Candidate]) -> tuple[str, bytes]:
+    """Name of the net and the file written back. UserError where it is refused. `descriptor` is of a file in memory."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, file, 0)
+    with NetFile(f"/proc/self/fd/{descriptor}") as opened:
+        found = recognise(opened, known)
+        tensors = opened.tensors(found.places, found.header, found.layout)
+    return found.net.name, writer.to_bytes(found.layout, found.header.description, tensors)
+
+
+def fuzz(count: int, seed: int, known: Sequence[Candidate], layout: FileLayout, description: bytes) -> tuple[int, int]:
+    """Damages and reads `count` files. Returns how many were refused and how many accepted; AssertionError with the
+    file in hexadecimal for one that is neither refused in one line nor written back as it was."""
+    generator = np.random.default_rng(seed)
+    descriptor = os.memfd_create("net")
+    refused = 0
+    try:
+        for number in range(count):
+            if number % 256 == 0:
+                sound = make(layout, description, generator)
+                assert read_and_write(descriptor, sound, known)[1] == sound
+            damaged = damage(sound, generator)
+            try:
+                written = read_and_write(descriptor, damaged, known)[1]
+            except UserError as error:
+                refused += 1
+                if len(str(error)) > 2000 or not str(error).isprintable():
+                    raise AssertionError(f"seed {seed}, file {number}: {error!r}: {damaged.hex()}") from error
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, file {number}: {error!r}: {damaged.hex()}") from error
+            else:
+                assert written == damaged, f"seed {seed}, file {number}: written differently: {damaged.hex()}"
+    finally:
+        os.close(descriptor)
+    return refused, count - refused
+
+
+def cases() -> dict[str, tuple[list[Candidate], FileLayout, bytes]]:
+    """By name: the known layouts, the layout to damage, and its description."""
+    known = small_layouts()
+    found = {f"{net.name} {layout.name}": (known, layout, b"description") for net, layout in known}
+    simple = parse({"kind": "simple", "hidden": 8}, "fuzz_nets")
+    found["simple own"] = (known, simple.layouts()[0], describe(simple.name, simple.architecture))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help="by default all: 'sfnnv16 thr2'")
+    parser.add_argument("--count", type=int, default=1_000_000, help="files per layout")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    chosen = {name: case for name, case in cases().items() if not options.layouts or name in options.layouts}
+    if not chosen:
+        sys.exit(f"no such layout; expected some of {', '.join(map(repr, cases()))}")
+    for name, case in chosen.items():
+        started = time.monotonic()
+        refused, accepted = fuzz(options.count, options.seed, *case)
+        seconds = time.monotonic() - started
+        print(f"{name}: {refused:,} refused, {accepted:,} written back as they were, {seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
