@@ -27,6 +27,7 @@ OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", f"-DNNUE_VERSION={VERS
 
 # Feature sets and records: one definition for the data pipeline, the CPU operator and the CUDA kernel.
 SHARED_HEADERS = ("data_loader/chess/*.h", "data_loader/features/*.h")
+SHARED_SOURCES = ("data_loader/features/*.cpp",)
 
 
 def sources(*patterns: str) -> list[str]:
@@ -56,6 +57,13 @@ def wants_cuda(nvcc: str | None) -> bool:
     if forced == "1" and nvcc is None:
         raise SystemExit("FORCE_CUDA=1, but no nvcc: put it on PATH or set CUDA_HOME to the CUDA toolkit")
     return nvcc is not None if forced == "" else forced == "1"
+
+
+def cuda_build(nvcc: str | None) -> str:
+    """Whether the CUDA library is built, or why not, for `nnue info`; the words are in nnue_trainer/_library.py."""
+    if wants_cuda(nvcc):
+        return "built"
+    return "no_nvcc" if os.environ.get("FORCE_CUDA", "") == "" else "forced_off"
 
 
 def architectures() -> list[str]:
@@ -104,13 +112,20 @@ def native_parts() -> dict[str, object]:
                     built.unlink()
             super().build_extension(ext)
 
+    nvcc = find_nvcc()
     cpu_ops = cpp_extension.CppExtension(
         "nnue_trainer._ops_cpu",
-        sources("csrc/*.cpp", "csrc/cpu/*.cpp"),
+        sources("csrc/*.cpp", "csrc/cpu/*.cpp", *SHARED_SOURCES),
         depends=sources("csrc/*.h", "csrc/cpu/*.h", *SHARED_HEADERS),
         include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader")],
-        # Contraction off: every instruction set level computes the same bits. psabi: vectors never cross a real call.
-        extra_compile_args={"cxx": [*CXX_FLAGS, *OPS_FLAGS, "-ffp-contract=off", "-Wno-psabi"]},
+        # Contraction off: every instruction set level computes the same bits. No errno: roots are one instruction.
+        # psabi: vectors never cross a real call.
+        extra_compile_args={
+            "cxx": [
+                *(*CXX_FLAGS, *OPS_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"),
+                f"-DNNUE_CUDA_BUILD={cuda_build(nvcc)}",
+            ]
+        },
     )
     # The stable ABI is all in libtorch: nothing of Python, nothing of c10.
     cpu_ops.libraries = ["torch_cpu"]
@@ -132,7 +147,6 @@ def native_parts() -> dict[str, object]:
 
     extensions = [cpu_ops, data_module]
 
-    nvcc = find_nvcc()
     if wants_cuda(nvcc):
         assert nvcc is not None
         cuda_home = toolkit_of(nvcc)
@@ -142,8 +156,8 @@ def native_parts() -> dict[str, object]:
         defines = ["-DUSE_CUDA", f"-DNNUE_CUDA_ARCHS={'+'.join(archs)}"]
         cuda_ops = cpp_extension.CppExtension(
             "nnue_trainer._ops_cuda",
-            sources("csrc/cuda/*.cu"),
-            depends=sources("csrc/*.h", "csrc/cuda/*.cuh", *SHARED_HEADERS),
+            sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu", *SHARED_SOURCES),
+            depends=sources("csrc/*.h", "csrc/cuda/*.cuh", "csrc/cuda/*/*.cuh", *SHARED_HEADERS),
             include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader"), str(cuda_home / "include")],
             library_dirs=[
                 str(path)

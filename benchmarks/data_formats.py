@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from nnue_trainer import _data
-from nnue_trainer.data import FORMATS
+from nnue_trainer.data import FORMATS, PositionWriter
 from nnue_trainer.data.binpack import read_binpack
 from report import RESULTS, environment
 from report import write as write_report
@@ -63,10 +63,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
 
         def write(format: str, join_chains: bool) -> None:
-            writer = _data.PositionWriter(f"{folder}/{format}", format, join_chains)
-            for begin in range(0, len(records), BLOCK):
-                writer.write(records[begin : begin + BLOCK])
-            writer.finish()
+            with PositionWriter(f"{folder}/{format}", format, join_chains=join_chains) as writer:
+                for begin in range(0, len(records), BLOCK):
+                    writer.write(records[begin : begin + BLOCK])
 
         def shuffle(memory: int) -> None:
             shuffler = _data.ExternalShuffle(1, memory, folder)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import report
 from nnue_trainer import ops
-from nnue_trainer.data import FEATURE_SETS, Batch, Loader, RecordLoader
+from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, Loader, RecordLoader, feature_set
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.training.batches import DeviceBatches
 
@@ -56,7 +56,7 @@ def operator(records: Tensor, name: str, batch_size: int, device: torch.device) 
     batches = records.split(batch_size)
     outs = []
     for part in batches:
-        batch = Batch.allocate(len(part), FEATURE_SETS[name].max_active, device=device)
+        batch = Batch.allocate(len(part), feature_set(name).max_active, device=device)
         outs.append(ops.Expanded(*(getattr(batch, field) for field in ops.Expanded._fields)))
 
     def step() -> None:
@@ -71,7 +71,7 @@ def operator(records: Tensor, name: str, batch_size: int, device: torch.device) 
             step()
         launch = graph.replay
     seconds = seconds_of(launch, device, 20)
-    per_position = 32 + 2 * 4 * FEATURE_SETS[name].max_active + 7
+    per_position = 32 + 2 * 4 * feature_set(name).max_active + 7
     return {
         "positions_per_second": round(len(records) / seconds),
         "gigabytes_per_second": round(len(records) * per_position / seconds / 1e9, 1),
@@ -81,7 +81,13 @@ def operator(records: Tensor, name: str, batch_size: int, device: torch.device) 
 def road(files: list[str], name: str, batch_size: int, threads: int, device: torch.device, seconds: float) -> float:
     """Positions per second, after the first shuffle buffers have filled."""
     loader = RecordLoader(
-        files, batch_size, repeat=True, shuffle_buffer=1 << 21, threads=threads, pin_memory=device.type == "cuda"
+        files,
+        batch_size,
+        repeat=True,
+        reuse=True,
+        shuffle_buffer=1 << 21,
+        threads=threads,
+        pin_memory=device.type == "cuda",
     )
     rate = measure_stream(DeviceBatches(loader, device, name).__next__, batch_size, device, seconds)
     loader.close()
@@ -89,7 +95,7 @@ def road(files: list[str], name: str, batch_size: int, threads: int, device: tor
 
 
 def loader_alone(files: list[str], name: str | None, batch_size: int, threads: int, seconds: float) -> float:
-    options = {"repeat": True, "shuffle_buffer": 1 << 21, "threads": threads}
+    options = {"repeat": True, "reuse": True, "shuffle_buffer": 1 << 21, "threads": threads}
     loader = RecordLoader(files, batch_size, **options) if name is None else Loader(files, name, batch_size, **options)
     rate = measure_stream(iter(loader).__next__, batch_size, torch.device("cpu"), seconds)
     loader.close()
@@ -141,7 +147,7 @@ def main() -> None:
     records = torch.cat([next(stream).clone() for _ in range(max(1, positions >> 16))])
     loader.close()
     on_device = records.to(device)
-    for name in FEATURE_SETS:
+    for name in [*BASIC_FEATURE_SETS, FULL]:
         sizes = [*options.batch, len(records)] if name in (SMALL, FULL) else options.batch[:1]
         for batch in sizes:
             show(f"operator, {name}, batch {batch:,}", operator(on_device, name, batch, device))

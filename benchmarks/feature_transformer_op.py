@@ -28,7 +28,7 @@ from nnue_trainer import ops
 from nnue_trainer.perspectives import perspective_transformer
 from report import RESULTS, environment, write
 
-FEATURES, BLOCK = 24_576, 768  # HalfKAv2_hm, 12 planes
+FEATURES, BUCKET = 24_576, 768  # HalfKAv2_hm, 12 planes
 
 
 def real_rows(path: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,8 +50,8 @@ def random_rows(batch: int) -> tuple[Tensor, Tensor, Tensor]:
     def one() -> Tensor:
         bucket = torch.multinomial(0.75 ** torch.arange(32.0), batch, replacement=True, generator=g)
         count = torch.randint(7, 33, (batch,), generator=g)
-        inside = torch.rand(batch, BLOCK, generator=g).topk(32).indices
-        rows = (bucket[:, None] * BLOCK + inside).int()
+        inside = torch.rand(batch, BUCKET, generator=g).topk(32).indices
+        rows = (bucket[:, None] * BUCKET + inside).int()
         return torch.where(torch.arange(32)[None] < count[:, None], rows, -1)
 
     return one(), one(), torch.randint(0, 2, (batch,), generator=g, dtype=torch.uint8)
@@ -177,7 +177,7 @@ def measure_pair(table: Table, rows: tuple[Tensor, Tensor, Tensor], weight: Tens
         return torch.cat([torch.where(black_first, other, own), torch.where(black_first, own, other)], 1)
 
     def ours() -> Tensor:
-        return perspective_transformer(white, black, black_to_move, weight, bias, block_size=BLOCK)
+        return perspective_transformer(white, black, black_to_move, weight, bias, bucket_size=BUCKET)
 
     assert_close(bag(), ours())
     bag_out, out = bag(), ours()

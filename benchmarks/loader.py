@@ -72,7 +72,7 @@ def main() -> None:
         for threads in map(int, arguments.threads.split(",")):
             for name, make in streams.items():
                 load = os.getloadavg()[0]
-                rate, read = measure(partial(make, threads=threads, repeat=True), arguments.seconds)
+                rate, read = measure(partial(make, threads=threads, repeat=True, reuse=True), arguments.seconds)
                 row = {"stream": name, "threads": threads, "positions_per_second": round(rate), "load_before": load}
                 note = ""
                 if "filters" in name:

@@ -23,7 +23,7 @@ BATCH, BATCHES = 16_384, 640
 def cost(files: list[Path], processes: int, shards: int) -> dict[str, float]:
     """Of the first process."""
     loader = RecordLoader(
-        files, BATCH, world_size=processes, shards=shards, repeat=True, threads=2, shuffle_buffer=1 << 20
+        files, BATCH, world_size=processes, shards=shards, repeat=True, reuse=True, threads=2, shuffle_buffer=1 << 20
     )
     try:
         batches = iter(loader)

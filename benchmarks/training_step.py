@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import architectures, config, schema
+from nnue_trainer import config, nets, schema
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
 from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocations, like
@@ -63,7 +63,7 @@ def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: in
     """Milliseconds a step, wall clock and CPU, and positions per second over `steps`, after `warmup` steps."""
     set_up_torch(recipe, device)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, architectures.build(recipe.model).to(device), source, None, Path(folder))
+        trainer = Trainer(recipe, nets.build(recipe.model).to(device), source, None, Path(folder))
         for _ in range(warmup):
             trainer.advance()
         synchronize(device)
@@ -101,7 +101,7 @@ def main() -> None:
     machine = environment(device)
     steps = options.steps or (200 if device.type == "cuda" else 10)
     warmup = 20 if device.type == "cuda" else 2
-    model = architectures.build(recipe.model)
+    model = nets.build(recipe.model)
     results = {}
     loader = training_batches(recipe, model, device)
     results["preloaded"] = measure(recipe, Preloaded(copies(loader, device, model.feature_set)), device, steps, warmup)

@@ -1,4 +1,5 @@
-// What is done to an accumulator a. With c = a clipped to [0, bound]: a itself, c, c², or c[j] · c[j + N / 2].
+// What is done to an accumulator a. With c = a clipped to [0, bound], the result is a itself, c, c², or c[j] · c[j + N
+// / 2].
 #pragma once
 
 namespace nnue {

@@ -1,5 +1,5 @@
-// What a library was built with, as one JSON object in the file itself, behind a marker. `nnue info` finds it by
-// searching the file's bytes, so it can be read where the library cannot be loaded.
+// Describes how a library was built, as one JSON object in the file itself, behind a marker. `nnue info` searches the
+// bytes of the file for it, so it can be read even where the library cannot be loaded.
 #pragma once
 
 #include <torch/headeronly/version.h>

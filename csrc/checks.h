@@ -1,5 +1,5 @@
-// Argument checks that every operator shares: one line per error, naming operator, argument, found and expected.
-// They look at metadata only, so the same code serves CPU and CUDA.
+// Argument checks that all operators share. An error is one line with the operator, the argument, what was found and
+// what was expected. The checks look at metadata only, so the same code serves CPU and CUDA.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -18,11 +18,11 @@ namespace nnue {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Where a tensor must live: the kernels of one file serve one device type.
+// The device type that a tensor must be on; the kernels of one file serve one device type.
 enum class Device { cpu, cuda };
 
-// No iostreams here: a compiler that links its C++ library statically gives this library a locale of its own, and
-// writing a number to a stream then crashes.
+// There are no iostreams here. A compiler that links its C++ library statically gives this library a locale of its own,
+// and writing a number to a stream then crashes.
 inline std::string text(int64_t number) {
     return std::to_string(number);
 }
@@ -30,7 +30,7 @@ inline std::string text(std::string words) {
     return words;
 }
 
-// Throws std::runtime_error, RuntimeError in Python: "nnue::op: argument: found X, expected Y".
+// Throws std::runtime_error, which is RuntimeError in Python: "nnue::op: argument: found X, expected Y".
 template <class Found, class Expected>
 [[noreturn]] void fail(const char* op, const char* argument, const Found& found, const Expected& expected) {
     throw std::runtime_error(std::string("nnue::") + op + ": " + argument + ": found " + text(found) + ", expected " +
@@ -64,7 +64,7 @@ inline std::string dtype_name(ScalarType dtype) {
     }
 }
 
-// "[2, 3]"; a size below 0 is written as "any".
+// A shape such as "[2, 3]". A size below 0 is written as "any".
 template <class Sizes>
 std::string shape_text(const Sizes& sizes) {
     std::string out;
@@ -78,7 +78,7 @@ inline std::string device_name(const Tensor& tensor) {
     return "another device";
 }
 
-// `like` names the tensor whose device is the reference.
+// `like` is the tensor whose device is the reference, and `like_name` its name.
 inline void check_device(const char* op, const char* argument, const Tensor& tensor, Device device, const Tensor& like,
                          const char* like_name) {
     const bool right_type = device == Device::cpu ? tensor.is_cpu() : tensor.is_cuda();
@@ -110,7 +110,7 @@ inline void check_shape(const char* op, const char* argument, const Tensor& tens
          std::string("shape ") + letters + (known ? " = " + shape_text(shape) : ""));
 }
 
-// The error for an index outside the contract, the same words on every device.
+// The error for an index outside the contract, with the same words on every device.
 [[noreturn]] inline void fail_index(const char* op, int64_t row, int64_t value, int64_t num_features) {
     fail(op, "indices", "index " + std::to_string(value) + " in row " + std::to_string(row),
          "-1 (end of row) or 0 <= index < " + std::to_string(num_features));

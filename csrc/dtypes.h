@@ -1,4 +1,4 @@
-// Small things about tensors and their dtypes that the files at the edge of every operator share, on every device.
+// Helpers for tensors and their dtypes that the files with operators share, on every device.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace nnue {
 
-// What a weight of type T is summed in.
+// The type in which weights of type T are summed.
 template <class T>
 using sum_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -38,8 +38,8 @@ inline std::optional<Tensor> contiguous(const std::optional<Tensor>& tensor) {
     return torch::stable::contiguous(*tensor);
 }
 
-// Calls `body` with a null pointer of the type of a weight dtype, which the caller has checked. Half and BFloat16 are
-// the device's own types.
+// Calls `body` with a null pointer of the C++ type of a weight dtype, which the caller has checked. Half and BFloat16
+// are the device's own types.
 template <class Half, class BFloat16, class Body>
 void dispatch_weight_dtype(ScalarType dtype, const Body& body) {
     switch (dtype) {

@@ -1,29 +1,32 @@
 // The expansion of packed positions into index rows: the contract of its two operators, and the checks that hold on
-// every device. The feature sets themselves are data_loader/features/feature_sets.h, the same lines of code for the
-// data pipeline's CPU expander, the operator on CPU and the kernel on CUDA.
+// every device. The feature sets themselves are in data_loader/features/feature_sets.h: the data pipeline's CPU
+// expander, the operator on CPU and the kernel on CUDA compile the same lines of code.
 //
-//   records        uint8 [B, 32]  positions as binpack holds them (docs/data.md); need not be contiguous
-//   feature_set    the number of a set, in the order of FeatureSetId
-//   white, black   int32 [B, K]   active features of each perspective, then -1; K and the order are the set's
-//   counts         int16 [B]      entries of either row: both always have the same number
+//   records        uint8 [B, 32]  positions as binpack stores them (docs/data.md); need not be contiguous
+//   feature_set    the name of a set (features/feature_set.h), which determines everything about it
+//   white, black   int32 [B, K]   active features of each perspective, then -1; K and the order depend on the set
+//   counts         int16 [B]      entries per row; both rows of a position have the same number
 //   black_to_move  uint8 [B]      0 white to move, 1 black
 //   score          int16 [B]      engine units, side to move's view
 //   result         int8 [B]       -1 loss, 0 draw, 1 win, side to move's view
 //   piece_count    uint8 [B]      2 to 32
 //
-// expand_features returns new tensors; expand_features_into writes contiguous ones that it is given.
+// expand_features returns new tensors; expand_features_into writes to the contiguous tensors that it is given.
 //
-// A record that cannot be expanded (record_scan.h: too many pieces, not one king a side, ...) is an error that names
-// row and reason. Whether a position is legal chess is not looked at. On CUDA the error comes as that of an illegal
-// index does (cuda/index_check.cuh); check_records = false, or an index check that is off, leaves it out: the rows of
-// such a record are then empty, its count is 0, and its piece_count is cut to 1 to 32. The CPU always checks.
+// A record that cannot be expanded (record_scan.h: too many pieces, not one king per side, ...) is an error that names
+// the row and the reason. Whether a position is legal in chess is not checked. On CUDA the error is reported as that of
+// an illegal index is (cuda/index_check.cuh). With check_records = false, or with the index check off, there is no
+// error: such a record gets empty rows, its count is 0, and its piece_count is clipped to 1 to 32. The CPU always
+// checks.
 #pragma once
 
 #include <array>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 
 #include "checks.h"
+#include "chess/fen.h"
 #include "features/feature_sets.h"
 #include "features/record_scan.h"
 
@@ -44,14 +47,12 @@ struct Outputs {
 
 using OutputTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-inline data::FeatureSetId check_feature_set(int64_t number) {
-    constexpr int64_t kCount = std::size(data::FeatureSets::kInfos);
-    if (number < 0 || number >= kCount) fail(kName, "feature_set", number, "0 <= number < " + text(kCount));
-    return static_cast<data::FeatureSetId>(number);
-}
-
-inline int64_t row_length(data::FeatureSetId set) {
-    return data::FeatureSets::kInfos[static_cast<int>(set)].max_active;
+inline const data::FeatureSet& check_feature_set(const std::string& name) {
+    try {
+        return data::feature_set(name);
+    } catch (const data::FormatError& error) {
+        throw std::runtime_error("nnue::" + std::string(kName) + ": feature_set: " + error.what());
+    }
 }
 
 inline void check_records(const Tensor& records, Device device) {
@@ -93,7 +94,7 @@ inline Outputs check_outputs(const OutputTensors& tensors, const Tensor& records
             check_output<uint8_t>("piece_count", piece_count, ScalarType::Byte, {rows}, "[B]", records, device)};
 }
 
-// The error for a record that cannot be expanded, the same words on every device.
+// The error for a record that cannot be expanded, with the same words on every device.
 [[noreturn]] inline void fail_record(int64_t row, data::RecordFault fault) {
     fail(kName, "records", std::string(data::fault_name(fault)) + " in row " + text(row), "a position");
 }

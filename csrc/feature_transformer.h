@@ -2,22 +2,24 @@
 //
 // out[b] = bias + sum over k of values[b, k] * weight[indices[b, k]]
 //
-//   indices  int32 [B, K]   rows are left-packed: the first -1 ends a row, what follows it is ignored. Duplicates add
-//                           up. Any other index outside 0 <= index < F is an error.
-//   values   [B, K]         optional, 1 when absent. float32; float64 where the weight is float64.
+//   indices  int32 [B, K]   Rows are left-packed: the first -1 ends a row, and what follows it is ignored. Duplicates
+//                           add up. Any other index outside 0 <= index < F is an error.
+//   values   [B, K]         Optional, 1 when absent. float32; float64 if the weight is float64.
 //   weight   [F, N]         float32, float64, float16 or bfloat16. Sums are float32 (float64 for float64).
-//   bias     [N]            dtype of the weight.
-//   output   [B, N]         dtype of the weight, rounded once.
+//   bias     [N]            The dtype of the weight.
+//   output   [B, N]         The dtype of the weight, rounded once.
 //
-// The backward takes grad_output [B, N] in the dtype of the output, and F as a number, so that no weight is kept alive
-// for its shape; the weight itself is needed for the gradient of the values alone. It returns (grad_weight [F, N],
-// grad_bias [N], grad_values [B, K]); one that was not asked for comes back with no elements. Gradients have the dtype
-// of their tensor; grad_values is 0 from the end of a row on. With deterministic = true equal inputs give equal bits;
-// false takes the classic kernel, atomics, on CUDA; none takes the fastest, which at present is deterministic. The CPU
-// is deterministic always, for any number of threads. check_indices = false is for indices that a forward has just
-// checked: CUDA kernels then skip what is illegal without a word (index_check.cuh); the CPU checks always.
+// The backward takes grad_output [B, N] in the dtype of the output. It takes F as a number, so that no weight is kept
+// alive for its shape; the weight itself is needed only for the gradient of the values. It returns (grad_weight [F, N],
+// grad_bias [N], grad_values [B, K]); a gradient that was not asked for has no elements. Gradients have the dtype of
+// their tensor. grad_values is 0 from the end of a row on.
 //
-// Any B, K, N from 0 on and any F from 0 on are legal; inputs need not be contiguous.
+// With deterministic = true, equal inputs give equal bits. false selects the classic kernel with atomics on CUDA. None
+// selects the fastest one, which at present is deterministic. The CPU is always deterministic, for any number of
+// threads. check_indices = false is for indices that a forward has just checked: CUDA kernels then silently skip
+// illegal ones (index_check.cuh), while the CPU always checks.
+//
+// B, K, N and F may be 0. Inputs need not be contiguous.
 #pragma once
 
 #include <optional>
@@ -38,7 +40,7 @@ struct Sizes {
     int64_t num_outputs = 0;
 };
 
-// The dtype that sums and values have for a weight of this dtype.
+// The dtype of sums and values for a weight of this dtype.
 inline ScalarType sum_dtype(ScalarType weight) {
     return weight == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }

@@ -1,8 +1,9 @@
-// Every operator schema of the library, namespace nnue, in one place.
+// All operator schemas of the library, namespace nnue, in one place.
 //
-// The kernels live in cpu/ and cuda/ and register themselves at the foot of their own file. Autograd, fake kernels and
-// autocast are registered in nnue_trainer/ops.py. This file is part of the CPU library: it is loaded first, the CUDA
-// library only adds implementations.
+// The kernels live in cpu/ and cuda/, and each file registers its own at its end. Autograd, vmap, fake kernels and
+// autocast are registered in Python: in nnue_trainer/ops.py, and for the operators of both perspectives in
+// nnue_trainer/perspectives.py. This file is part of the CPU library, which is loaded first; the CUDA library only adds
+// implementations.
 
 #include <torch/csrc/stable/library.h>
 
@@ -20,34 +21,51 @@ STABLE_TORCH_LIBRARY(nnue, m) {
 
     // Contracts: perspective_transformer.h.
     m.def(
-        "perspective_rows(Tensor white, Tensor black, Tensor black_to_move, int num_features, int block_size, "
-        "int num_blocked) -> Tensor");
+        "perspective_plan(Tensor white, Tensor black, Tensor black_to_move, int num_features, int bucket_size, "
+        "int num_bucketed) -> Tensor");
     m.def(
-        "perspective_transformer_forward(Tensor white, Tensor black, Tensor rows, Tensor weight, Tensor bias, "
-        "Tensor? psqt, Tensor? bucket, int block_size, int num_blocked, int activation, float bound, float scale, "
-        "int output_dtype, bool save) -> (Tensor output, Tensor psqt_output, Tensor saved, "
+        "perspective_transformer_forward(Tensor white, Tensor black, Tensor plan, Tensor weight, Tensor bias, "
+        "Tensor? psqt, Tensor? psqt_bucket, int bucket_size, int num_bucketed, str activation, float bound, float "
+        "scale, "
+        "str output_dtype, bool save) -> (Tensor output, Tensor psqt_output, Tensor saved, "
         "Tensor lists)");
     m.def(
         "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor white, Tensor black, "
-        "Tensor rows, Tensor saved, Tensor lists, Tensor? bucket, int num_features, int num_outputs, "
-        "int psqt_buckets, int block_size, int num_blocked, int activation, float bound, float scale, int "
+        "Tensor plan, Tensor saved, Tensor lists, Tensor? psqt_bucket, int num_features, int num_outputs, "
+        "int psqt_buckets, int bucket_size, int num_bucketed, str activation, float bound, float scale, str "
         "weight_dtype) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def("perspective_transformer_available(int device) -> bool");
 
     // Contracts: expand_features.h.
     m.def(
-        "expand_features(Tensor records, int feature_set, bool check_records=True) -> "
+        "expand_features(Tensor records, str feature_set, bool check_records=True) -> "
         "(Tensor white, Tensor black, Tensor counts, Tensor black_to_move, Tensor score, Tensor result, Tensor "
         "piece_count)");
     m.def(
-        "expand_features_into(Tensor records, int feature_set, Tensor(a!) white, Tensor(b!) black, "
+        "expand_features_into(Tensor records, str feature_set, Tensor(a!) white, Tensor(b!) black, "
         "Tensor(c!) counts, Tensor(d!) black_to_move, Tensor(e!) score, Tensor(f!) result, Tensor(g!) piece_count, "
         "bool check_records=True) -> ()");
+
+    // Contracts: optimizer.h.
+    m.def(
+        "optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!) step, "
+        "Tensor(b!) failed, Tensor(c!) numbers, int rule, float beta1, float beta2, float eps, float positive, "
+        "int lookahead_every, float lookahead_share, float max_norm) -> ()");
+    m.def(
+        "optimizer_update(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] averages, Tensor(c!)[] squares, "
+        "Tensor(d!)[] shared_averages, Tensor(e!)[] shared_squares, Tensor(f!)[] slow, Tensor(g!)[] copies, "
+        "Tensor numbers, Tensor(h!) failed, float[] rates, float[] decays, float[] lows, float[] highs, int rule, "
+        "float beta1, float beta2, float positive, bool follows_begin=False) -> ()");
 
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(int mode) -> int");
     m.def("raise_cuda_index_errors() -> ()");
 }
 
-NNUE_BUILD_INFO("\"library\": \"cpu\"");
+// Whether the CUDA library was built together with this one, or why not. `nnue info` prints it where there is no CUDA
+// library.
+#ifndef NNUE_CUDA_BUILD
+#define NNUE_CUDA_BUILD unknown
+#endif
+NNUE_BUILD_INFO("\"library\": \"cpu\", \"cuda_build\": \"" NNUE_STRINGIZE(NNUE_CUDA_BUILD) "\"");

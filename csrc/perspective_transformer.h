@@ -1,35 +1,39 @@
-// The feature transformer of both perspectives in one operator: contract and checks.
+// The feature transformer of both perspectives in one operator: the contract, and the checks that hold on every device.
 //
-// acc[p, b] = bias + sum of weight[i] over the indices i of row b of perspective p (white, black). Each accumulator is
-// activated, multiplied by `scale`, and the two results of a position are joined, side to move first:
+// acc[p, b] = bias + the sum of weight[i] over the indices i of row b of perspective p (white, black). Each accumulator
+// is activated and multiplied by `scale`, and the two results of a position are joined, side to move first:
 //
 //   white, black    int32 [B, K]    rows as in feature_transformer.h
 //   black_to_move   uint8 [B]
 //   weight          [F, N]          float32, float16 or bfloat16; sums are float32
 //   bias            [N]             float32
 //   output          [B, 2 W]        W = N / 2 for pairwise, else N; float32, float16 or bfloat16, rounded once
-//   psqt            float32 [F, P]  optional, and with it `bucket` int64 [B]
-//   psqt output     float32 [B]     (sum of psqt[i, bucket[b]] over the side to move's indices - the same over the
-//                                   other side's) / 2; no elements where there is no psqt
+//   psqt            float32 [F, P]  optional, and with it `psqt_bucket` int64 [B]
+//   psqt output     float32 [B]     (the sum of psqt[i, psqt_bucket[b]] over the side to move's indices - the same over
+//                                   the other side's) / 2; no elements if there is no psqt
 //
-// perspective_rows prepares the rows of a batch, and is shared by forward and backward; its layout and those of `saved`
+// perspective_plan makes the plan of a batch, which forward and backward share. The layouts of the plan, and of `saved`
 // and `lists`, which the forward leaves for the backward if `save` is set, are private to this version of the library
-// and to the device. The backward takes what it needs of shapes as numbers; psqt_buckets = 0 leaves the gradient of
-// psqt out. A bucket outside [0, P) is an error, reported on CUDA as an illegal index is (cuda/index_check.cuh).
+// and to the device. The backward takes the shapes that it needs as numbers; with psqt_buckets = 0 it does not compute
+// the gradient of psqt. A PSQT bucket outside [0, P) is an error, which CUDA reports as it reports an illegal index
+// (cuda/index_check.cuh).
 //
-// On CUDA, perspective_rows groups the rows by feature block. The first `num_blocked` features come in blocks of
-// `block_size` consecutive ones; the kernels are made for feature sets in which all such features of a row lie in one
-// block and none comes twice (king buckets). Rows that break this are legal and slow. The features from `num_blocked`
-// on are loose: a row may hold any of them, mixed with the others in any order, and they are fastest where few of them
-// make up most of the batch (threats, pawn pairs); rows that have one twice are legal and slow. The kernels need a GPU
-// of compute capability 9.0 (perspective_transformer_available) and take N a multiple of 16, block_size up to 768 and
-// up to 255 blocks.
+// On CUDA the plan groups the rows by king bucket. The first `num_bucketed` features are divided into buckets of
+// `bucket_size` consecutive ones. The kernels are made for feature sets in which all bucketed features of a row lie in
+// one bucket and none occurs twice. Rows that break this rule are legal and slow. The features from `num_bucketed` on
+// are unbucketed: a row may hold any of them, mixed with the others in any order. They are fastest if few of them make
+// up most of the batch (threats, pawn pairs). Rows that have one twice are legal and slow. The kernels need a GPU of
+// compute capability 9.0 (perspective_transformer_available), N a multiple of 16, a bucket_size of at most 768 and at
+// most 255 buckets.
 //
-// The CPU takes any even N, and does not look at blocks.
+// The CPU takes any even N and ignores the buckets.
 //
-// Equal inputs give equal bits, always: on the CPU for any number of threads and every instruction set.
+// Equal inputs always give equal bits, on the CPU for any number of threads and every instruction set.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+#include <string>
 #include <tuple>
 
 #include "activation.h"
@@ -37,13 +41,13 @@
 
 namespace nnue::perspective_transformer {
 
-constexpr const char* kRows = "perspective_rows";
+constexpr const char* kPlan = "perspective_plan";
 constexpr const char* kForward = "perspective_transformer_forward";
 constexpr const char* kBackward = "perspective_transformer_backward";
 
-// Gradients of weight, bias, psqt.
+// The gradients of weight, bias and psqt.
 using Three = std::tuple<Tensor, Tensor, Tensor>;
-// Output, psqt output, saved, lists.
+// The output, the psqt output, saved and lists.
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 inline void check_index_rows(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
@@ -59,31 +63,33 @@ inline void check_index_rows(const char* op, const Tensor& white, const Tensor& 
 }
 
 inline void check_black_to_move(const Tensor& black_to_move, const Tensor& white, Device device) {
-    check_device(kRows, "black_to_move", black_to_move, device, white, "white");
-    check_shape(kRows, "black_to_move", black_to_move, {white.size(0)}, "[B]");
-    check_dtype(kRows, "black_to_move", black_to_move, {ScalarType::Byte, ScalarType::Bool});
+    check_device(kPlan, "black_to_move", black_to_move, device, white, "white");
+    check_shape(kPlan, "black_to_move", black_to_move, {white.size(0)}, "[B]");
+    check_dtype(kPlan, "black_to_move", black_to_move, {ScalarType::Byte, ScalarType::Bool});
 }
 
-// `multiple`: what N must be a multiple of on this device.
-inline Activation check_activation(const char* op, int64_t activation, int64_t num_outputs, int64_t multiple) {
-    if (activation < 0 || activation > 3) {
-        fail(op, "activation", activation, "0 identity, 1 crelu, 2 screlu or 3 pairwise");
-    }
+// `multiple`: N must be a multiple of this on the device.
+inline Activation check_activation(const char* op, const std::string& activation, int64_t num_outputs,
+                                   int64_t multiple) {
+    constexpr const char* kNames[] = {"identity", "crelu", "screlu", "pairwise"};  // in the order of Activation
+    const auto name = std::find(std::begin(kNames), std::end(kNames), activation);
+    if (name == std::end(kNames)) fail(op, "activation", "'" + activation + "'", "identity, crelu, screlu or pairwise");
     if (num_outputs < 1 || num_outputs % multiple != 0) {
         fail(op, "weight", "N = " + text(num_outputs), "a multiple of " + text(multiple));
     }
-    return static_cast<Activation>(activation);
+    return static_cast<Activation>(name - std::begin(kNames));
 }
 
 inline int64_t output_width(Activation activation, int64_t num_outputs) {
     return activation == Activation::kPairwise ? num_outputs : 2 * num_outputs;
 }
 
-// Dtypes are numbers in the schemas: the stable ABI has none for them.
-inline ScalarType float_dtype(const char* op, const char* argument, int64_t code) {
-    constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16};
-    if (code < 0 || code > 2) fail(op, argument, code, "0 float32, 1 float16 or 2 bfloat16");
-    return kTypes[code];
+// The dtype of a name, since schemas of the stable ABI take a name more easily than a dtype.
+inline ScalarType float_dtype(const char* op, const char* argument, const std::string& name) {
+    for (const ScalarType dtype : {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16}) {
+        if (name == dtype_name(dtype)) return dtype;
+    }
+    fail(op, argument, "'" + name + "'", "float32, float16 or bfloat16");
 }
 
 inline void check_float(const char* op, const char* argument, const Tensor& tensor) {
@@ -99,34 +105,35 @@ inline void check_parameters(const Tensor& weight, const Tensor& bias, const Ten
     check_dtype(kForward, "bias", bias, {ScalarType::Float});
 }
 
-inline void check_bucket(const char* op, const std::optional<Tensor>& bucket, const Tensor& white, Device device) {
-    if (!bucket) fail(op, "bucket", std::string("none"), "a tensor, since there is psqt");
-    check_device(op, "bucket", *bucket, device, white, "white");
-    check_shape(op, "bucket", *bucket, {white.size(0)}, "[B]");
-    check_dtype(op, "bucket", *bucket, {ScalarType::Long});
+inline void check_psqt_bucket(const char* op, const std::optional<Tensor>& psqt_bucket, const Tensor& white,
+                              Device device) {
+    if (!psqt_bucket) fail(op, "psqt_bucket", std::string("none"), "a tensor, since there is psqt");
+    check_device(op, "psqt_bucket", *psqt_bucket, device, white, "white");
+    check_shape(op, "psqt_bucket", *psqt_bucket, {white.size(0)}, "[B]");
+    check_dtype(op, "psqt_bucket", *psqt_bucket, {ScalarType::Long});
 }
 
-inline void check_psqt(const Tensor& psqt, const std::optional<Tensor>& bucket, const Tensor& white,
+inline void check_psqt(const Tensor& psqt, const std::optional<Tensor>& psqt_bucket, const Tensor& white,
                        int64_t num_features, Device device) {
     check_device(kForward, "psqt", psqt, device, white, "white");
     check_shape(kForward, "psqt", psqt, {num_features, -1}, "[F, P]");
     check_dtype(kForward, "psqt", psqt, {ScalarType::Float});
-    check_bucket(kForward, bucket, white, device);
+    check_psqt_bucket(kForward, psqt_bucket, white, device);
 }
 
-inline void check_grad_psqt(const std::optional<Tensor>& grad_psqt, const std::optional<Tensor>& bucket,
+inline void check_grad_psqt(const std::optional<Tensor>& grad_psqt, const std::optional<Tensor>& psqt_bucket,
                             const Tensor& white, int64_t psqt_buckets, Device device) {
     if (psqt_buckets < 0 || psqt_buckets > INT32_MAX) fail(kBackward, "psqt_buckets", psqt_buckets, "P >= 0");
     if (!grad_psqt) fail(kBackward, "grad_psqt", std::string("none"), "a tensor, since psqt_buckets is not 0");
     check_device(kBackward, "grad_psqt", *grad_psqt, device, white, "white");
     check_shape(kBackward, "grad_psqt", *grad_psqt, {white.size(0)}, "[B]");
     check_dtype(kBackward, "grad_psqt", *grad_psqt, {ScalarType::Float});
-    check_bucket(kBackward, bucket, white, device);
+    check_psqt_bucket(kBackward, psqt_bucket, white, device);
 }
 
-// The error for a bucket outside the contract, the same words on every device.
-[[noreturn]] inline void fail_bucket(const char* op, int64_t row, int64_t value, int64_t psqt_buckets) {
-    fail(op, "bucket", "bucket " + text(value) + " in row " + text(row), "0 <= bucket < " + text(psqt_buckets));
+// The error for a PSQT bucket outside the contract, with the same words on every device.
+[[noreturn]] inline void fail_psqt_bucket(const char* op, int64_t row, int64_t value, int64_t psqt_buckets) {
+    fail(op, "psqt_bucket", "bucket " + text(value) + " in row " + text(row), "0 <= bucket < " + text(psqt_buckets));
 }
 
 }  // namespace nnue::perspective_transformer

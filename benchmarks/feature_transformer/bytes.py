@@ -2,7 +2,7 @@
 
     python benchmarks/feature_transformer/bytes.py --data FILE.binpack [--cases buckets:1024:16384 full:1024:16384]
 
-For each case and dtype, and each kernel of lists, forward and backward: device memory read and written, bytes through
+For each case and dtype, and each kernel of plan, forward and backward: device memory read and written, bytes through
 the L2 cache, and the kernel's time at the clocks as they are. Kernels run one by one, with caches as the kernel before
 left them. Beside the sums stand the fewest bytes that the operator could move: its inputs and outputs, each once. Needs
 ncu and the right to read hardware counters. Prints a table, writes JSON to benchmarks/results/.
@@ -53,7 +53,7 @@ def one_step(case: str, dtype: str, data: str | None) -> None:
     print(f"fewest {2 * (values * weight.element_size() + 4 * entries)}", flush=True)
     torch.cuda.cudart().cudaProfilerStart()
     out = perspective_transformer(
-        white, black, stm, weight, bias, block_size=run.BLOCK, num_blocked=min(run.BLOCKED, len(weight))
+        white, black, stm, weight, bias, bucket_size=run.BUCKET, num_bucketed=min(run.BUCKETED, len(weight))
     )
     torch.autograd.grad(out, (weight, bias), grad)
     torch.cuda.synchronize()

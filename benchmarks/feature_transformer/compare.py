@@ -37,16 +37,15 @@ class Case:
         self.white, self.black, self.black_to_move = (t.cuda() for t in rows)
         self.weight, self.bias, self.grad = run.parameters(self.features, outputs, len(self.white), dtype)
 
-    def lists(self) -> Tensor:
+    def plan(self) -> Any:
         run = self.run
-        rows = run.perspective_rows(self.white, self.black, self.black_to_move, self.features, run.BLOCK, run.BLOCKED)
-        return cast(Tensor, rows)
+        return run.perspective_plan(self.white, self.black, self.black_to_move, self.features, run.BUCKET, run.BUCKETED)
 
-    def forward(self, rows: Tensor | None = None) -> Tensor:
+    def forward(self, plan: Any = None) -> Tensor:
         run = self.run
         out = run.perspective_transformer(
             self.white, self.black, self.black_to_move, self.weight, self.bias,
-            block_size=run.BLOCK, num_blocked=run.BLOCKED, rows=rows,
+            bucket_size=run.BUCKET, num_bucketed=run.BUCKETED, plan=plan,
         )  # fmt: skip
         return cast(Tensor, out)
 
@@ -81,11 +80,11 @@ class Case:
         )
 
     def times(self, timer: Any) -> str:
-        rows = self.lists()
-        out = self.forward(rows)
+        plan = self.plan()
+        out = self.forward(plan)
         found = {
-            "lists": timer(self.lists),
-            "forward": timer(lambda: self.forward(rows)),
+            "plan": timer(self.plan),
+            "forward": timer(lambda: self.forward(plan)),
             "backward": timer(lambda: self.backward(out)),
             "step": timer(self.step),
         }

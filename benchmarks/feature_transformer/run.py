@@ -30,14 +30,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
-from nnue_trainer.perspectives import is_fused, perspective_rows, perspective_transformer
+from nnue_trainer.perspectives import PerspectivePlan, is_fused, perspective_plan, perspective_transformer
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import report  # noqa: E402 (a neighbour of this folder)
 
-BLOCK, BLOCKED = 768, 24_576  # HalfKAv2_hm, 12 planes: king buckets; features from there on are loose
-FEATURES = {"HalfKAv2_hm": BLOCKED, "HalfKAv2_hm+Full_Threats_v16+PP_3Wide": 88_944}
+BUCKET, BUCKETED = 768, 24_576  # HalfKAv2_hm, 12 planes: king buckets; features from there on are unbucketed
+FEATURES = {"HalfKAv2_hm": BUCKETED, "HalfKAv2_hm+Full_Threats_v16+PP_3Wide": 88_944}
 KING_BUCKETS, FULL = FEATURES
 CASES = [(name, n, batch) for batch in (16_384, 65_536) for name in FEATURES for n in (256, 512, 1024, 3072)]
 CHUNK = 768  # rows of rung 4's tile
@@ -64,19 +64,19 @@ def random_rows(name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
     def one() -> Tensor:
         bucket = torch.multinomial(0.75 ** torch.arange(32.0), batch, replacement=True, generator=g)
         count = torch.randint(7, 33, (batch,), generator=g)
-        inside = torch.rand(batch, BLOCK, generator=g).topk(32).indices
-        rows = (bucket[:, None] * BLOCK + inside).int()
+        inside = torch.rand(batch, BUCKET, generator=g).topk(32).indices
+        rows = (bucket[:, None] * BUCKET + inside).int()
         rows = torch.where(torch.arange(32)[None] < count[:, None], rows, -1)
         if name == KING_BUCKETS:
             return rows
-        loose = FEATURES[name] - BLOCKED
-        frequency = 1 / (torch.arange(1.0, loose + 1) + 30) ** 1.42
-        order = torch.randperm(loose, generator=g)
+        unbucketed = FEATURES[name] - BUCKETED
+        frequency = 1 / (torch.arange(1.0, unbucketed + 1) + 30) ** 1.42
+        order = torch.randperm(unbucketed, generator=g)
         picks = order[torch.multinomial(frequency, batch * 54, replacement=True, generator=g)].view(batch, 54)
         picks = picks.sort(1).values
         picks[:, 1:][picks[:, 1:] == picks[:, :-1]] = -1
         picks[torch.arange(54)[None] >= torch.randint(10, 55, (batch, 1), generator=g)] = -1
-        picks = torch.where(picks >= 0, picks + BLOCKED, -1)
+        picks = torch.where(picks >= 0, picks + BUCKETED, -1)
         rows = torch.nn.functional.pad(torch.cat([rows, picks.int()], 1), (0, 288 - 86), value=-1)
         return rows.gather(1, (rows < 0).byte().argsort(dim=1, stable=True))
 
@@ -145,7 +145,7 @@ def rungs(
     ladder: ctypes.CDLL, timer: Timer, features: int, white: Tensor, black: Tensor, outputs: int
 ) -> dict[str, dict[str, float]]:
     rows = torch.cat([white, black])
-    order = rows[:, 0].div(BLOCK, rounding_mode="floor").argsort(stable=True).int()
+    order = rows[:, 0].div(BUCKET, rounding_mode="floor").argsort(stable=True).int()
     weight, bias = torch.randn(features, outputs, device="cuda"), torch.randn(outputs, device="cuda")
     out, grad_weight = torch.empty(len(rows), outputs, device="cuda"), torch.empty_like(weight)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -227,7 +227,7 @@ def measure(
     features = FEATURES[name]
     white, black, black_to_move = (t.cuda() for t in rows)
     weight, bias, grad = parameters(features, outputs, len(white), dtype)
-    assert is_fused(weight, BLOCK, BLOCKED), "no fused kernels for this device"
+    assert is_fused(weight, BUCKET, BUCKETED), "no fused kernels for this device"
     packed = [pack(i) for i in (white, black)]
     black_first = black_to_move.bool()[:, None]
 
@@ -241,13 +241,13 @@ def measure(
         ]
         return activated(accumulators, black_first)
 
-    def fused(prepared: Tensor | None = None) -> Tensor:
+    def fused(prepared: PerspectivePlan | None = None) -> Tensor:
         return perspective_transformer(
-            white, black, black_to_move, weight, bias, block_size=BLOCK, num_blocked=BLOCKED, rows=prepared
+            white, black, black_to_move, weight, bias, bucket_size=BUCKET, num_bucketed=BUCKETED, plan=prepared
         )  # fmt: skip
 
-    make_rows = functools.partial(perspective_rows, white, black, black_to_move, features, BLOCK, BLOCKED)
-    prepared = make_rows()
+    make_plan = functools.partial(perspective_plan, white, black, black_to_move, features, BUCKET, BUCKETED)
+    prepared = make_plan()
     result: dict[str, Any] = {
         "features": name,
         "outputs": outputs,
@@ -274,7 +274,7 @@ def measure(
             "backward": timer(lambda out=out: torch.autograd.grad(out, (weight, bias), grad, retain_graph=True)),  # type: ignore[misc]
         }
         if name == "fused":
-            times["lists"] = timer(make_rows)
+            times["plan"] = timer(make_plan)
             times["step"] = timer(lambda: torch.autograd.grad(fused(), (weight, bias), grad))
         else:
             times["step"] = timer(lambda forward=forward: torch.autograd.grad(forward(), (weight, bias), grad))  # type: ignore[misc]
@@ -287,7 +287,7 @@ def measure(
 
 def table(results: list[dict[str, Any]]) -> None:
     print(
-        f"\n{'':38s}{'lists':>8s} {'forward':>8s} {'backward':>8s} {'step':>8s} "
+        f"\n{'':38s}{'plan':>8s} {'forward':>8s} {'backward':>8s} {'step':>8s} "
         f"{'GB/s':>7s} {'of floor':>9s} {'vs bag':>7s}"
     )
     for result in results:
@@ -296,7 +296,7 @@ def table(results: list[dict[str, Any]]) -> None:
         for name, times in result.items():
             if not isinstance(times, dict):
                 continue
-            cells = [f"{times[k]:8.3f}" if k in times else " " * 8 for k in ("lists", "forward", "backward", "step")]
+            cells = [f"{times[k]:8.3f}" if k in times else " " * 8 for k in ("plan", "forward", "backward", "step")]
             if "step" in times and name != "floor":
                 rate = floor / times["step"] * result["copy_gb_per_s"]
                 cells += [f"{rate:7.0f}", f"{times['step'] / floor:8.1f}x", f"{bag / times['step']:6.1f}x"]

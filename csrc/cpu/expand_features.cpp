@@ -1,5 +1,5 @@
-// The expansion of packed positions on CPU, for those who have no pipeline in front of them and as the reference of the
-// CUDA kernel. Training on a CPU does not come here: there the data pipeline expands, with its own threads.
+// The expansion of packed positions on CPU. It serves users without a data pipeline, and is the reference of the CUDA
+// kernel. Training on a CPU does not use it: there the data pipeline expands, with its own threads.
 
 #include "../expand_features.h"
 
@@ -20,8 +20,7 @@ data::RecordFault fault_of(const uint8_t* record) {
     return data::scan_record(data::record_occupancy(record), nibbles[0], nibbles[1], data::record_result(record)).fault;
 }
 
-template <class Set>
-void expand(const uint8_t* records, int64_t rows, const Outputs& out) {
+void expand(const data::FeatureSet& set, const uint8_t* records, int64_t rows, const Outputs& out) {
     std::atomic<int64_t> first_bad{rows};
     torch::stable::parallel_for(0, rows, 1024, [&](int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; ++b) {
@@ -30,11 +29,11 @@ void expand(const uint8_t* records, int64_t rows, const Outputs& out) {
                 int64_t seen = first_bad.load();
                 while (b < seen && !first_bad.compare_exchange_weak(seen, b)) {
                 }
-                return;  // rows after it in this part cannot be the first
+                return;  // later rows of this range cannot be the first
             }
             const data::Pieces pieces = data::pieces_of_record(record);
-            const int count = data::expand_rows<Set>(record, pieces, out.white + b * Set::kMaxActive,
-                                                     out.black + b * Set::kMaxActive);
+            const int count =
+                data::expand_rows(set, record, pieces, out.white + b * set.max_active, out.black + b * set.max_active);
             out.counts[b] = static_cast<int16_t>(count);
             out.black_to_move[b] = pieces.black_to_move;
             out.score[b] = static_cast<int16_t>(data::record_score(record));
@@ -46,22 +45,20 @@ void expand(const uint8_t* records, int64_t rows, const Outputs& out) {
     if (bad < rows) fail_record(bad, fault_of(records + bad * kRecordBytes));
 }
 
-void expand_into_op(const Tensor& records_in, int64_t feature_set, const Tensor& white, const Tensor& black,
+void expand_into_op(const Tensor& records_in, const std::string& feature_set, const Tensor& white, const Tensor& black,
                     const Tensor& counts, const Tensor& black_to_move, const Tensor& score, const Tensor& result,
                     const Tensor& piece_count, bool /*check_records: always*/) {
     check_records(records_in, Device::cpu);
-    const data::FeatureSetId set = check_feature_set(feature_set);
+    const data::FeatureSet& set = check_feature_set(feature_set);
     const Outputs out = check_outputs({white, black, counts, black_to_move, score, result, piece_count}, records_in,
-                                      row_length(set), Device::cpu);
+                                      set.max_active, Device::cpu);
     const Tensor records = torch::stable::contiguous(records_in);
-    data::FeatureSets::visit(set, [&]<class Set>() {
-        expand<Set>(static_cast<const uint8_t*>(records.const_data_ptr()), records.size(0), out);
-    });
+    expand(set, static_cast<const uint8_t*>(records.const_data_ptr()), records.size(0), out);
 }
 
-OutputTensors expand_op(const Tensor& records, int64_t feature_set, bool check) {
+OutputTensors expand_op(const Tensor& records, const std::string& feature_set, bool check) {
     check_records(records, Device::cpu);
-    const OutputTensors out = new_outputs(records, row_length(check_feature_set(feature_set)));
+    const OutputTensors out = new_outputs(records, check_feature_set(feature_set).max_active);
     std::apply([&](const auto&... tensors) { expand_into_op(records, feature_set, tensors..., check); }, out);
     return out;
 }

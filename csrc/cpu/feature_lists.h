@@ -1,5 +1,5 @@
-// What the CPU operators over index rows do to a batch before they sum: an order in which to visit the rows, and the
-// (feature -> rows) lists of the backward.
+// What the CPU operators over index rows make of a batch before they sum: an order in which to visit the rows, and the
+// lists (feature -> rows) of the backward.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -13,9 +13,8 @@
 
 namespace nnue {
 
-// Rows in the order of their first index. Features of one king bucket are neighbours in every king-bucketed set, so
-// that rows of one bucket come together and find its weights in the cache. `entries_of(row)` is the span of its
-// indices.
+// The rows in the order of their first index. In every king-bucketed set the features of one bucket are neighbours, so
+// rows of one bucket come together and find its weights in the cache. `entries_of(row)` is the span of a row's indices.
 template <class EntriesOf>
 std::vector<int64_t> visiting_order(int64_t rows, int64_t num_features, const EntriesOf& entries_of) {
     std::vector<int64_t> starts(num_features + 2), order(rows);
@@ -35,13 +34,13 @@ struct WeightGradientArguments {
     const int64_t* rows;     // of each feature, ascending
     const sum_t<T>* values;  // in the order of `rows`, or null
     const T* source;         // the first column of row 0
-    int64_t stride;          // from row to row of `source`
+    int64_t stride;          // elements from one row of `source` to the next
     Out* grad_weight;        // [F, num_outputs]
     int64_t num_outputs;
 };
 
-// (feature -> rows) lists. Each thread scans all indices and files those of its own features, so that the order within
-// a list is that of the rows.
+// Lists of rows by feature. Each thread reads all indices and stores those of its own features, so that each list is in
+// the order of the rows.
 template <class S>
 struct FeatureLists {
     std::vector<int64_t> starts;  // [F + 1]
@@ -55,7 +54,7 @@ struct FeatureLists {
         : starts(num_features + 1) {
         std::vector<int64_t> next(num_features);
         const auto own_features = [&](const auto& visit) {
-            // Every thread reads every index: few, large parts.
+            // Every thread reads every index, so there are few, large ranges.
             const int64_t grain = std::max<int64_t>(1024, num_features / torch::stable::get_num_threads());
             torch::stable::parallel_for(0, num_features, grain, [&](int64_t begin, int64_t end) {
                 for (int64_t row = 0; row < num_rows; ++row) {
@@ -80,7 +79,8 @@ struct FeatureLists {
         });
     }
 
-    // Bounds of `count` ranges of features of about equal work: an entry is a row read, a feature a row written.
+    // The bounds of `count` ranges of features with about equal work, where an entry is a row read and a feature is a
+    // row written.
     std::vector<int64_t> even_ranges(int64_t count) const {
         const int64_t num_features = static_cast<int64_t>(starts.size()) - 1;
         const auto work_before = [&](int64_t f) { return starts[f] + f; };

@@ -1,8 +1,10 @@
-// The feature transformer on CPU: column slabs, threads from torch's own pool (torch.set_num_threads holds).
+// The feature transformer on CPU, in slabs of columns. Its threads are those of torch's own pool, so
+// torch.set_num_threads holds.
 //
-// Forward: rows are visited in an order that keeps weights in the cache; each sums its entries in order. Backward:
-// the batch is transposed once into (feature -> rows) lists by a counting sort that keeps row order; each gradient row
-// is then one sum over its list and one plain store. No atomics, no zero fill; the same bits for any thread count.
+// Forward: the rows are visited in an order that keeps weights in the cache, and each row sums its entries in order.
+// Backward: the batch is transposed once into lists (feature -> rows), by a counting sort that keeps the order of the
+// rows. Each gradient row is then one sum over its list and one plain store. There are no atomics and no zero fill, and
+// the bits are the same for any number of threads.
 
 #include "../feature_transformer.h"
 
@@ -58,21 +60,22 @@ struct ValuesGradientArguments {
 namespace nnue::feature_transformer {
 namespace {
 
-// Columns a task works on. Forward: wide, since rows of one king bucket come together and a row's page is looked up
-// once. Backward: rows of a hot feature are thousands, 1 KiB of each fits the cache of a core better than all.
+// Columns per task. The forward's slabs are wide, because rows of one king bucket come together and the page of a row
+// is then looked up once. In the backward a frequent feature has thousands of rows, and 1 KiB of each fits in the cache
+// of a core better than whole rows.
 constexpr int64_t kForwardSlab = 1024;
 constexpr int64_t kBackwardSlab = 256;
-constexpr int64_t kRowBlock = 256;
+constexpr int64_t kRowChunk = 256;
 
 template <class T>
 void forward(const ForwardArguments<T>& a, const Sizes& sizes) {
-    const int64_t blocks = divide_up(sizes.rows, kRowBlock);
+    const int64_t chunks = divide_up(sizes.rows, kRowChunk);
     torch::stable::parallel_for(
-        0, divide_up(sizes.num_outputs, kForwardSlab) * blocks, 1, [&](int64_t begin, int64_t end) {
+        0, divide_up(sizes.num_outputs, kForwardSlab) * chunks, 1, [&](int64_t begin, int64_t end) {
             for (int64_t task = begin; task < end; ++task) {
-                const int64_t column = task / blocks * kForwardSlab, row = task % blocks * kRowBlock;
+                const int64_t column = task / chunks * kForwardSlab, row = task % chunks * kRowChunk;
                 NNUE_CALL_BEST_ISA(forward_slab, a, column, std::min(kForwardSlab, sizes.num_outputs - column), row,
-                                   std::min(row + kRowBlock, sizes.rows));
+                                   std::min(row + kRowChunk, sizes.rows));
             }
         });
 }
@@ -95,7 +98,7 @@ void weight_gradient(const FeatureLists<sum_t<T>>& lists, const T* grad_output, 
         });
 }
 
-// The span of a row's indices, as a function of the row.
+// A function that gives the span of a row's indices.
 auto entries_of(const Tensor& indices, const std::vector<int64_t>& lengths, const Sizes& sizes) {
     return [first = const_data<int32_t>(indices), &lengths, length = sizes.max_active](int64_t b) {
         return std::span(first + b * length, static_cast<size_t>(lengths[b]));

@@ -1,7 +1,7 @@
 // Kernels of the feature transformer, compiled once for every instruction set level (for_each_isa.h).
 //
-// Columns are cut into slabs, so that the part of the weights (forward) or of the gradient rows (backward) that one
-// slab reads over and over stays near.
+// Columns are divided into slabs, so that the part of the weights (forward) or of the gradient rows (backward) that one
+// slab reads repeatedly stays in the cache.
 
 #include "row_sum_kernels.h"
 
@@ -41,7 +41,7 @@ void values_gradient_rows(const ValuesGradientArguments<T>& a, int64_t begin, in
                 continue;
             }
             const T* weight = a.weight + a.indices[b * a.max_active + k] * n;
-            // 64 bytes of sums on every level, so that their order is the same.
+            // There are 64 bytes of sums on every level, so that their order is the same.
             constexpr int64_t kSums = 64 / sizeof(S);
             Vector<S> sums[64 / kBytes] = {};
             int64_t c = 0;

@@ -1,10 +1,10 @@
-// Compiles one kernel file once for every instruction set level and picks the best that the machine has, at run time.
+// Compiles one kernel file once for every instruction set level, and picks the best level of the machine at run time.
 //
-// A .cpp sets NNUE_KERNELS to a header with no include guard and no includes of its own, and includes this file; the
-// header's functions then exist in nnue::baseline, nnue::avx2 and nnue::avx512 (on other processors, only the first).
-// Everything else is included before, so that no shared inline function is compiled for a level that the machine may
-// lack. NNUE_VECTOR_BYTES is the width of the level's registers. Kernels keep the order of each sum whatever the width,
-// so that every level computes the same bits.
+// A .cpp file sets NNUE_KERNELS to a header with no include guard and no includes of its own, and then includes this
+// file. The functions of the header then exist in nnue::baseline, nnue::avx2 and nnue::avx512 (on other processors only
+// in the first). Everything else is included before, so that no shared inline function is compiled for a level that the
+// machine may lack. NNUE_VECTOR_BYTES is the width of the level's registers. Kernels keep the order of each sum for
+// every width, so that every level computes the same bits.
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define NNUE_HAS_ISA_LEVELS 1
@@ -55,7 +55,7 @@ namespace nnue {
 
 enum class Isa { baseline, avx2, avx512 };
 
-// NNUE_CPU_ISA=baseline|avx2 holds the choice down, for tests.
+// NNUE_CPU_ISA=baseline|avx2 limits the choice, for tests.
 inline Isa best_isa() {
     static const Isa isa = [] {
 #ifdef NNUE_HAS_ISA_LEVELS

@@ -1,4 +1,5 @@
-// Large outputs in huge pages: taking 64 MB from the system in 4 KB pages costs as long as the work that fills them.
+// Large outputs in huge pages: getting 64 MB from the system in pages of 4 KB takes as long as the work that fills
+// them.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -13,7 +14,7 @@
 
 namespace nnue {
 
-// Asks for huge pages for memory that nothing has written to yet. A wish: the system may ignore it, and memory that is
+// Asks for huge pages for memory that nothing has been written to yet. The system may ignore this, and memory that is
 // already in use stays as it is.
 inline void want_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
 #if defined(MADV_HUGEPAGE)

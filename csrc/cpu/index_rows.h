@@ -1,4 +1,4 @@
-// What every CPU operator over index rows starts with: how long the rows are, and that their indices are legal.
+// The first step of every CPU operator over index rows: it finds the lengths of the rows and checks their indices.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -11,8 +11,8 @@
 
 namespace nnue {
 
-// Entries before the first -1 of each row of indices [rows, max_active]. Throws on an index outside the contract, the
-// first in row order.
+// The number of entries before the first -1, for each row of indices [rows, max_active]. Throws if an index is outside
+// the contract, for the first such index in row order.
 inline std::vector<int64_t> checked_row_lengths(const char* op, const int32_t* indices, int64_t rows,
                                                 int64_t max_active, int64_t num_features) {
     std::vector<int64_t> lengths(rows);
@@ -31,7 +31,7 @@ inline std::vector<int64_t> checked_row_lengths(const char* op, const int32_t* i
                 int64_t seen = first_bad.load();
                 while (b < seen && !first_bad.compare_exchange_weak(seen, b)) {
                 }
-                return;  // rows after it in this part cannot be the first
+                return;  // later rows of this range cannot be the first
             }
         }
     });

@@ -1,9 +1,11 @@
-// The feature transformer of both perspectives on CPU, threads from torch's own pool (torch.set_num_threads holds).
+// The feature transformer of both perspectives on CPU. Its threads are those of torch's own pool, so
+// torch.set_num_threads holds.
 //
-// Forward: the 2 B rows are visited king bucket by king bucket; the sums of a row live in registers until they are
-// activated and written to their place, side to move first. Backward: for a slab of columns at a time, the gradients of
-// all rows are computed once into a scratch that fits the last cache, and each gradient row of the weight is one sum
-// over its feature's list of rows and one plain store. No atomics, no zero fill; the same bits for any thread count.
+// Forward: the 2 B rows are visited one king bucket after the other. The sums of a row stay in registers until they are
+// activated and written to their place, side to move first. Backward: for one slab of columns at a time, the gradients
+// of all rows are computed once into a scratch buffer that fits in the last-level cache. Each gradient row of the
+// weight is then one sum over its feature's list of rows and one plain store. There are no atomics and no zero fill,
+// and the bits are the same for any number of threads.
 
 #include "../perspective_transformer.h"
 
@@ -28,7 +30,7 @@
 
 namespace nnue {
 
-// Columns of either half that are worked on together: what the sums of one sweep over a list hold in registers.
+// Columns of either half that are processed together: as many sums as one pass over a list can hold in registers.
 constexpr int64_t kPerspectiveSlab = 256;
 
 // A row at its place in the visiting order.
@@ -44,7 +46,7 @@ struct ActivationArguments {
     float scale;
 };
 
-// T: of the weights, O: of the outputs.
+// T is the type of the weights, O that of the outputs.
 template <class T, class O>
 struct PerspectiveForward {
     const PlacedRow* rows;
@@ -81,8 +83,8 @@ struct RowGradients {
 namespace nnue::perspective_transformer {
 namespace {
 
-constexpr int64_t kRowBlock = 256;
-constexpr int64_t kPositionBlock = 512;
+constexpr int64_t kRowChunk = 256;
+constexpr int64_t kPositionChunk = 512;
 
 // Calls `body` with a null pointer of the C++ type of an output dtype.
 template <class Body>
@@ -97,7 +99,7 @@ void dispatch_float(ScalarType dtype, const Body& body) {
     }
 }
 
-// The rows of both perspectives in visiting order. Throws on an illegal index.
+// The rows of both perspectives in visiting order. The constructor throws on an illegal index.
 struct Rows {
     Tensor white, black;
     std::vector<PlacedRow> placed;  // [2 B]
@@ -105,9 +107,9 @@ struct Rows {
     Rows(const char* op, const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in,
          int64_t num_features)
         : white(torch::stable::contiguous(white_in)), black(torch::stable::contiguous(black_in)) {
-        check_device(op, "rows", black_to_move_in, Device::cpu, white, "white");
-        check_dtype(op, "rows", black_to_move_in, {ScalarType::Byte});
-        check_shape(op, "rows", black_to_move_in, {white.size(0)}, "[B], what perspective_rows makes,");
+        check_device(op, "plan", black_to_move_in, Device::cpu, white, "white");
+        check_dtype(op, "plan", black_to_move_in, {ScalarType::Byte});
+        check_shape(op, "plan", black_to_move_in, {white.size(0)}, "[B], what perspective_plan makes,");
         const Tensor black_to_move = torch::stable::contiguous(black_to_move_in);
         const int64_t positions = white.size(0), max_active = white.size(1);
         const Tensor* const perspectives[] = {&white, &black};
@@ -130,25 +132,25 @@ struct Rows {
     int64_t count() const { return static_cast<int64_t>(placed.size()); }
 };
 
-// Throws on a bucket outside [0, psqt_buckets), the first in row order.
-void check_buckets(const char* op, const int64_t* bucket, int64_t positions, int64_t psqt_buckets) {
+// Throws if a PSQT bucket is outside [0, psqt_buckets), for the first one in row order.
+void check_psqt_buckets(const char* op, const int64_t* psqt_bucket, int64_t positions, int64_t psqt_buckets) {
     for (int64_t b = 0; b < positions; ++b) {
-        if (bucket[b] < 0 || bucket[b] >= psqt_buckets) fail_bucket(op, b, bucket[b], psqt_buckets);
+        if (psqt_bucket[b] < 0 || psqt_bucket[b] >= psqt_buckets) fail_psqt_bucket(op, b, psqt_bucket[b], psqt_buckets);
     }
 }
 
-// Half the difference of both sides' sums at each position's bucket.
-Tensor psqt_forward(const Rows& rows, const Tensor& psqt_in, const Tensor& bucket_in) {
-    const Tensor psqt = torch::stable::contiguous(psqt_in), buckets = torch::stable::contiguous(bucket_in);
+// Half the difference of both sides' sums at the PSQT bucket of each position.
+Tensor psqt_forward(const Rows& rows, const Tensor& psqt_in, const Tensor& psqt_bucket_in) {
+    const Tensor psqt = torch::stable::contiguous(psqt_in), buckets = torch::stable::contiguous(psqt_bucket_in);
     const int64_t positions = rows.count() / 2, width = psqt.size(1);
-    const int64_t* bucket = const_data<int64_t>(buckets);
-    check_buckets(kForward, bucket, positions, width);
+    const int64_t* psqt_bucket = const_data<int64_t>(buckets);
+    check_psqt_buckets(kForward, psqt_bucket, positions, width);
     Tensor output = torch::stable::new_empty(psqt, {positions});
     std::vector<float> sums(rows.count());  // by target
-    torch::stable::parallel_for(0, rows.count(), kPositionBlock, [&](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, rows.count(), kPositionChunk, [&](int64_t begin, int64_t end) {
         for (int64_t place = begin; place < end; ++place) {
             const PlacedRow& row = rows.placed[place];
-            const float* column = const_data<float>(psqt) + bucket[row.target / 2];
+            const float* column = const_data<float>(psqt) + psqt_bucket[row.target / 2];
             float sum = 0;
             for (int64_t e = 0; e < row.length; ++e) sum += column[row.entries[e] * width];
             sums[row.target] = sum;
@@ -159,35 +161,36 @@ Tensor psqt_forward(const Rows& rows, const Tensor& psqt_in, const Tensor& bucke
     return output;
 }
 
-Tensor rows_op(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
-               int64_t /*block_size*/, int64_t /*num_blocked*/) {
-    check_index_rows(kRows, white, black, num_features, Device::cpu);
+Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
+               int64_t /*bucket_size*/, int64_t /*num_bucketed*/) {
+    check_index_rows(kPlan, white, black, num_features, Device::cpu);
     check_black_to_move(black_to_move, white, Device::cpu);
     for (const Tensor* indices : {&white, &black}) {
         const Tensor rows = torch::stable::contiguous(*indices);
-        checked_row_lengths(kRows, const_data<int32_t>(rows), rows.size(0), rows.size(1), num_features);
+        checked_row_lengths(kPlan, const_data<int32_t>(rows), rows.size(0), rows.size(1), num_features);
     }
-    // Order and lists are made where they are used: indices may not be trusted twice, and it is quickly done.
+    // The plan of the CPU is a copy of black_to_move. Order and lists are made where they are used: that is fast, and
+    // the indices would have to be checked again anyway.
     const Tensor from = torch::stable::contiguous(black_to_move);
     Tensor rows = torch::stable::new_empty(white, {white.size(0)}, ScalarType::Byte);
     std::copy_n(static_cast<const uint8_t*>(from.const_data_ptr()), white.size(0), mutable_data<uint8_t>(rows));
     return rows;
 }
 
-Four forward_op(const Tensor& white, const Tensor& black, const Tensor& rows_in, const Tensor& weight_in,
-                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
-                int64_t /*block_size*/, int64_t /*num_blocked*/, int64_t activation_in, double bound, double scale,
-                int64_t output_dtype, bool save) {
+Four forward_op(const Tensor& white, const Tensor& black, const Tensor& plan_in, const Tensor& weight_in,
+                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& psqt_bucket,
+                int64_t /*bucket_size*/, int64_t /*num_bucketed*/, const std::string& activation_in, double bound,
+                double scale, const std::string& output_dtype, bool save) {
     check_parameters(weight_in, bias_in, white, Device::cpu);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_index_rows(kForward, white, black, num_features, Device::cpu);
     const Activation activation = check_activation(kForward, activation_in, num_outputs, 2);
-    if (psqt) check_psqt(*psqt, bucket, white, num_features, Device::cpu);
+    if (psqt) check_psqt(*psqt, psqt_bucket, white, num_features, Device::cpu);
     const Tensor weight = torch::stable::contiguous(weight_in), bias = torch::stable::contiguous(bias_in);
-    const Rows rows(kForward, white, black, rows_in, num_features);
+    const Rows rows(kForward, white, black, plan_in, num_features);
     const int64_t width = output_width(activation, num_outputs) / 2;
     Tensor output = new_output(weight, white.size(0), 2 * width, float_dtype(kForward, "output_dtype", output_dtype));
-    // Identity's gradient needs no sums.
+    // The gradient of the identity needs no sums.
     const bool saves = save && activation != Activation::kIdentity;
     Tensor saved = new_output(weight, saves ? rows.count() : 0, num_outputs, ScalarType::Float);
     dispatch_float(weight.scalar_type(), [&](auto* weight_type) {
@@ -203,25 +206,25 @@ Four forward_op(const Tensor& white, const Tensor& black, const Tensor& rows_in,
                                              num_outputs,
                                              width,
                                              {activation, static_cast<float>(bound), static_cast<float>(scale)}};
-            torch::stable::parallel_for(0, divide_up(rows.count(), kRowBlock), 1, [&](int64_t begin, int64_t end) {
-                for (int64_t block = begin; block < end; ++block) {
-                    NNUE_CALL_BEST_ISA(forward_rows, a, block * kRowBlock,
-                                       std::min((block + 1) * kRowBlock, rows.count()));
+            torch::stable::parallel_for(0, divide_up(rows.count(), kRowChunk), 1, [&](int64_t begin, int64_t end) {
+                for (int64_t chunk = begin; chunk < end; ++chunk) {
+                    NNUE_CALL_BEST_ISA(forward_rows, a, chunk * kRowChunk,
+                                       std::min((chunk + 1) * kRowChunk, rows.count()));
                 }
             });
         });
     });
     Tensor psqt_output =
-        psqt ? psqt_forward(rows, *psqt, *bucket) : torch::stable::new_empty(weight, {0}, ScalarType::Float);
+        psqt ? psqt_forward(rows, *psqt, *psqt_bucket) : torch::stable::new_empty(weight, {0}, ScalarType::Float);
     return {output, psqt_output, saved, torch::stable::new_empty(white, {0}, ScalarType::Byte)};
 }
 
-// grad_psqt [F, P] from the lists: each element is one sum in the order of the rows.
+// grad_psqt [F, P] from the lists. Each element is one sum in the order of the rows.
 Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const std::vector<int64_t>& ranges,
-                     const Tensor& grad_in, const Tensor& bucket_in, int64_t num_features, int64_t psqt_buckets) {
-    const Tensor grad = torch::stable::contiguous(grad_in), buckets = torch::stable::contiguous(bucket_in);
-    const int64_t* bucket = const_data<int64_t>(buckets);
-    check_buckets(kBackward, bucket, grad.size(0), psqt_buckets);
+                     const Tensor& grad_in, const Tensor& psqt_bucket_in, int64_t num_features, int64_t psqt_buckets) {
+    const Tensor grad = torch::stable::contiguous(grad_in), buckets = torch::stable::contiguous(psqt_bucket_in);
+    const int64_t* psqt_bucket = const_data<int64_t>(buckets);
+    check_psqt_buckets(kBackward, psqt_bucket, grad.size(0), psqt_buckets);
     Tensor grad_psqt = torch::stable::new_empty(grad, {num_features, psqt_buckets});
     float* out = mutable_data<float>(grad_psqt);
     torch::stable::parallel_for(0, static_cast<int64_t>(ranges.size()) - 1, 1, [&](int64_t begin, int64_t end) {
@@ -231,7 +234,7 @@ Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const s
             for (int64_t i = lists.starts[f]; i < lists.starts[f + 1]; ++i) {
                 const int64_t target = rows.placed[lists.rows[i]].target;
                 const float half = const_data<float>(grad)[target / 2] / 2;
-                sums[bucket[target / 2]] += target % 2 == 0 ? half : -half;
+                sums[psqt_bucket[target / 2]] += target % 2 == 0 ? half : -half;
             }
         }
     });
@@ -239,10 +242,10 @@ Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const s
 }
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, const Tensor& white,
-                  const Tensor& black, const Tensor& rows_in, const Tensor& saved_in, const Tensor& /*lists*/,
-                  const std::optional<Tensor>& bucket, int64_t num_features, int64_t num_outputs, int64_t psqt_buckets,
-                  int64_t /*block_size*/, int64_t /*num_blocked*/, int64_t activation_in, double bound, double scale,
-                  int64_t weight_dtype) {
+                  const Tensor& black, const Tensor& plan_in, const Tensor& saved_in, const Tensor& /*lists*/,
+                  const std::optional<Tensor>& psqt_bucket, int64_t num_features, int64_t num_outputs,
+                  int64_t psqt_buckets, int64_t /*bucket_size*/, int64_t /*num_bucketed*/,
+                  const std::string& activation_in, double bound, double scale, const std::string& weight_dtype) {
     check_index_rows(kBackward, white, black, num_features, Device::cpu);
     const Activation activation = check_activation(kBackward, activation_in, num_outputs, 2);
     const int64_t width = output_width(activation, num_outputs) / 2;
@@ -255,8 +258,8 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
         check_shape(kBackward, "saved", saved_in, {2 * white.size(0), num_outputs}, "what the forward saved,");
         check_dtype(kBackward, "saved", saved_in, {ScalarType::Float});
     }
-    if (psqt_buckets != 0) check_grad_psqt(grad_psqt_in, bucket, white, psqt_buckets, Device::cpu);
-    const Rows rows(kBackward, white, black, rows_in, num_features);
+    if (psqt_buckets != 0) check_grad_psqt(grad_psqt_in, psqt_bucket, white, psqt_buckets, Device::cpu);
+    const Rows rows(kBackward, white, black, plan_in, num_features);
     const Tensor grad_output = torch::stable::contiguous(grad_output_in), saved = torch::stable::contiguous(saved_in);
 
     const FeatureLists<float> lists(
@@ -272,10 +275,10 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
         new_output(grad_output, num_features, num_outputs, float_dtype(kBackward, "weight_dtype", weight_dtype));
     Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
     const int64_t half = num_outputs / 2, widest = std::min(half, kPerspectiveSlab);
-    const int64_t blocks = divide_up(rows.count(), kRowBlock);
+    const int64_t chunks = divide_up(rows.count(), kRowChunk);
     Tensor scratch = new_output(grad_output, 2 * rows.count(), widest, ScalarType::Float);
     float* gradients = mutable_data<float>(scratch);
-    std::vector<float> bias_parts(blocks * 2 * widest);
+    std::vector<float> bias_parts(chunks * 2 * widest);
     dispatch_float(grad_output.scalar_type(), [&](auto* output_type) {
         using O = std::remove_pointer_t<decltype(output_type)>;
         dispatch_float(grad_weight.scalar_type(), [&](auto* weight_type) {
@@ -292,16 +295,16 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
                                         column,
                                         columns,
                                         {activation, static_cast<float>(bound), static_cast<float>(scale)}};
-                torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-                    for (int64_t block = begin; block < end; ++block) {
-                        NNUE_CALL_BEST_ISA(row_gradients, g, block * kRowBlock,
-                                           std::min((block + 1) * kRowBlock, rows.count()),
-                                           bias_parts.data() + block * 2 * columns);
+                torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+                    for (int64_t chunk = begin; chunk < end; ++chunk) {
+                        NNUE_CALL_BEST_ISA(row_gradients, g, chunk * kRowChunk,
+                                           std::min((chunk + 1) * kRowChunk, rows.count()),
+                                           bias_parts.data() + chunk * 2 * columns);
                     }
                 });
                 for (int64_t c = 0; c < 2 * columns; ++c) {
                     float sum = 0;
-                    for (int64_t block = 0; block < blocks; ++block) sum += bias_parts[block * 2 * columns + c];
+                    for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += bias_parts[chunk * 2 * columns + c];
                     mutable_data<float>(grad_bias)[c < columns ? column + c : half + column + c - columns] = sum;
                 }
                 torch::stable::parallel_for(0, 2 * kRanges, 1, [&](int64_t begin, int64_t end) {
@@ -321,9 +324,9 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
             }
         });
     });
-    Tensor grad_psqt = psqt_buckets == 0
-                           ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
-                           : psqt_backward(rows, lists, ranges, *grad_psqt_in, *bucket, num_features, psqt_buckets);
+    Tensor grad_psqt =
+        psqt_buckets == 0 ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
+                          : psqt_backward(rows, lists, ranges, *grad_psqt_in, *psqt_bucket, num_features, psqt_buckets);
     return {grad_weight, grad_bias, grad_psqt};
 }
 
@@ -331,7 +334,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
 }  // namespace nnue::perspective_transformer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
-    m.impl("perspective_rows", TORCH_BOX(&nnue::perspective_transformer::rows_op));
+    m.impl("perspective_plan", TORCH_BOX(&nnue::perspective_transformer::plan_op));
     m.impl("perspective_transformer_forward", TORCH_BOX(&nnue::perspective_transformer::forward_op));
     m.impl("perspective_transformer_backward", TORCH_BOX(&nnue::perspective_transformer::backward_op));
 }

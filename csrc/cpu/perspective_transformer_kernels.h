@@ -1,8 +1,8 @@
 // Kernels of the feature transformer of both perspectives, compiled once for every instruction set level
 // (for_each_isa.h).
 //
-// Column j and column j + N / 2 are always worked on together: the pairwise product of clipped halves is then local to
-// a register, and the other activations do not mind. F is Vector<float>, or float for the last few columns.
+// Column j and column j + N / 2 are always processed together, so that the pairwise product of clipped halves stays
+// within a register. The other activations work either way. F is Vector<float>, or float for the last few columns.
 
 #include "row_sum_kernels.h"
 
@@ -83,7 +83,7 @@ template <class F, int V, class T, class O>
     }
 }
 
-// The rows at places [begin, end) of the visiting order, a slab after the other.
+// The rows at places [begin, end) of the visiting order, one slab after the other.
 template <class T, class O>
 void forward_rows(const PerspectiveForward<T, O>& a, int64_t begin, int64_t end) {
     constexpr int V = kTile / 2;
@@ -110,7 +110,8 @@ void forward_rows(const PerspectiveForward<T, O>& a, int64_t begin, int64_t end)
     }
 }
 
-// The gradients of accumulators a and b, from those of the activated values. The clip passes gradient at both ends.
+// The gradients of accumulators a and b, from those of the activated values. The clip passes the gradient at both of
+// its ends.
 template <class F>
 [[gnu::always_inline]] inline void differentiate(const ActivationArguments& a, F first, F second, F& grad_first,
                                                  F& grad_second) {

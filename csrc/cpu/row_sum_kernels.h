@@ -1,7 +1,8 @@
-// Sums of rows, compiled once for every instruction set level (for_each_isa.h): no include guard, no includes, only
-// templates in whatever namespace includes it. The kernels of every operator over index rows start with it.
+// Sums of rows, compiled once for every instruction set level (for_each_isa.h). This file has no include guard and no
+// includes, only templates in the namespace that includes it. The kernels of every operator over index rows start with
+// it.
 //
-// Every sum runs over the entries in order: bits depend neither on threads nor on the level.
+// Every sum runs over the entries in order, so its bits depend neither on the threads nor on the level.
 
 constexpr int kBytes = NNUE_VECTOR_BYTES;
 template <class S>
@@ -11,7 +12,7 @@ constexpr int64_t kLanes = kBytes / static_cast<int64_t>(sizeof(S));
 using Half16 = typename VectorOf<uint16_t, kBytes / 2>::InMemory;
 using Bits = typename VectorOf<uint32_t, kBytes>::type;
 using SignedBits = typename VectorOf<int32_t, kBytes>::type;
-// Vectors of sums that the level's registers hold beside what is loaded.
+// The vectors of sums that fit in the level's registers beside what is loaded.
 constexpr int kTile = kBytes == 64 ? 16 : 8;
 
 [[gnu::always_inline]] inline void load(const float* from, Vector<float>& to) {
@@ -30,7 +31,8 @@ constexpr int kTile = kBytes == 64 ? 16 : 8;
 [[gnu::always_inline]] inline void load(const Half* from, Vector<float>& to) {
     const Bits half = __builtin_convertvector(*reinterpret_cast<const Half16*>(from), Bits);
     const Bits magnitude = (half & 0x7fffu) << 13;
-    // Shifting moves exponent and mantissa into place; the factor mends the exponent's bias, subnormals included.
+    // Shifting puts exponent and mantissa in place, and the factor corrects the bias of the exponent, for subnormals as
+    // well.
     const Vector<float> scaled = reinterpret_cast<const Vector<float>&>(magnitude) * 0x1p112f;
     Bits bits = reinterpret_cast<const Bits&>(scaled);
     const SignedBits special = reinterpret_cast<const SignedBits&>(magnitude) >= (0x7c00 << 13);  // infinities and NaN
@@ -54,9 +56,9 @@ requires(sizeof(T) == 2) [[gnu::always_inline]] inline void store(T* to, const V
 
 constexpr int64_t kNoPrefetch = INT32_MAX;
 
-// Sums of V vectors' width of columns: start + the entries' rows, times their values where there are any.
-// `row_of(entry)` is the offset of an entry's row in `source`, `value_of(entry)` its factor. Rows are fetched `ahead`
-// entries early, kNoPrefetch for none.
+// Sums of V vectors of columns: start + the rows of the entries, times their values if there are any. `row_of(entry)`
+// is the offset of an entry's row in `source`, and `value_of(entry)` its factor. Rows are prefetched `ahead` entries
+// early; kNoPrefetch switches that off.
 template <int V, int64_t ahead, class T, class Out, class RowOf, class ValueOf>
 [[gnu::always_inline]] inline void sum_rows(const T* source, int64_t entries, const T* start, Out* out,
                                             const RowOf& row_of, const ValueOf& value_of, bool has_values) {
@@ -89,7 +91,7 @@ template <int V, int64_t ahead, class T, class Out, class RowOf, class ValueOf>
     for (int v = 0; v < V; ++v) store(out + v * kLanes<S>, sum[v]);
 }
 
-// The same for `columns` columns, any number.
+// The same for any number of columns.
 template <int64_t ahead, class T, class Out, class RowOf, class ValueOf>
 [[gnu::always_inline]] inline void sum_columns(const T* source, int64_t entries, int64_t columns, const T* start,
                                                Out* out, const RowOf& row_of, const ValueOf& value_of,
@@ -116,7 +118,8 @@ template <int64_t ahead, class T, class Out, class RowOf, class ValueOf>
     }
 }
 
-// Gradient rows of the features [begin, end), `columns` columns from `column` on: sums of `source` rows over the lists.
+// Gradient rows of the features [begin, end), for `columns` columns from `column` on: sums of `source` rows over the
+// lists.
 template <class T, class Out>
 void weight_gradient_slab(const WeightGradientArguments<T, Out>& a, int64_t column, int64_t columns, int64_t begin,
                           int64_t end) {

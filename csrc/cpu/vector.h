@@ -1,4 +1,4 @@
-// Types of the CPU kernels: 16-bit floats and vectors of the compiler.
+// Types of the CPU kernels: 16-bit floats and vector types of the compiler.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -11,7 +11,7 @@ namespace nnue {
 using Half = torch::headeronly::Half;
 using BFloat16 = torch::headeronly::BFloat16;
 
-// `bytes` of elements T as one value of the compiler; `InMemory` is the same at any address.
+// `bytes` of elements T as one vector value; `InMemory` is the same type at any address.
 template <class T, int bytes>
 struct VectorOf {
     typedef T type __attribute__((vector_size(bytes), may_alias));

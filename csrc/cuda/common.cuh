@@ -1,5 +1,5 @@
-// What every CUDA kernel of the library shares: launching with checked limits, the current stream, conversions to and
-// from the type that weights are summed in, 16-byte vectors, and the walk of a warp over an index row.
+// What all CUDA kernels of the library share: launches with checked limits, the current stream, conversions to and from
+// the type that weights are summed in, 16-byte vectors, and the loop of a warp over an index row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,14 +23,14 @@ inline void check_cuda(cudaError_t error, const char* what) {
                              cudaGetErrorString(error));
 }
 
-// The stream that torch works on now, on the tensor's device.
+// Torch's current stream on the tensor's device.
 inline cudaStream_t current_stream(const Tensor& tensor) {
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
     return static_cast<cudaStream_t>(stream);
 }
 
-// Launches `kernel` and names it, with its grid, in any error. An empty grid is no work and no error.
+// Launches `kernel`, and names it with its grid in any error. An empty grid is not an error: nothing is launched.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, const Arguments&... arguments) {
@@ -47,9 +47,10 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Blocks for `items` at `per_block` each; kernels stride over what the limit of the grid's x leaves out.
-inline unsigned blocks_for(int64_t items, int64_t per_block) {
-    return static_cast<unsigned>(std::min<int64_t>(divide_up(items, per_block), INT32_MAX));
+// The number of thread blocks for `items` items, `per_thread_block` each. Kernels loop with a stride in case the limit
+// of the grid's x leaves items out.
+inline unsigned thread_blocks_for(int64_t items, int64_t per_thread_block) {
+    return static_cast<unsigned>(std::min<int64_t>(divide_up(items, per_thread_block), INT32_MAX));
 }
 
 __device__ inline float to_sum(float x) {
@@ -78,7 +79,7 @@ __device__ inline __nv_bfloat16 from_sum<__nv_bfloat16>(float x) {
     return __float2bfloat16_rn(x);
 }
 
-// V elements that are loaded and stored at once: 16 bytes, or one element where N or an address rules that out.
+// V elements that are loaded and stored at once: 16 bytes, or one element if N or an address rules that out.
 template <class T, int V>
 struct alignas(V * sizeof(T)) Pack {
     T at[V];
@@ -112,8 +113,8 @@ bool is_wide(int64_t columns, int64_t bytes, const Pointers*... pointers) {
     return columns * bytes % 16 == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-// Calls visit(index, value) for every entry of one index row, in order, all lanes together: up to the first -1, leaving
-// out indices outside [0, num_features), so that none can be followed out of the weights. `values` may be null.
+// Calls visit(index, value) for every entry of one index row up to the first -1, in order, with all lanes together.
+// Indices outside [0, num_features) are left out, so that none of them leads outside the weights. `values` may be null.
 template <class S, class Visit>
 __device__ inline void for_each_entry(const int32_t* row, const S* values, int max_active, int num_features, int lane,
                                       const Visit& visit) {

@@ -1,18 +1,22 @@
-// The expansion of packed positions on CUDA: bound by the 256 bytes and more that it writes for each position.
+// The expansion of packed positions on CUDA. It is bound by the 256 bytes and more that it writes for each position.
 //
-// A warp takes several positions. What concerns a whole position (kings, their offsets, counts, score) is done by one
-// lane each, for all at once; then the warp goes through the positions with a lane for each piece, and writes each row
-// with coalesced stores. The square of the k-th piece comes the other way round: each lane owns two squares, and puts
-// them where the number of pieces before them says.
+// A warp takes several positions. What concerns a whole position (kings, score) is done by one lane per position, for
+// all at once. Then the warp goes through the positions with one lane per piece, one part of the set after the other,
+// and writes each row with coalesced stores. The square of the k-th piece is found the other way round: each lane owns
+// two squares, and stores them at the index given by the number of pieces before them. Piece-square parts are looked up
+// in tables in shared memory.
 //
-// Sets of pairs: the lanes find the pairs of their pieces and list them in shared memory, each behind those of the
-// pieces before it; then the warp goes through that list with a lane for each pair, whatever piece it came from.
+// For sets of pairs the lanes find the pairs of their pieces and list them in shared memory, each lane behind the pairs
+// of the pieces before it. Then the warp goes through that list with one lane per pair, whatever piece the pair came
+// from.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "../expand_features.h"
@@ -24,44 +28,68 @@ namespace {
 
 using namespace nnue::cuda;
 
-template <class Set>
-constexpr bool kHasPairs = Set::kKind != data::SetKind::kPieceSquare;
+// The most pairs that one part can have: threats of a version, or pawn pairs.
+template <class Version>
+constexpr int kMaxPairs = std::max(data::PP3Wide::kMaxActive, Version::kMaxThreats);
+template <>
+constexpr int kMaxPairs<void> = data::PP3Wide::kMaxActive;
 
-// Both few enough that a batch of 16,384 positions occupies every multiprocessor.
-template <class Set>
-constexpr int kWarps = kHasPairs<Set> ? 8 : 4;  // of a block; with pairs they share tables
-template <class Set>
-constexpr int kGroup = kHasPairs<Set> ? 8 : kWarp;  // positions of a warp
-
-// What the pieces of a position need to know of it.
-struct alignas(16) Head {
-    int32_t offset[2];  // by perspective
-    uint8_t orientation[2];
-    uint8_t king[2];
-    uint8_t count;  // 0: no rows
+// What the kernel is compiled for: one piece-square set (`Single`), a sum of several, or a sum with sets of pairs.
+// `Version` is that of the threats, and void where there are none; a sum has at most one. Everything else about the set
+// is known at run time.
+template <class V, bool Pairs, bool Single = false>
+struct Shape {
+    using Version = V;
+    static constexpr bool kPairs = Pairs;
+    static constexpr bool kSingle = Single;
+    // Both are small enough that a batch of 16,384 positions occupies every multiprocessor.
+    static constexpr int kWarps = Pairs ? 8 : 4;       // per thread block; with pairs they share tables
+    static constexpr int kPositions = Pairs ? 8 : 16;  // per warp
 };
 
-// What pairs of pieces are made from: the position that a warp is at.
+constexpr int kMaxParts = 8, kMaxTables = 4;
+
+// A feature set as the kernel takes it, by value.
+struct DeviceSet {
+    struct Part {
+        data::SetKind kind;
+        int first_feature;
+        int tables;  // of a piece-square part: its index in `tables`
+    };
+    int num_parts = 0;
+    int max_active = 0;
+    int num_tables = 0;
+    Part parts[kMaxParts];
+    data::PieceSquareTables tables[kMaxTables];
+};
+
+// What the pieces of a position need to know about the position.
+struct Head {
+    uint8_t king[2];
+    uint8_t count;  // 0 if it has no rows
+};
+
+// What pairs of pieces are made from, for the position that a warp is working on.
+template <int MaxPairs>
 struct PairStage {
     data::Bitboard victims[6];
-    uint8_t codes[64];                                 // by square
-    uint16_t pairs[data::FullThreatsV16::kMaxActive];  // squares: first, second << 8
+    uint8_t codes[64];         // by square
+    uint16_t pairs[MaxPairs];  // squares: first, second << 8
 };
-static_assert(data::FullThreatsV16::kMaxActive >= data::PP3Wide::kMaxActive);
 
 // Shared memory of one warp.
-template <class Set>
+template <class Shape>
 struct Stage {
-    uint4 records[kGroup<Set>][2];
-    uint8_t squares[kGroup<Set>][kWarp];
-    Head heads[kGroup<Set>];
-    std::conditional_t<kHasPairs<Set>, PairStage, char> pairs;
+    uint4 records[Shape::kPositions][2];
+    uint8_t squares[Shape::kPositions][kWarp];
+    Head heads[Shape::kPositions];
+    std::conditional_t<Shape::kPairs, PairStage<kMaxPairs<typename Shape::Version>>, char> pairs;
 };
 
 template <class Version>
 __device__ const data::ThreatTables<Version> kThreatTables{};
 
-// A block's copy of the tables of its version: lanes look up different entries at once.
+// A thread block's copy of the tables of its version, in shared memory because lanes look up different entries at once.
 template <class Version>
 struct TableStage {
     uint4 words[sizeof(data::ThreatTables<Version>) / sizeof(uint4)];
@@ -86,8 +114,7 @@ __device__ inline data::Bitboard occupied(const uint4 (&record)[2]) {
     return data::Bitboard{high} << 32 | low;
 }
 
-// By the lane that owns the position: `record` and `squares` are its own.
-template <class Set>
+// Called by the lane that owns the position; `record` and `squares` belong to it.
 __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], int64_t row, const Outputs& out,
                             const FindingSink& sink, Head& head) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(&record[0]);
@@ -100,18 +127,10 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
         head.count = static_cast<uint8_t>(scan.count);
 #pragma unroll
         for (int perspective = 0; perspective < 2; ++perspective) {
-            const int king = squares[scan.king_rank[perspective]];
-            head.king[perspective] = static_cast<uint8_t>(king);
-            if constexpr (!kHasPairs<Set>) {
-                head.orientation[perspective] = static_cast<uint8_t>(Set::orientation(perspective, king));
-                head.offset[perspective] = Set::offset(perspective, king);
-            }
+            head.king[perspective] = squares[scan.king_rank[perspective]];
         }
     } else {
         report(sink, row, static_cast<int32_t>(scan.fault));
-    }
-    if constexpr (!kHasPairs<Set>) {
-        out.counts[row] = static_cast<int16_t>(Set::kHasKings ? head.count : max(head.count - 2, 0));
     }
     out.black_to_move[row] = scan.black_to_move;
     out.score[row] = static_cast<int16_t>(data::record_score(bytes));
@@ -124,49 +143,38 @@ __device__ inline int piece_code(const uint8_t* record, int piece, uint8_t squar
     return data::plain_code(nibble, square);
 }
 
-// By a whole warp, a lane a piece.
-template <class Set>
-__device__ void expand_rows(const uint8_t* record, const uint8_t (&squares)[kWarp], Head head, int lane, int32_t* white,
-                            int32_t* black) {
-    const uint8_t square = squares[lane];  // of lanes without a piece: anything
-    const int code = piece_code(record, lane, square);
-    int32_t* const rows[2] = {white, black};
-    if constexpr (Set::kHasKings) {
-        static_assert(Set::kMaxActive == kWarp);
-#pragma unroll
-        for (int perspective = 0; perspective < 2; ++perspective) {
-            const int index = data::feature_index<Set>(code, square, perspective, head.orientation[perspective],
-                                                       head.offset[perspective]);
-            rows[perspective][lane] = lane < head.count ? index : -1;
-        }
-    } else {
-        static_assert(Set::kMaxActive == kWarp - 2);
-        const bool listed = lane < head.count && code < 2 * data::kKing;
-        const unsigned all = __ballot_sync(kAllLanes, listed);
-        const int slot = __popc(all & ((1u << lane) - 1));
-#pragma unroll
-        for (int perspective = 0; perspective < 2; ++perspective) {
-            const int index = data::feature_index<Set>(code, square, perspective, head.orientation[perspective],
-                                                       head.offset[perspective]);
-            if (listed) rows[perspective][slot] = index;
-            if (lane >= __popc(all) && lane < Set::kMaxActive) rows[perspective][lane] = -1;
-        }
-    }
-}
-
-// ---- sets of pairs --------------------------------------------------------------------------------------------------
-
-// A position as the lanes of its warp see it: what it is, and what piece is the lane's own.
+// A position as the lanes of its warp see it, and the piece of this lane.
 struct Position {
-    data::CodePlanes board;
+    data::CodePlanes board;  // for pairs
     int king[2];
     int lane, count;
     int code, square;  // of the piece; lanes from `count` on have none
 };
 
-// The squares of one board in the order of the lanes' bitboards, from those of the first piece on: each lane's pieces
-// go behind those of the lanes before it. Returns how many there are, at most `limit`.
-__device__ int list_pairs(const Position& p, data::Bitboard partners, int limit, uint16_t* pairs) {
+// Writes the features of a piece-square part to the rows, from entry `count` on. Called by a whole warp, one lane per
+// piece. Returns the number of entries afterwards.
+__device__ inline int write_piece_squares(const data::PieceSquareTables& tables, int first_feature, const Position& p,
+                                          int count, int32_t* white, int32_t* black) {
+    const int code = p.lane < p.count ? p.code : 0;  // behind the last piece there is no valid code
+    const bool listed = p.lane < p.count && tables.plane[0][code] >= 0;
+    const unsigned all = __ballot_sync(kAllLanes, listed);
+    const int slot = count + __popc(all & ((1u << p.lane) - 1));
+    int32_t* const rows[2] = {white, black};
+#pragma unroll
+    for (int perspective = 0; perspective < 2; ++perspective) {
+        const int king = p.king[perspective];
+        const int index = first_feature + tables.offset[perspective][king] + tables.plane[perspective][code] +
+                          (p.square ^ tables.orientation[perspective][king]);
+        if (listed) rows[perspective][slot] = index;
+    }
+    return count + __popc(all);
+}
+
+// ---- sets of pairs --------------------------------------------------------------------------------------------------
+
+// Lists pairs of squares in the order of the lanes' pieces: each lane's pairs go behind those of the lanes before it.
+// Returns how many there are; no valid record has more than kMaxActive.
+__device__ int list_pairs(const Position& p, data::Bitboard partners, uint16_t* pairs) {
     const int mine = data::popcount(partners);
     int end = mine;
 #pragma unroll
@@ -174,165 +182,242 @@ __device__ int list_pairs(const Position& p, data::Bitboard partners, int limit,
         const int before = __shfl_up_sync(kAllLanes, end, distance);
         if (p.lane >= distance) end += before;
     }
-    for (int slot = end - mine; partners && slot < limit; partners &= partners - 1, ++slot) {
+    for (int slot = end - mine; partners; partners &= partners - 1, ++slot) {
         pairs[slot] = static_cast<uint16_t>(p.square | data::lowest(partners) << 8);
     }
     __syncwarp();
-    return min(__shfl_sync(kAllLanes, end, kWarp - 1), limit);
+    return __shfl_sync(kAllLanes, end, kWarp - 1);
 }
 
-// Writes what `part` adds to the rows, from entry `count` on, by a whole warp. Returns the entries there are then.
-template <class Part, class Tables>
-__device__ int write_part(Part /*part*/, int first_feature, const Position& p, PairStage& stage, const Tables& tables,
-                          int count, int32_t* white, int32_t* black) {
-    if constexpr (Part::kKind == data::SetKind::kPieceSquare) {
-        static_assert(Part::kHasKings);
-        int32_t* const rows[2] = {white, black};
+// The same for a part made of pairs: threats of a version, or pawn pairs (if Version is void).
+template <class Version, class Pairs, class Tables>
+__device__ int write_pairs(const DeviceSet::Part& part, const Position& p, Pairs& stage, const Tables& tables,
+                           int count, int32_t* white, int32_t* black) {
+    constexpr bool kThreats = !std::is_void_v<Version>;
+    const int orientation[2] = {data::threat_orientation(0, p.king[0]), data::threat_orientation(1, p.king[1])};
+    data::Bitboard partners = 0;
+    if constexpr (kThreats) {
+        if (p.lane < 6) stage.victims[p.lane] = data::victims_of<Version>(p.board, p.lane);
+        __syncwarp();
+        if (p.lane < p.count) {
+            partners = data::threats_of(tables.tables(), p.board, stage.victims[p.code >> 1], p.code, p.square);
+        }
+    } else {
+        const data::Bitboard pawns = p.board.pawns();
+        if (p.lane < p.count && pawns >> p.square & 1) partners = data::pawn_partners(pawns, p.square);
+    }
+    const int pairs = list_pairs(p, partners, stage.pairs);
+    int32_t* const rows[2] = {white, black};
+    for (int i = p.lane; i < pairs; i += kWarp) {
+        const int one = stage.pairs[i] & 255, other = stage.pairs[i] >> 8;
 #pragma unroll
         for (int perspective = 0; perspective < 2; ++perspective) {
-            const int orientation = Part::orientation(perspective, p.king[perspective]);
-            const int offset = first_feature + Part::offset(perspective, p.king[perspective]);
-            const int index = data::feature_index<Part>(p.code, p.square, perspective, orientation, offset);
-            if (p.lane < p.count) rows[perspective][count + p.lane] = index;
-        }
-        return count + p.count;
-    } else {
-        const int orientation[2] = {data::threat_orientation(0, p.king[0]), data::threat_orientation(1, p.king[1])};
-        data::Bitboard partners = 0;
-        if constexpr (Part::kKind == data::SetKind::kThreats) {
-            using Version = typename Part::Version;
-            if (p.lane < 6) stage.victims[p.lane] = data::victims_of<Version>(p.board, p.lane);
-            __syncwarp();
-            if (p.lane < p.count) {
-                partners = data::threats_of(tables.tables(), p.board, stage.victims[p.code >> 1], p.code, p.square);
+            const int o = orientation[perspective];
+            int index;
+            if constexpr (kThreats) {
+                index = data::threat_index(tables.tables(), o, perspective, stage.codes[one], one, stage.codes[other],
+                                           other);
+            } else {
+                index = data::pawn_pair_index(data::pawn_number(o, stage.codes[one] != perspective, one),
+                                              data::pawn_number(o, stage.codes[other] != perspective, other));
             }
-        } else {
-            const data::Bitboard pawns = p.board.pawns();
-            if (p.lane < p.count && pawns >> p.square & 1) partners = data::pawn_partners(pawns, p.square);
+            rows[perspective][count + i] = part.first_feature + index;
         }
-        const int pairs = list_pairs(p, partners, Part::kMaxActive, stage.pairs);
-        for (int i = p.lane; i < pairs; i += kWarp) {
-            const int one = stage.pairs[i] & 255, other = stage.pairs[i] >> 8;
-            int32_t* const rows[2] = {white, black};
-#pragma unroll
-            for (int perspective = 0; perspective < 2; ++perspective) {
-                const int o = orientation[perspective];
-                int index;
-                if constexpr (Part::kKind == data::SetKind::kThreats) {
-                    index = data::threat_index(tables.tables(), o, perspective, stage.codes[one], one,
-                                               stage.codes[other], other);
-                } else {
-                    index = data::pawn_pair_index(data::pawn_number(o, stage.codes[one] != perspective, one),
-                                                  data::pawn_number(o, stage.codes[other] != perspective, other));
-                }
-                rows[perspective][count + i] = first_feature + index;
-            }
-        }
-        __syncwarp();  // the next part lists its own pairs
-        return count + pairs;
     }
+    __syncwarp();  // the next part lists its own pairs in the same memory
+    return count + pairs;
 }
 
-// By a whole warp: both rows of a position. Returns how many entries they have.
-template <class Set, class Tables>
-__device__ int expand_pairs(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
-                            PairStage& stage, const Tables& tables, int32_t* white, int32_t* black) {
+// Called by a whole warp: expands both rows of a position in a set that is one piece-square part, whose rows are no
+// longer than a warp. There is no branch, so that the compiler can work on several positions at a time. Returns how
+// many entries the rows have.
+__device__ inline int expand_single(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
+                                    int max_active, const data::PieceSquareTables& tables, int32_t* white,
+                                    int32_t* black) {
+    const int square = squares[lane] & 63;  // any value in lanes without a piece, and so is the code
+    const int code = lane < head.count ? piece_code(reinterpret_cast<const uint8_t*>(&record[0]), lane, square) : 0;
+    const bool listed = lane < head.count && tables.plane[0][code] >= 0;
+    const unsigned all = __ballot_sync(kAllLanes, listed);
+    const int count = __popc(all), before = __popc(all & ((1u << lane) - 1));
+    // Lanes without a feature fill the row up behind those that have one.
+    const int slot = listed ? before : count + lane - before;
+    int32_t* const rows[2] = {white, black};
+#pragma unroll
+    for (int perspective = 0; perspective < 2; ++perspective) {
+        const int king = head.king[perspective] & 63;  // any value where there is no position
+        const int index = tables.offset[perspective][king] + tables.plane[perspective][code] +
+                          (square ^ tables.orientation[perspective][king]);
+        if (slot < max_active) rows[perspective][slot] = listed ? index : -1;
+    }
+    return count;
+}
+
+// Called by a whole warp: expands both rows of a position. Returns how many entries they have.
+template <class Shape, class Tables>
+__device__ int expand_rows(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
+                           const DeviceSet& set, const data::PieceSquareTables* piece_squares, Stage<Shape>& warp_stage,
+                           const Tables& tables, int32_t* white, int32_t* black) {
+    if constexpr (Shape::kSingle) {
+        return expand_single(record, squares, head, lane, set.max_active, piece_squares[0], white, black);
+    }
     int count = 0;
     if (head.count > 0) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(&record[0]);
-        const uint8_t square = squares[lane];
+        const uint8_t square = squares[lane];  // any value in lanes without a piece
         const int code = piece_code(bytes, lane, square);
-        if (lane < head.count) stage.codes[square] = static_cast<uint8_t>(code);
-        __syncwarp();
-        const data::Bitboard all = occupied(record);
-        Position p{{all, {}}, {head.king[0], head.king[1]}, lane, head.count, code, square};
-        const int low = all >> lane & 1 ? stage.codes[lane] : 0;
-        const int high = all >> (32 + lane) & 1 ? stage.codes[32 + lane] : 0;
+        Position p{{}, {head.king[0], head.king[1]}, lane, head.count, code, square};
+        if constexpr (Shape::kPairs) {
+            auto& stage = warp_stage.pairs;
+            if (lane < head.count) stage.codes[square] = static_cast<uint8_t>(code);
+            __syncwarp();
+            const data::Bitboard all = occupied(record);
+            p.board.occupied = all;
+            const int low = all >> lane & 1 ? stage.codes[lane] : 0;
+            const int high = all >> (32 + lane) & 1 ? stage.codes[32 + lane] : 0;
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            p.board.bits[k] =
-                data::Bitboard{__ballot_sync(kAllLanes, high >> k & 1)} << 32 | __ballot_sync(kAllLanes, low >> k & 1);
+            for (int k = 0; k < 4; ++k) {
+                p.board.bits[k] = data::Bitboard{__ballot_sync(kAllLanes, high >> k & 1)} << 32 |
+                                  __ballot_sync(kAllLanes, low >> k & 1);
+            }
         }
-        if constexpr (Set::kKind == data::SetKind::kCombined) {
-            Set::for_each_part([&](auto part, int first_feature) {
-                count = write_part(part, first_feature, p, stage, tables, count, white, black);
-            });
-        } else {
-            count = write_part(Set{}, 0, p, stage, tables, count, white, black);
+        for (int i = 0; i < set.num_parts; ++i) {
+            const DeviceSet::Part& part = set.parts[i];
+            if (part.kind == data::SetKind::kPieceSquare) {
+                count = write_piece_squares(piece_squares[part.tables], part.first_feature, p, count, white, black);
+            } else if constexpr (Shape::kPairs) {
+                if (part.kind == data::SetKind::kPawnPairs) {
+                    count = write_pairs<void>(part, p, warp_stage.pairs, tables, count, white, black);
+                } else if constexpr (!std::is_void_v<typename Shape::Version>) {
+                    count =
+                        write_pairs<typename Shape::Version>(part, p, warp_stage.pairs, tables, count, white, black);
+                }
+            }
         }
     }
-    for (int i = count + lane; i < Set::kMaxActive; i += kWarp) white[i] = black[i] = -1;
+    for (int i = count + lane; i < set.max_active; i += kWarp) white[i] = black[i] = -1;
     return count;
 }
 
 // ---- the kernel -----------------------------------------------------------------------------------------------------
 
-template <class Set>
-__global__ void __launch_bounds__(kWarps<Set>* kWarp)
-    expand(const uint4* __restrict__ records, int64_t rows, Outputs out, FindingSink sink) {
-    __shared__ Stage<Set> stages[kWarps<Set>];
-    __shared__ TableStage<typename Set::Version> tables;
-    tables.fill(static_cast<int>(threadIdx.y * kWarp + threadIdx.x), kWarps<Set> * kWarp);
-    Stage<Set>& stage = stages[threadIdx.y];
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kWarps* kWarp)
+    expand(const uint4* __restrict__ records, int64_t rows, Outputs out, FindingSink sink,
+           const __grid_constant__ DeviceSet set) {
+    constexpr int kPositions = Shape::kPositions, kThreads = Shape::kWarps * kWarp;
+    __shared__ Stage<Shape> stages[Shape::kWarps];
+    __shared__ TableStage<typename Shape::Version> tables;
+    __shared__ data::PieceSquareTables piece_squares[kMaxTables];
+    const int thread = static_cast<int>(threadIdx.y * kWarp + threadIdx.x);
+    constexpr int kWords = sizeof(data::PieceSquareTables) / sizeof(int32_t);
+    for (int i = thread; i < set.num_tables * kWords; i += kThreads) {
+        reinterpret_cast<int32_t*>(piece_squares)[i] = reinterpret_cast<const int32_t*>(set.tables)[i];
+    }
+    tables.fill(thread, kThreads);
+    __syncthreads();
+    Stage<Shape>& stage = stages[threadIdx.y];
     const int lane = threadIdx.x;
-    const int64_t stride = int64_t(gridDim.x) * kWarps<Set> * kGroup<Set>;
-    for (int64_t first = (int64_t(blockIdx.x) * kWarps<Set> + threadIdx.y) * kGroup<Set>; first < rows;
+    const int64_t stride = int64_t(gridDim.x) * Shape::kWarps * kPositions;
+    for (int64_t first = (int64_t(blockIdx.x) * Shape::kWarps + threadIdx.y) * kPositions; first < rows;
          first += stride) {
-        const int group = static_cast<int>(min(rows - first, int64_t{kGroup<Set>}));
+        const int positions = static_cast<int>(min(rows - first, int64_t{kPositions}));
         uint4* staged = &stage.records[0][0];
 #pragma unroll
-        for (int i = lane; i < 2 * kGroup<Set>; i += kWarp) {
-            if (i < 2 * group) staged[i] = records[2 * first + i];
+        for (int i = lane; i < 2 * kPositions; i += kWarp) {
+            if (i < 2 * positions) staged[i] = records[2 * first + i];
         }
         __syncwarp();
 #pragma unroll 4
-        for (int p = 0; p < group; ++p) {
+        for (int p = 0; p < positions; ++p) {
             const data::Bitboard all = occupied(stage.records[p]);
             const unsigned low = static_cast<unsigned>(all), high = static_cast<unsigned>(all >> 32);
             const unsigned before = (1u << lane) - 1;
             const int low_rank = __popc(low & before), high_rank = __popc(low) + __popc(high & before);
             if (low >> lane & 1) stage.squares[p][low_rank] = static_cast<uint8_t>(lane);
-            // More than 32 pieces: a fault, found below.
+            // With more than 32 pieces the record is faulty, which is found below.
             if ((high >> lane & 1) && high_rank < kWarp) stage.squares[p][high_rank] = static_cast<uint8_t>(32 + lane);
         }
         __syncwarp();
-        if (lane < group) {
-            expand_head<Set>(stage.records[lane], stage.squares[lane], first + lane, out, sink, stage.heads[lane]);
+        if (lane < positions) {
+            expand_head(stage.records[lane], stage.squares[lane], first + lane, out, sink, stage.heads[lane]);
         }
         __syncwarp();
-        int32_t* white = out.white + first * Set::kMaxActive;
-        int32_t* black = out.black + first * Set::kMaxActive;
-        if constexpr (kHasPairs<Set>) {
-            int own_count = 0;  // of the position that is this lane's
-#pragma unroll 1
-            for (int p = 0; p < group; ++p) {
-                const int count =
-                    expand_pairs<Set>(stage.records[p], stage.squares[p], stage.heads[p], lane, stage.pairs, tables,
-                                      white + p * Set::kMaxActive, black + p * Set::kMaxActive);
-                if (lane == p) own_count = count;
-            }
-            if (lane < group) out.counts[first + lane] = static_cast<int16_t>(own_count);
-        } else {
-#pragma unroll 4
-            for (int p = 0; p < group; ++p) {
-                expand_rows<Set>(reinterpret_cast<const uint8_t*>(&stage.records[p][0]), stage.squares[p],
-                                 stage.heads[p], lane, white + p * Set::kMaxActive, black + p * Set::kMaxActive);
-            }
+        int32_t* white = out.white + first * set.max_active;
+        int32_t* black = out.black + first * set.max_active;
+        int own_count = 0;  // of the position that belongs to this lane
+#pragma unroll(Shape::kPairs ? 1 : 4)
+        for (int p = 0; p < positions; ++p) {
+            const int count =
+                expand_rows<Shape>(stage.records[p], stage.squares[p], stage.heads[p], lane, set, piece_squares, stage,
+                                   tables, white + p * set.max_active, black + p * set.max_active);
+            if (lane == p) own_count = count;
         }
+        if (lane < positions) out.counts[first + lane] = static_cast<int16_t>(own_count);
         __syncwarp();
     }
 }
 
-void expand_into_op(const Tensor& records_in, int64_t feature_set, const Tensor& white, const Tensor& black,
+// ---- what the operators launch --------------------------------------------------------------------------------------
+
+DeviceSet device_set(const data::FeatureSet& set) {
+    DeviceSet result;
+    result.max_active = set.max_active;
+    for (const data::FeaturePart& part : set.parts) {
+        const bool has_tables = part.is_piece_square();
+        if (result.num_parts == kMaxParts || (has_tables && result.num_tables == kMaxTables)) {
+            fail(kName, "feature_set", "'" + set.name + "'",
+                 "no more than " + text(kMaxParts) + " parts, of which " + text(kMaxTables) + " piece-square sets");
+        }
+        DeviceSet::Part& own = result.parts[result.num_parts++];
+        own = {data::SetKind::kPieceSquare, part.first_feature, result.num_tables};
+        if (has_tables) {
+            result.tables[result.num_tables++] = part.tables;
+        } else {
+            data::BasicSets::with(part.basic, [&]<class Set>(Set) { own.kind = Set::kKind; });
+        }
+    }
+    return result;
+}
+
+// Calls visit.template operator()<Shape>() with the shape of the kernel that expands the set.
+template <class Visit>
+void with_shape(const data::FeatureSet& set, Visit&& visit) {
+    const data::FeaturePart* threats = nullptr;
+    bool pairs = false;
+    for (const data::FeaturePart& part : set.parts) {
+        if (part.is_piece_square()) continue;
+        pairs = true;
+        data::BasicSets::with(part.basic, [&]<class Set>(Set) {
+            if (Set::kKind != data::SetKind::kThreats) return;
+            if (threats) fail(kName, "feature_set", "'" + set.name + "'", "one version of Full_Threats on CUDA");
+            threats = &part;
+        });
+    }
+    if (threats) {
+        data::BasicSets::with(threats->basic, [&]<class Set>(Set) {
+            if constexpr (Set::kKind == data::SetKind::kThreats) {
+                visit.template operator()<Shape<typename Set::Version, true>>();
+            }
+        });
+    } else if (pairs) {
+        visit.template operator()<Shape<void, true>>();
+    } else if (set.parts.size() > 1) {
+        visit.template operator()<Shape<void, false>>();
+    } else {
+        visit.template operator()<Shape<void, false, true>>();
+    }
+}
+
+void expand_into_op(const Tensor& records_in, const std::string& feature_set, const Tensor& white, const Tensor& black,
                     const Tensor& counts, const Tensor& black_to_move, const Tensor& score, const Tensor& result,
                     const Tensor& piece_count, bool check) {
     check_records(records_in, Device::cuda);
-    const data::FeatureSetId set = check_feature_set(feature_set);
+    const data::FeatureSet& set = check_feature_set(feature_set);
     const Outputs out = check_outputs({white, black, counts, black_to_move, score, result, piece_count}, records_in,
-                                      row_length(set), Device::cuda);
+                                      set.max_active, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(records_in.get_device_index());
     Tensor records = torch::stable::contiguous(records_in);
-    // A view may start at any byte; the kernel reads 16 at a time.
+    // A view may start at any byte, but the kernel reads 16 bytes at a time.
     if (reinterpret_cast<uintptr_t>(records.const_data_ptr()) % 16 != 0) records = torch::stable::clone(records);
     const int64_t rows = records.size(0);
     const cudaStream_t stream = current_stream(records);
@@ -342,18 +427,18 @@ void expand_into_op(const Tensor& records_in, int64_t feature_set, const Tensor&
             fail_record(found.row, static_cast<data::RecordFault>(found.value));
         });
     }
-    data::FeatureSets::visit(set, [&]<class Set>() {
-        launch("expand_features", expand<Set>, blocks_for(rows, kWarps<Set> * kGroup<Set>), dim3(kWarp, kWarps<Set>), 0,
-               stream, static_cast<const uint4*>(records.const_data_ptr()), rows, out,
-               checked ? checked->sink() : FindingSink{});
+    with_shape(set, [&]<class Shape>() {
+        launch("expand_features", expand<Shape>, thread_blocks_for(rows, Shape::kWarps * Shape::kPositions),
+               dim3(kWarp, Shape::kWarps), 0, stream, static_cast<const uint4*>(records.const_data_ptr()), rows, out,
+               checked ? checked->sink() : FindingSink{}, device_set(set));
     });
     if (checked) checked->finish();
 }
 
-OutputTensors expand_op(const Tensor& records, int64_t feature_set, bool check) {
+OutputTensors expand_op(const Tensor& records, const std::string& feature_set, bool check) {
     check_records(records, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(records.get_device_index());
-    const OutputTensors out = new_outputs(records, row_length(check_feature_set(feature_set)));
+    const OutputTensors out = new_outputs(records, check_feature_set(feature_set).max_active);
     std::apply([&](const auto&... tensors) { expand_into_op(records, feature_set, tensors..., check); }, out);
     return out;
 }

@@ -1,4 +1,4 @@
-// The feature transformer's operators on CUDA: tensors are checked, made contiguous and taken apart here, and the
+// The operators of the feature transformer on CUDA. Tensors are checked, made contiguous and taken apart here, and the
 // kernels of feature_transformer.cuh are launched on torch's current stream.
 
 #include <torch/csrc/stable/library.h>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace nnue::cuda;
 
-// The kernels' grids have columns in their second dimension, which ends at 65535.
+// The second dimension of the kernels' grids is for columns, and CUDA limits it to 65535.
 void check_num_outputs(const char* op, const char* argument, int64_t num_outputs) {
     constexpr int64_t kMost = int64_t(65535) * kWarp;
     if (num_outputs > kMost) fail(op, argument, "N = " + text(num_outputs), "N <= " + text(kMost) + " on CUDA");
@@ -100,7 +100,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         const Rows<T> batch = rows_of<T>(indices, values, sizes);
         const T* gradient = const_data<T>(grad_output);
         if (needs_weight_grad) {
-            // Lists beat atomics by 2x and more on the H200: benchmarks/results/.
+            // Lists are at least twice as fast as atomics on the H200: benchmarks/results/.
             grad_weight = weight_gradient(batch, grad_output, sizes.num_outputs, deterministic.value_or(true), stream);
         }
         if (needs_bias_grad) {

@@ -1,10 +1,11 @@
-// The deterministic weight gradient: the batch is transposed into (feature -> entries) lists, and each list is summed
-// in the order of the rows.
+// The deterministic weight gradient: the batch is transposed into one list of entries per feature, and each list is
+// summed in the order of the rows.
 //
 // 1. Every entry becomes a pair (feature, place in the batch); padding gets the key num_features. 2. A stable radix
-// sort by feature. 3. Where each feature's list starts. 4. Lists up to kPieceRows entries are one piece, summed in
-// registers and stored; longer ones are cut into pieces at fixed places, whose sums go to scratch memory and are added
-// in order by a last pass. Every element of the gradient is written once: no zero fill, no atomics.
+// sort orders the pairs by feature. 3. The start of each feature's list is found. 4. A list of up to `piece_length`
+// entries is one piece, which is summed in registers and stored. Longer lists are cut into pieces at fixed places; the
+// sums of the pieces go to scratch memory, and a last pass adds them in order. Every element of the gradient is written
+// once, without zero fill or atomics.
 
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
@@ -19,13 +20,13 @@ using namespace nnue::cuda;
 constexpr int kWarpsPerBlock = 8;
 const dim3 kBlock(kWarp, kWarpsPerBlock);
 
-// Entries in a piece: few enough that hot features spread over the device, many enough that the scratch sums of any
-// batch stay near 16,384 rows.
+// Entries per piece: few enough to spread the lists of frequent features over the device, and enough to keep the
+// scratch sums of any batch near 16,384 rows.
 int64_t piece_length(int64_t places) {
     return std::max<int64_t>(64, divide_up(places, 8192));
 }
 
-// Most pieces that lists longer than one piece can have.
+// The most pieces that all lists longer than one piece can have.
 int64_t max_pieces(int64_t places, int64_t num_features) {
     const int64_t length = piece_length(places);
     return places / length + std::min(num_features, places / (length + 1));
@@ -81,7 +82,7 @@ Scratch lay_out(void* base, int64_t places, int64_t num_features, int64_t num_ou
     return s;
 }
 
-// One warp a row: keys and places of all its entries.
+// One warp per row: writes the keys and places of all its entries.
 __global__ void key_kernel(const int32_t* __restrict__ indices, int64_t rows, int max_active, int num_features,
                            int32_t* __restrict__ keys, int64_t* __restrict__ places) {
     const int lane = threadIdx.x;
@@ -104,7 +105,7 @@ __global__ void key_kernel(const int32_t* __restrict__ indices, int64_t rows, in
     }
 }
 
-// starts[f]: the first sorted place with a key of at least f, for f in [0, num_features].
+// starts[f] is the first sorted place whose key is at least f, for f in [0, num_features].
 __global__ void start_kernel(const int32_t* __restrict__ keys, int64_t count, int64_t num_features,
                              int64_t* __restrict__ starts) {
     for (int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; f <= num_features;
@@ -122,7 +123,7 @@ __global__ void start_kernel(const int32_t* __restrict__ keys, int64_t count, in
     }
 }
 
-// Pieces that go through scratch memory: of lists longer than one piece.
+// Counts the pieces that go through scratch memory, those of lists longer than one piece.
 __global__ void piece_kernel(const int64_t* __restrict__ starts, int64_t num_features, int64_t length,
                              int64_t* __restrict__ pieces) {
     for (int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; f <= num_features;
@@ -148,7 +149,7 @@ struct Lists {
     int64_t max_active;
 };
 
-// Sum of list entries [begin, end) in V columns.
+// The sum of list entries [begin, end) in V columns.
 template <class T, int V>
 __device__ inline void sum_entries(const Lists<T>& lists, int64_t begin, int64_t end, int64_t column, bool active,
                                    int lane, sum_t<T> (&sum)[V]) {
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) sum_kernel(Lists<T> lis
         }
         const int64_t piece = task - features;
         if (piece >= lists.first_piece[features]) return;
-        int64_t low = 0, high = features;  // the last feature whose first piece is not behind this one
+        int64_t low = 0, high = features;  // finds the last feature whose first piece is not behind this one
         while (high - low > 1) {
             const int64_t middle = (low + high) / 2;
             if (lists.first_piece[middle] <= piece) {
@@ -237,10 +238,11 @@ template <class T, int V>
 void launch_sums(const Lists<T>& lists, cudaStream_t stream) {
     const auto slabs = static_cast<unsigned>(divide_up(lists.num_outputs, kWarp * V));
     launch("weight_gradient_sum", sum_kernel<T, V>,
-           dim3(blocks_for(lists.num_features + lists.max_pieces, kWarpsPerBlock), slabs), kBlock, 0, stream, lists);
-    launch("weight_gradient_combine", combine_kernel<T, V>,
-           dim3(lists.max_pieces == 0 ? 0 : blocks_for(lists.num_features, kWarpsPerBlock), slabs), kBlock, 0, stream,
+           dim3(thread_blocks_for(lists.num_features + lists.max_pieces, kWarpsPerBlock), slabs), kBlock, 0, stream,
            lists);
+    launch("weight_gradient_combine", combine_kernel<T, V>,
+           dim3(lists.max_pieces == 0 ? 0 : thread_blocks_for(lists.num_features, kWarpsPerBlock), slabs), kBlock, 0,
+           stream, lists);
 }
 
 }  // namespace
@@ -256,17 +258,17 @@ void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_ou
                                           void* scratch, size_t, cudaStream_t stream) {
     const int64_t places = batch.rows * batch.max_active, features = batch.num_features;
     Scratch s = lay_out(scratch, places, features, n, sizeof(sum_t<T>));
-    launch("weight_gradient_keys", key_kernel, blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream, batch.indices,
-           batch.rows, batch.max_active, batch.num_features, s.keys, s.places);
+    launch("weight_gradient_keys", key_kernel, thread_blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream,
+           batch.indices, batch.rows, batch.max_active, batch.num_features, s.keys, s.places);
     if (places > 0) {
         check_cuda(cub::DeviceRadixSort::SortPairs(s.library, s.library_bytes, s.keys, s.sorted_keys, s.places,
                                                    s.sorted_places, places, 0, key_bits(features), stream),
                    "radix sort");
     }
-    launch("weight_gradient_starts", start_kernel, blocks_for(features + 1, 256), 256, 0, stream, s.sorted_keys, places,
-           features, s.starts);
-    launch("weight_gradient_pieces", piece_kernel, blocks_for(features + 1, 256), 256, 0, stream, s.starts, features,
-           piece_length(places), s.pieces);
+    launch("weight_gradient_starts", start_kernel, thread_blocks_for(features + 1, 256), 256, 0, stream, s.sorted_keys,
+           places, features, s.starts);
+    launch("weight_gradient_pieces", piece_kernel, thread_blocks_for(features + 1, 256), 256, 0, stream, s.starts,
+           features, piece_length(places), s.pieces);
     check_cuda(cub::DeviceScan::ExclusiveSum(s.library, s.library_bytes, s.pieces, s.first_piece, features + 1, stream),
                "scan");
     const Lists<T> lists{grad_output,

@@ -10,10 +10,10 @@ using namespace nnue::cuda;
 constexpr int kWarpsPerBlock = 8;
 const dim3 kBlock(kWarp, kWarpsPerBlock);
 
-// x: rows, y: slabs of kWarp * V columns.
+// x: rows; y: slabs of kWarp * V columns.
 template <int V>
 dim3 grid_for(int64_t rows, int64_t columns) {
-    return dim3(blocks_for(rows, kWarpsPerBlock), static_cast<unsigned>(divide_up(columns, kWarp * V)));
+    return dim3(thread_blocks_for(rows, kWarpsPerBlock), static_cast<unsigned>(divide_up(columns, kWarp * V)));
 }
 
 template <class Body>
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     });
 }
 
-// Adds V neighbours to memory; 16 bytes at once where the hardware can.
+// Adds V neighbours to memory, 16 bytes at once where the hardware can.
 template <int V, class S>
 __device__ inline void atomic_add(S* to, const S (&part)[V]) {
 #if __CUDA_ARCH__ >= 900
@@ -98,7 +98,8 @@ __global__ void round_kernel(const sum_t<T>* __restrict__ from, T* __restrict__ 
     }
 }
 
-// Part p sums rows [p * per_part, (p + 1) * per_part): each warp every eighth row, then the warps in order.
+// Part p sums rows [p * per_part, (p + 1) * per_part): each warp sums every eighth row, then the warps' sums are added
+// in order.
 template <class T, int V>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     bias_parts_kernel(const T* __restrict__ grad_output, int64_t rows, int64_t per_part, int64_t n,
@@ -140,7 +141,7 @@ __global__ void bias_total_kernel(const sum_t<T>* __restrict__ partial, int64_t 
     grad_bias[column] = from_sum<T>(total);
 }
 
-// One warp a row: the lanes share the columns of a dot product, lane e keeps that of entry e.
+// One warp per row: the lanes share the columns of a dot product, and lane e keeps the result of entry e.
 template <class T, int V>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     values_gradient_kernel(Rows<T> batch, const T* __restrict__ grad_output, const T* __restrict__ weight,
@@ -203,7 +204,7 @@ void launch_weight_gradient_atomic(const Rows<T>& batch, const T* grad_output, s
 
 template <class T>
 void launch_round(const sum_t<T>* from, T* to, int64_t count, cudaStream_t stream) {
-    launch("round", round_kernel<T>, blocks_for(count, 1024), 256, 0, stream, from, to, count);
+    launch("round", round_kernel<T>, thread_blocks_for(count, 1024), 256, 0, stream, from, to, count);
 }
 
 template <class T>
@@ -221,13 +222,13 @@ void launch_bias_gradient(const T* grad_output, int64_t rows, int64_t n, sum_t<T
         launch("bias_parts", bias_parts_kernel<T, 1>, grid(1), kBlock, 0, stream, grad_output, rows, per_part, n,
                partial);
     }
-    launch("bias_total", bias_total_kernel<T>, blocks_for(n, 64), 64, 0, stream, partial, parts, n, grad_bias);
+    launch("bias_total", bias_total_kernel<T>, thread_blocks_for(n, 64), 64, 0, stream, partial, parts, n, grad_bias);
 }
 
 template <class T>
 void launch_values_gradient(const Rows<T>& batch, const T* grad_output, const T* weight, sum_t<T>* grad_values,
                             int64_t n, cudaStream_t stream) {
-    const dim3 grid(blocks_for(batch.rows, kWarpsPerBlock));
+    const dim3 grid(thread_blocks_for(batch.rows, kWarpsPerBlock));
     if (is_wide(n, sizeof(T), grad_output, weight)) {
         launch("values_gradient", values_gradient_kernel<T, kWide<T>>, grid, kBlock, 0, stream, batch, grad_output,
                weight, grad_values, n);

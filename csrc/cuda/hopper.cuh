@@ -1,6 +1,6 @@
 // Thin wrappers over the instructions that the kernels of perspective_transformer.cu use: products on tensor cores with
-// the left operand in registers, mbarriers, asynchronous copies. Nothing here knows what is computed. Those kernels run
-// on sm_90a only; where they are compiled for less, what does not exist there is left out.
+// the left operand in registers, mbarriers and asynchronous copies. Nothing here knows what is computed. Those kernels
+// run on sm_90a only; instructions that other architectures lack are left out when compiling for those.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,7 +15,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Where `valid` is 0, nothing is read and sixteen zero bytes are written.
+// If `valid` is 0, nothing is read and sixteen zero bytes are written.
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, uint32_t valid) {
     asm volatile(
         "{\n.reg .pred none;\nsetp.eq.u32 none, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, none;\n}\n" ::"r"(
@@ -36,7 +36,7 @@ __device__ __forceinline__ void copy_async_wait() {
 __device__ __forceinline__ void copy_async_wait_all() {
     asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
-// What ordinary stores wrote to shared memory becomes visible to wgmma.
+// Makes ordinary stores to shared memory visible to wgmma.
 __device__ __forceinline__ void fence_shared_for_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
@@ -45,7 +45,7 @@ __device__ __forceinline__ void fence_shared_for_wgmma() {
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// What barrier_init has done becomes visible to the copy engine.
+// Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
@@ -68,13 +68,13 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-// One arrival, which is complete when `bytes` more have been copied.
+// Arrives once; the phase completes after `bytes` more bytes have been copied.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(barrier),
                  "r"(bytes)
                  : "memory");
 }
-// 16-byte multiples, by the copy engine; counted on the barrier.
+// Copies a multiple of 16 bytes with the copy engine, and counts them on the barrier.
 __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared),
@@ -82,8 +82,9 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, u
         : "memory");
 }
 
-// A kernel may ask for so much dynamic shared memory, whoever launches it, and as much as there is is set apart: where
-// two kernels do so, a multiprocessor need not be empty for the second to start.
+// Lets a kernel use up to `most` bytes of dynamic shared memory, for all launches, and prefers the largest possible
+// share of shared memory. If two kernels both do so, the second one can start on a multiprocessor that the first one
+// still occupies.
 inline cudaError_t set_shared_memory(const void* kernel, int most) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
@@ -92,7 +93,7 @@ inline cudaError_t set_shared_memory(const void* kernel, int most) {
                : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
-// Launches a kernel that may start before the one before it is done, and calls wait_for_kernels_before.
+// Launches a kernel that may start before the kernel before it is done, and that calls wait_for_kernels_before.
 template <typename... Parameters>
 cudaError_t launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                          const Parameters&... parameters) {
@@ -108,25 +109,25 @@ cudaError_t launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, s
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, kernel, parameters...);
 }
-// In such a kernel: waits until the kernels before it are done and their results visible.
+// Called in such a kernel: waits until the kernels before it are done and their results are visible.
 __device__ __forceinline__ void wait_for_kernels_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
 }
-// The next kernel may start where there is room.
+// Lets the next kernel start where there is room.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
 }
 
-// Arrives when the copies are done that this thread has asked for.
+// Arrives when the copies that this thread has asked for are done.
 __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
 
-// `kOrdered`: after all that was stored before it in the program's order.
+// `kOrdered`: not moved before earlier stores of the program.
 template <bool kOrdered = false>
 __device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
     uint4 v;
@@ -142,7 +143,7 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
     return v;
 }
 
-// Volatile: the compiler would move such loads up to where registers are short.
+// Volatile, because the compiler would otherwise move such loads up to where registers are scarce.
 __device__ __forceinline__ uint2 load_shared_8(uint32_t shared) {
     uint2 v;
     asm volatile("ld.volatile.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared));
@@ -165,14 +166,15 @@ __device__ __forceinline__ void store_shared_16(uint32_t shared, uint32_t x, uin
 __device__ __forceinline__ void store_shared_8(uint32_t shared, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
 }
-// Four 8 × 8 matrices of 16-bit numbers as wgmma leaves them; lane i gives the address of row i % 8 of matrix i / 8.
+// Stores four 8 × 8 matrices of 16-bit numbers in the layout of wgmma. Lane i gives the address of row i % 8 of matrix
+// i / 8.
 __device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(v[0]),
                  "r"(v[1]), "r"(v[2]), "r"(v[3])
                  : "memory");
 }
 
-// The same of transposed matrices: a lane has elements 2 · (i % 4) and the next one of column i / 4.
+// The same for transposed matrices: each lane has elements 2 · (i % 4) and 2 · (i % 4) + 1 of column i / 4.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t shared, const uint32_t (&v)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(v[0]),
                  "r"(v[1]), "r"(v[2]), "r"(v[3])
@@ -185,14 +187,14 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&v)[4], uint3
                  : "memory");
 }
 
-// To global memory, without a branch around it.
+// Stores to global memory without a branch.
 __device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
                  "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(int(wanted))
                  : "memory");
 }
 
-// From there, or zeros; without a branch either.
+// Loads from global memory, or gives zeros; also without a branch.
 __device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
     uint4 v;
     asm volatile(
@@ -203,7 +205,7 @@ __device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
     return v;
 }
 
-// One thread block tells another that what it wrote (and fenced) may be read.
+// Tells other thread blocks that what this one has written (and fenced) may be read.
 __device__ __forceinline__ void flag_set(unsigned* flag) {
     asm volatile("st.release.gpu.global.u32 [%0], 1;\n" ::"l"(flag) : "memory");
 }
@@ -215,37 +217,37 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* counter) {
 __device__ __forceinline__ void flag_wait(const unsigned* flag) {
     while (load_acquire(flag) == 0) continue;
 }
-// Until the counter has this value.
+// Waits until the counter has this value.
 __device__ __forceinline__ void counter_wait(const unsigned* counter, unsigned value) {
     while (load_acquire(counter) != value) continue;
 }
-// After all that this thread has seen or done.
+// Adds one to the counter, after everything that this thread has seen or done.
 __device__ __forceinline__ void counter_add(unsigned* counter) {
     asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
 }
-// threadIdx.x; what depends on it cannot be computed ahead, where it would take registers.
+// threadIdx.x, but what depends on it cannot be computed ahead of time, where it would occupy registers.
 __device__ __forceinline__ int thread_number() {
     int number;
     asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(number));
     return number;
 }
 
-// What ordinary stores wrote to global memory, and this thread sees, becomes visible to the copies that it asks for.
+// Makes ordinary stores to global memory that this thread sees visible to the copies that it asks for.
 __device__ __forceinline__ void fence_global_for_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.global;\n" ::: "memory");
 #endif
 }
 
-// kThreads threads wait for each other, at one of sixteen places.
+// kThreads threads wait for each other, at one of sixteen barriers.
 template <int kPlace, int kThreads>
 __device__ __forceinline__ void named_barrier() {
     asm volatile("bar.sync %0, %1;\n" ::"n"(kPlace), "n"(kThreads) : "memory");
 }
 
-// The threads of warpgroup `group` wait for each other.
-__device__ __forceinline__ void group_barrier(int group) {
-    asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");
+// The threads of warpgroup number `warpgroup` wait for each other.
+__device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
+    asm volatile("bar.sync %0, 128;\n" ::"r"(warpgroup + 1) : "memory");
 }
 
 __device__ __forceinline__ void wgmma_fence() {
@@ -268,8 +270,8 @@ __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-// d[16, 8] += a[16, 16] · b[16, 8], a warp: lane i has columns 2 · (i % 4) and the next one of rows i / 4, then of rows
-// i / 4 + 8.
+// d[16, 8] += a[16, 16] · b[16, 8], by one warp. Lane i has columns 2 · (i % 4) and 2 · (i % 4) + 1, first of row i / 4
+// and then of row i / 4 + 8.
 template <bool kBf16>
 __device__ __forceinline__ void mma_k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #define NNUE_MMA(TYPE)                                                           \
@@ -285,19 +287,19 @@ __device__ __forceinline__ void mma_k16(float (&d)[4], const uint32_t (&a)[4], c
 #undef NNUE_MMA
 }
 
-// Low word of the descriptor of a right operand of two column atoms. An atom is 64 contiguous 16-bit columns: groups of
-// 8 rows (k) × 128 bytes, 128-byte swizzle, 1024 bytes from group to group; `atom_stride` bytes from atom to atom. The
-// high word is a constant. Adding 128 moves on by 16 rows.
+// The low word of the descriptor of a right operand of two column atoms; the high word is a constant. An atom has 64
+// contiguous 16-bit columns, in pieces of 8 rows (k) × 128 bytes with the 128-byte swizzle, 1024 bytes from one piece
+// to the next and `atom_stride` bytes from one atom to the next. Adding 128 moves on by 16 rows.
 __device__ __forceinline__ uint32_t operand_descriptor(uint32_t shared, uint32_t atom_stride) {
     return ((shared >> 4) & 0x3fff) | (atom_stride >> 4) << 16;
 }
-// Byte offset of 16-byte chunk `chunk` (0…7) of row `k` in an atom.
+// Byte offset of the 16-byte chunk number `chunk` (0…7) of row `k` in an atom.
 __device__ __forceinline__ uint32_t operand_offset(int k, int chunk) {
     return k * 128 + ((chunk ^ (k & 7)) << 4);
 }
 
-// d[64, 128] += a[64, 16] · b[16, 128]; a in registers, b by descriptor. With a in registers, a product takes 64 cycles
-// for any number of columns up to 128: narrower ones are no faster.
+// d[64, 128] += a[64, 16] · b[16, 128], with a in registers and b given by its descriptor. With a in registers a
+// product takes 64 cycles for any number of columns up to 128, so narrower ones are no faster.
 template <bool kBf16>
 __device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
 #define NNUE_WGMMA(TYPE)                                                                                              \

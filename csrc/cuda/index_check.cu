@@ -1,6 +1,6 @@
-// See index_check.cuh. A report is a record in pinned host memory that the kernel writes, behind a flag in device
-// memory that lets one thread do so. Each device has one for async checks, and a pool for sync ones, one for each call
-// in flight.
+// See index_check.cuh. A report is a record in pinned host memory that the kernel writes. A flag in device memory lets
+// only one thread write it. Each device has one report for async checks, and a pool of reports for sync checks, one for
+// each call in flight.
 
 #include <torch/csrc/stable/library.h>
 
@@ -17,7 +17,7 @@
 namespace nnue::cuda {
 
 struct Report {
-    volatile Finding* finding = nullptr;  // pinned, mapped: host and device see it
+    volatile Finding* finding = nullptr;  // pinned and mapped, so that host and device see it
     unsigned* claimed = nullptr;          // device
     cudaEvent_t done = nullptr;
 };
@@ -32,14 +32,14 @@ struct DeviceReports {
     std::vector<Report*> idle;  // for sync checks
 };
 std::mutex mutex;
-// Reports live as long as the process: a graph may write to one at any time.
+// Reports live as long as the process, since a graph may write to one at any time.
 std::map<int, DeviceReports>& reports() {
     static auto* all = new std::map<int, DeviceReports>;
     return *all;
 }
 
-// Allocating and waiting is forbidden to a thread while any stream is captured in the strict mode; ours never touch the
-// capture.
+// While any stream is captured in the strict mode, CUDA forbids threads to allocate and to wait. What we do here never
+// touches the capture.
 class RelaxedCapture {
   public:
     RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -56,7 +56,7 @@ Report* make_report() {
     report->finding = static_cast<volatile Finding*>(memory);
     report->finding->set = 0;
     check_cuda(cudaMalloc(&report->claimed, sizeof(unsigned)), "index check");
-    cudaStream_t stream = nullptr;  // its own: the default stream may be captured
+    cudaStream_t stream = nullptr;  // a new one, since the default stream may be captured
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "index check");
     check_cuda(cudaMemsetAsync(report->claimed, 0, sizeof(unsigned), stream), "index check");
     check_cuda(cudaStreamSynchronize(stream), "index check");
@@ -65,7 +65,7 @@ Report* make_report() {
     return report;
 }
 
-// Throws what `report` holds, if anything, and makes it ready for the next.
+// Throws what `report` holds, if anything, and resets it.
 void raise(Report* report, cudaStream_t stream, bool earlier) {
     if (report->finding->set == 0) return;
     const Finding found{report->finding->op,           report->finding->raise, report->finding->row,
@@ -81,7 +81,7 @@ void raise(Report* report, cudaStream_t stream, bool earlier) {
     }
 }
 
-// One warp a row.
+// One warp per row.
 __global__ void check_rows(const int32_t* indices, int64_t rows, int max_active, FindingSink sink) {
     const int lane = threadIdx.x;
     for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows;
@@ -141,7 +141,7 @@ void Check::finish() {
 
 Check::~Check() {
     if (own_ == nullptr) return;
-    // Where the operator failed before finish(), the kernel may still be writing: the next call must not find that.
+    // If the operator failed before finish(), the kernel may still be writing, and the next call must not find that.
     if (cudaEventSynchronize(own_->done) == cudaSuccess && own_->finding->set != 0) {
         own_->finding->set = 0;
         cudaMemsetAsync(own_->claimed, 0, sizeof(unsigned), stream_);

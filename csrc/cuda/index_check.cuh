@@ -1,13 +1,13 @@
-// How CUDA operators report data that breaks their contract, such as an illegal index, and three ways to hear of it. A
-// kernel finds it: for index rows a small one beside the work, for records the one that expands them.
+// How CUDA operators report data that breaks their contract, such as an illegal index. A kernel finds it: for index
+// rows a small kernel beside the work, for records the kernel that expands them. There are three modes:
 //
-//   sync   (0) the operator itself throws. The host waits for that kernel alone, after it has queued the work, so
+//   sync   (0) The operator itself throws. The host waits for that kernel alone, after it has queued the work, so
 //              the device does not run dry.
-//   async  (1) the host never waits; the next operator on the device, or raise_cuda_index_errors, throws.
-//   off    (2) no check.
+//   async  (1) The host never waits. The next operator on the device, or raise_cuda_index_errors, throws.
+//   off    (2) There is no check.
 //
-// While a stream is captured into a CUDA graph the check is async: it runs with every replay. Kernels leave out illegal
-// indices by themselves (for_each_entry), so that no mode leads to an illegal access.
+// While a stream is captured into a CUDA graph, the check is async and runs with every replay. Kernels leave out
+// illegal indices by themselves (for_each_entry), so no mode leads to an illegal access.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +16,8 @@
 
 namespace nnue::cuda {
 
-// What a kernel has found, and who can say it in words. Pointers are the host's; kernels hand them on.
+// What a kernel has found, and the function that turns it into an error message. The pointers are the host's; kernels
+// only pass them on.
 struct Finding {
     const char* op;
     void (*raise)(const Finding&);  // throws
@@ -26,9 +27,9 @@ struct Finding {
     int32_t set;
 };
 
-struct Report;  // where a kernel leaves the first thing it finds
+struct Report;  // where a kernel stores the first thing it finds
 
-// A report as kernels see it; with null pointers nothing is reported.
+// A report as kernels see it. With null pointers nothing is reported.
 struct FindingSink {
     volatile Finding* finding = nullptr;
     unsigned* claimed = nullptr;
@@ -48,10 +49,10 @@ __device__ inline void report(const FindingSink& sink, int64_t row, int32_t valu
     sink.finding->set = 1;
 }
 
-// Use: construct, launch the kernel that reports to sink(), queue other work after mark(), then finish().
+// Usage: construct it, launch the kernel that reports to sink(), call mark(), queue other work, then call finish().
 class Check {
   public:
-    // `op` a string literal. Throws what an earlier async check found.
+    // `op` is a string literal. Throws what an earlier async check found.
     Check(const char* op, int device, cudaStream_t stream, void (*raise)(const Finding&), int64_t num_features = 0);
     ~Check();
     Check(const Check&) = delete;
@@ -59,10 +60,10 @@ class Check {
 
     const FindingSink& sink() const { return sink_; }
 
-    // The kernel is queued.
+    // Says that the kernel is queued.
     void mark();
 
-    // In mode sync waits for the kernel and throws if it found something; otherwise does nothing.
+    // In sync mode waits for the kernel and throws if it found something. Otherwise does nothing.
     void finish();
 
   private:
@@ -73,10 +74,10 @@ class Check {
     cudaStream_t stream_;
 };
 
-// The check of index rows. Use: construct (queues the check), queue the work, then finish().
+// The check of index rows. Usage: construct it, which queues the check, queue the work, then call finish().
 class IndexCheck : public Check {
   public:
-    // Rows [rows, max_active] on `device`.
+    // The rows are [rows, max_active], on `device`.
     IndexCheck(const char* op, const int32_t* indices, int64_t rows, int64_t max_active, int64_t num_features,
                int device, cudaStream_t stream);
 };

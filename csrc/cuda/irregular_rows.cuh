@@ -1,13 +1,13 @@
-// Rows that break the rule of king-bucketed sets (block_rows.cuh), or have a loose feature twice: products leave them
-// out, and they are worked off one after another here. As a rule there are none.
+// Rows that break the rule of king-bucketed sets (bucket_plan.cuh), or have an unbucketed feature twice. The products
+// leave them out, and the kernels here add them one by one. Usually there are none.
 #pragma once
 
-#include "block_product.cuh"
 #include "common.cuh"
+#include "one_hot_product.cuh"
 
-namespace nnue::block_product {
+namespace nnue::one_hot_product {
 
-constexpr int kIrregularBlocks = 264;
+constexpr int kIrregularGrid = 264;
 
 __device__ __forceinline__ void store(void* base, size_t offset, float x, Float type) {
     if (type == Float::kFloat32) static_cast<float*>(base)[offset] = x;
@@ -17,19 +17,19 @@ __device__ __forceinline__ void store(void* base, size_t offset, float x, Float 
 
 template <typename Visit>
 __device__ __forceinline__ void for_each_feature(const IndexRows& in, int row, const Visit& visit) {
-    const int32_t* features = block_rows::row_pointer(in, row);
+    const int32_t* features = bucket_plan::row_pointer(in, row);
     for (int k = 0; k < in.max_active && features[k] >= 0; ++k)
-        if (features[k] < in.num_features + in.num_loose) visit(features[k]);
+        if (features[k] < in.num_bucketed + in.num_unbucketed) visit(features[k]);
 }
 
-// A row's sums in plain fp32, saved, clipped and stored, by a thread block.
+// The sums of one row in plain fp32: computed, saved, activated and stored by one thread block.
 template <typename Weight>
 __device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int slot, int target) {
     const int half = p.num_outputs / 2;
     for (int c = threadIdx.x; c < half; c += blockDim.x) {
-        float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // no sum is −0
+        float v[2] = {p.bias[c] + 0.0f, p.bias[half + c] + 0.0f};  // + 0.0f, so that no sum is −0
         constexpr int kAhead = 8;
-        const int32_t* const entries = block_rows::row_pointer(p.in, row);
+        const int32_t* const entries = bucket_plan::row_pointer(p.in, row);
         bool open = true;
         for (int first = 0; open && first < p.in.max_active; first += kAhead) {
             int features[kAhead];
@@ -39,7 +39,7 @@ __device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int sl
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
                 open = open && features[i] >= 0;
-                if (!open || features[i] >= p.in.num_features + p.in.num_loose) continue;
+                if (!open || features[i] >= p.in.num_bucketed + p.in.num_unbucketed) continue;
                 const Weight* weight = static_cast<const Weight*>(p.weight) + size_t(features[i]) * p.num_outputs + c;
                 weights[i][0] = cuda::to_sum(weight[0]), weights[i][1] = cuda::to_sum(weight[half]);
             }
@@ -70,22 +70,23 @@ __device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int sl
 template <typename Weight>
 __global__ void irregular_forward_kernel(ForwardProblem p) {
     wait_for_kernels_before();
-    if (*p.rows.irregular == 0) return;
+    if (*p.plan.irregular == 0) return;
     for (int row = blockIdx.x; row < 2 * p.in.positions; row += gridDim.x) {
-        if (p.rows.row_slot[row] >= 0) continue;
-        const int slot = ~p.rows.row_slot[row];
-        sum_row<Weight>(p, row, slot, p.rows.slot_target[slot]);
+        if (p.plan.row_slot[row] >= 0) continue;
+        const int slot = ~p.plan.row_slot[row];
+        sum_row<Weight>(p, row, slot, p.plan.slot_target[slot]);
     }
 }
 
-// Adds to the weight gradient that the products have written, a thread per column, rows in order: each row's share is
-// rounded to the gradient's type as it is added. The bias gradient and the lists of loose features have these rows
-// already. Rows that have a dense loose feature twice miss in that product alone.
+// Adds the irregular rows to the weight gradient that the products have written. Each thread has a column of either
+// half and takes the rows in order; every addition is rounded to the type of the gradient. The bias gradient and the
+// lists of unbucketed features include these rows already. A regular row that has a dense unbucketed feature twice is
+// missing from that product alone.
 template <typename Weight, typename Grad, Activation kActivation>
 __global__ void irregular_backward_kernel(BackwardProblem p) {
     wait_for_kernels_before();
-    const bool any_left_out = p.in.num_loose > 0 && *p.loose.left_out_rows > 0;
-    if (*p.rows.irregular == 0 && !any_left_out) return;
+    const bool any_left_out = p.in.num_unbucketed > 0 && *p.unbucketed.left_out_rows > 0;
+    if (*p.plan.irregular == 0 && !any_left_out) return;
     using Saved = std::conditional_t<sizeof(Weight) == 2, __half, float>;
     const int half = p.num_outputs / 2, c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= half) return;
@@ -97,9 +98,9 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
             return unpack(static_cast<const uint16_t*>(p.grad_out)[at], p.grad_type).x;
     };
     for (int row = 0; row < 2 * p.in.positions; ++row) {
-        const bool irregular = p.rows.row_slot[row] < 0;
-        if (!irregular && !(any_left_out && p.loose.left_out[row])) continue;
-        const int slot = irregular ? ~p.rows.row_slot[row] : p.rows.row_slot[row], target = p.rows.slot_target[slot];
+        const bool irregular = p.plan.row_slot[row] < 0;
+        if (!irregular && !(any_left_out && p.unbucketed.left_out[row])) continue;
+        const int slot = irregular ? ~p.plan.row_slot[row] : p.plan.row_slot[row], target = p.plan.slot_target[slot];
         constexpr bool kPairwise = kActivation == Activation::kPairwise;
         const size_t at = size_t(target) * (kPairwise ? half : p.num_outputs) + c;
         float g[2] = {gradient(at) * p.scale, gradient(kPairwise ? at : at + half) * p.scale}, s[2] = {0, 0};
@@ -109,9 +110,9 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
         }
         differentiate<kActivation>(g[0], g[1], s[0], s[1], p.bound, limit);
         for_each_feature(p.in, row, [&](int feature) {
-            if (feature < p.in.num_features) {
+            if (feature < p.in.num_bucketed) {
                 if (!irregular) return;
-            } else if (p.loose.rank[feature - p.in.num_features] >= p.loose.summary->dense) {
+            } else if (p.unbucketed.rank[feature - p.in.num_bucketed] >= p.unbucketed.summary->dense) {
                 return;
             }
             Weight* target_row = static_cast<Weight*>(p.grad_weight) + size_t(feature) * p.num_outputs + c;
@@ -121,4 +122,4 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
     }
 }
 
-}  // namespace nnue::block_product
+}  // namespace nnue::one_hot_product

@@ -1,5 +1,5 @@
-// The operators of perspective_transformer.h on CUDA: tensors are checked and taken apart here, and the kernels of
-// the headers below are launched on torch's current stream, or a fork of it.
+// The operators of perspective_transformer.h on CUDA. Tensors are checked and taken apart here, and the kernels of the
+// headers below are launched on torch's current stream or on a fork of it.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -8,20 +8,21 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "../build_info.h"
 #include "../perspective_transformer.h"
-#include "block_forward.cuh"
-#include "block_gather.cuh"
-#include "block_gradient.cuh"
+#include "backward_wgmma.cuh"
 #include "common.cuh"
+#include "forward_gather_fp32.cuh"
+#include "forward_wgmma_16bit.cuh"
 #include "index_check.cuh"
-#include "loose_forward.cuh"
-#include "loose_gradient.cuh"
 #include "psqt.cuh"
 #include "side_stream.cuh"
-#include "slab_forward.cuh"
+#include "unbucketed_backward_mma.cuh"
+#include "unbucketed_forward_gather_fp32.cuh"
+#include "unbucketed_forward_wgmma_16bit.cuh"
 
 namespace nnue::perspective_transformer {
 namespace {
@@ -30,54 +31,54 @@ using namespace nnue::cuda;
 
 constexpr int64_t kMultiple = 16;  // of N
 
-// What the kernels take, beyond what every device does.
-void check_rows_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
-                          int64_t block_size, int64_t num_blocked) {
+// Checks what the CUDA kernels require beyond the contract of every device.
+void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
+                          int64_t bucket_size, int64_t num_bucketed) {
     check_index_rows(op, white, black, num_features, Device::cuda);
-    if (block_size < 1 || block_size > 768) fail(op, "block_size", block_size, "1 <= block_size <= 768");
-    if (num_blocked < 0 || num_blocked > num_features) {
-        fail(op, "num_blocked", num_blocked, "0 <= num_blocked <= F = " + text(num_features));
+    if (bucket_size < 1 || bucket_size > 768) fail(op, "bucket_size", bucket_size, "1 <= bucket_size <= 768");
+    if (num_bucketed < 0 || num_bucketed > num_features) {
+        fail(op, "num_bucketed", num_bucketed, "0 <= num_bucketed <= F = " + text(num_features));
     }
-    const int64_t blocks = divide_up(num_blocked, block_size);
-    if (blocks > 255) fail(op, "block_size", text(blocks) + " blocks", "at most 255");
-    const int64_t slots = 2 * white.size(0) + 64 * (blocks + 1);
-    if (num_blocked < num_features &&
+    const int64_t buckets = divide_up(num_bucketed, bucket_size);
+    if (buckets > 255) fail(op, "bucket_size", text(buckets) + " buckets", "at most 255");
+    const int64_t slots = 2 * white.size(0) + 64 * (buckets + 1);
+    if (num_bucketed < num_features &&
         (slots >= 1 << 27 ||
-         slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_blocked) >= (int64_t(1) << 32))) {
+         slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_bucketed) >= (int64_t(1) << 32))) {
         fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are loose features");
     }
-    if (num_features - num_blocked >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_blocked < 2^24");
+    if (num_features - num_bucketed >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_bucketed < 2^24");
 }
 
-// Contiguous, and where 16-byte loads are allowed.
+// A contiguous tensor whose address allows 16-byte loads.
 Tensor aligned(const Tensor& tensor) {
     Tensor out = torch::stable::contiguous(tensor);
     return reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0 ? out : torch::stable::clone(out);
 }
 
-IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t block_size,
-                     int64_t num_blocked) {
+IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t bucket_size,
+                     int64_t num_bucketed) {
     IndexRows in{};
     in.white = const_data<int32_t>(white);
     in.black = const_data<int32_t>(black);
     in.positions = static_cast<int>(white.size(0));
     in.max_active = static_cast<int>(white.size(1));
-    in.num_features = static_cast<int>(num_blocked);
-    in.num_loose = static_cast<int>(num_features - num_blocked);
-    in.block_size = static_cast<int>(block_size);
-    in.num_blocks = static_cast<int>(std::max<int64_t>(1, divide_up(num_blocked, block_size)));
+    in.num_bucketed = static_cast<int>(num_bucketed);
+    in.num_unbucketed = static_cast<int>(num_features - num_bucketed);
+    in.bucket_size = static_cast<int>(bucket_size);
+    in.num_buckets = static_cast<int>(std::max<int64_t>(1, divide_up(num_bucketed, bucket_size)));
     return in;
 }
 
-// What perspective_rows makes.
-struct Rows {
-    BlockRows blocks;
+// The contents of what perspective_plan makes.
+struct Plan {
+    BucketPlan buckets;
     RowOrder* order;
 };
 
-Rows carve(Carver& carver, const IndexRows& in) {
-    const BlockRows blocks = carve_rows(carver, in);
-    return {blocks, carve_row_order(carver, in)};
+Plan carve_plan(Carver& carver, const IndexRows& in) {
+    const BucketPlan buckets = carve_bucket_plan(carver, in);
+    return {buckets, carve_row_order(carver, in)};
 }
 
 template <class Carve>
@@ -99,12 +100,12 @@ auto open_tensor(const char* op, const char* name, const Tensor& tensor, const C
     return carve(carver, in);
 }
 
-Rows open_rows(const char* op, const Tensor& rows, const IndexRows& in) {
-    return open_tensor(op, "rows", rows, carve, in, "what perspective_rows makes for these sizes");
+Plan open_plan(const char* op, const Tensor& plan, const IndexRows& in) {
+    return open_tensor(op, "plan", plan, carve_plan, in, "what perspective_plan makes for these sizes");
 }
 
-LooseRows open_lists(const char* op, const Tensor& lists, const IndexRows& in) {
-    return open_tensor(op, "lists", lists, carve_loose_rows, in, "what the forward saved");
+UnbucketedLists open_lists(const char* op, const Tensor& lists, const IndexRows& in) {
+    return open_tensor(op, "lists", lists, carve_unbucketed_lists, in, "what the forward saved");
 }
 
 Float float_type(const char* op, const char* argument, ScalarType dtype) {
@@ -121,54 +122,57 @@ Float float_type(const char* op, const char* argument, ScalarType dtype) {
 }
 
 int64_t slots(const IndexRows& in) {
-    return int64_t(BlockRows::tiles(in.positions, in.num_blocks)) * kTileRows;
+    return int64_t(BucketPlan::tiles(in.positions, in.num_buckets)) * kTileRows;
 }
 
-Tensor rows_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
-               int64_t block_size, int64_t num_blocked) {
-    check_rows_arguments(kRows, white_in, black_in, num_features, block_size, num_blocked);
+Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
+               int64_t bucket_size, int64_t num_bucketed) {
+    check_plan_arguments(kPlan, white_in, black_in, num_features, bucket_size, num_bucketed);
     check_black_to_move(black_to_move_in, white_in, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
                  black_to_move = torch::stable::contiguous(black_to_move_in);
     const cudaStream_t stream = current_stream(white);
-    IndexRows in = index_rows(white, black, num_features, block_size, num_blocked);
+    IndexRows in = index_rows(white, black, num_features, bucket_size, num_bucketed);
     in.black_to_move = const_data<uint8_t>(black_to_move);
     const int device = white.get_device_index();
-    IndexCheck white_check(kRows, in.white, in.positions, in.max_active, num_features, device, stream);
-    IndexCheck black_check(kRows, in.black, in.positions, in.max_active, num_features, device, stream);
-    Tensor rows = torch::stable::new_empty(white, {bytes_of(carve, in)}, ScalarType::Byte);
+    IndexCheck white_check(kPlan, in.white, in.positions, in.max_active, num_features, device, stream);
+    IndexCheck black_check(kPlan, in.black, in.positions, in.max_active, num_features, device, stream);
+    Tensor plan = torch::stable::new_empty(white, {bytes_of(carve_plan, in)}, ScalarType::Byte);
     if (in.positions > 0) {
-        const auto [blocks, order] = open_rows(kRows, rows, in);
-        check_cuda(block_rows::place(in, blocks, order, stream), kRows);
+        const auto [buckets, order] = open_plan(kPlan, plan, in);
+        check_cuda(bucket_plan::place(in, buckets, order, stream), kPlan);
     }
     white_check.finish();
     black_check.finish();
-    return rows;
+    return plan;
 }
 
-psqt::Problem psqt_problem(const IndexRows& in, const BlockRows& rows, const Tensor& bucket, int64_t buckets) {
-    return {in, rows, const_data<int64_t>(bucket), in.num_features + in.num_loose, static_cast<int>(buckets)};
+psqt::Problem psqt_problem(const IndexRows& in, const BucketPlan& plan, const Tensor& psqt_bucket,
+                           int64_t psqt_buckets) {
+    return {in, plan, const_data<int64_t>(psqt_bucket), in.num_bucketed + in.num_unbucketed,
+            static_cast<int>(psqt_buckets)};
 }
 
-Tensor psqt_forward(const IndexRows& in, const BlockRows& rows, const Tensor& psqt_in, const Tensor& bucket_in,
+Tensor psqt_forward(const IndexRows& in, const BucketPlan& plan, const Tensor& psqt_in, const Tensor& psqt_bucket_in,
                     cudaStream_t stream) {
-    const Tensor psqt = torch::stable::contiguous(psqt_in), bucket = torch::stable::contiguous(bucket_in);
+    const Tensor psqt = torch::stable::contiguous(psqt_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
     if (psqt.size(1) > INT32_MAX) fail(kForward, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
     Tensor out = torch::stable::new_empty(psqt, {in.positions});
     Check check(
         kForward, psqt.get_device_index(), stream,
-        [](const Finding& found) { fail_bucket(found.op, found.row, found.value, found.num_features); }, psqt.size(1));
-    psqt::launch_forward(psqt_problem(in, rows, bucket, psqt.size(1)), const_data<float>(psqt),
+        [](const Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },
+        psqt.size(1));
+    psqt::launch_forward(psqt_problem(in, plan, psqt_bucket, psqt.size(1)), const_data<float>(psqt),
                          mutable_data<float>(out), check.sink(), stream);
     check.finish();
     return out;
 }
 
-Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& grad_in, const Tensor& bucket_in,
-                     int64_t buckets, cudaStream_t stream) {
-    const Tensor grad = torch::stable::contiguous(grad_in), bucket = torch::stable::contiguous(bucket_in);
-    Tensor grad_psqt = torch::stable::new_empty(grad, {in.num_features + in.num_loose, buckets});
+Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& grad_in, const Tensor& psqt_bucket_in,
+                     int64_t psqt_buckets, cudaStream_t stream) {
+    const Tensor grad = torch::stable::contiguous(grad_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
+    Tensor grad_psqt = torch::stable::new_empty(grad, {in.num_bucketed + in.num_unbucketed, psqt_buckets});
     if (in.positions == 0) {  // there are no tiles
         check_cuda(cudaMemsetAsync(mutable_data<float>(grad_psqt), 0, grad_psqt.numel() * sizeof(float), stream),
                    "memset");
@@ -178,49 +182,48 @@ Tensor psqt_backward(const IndexRows& in, const BlockRows& rows, const Tensor& g
     const Tensor memory = torch::stable::new_empty(grad, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
     psqt::Scratch scratch;
     psqt::carve_scratch(mutable_data<char>(memory), grad_psqt.numel(), &scratch);
-    psqt::launch_backward(psqt_problem(in, rows, bucket, buckets), const_data<float>(grad),
+    psqt::launch_backward(psqt_problem(in, plan, psqt_bucket, psqt_buckets), const_data<float>(grad),
                           mutable_data<float>(grad_psqt), scratch, stream);
     return grad_psqt;
 }
 
-// The lists that the backward needs of loose features are made beside it.
+// The lists of unbucketed features, which only the backward needs, are made beside the forward.
 template <class Weight>
-cudaError_t run_loose_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
+cudaError_t run_unbucketed_forward(const ForwardProblem& p, const UnbucketedLists* lists, cudaStream_t stream) {
     const auto forward = [&] {
         if constexpr (sizeof(Weight) == 2)
-            return loose_forward::forward<Weight>(p, stream);
+            return unbucketed_forward_product::forward<Weight>(p, stream);
         else
-            return slab_forward::forward(p, stream);
+            return unbucketed_forward_gather::forward(p, stream);
     };
     if (lists == nullptr) return forward();
     Fork fork(stream);
     if (fork.ok() != cudaSuccess) return fork.ok();
     cudaError_t error = forward();
-    if (error == cudaSuccess) error = loose_rows::build(p.in, p.rows, p.order, *lists, fork.stream());
+    if (error == cudaSuccess) error = unbucketed_lists::build(p.in, p.plan, p.order, *lists, fork.stream());
     const cudaError_t joined = fork.join();
     return error == cudaSuccess ? joined : error;
 }
 
 template <class Weight>
-cudaError_t run_forward(const ForwardProblem& p, const LooseRows* lists, cudaStream_t stream) {
-    if (p.in.num_loose > 0) return run_loose_forward<Weight>(p, lists, stream);
+cudaError_t run_forward(const ForwardProblem& p, const UnbucketedLists* lists, cudaStream_t stream) {
+    if (p.in.num_unbucketed > 0) return run_unbucketed_forward<Weight>(p, lists, stream);
     if constexpr (sizeof(Weight) == 2) {
-        return block_product::forward<Weight>(p, stream);
+        return one_hot_product::forward<Weight>(p, stream);
     } else {
-        return block_gather::forward(p, stream);
+        return forward_gather::forward(p, stream);
     }
 }
 
-Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& rows, const Tensor& weight_in,
-                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& bucket,
-                int64_t block_size, int64_t num_blocked, int64_t activation, double bound, double scale,
-                int64_t output_dtype, bool save) {
+Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& plan, const Tensor& weight_in,
+                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& psqt_bucket,
+                int64_t bucket_size, int64_t num_bucketed, const std::string& activation, double bound, double scale,
+                const std::string& output_dtype, bool save) {
     check_parameters(weight_in, bias_in, white_in, Device::cuda);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
-    check_rows_arguments(kForward, white_in, black_in, num_features, block_size, num_blocked);
-    check_activation(kForward, activation, num_outputs, kMultiple);
-    check_device(kForward, "rows", rows, Device::cuda, white_in, "white");
-    if (psqt) check_psqt(*psqt, bucket, white_in, num_features, Device::cuda);
+    check_plan_arguments(kForward, white_in, black_in, num_features, bucket_size, num_bucketed);
+    check_device(kForward, "plan", plan, Device::cuda, white_in, "white");
+    if (psqt) check_psqt(*psqt, psqt_bucket, white_in, num_features, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
                  weight = aligned(weight_in), bias = aligned(bias_in);
@@ -229,59 +232,59 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& ro
     const ScalarType out_dtype = float_dtype(kForward, "output_dtype", output_dtype);
 
     ForwardProblem p{};
-    p.in = index_rows(white, black, num_features, block_size, num_blocked);
-    const Rows open = open_rows(kForward, rows, p.in);
-    p.rows = open.blocks;
+    p.in = index_rows(white, black, num_features, bucket_size, num_bucketed);
+    const Plan open = open_plan(kForward, plan, p.in);
+    p.plan = open.buckets;
     p.order = open.order;
     p.num_outputs = static_cast<int>(num_outputs);
-    p.activation = Activation(activation);
+    p.activation = check_activation(kForward, activation, num_outputs, kMultiple);
     p.bound = static_cast<float>(bound);
     p.scale = static_cast<float>(scale);
-    p.out_type = Float(output_dtype);
+    p.out_type = float_type(kForward, "output_dtype", out_dtype);
     Tensor out = torch::stable::new_empty(weight, {p.in.positions, output_width(p.activation, num_outputs)}, out_dtype);
-    // Identity's gradient needs no sums.
+    // The gradient of the identity needs no sums.
     const bool saves = save && p.activation != Activation::kIdentity;
     Tensor saved = torch::stable::new_empty(weight, {saves ? slots(p.in) : 0, num_outputs},
                                             weight_type == Float::kFloat32 ? ScalarType::Float : ScalarType::Half);
-    const bool makes_lists = save && p.in.num_loose > 0;
+    const bool makes_lists = save && p.in.num_unbucketed > 0;
     Tensor lists =
-        torch::stable::new_empty(white, {makes_lists ? bytes_of(carve_loose_rows, p.in) : 0}, ScalarType::Byte);
-    Tensor psqt_out = psqt ? psqt_forward(p.in, p.rows, *psqt, *bucket, stream)
+        torch::stable::new_empty(white, {makes_lists ? bytes_of(carve_unbucketed_lists, p.in) : 0}, ScalarType::Byte);
+    Tensor psqt_out = psqt ? psqt_forward(p.in, p.plan, *psqt, *psqt_bucket, stream)
                            : torch::stable::new_empty(weight, {0}, ScalarType::Float);
     if (p.in.positions == 0) return {out, psqt_out, saved, lists};
     p.weight = weight.const_data_ptr();
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
-    const bool wants_tile_features = weight_type != Float::kFloat32 && p.in.num_loose > 0;
+    const bool wants_tile_features = weight_type != Float::kFloat32 && p.in.num_unbucketed > 0;
     const Tensor scratch = torch::stable::new_empty(
         white, {wants_tile_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
     Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
     if (wants_tile_features) p.tile_features = carve_tile_features(carver, p.in);
-    std::optional<LooseRows> loose;
-    if (makes_lists) loose = open_lists(kForward, lists, p.in);
+    std::optional<UnbucketedLists> unbucketed;
+    if (makes_lists) unbucketed = open_lists(kForward, lists, p.in);
     const auto run = weight_type == Float::kFloat32   ? run_forward<float>
                      : weight_type == Float::kFloat16 ? run_forward<__half>
                                                       : run_forward<__nv_bfloat16>;
-    check_cuda(run(p, loose ? &*loose : nullptr, stream), kForward);
+    check_cuda(run(p, unbucketed ? &*unbucketed : nullptr, stream), kForward);
     return {out, psqt_out, saved, lists};
 }
 
 template <class Weight, class Grad>
 cudaError_t run_backward(const BackwardProblem& p, cudaStream_t stream) {
-    constexpr auto kLoose = [](const BackwardProblem& problem, cudaStream_t on) {
+    constexpr auto kUnbucketed = [](const BackwardProblem& problem, cudaStream_t on) {
         constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
-        return problem.in.num_loose == 0 ? cudaSuccess : loose_gradient::run<kParts>(problem, on);
+        return problem.in.num_unbucketed == 0 ? cudaSuccess : unbucketed_gradient::run<kParts>(problem, on);
     };
     switch (p.activation) {
         case Activation::kIdentity:
-            return block_product::backward<Weight, Grad, Activation::kIdentity>(p, stream, kLoose);
+            return one_hot_product::backward<Weight, Grad, Activation::kIdentity>(p, stream, kUnbucketed);
         case Activation::kCReLU:
-            return block_product::backward<Weight, Grad, Activation::kCReLU>(p, stream, kLoose);
+            return one_hot_product::backward<Weight, Grad, Activation::kCReLU>(p, stream, kUnbucketed);
         case Activation::kSCReLU:
-            return block_product::backward<Weight, Grad, Activation::kSCReLU>(p, stream, kLoose);
+            return one_hot_product::backward<Weight, Grad, Activation::kSCReLU>(p, stream, kUnbucketed);
         default:
-            return block_product::backward<Weight, Grad, Activation::kPairwise>(p, stream, kLoose);
+            return one_hot_product::backward<Weight, Grad, Activation::kPairwise>(p, stream, kUnbucketed);
     }
 }
 
@@ -292,21 +295,20 @@ cudaError_t run_backward_16(const BackwardProblem& p, cudaStream_t stream) {
 }
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, const Tensor& white_in,
-                  const Tensor& black_in, const Tensor& rows, const Tensor& saved_in, const Tensor& lists,
-                  const std::optional<Tensor>& bucket, int64_t num_features, int64_t num_outputs, int64_t psqt_buckets,
-                  int64_t block_size, int64_t num_blocked, int64_t activation, double bound, double scale,
-                  int64_t weight_dtype) {
-    check_rows_arguments(kBackward, white_in, black_in, num_features, block_size, num_blocked);
-    check_activation(kBackward, activation, num_outputs, kMultiple);
+                  const Tensor& black_in, const Tensor& plan, const Tensor& saved_in, const Tensor& lists,
+                  const std::optional<Tensor>& psqt_bucket, int64_t num_features, int64_t num_outputs,
+                  int64_t psqt_buckets, int64_t bucket_size, int64_t num_bucketed, const std::string& activation,
+                  double bound, double scale, const std::string& weight_dtype) {
+    check_plan_arguments(kBackward, white_in, black_in, num_features, bucket_size, num_bucketed);
+    BackwardProblem p{};
+    p.activation = check_activation(kBackward, activation, num_outputs, kMultiple);
     for (const auto& [name, tensor] :
-         {std::pair{"grad_output", &grad_output_in}, {"rows", &rows}, {"saved", &saved_in}, {"lists", &lists}}) {
+         {std::pair{"grad_output", &grad_output_in}, {"plan", &plan}, {"saved", &saved_in}, {"lists", &lists}}) {
         check_device(kBackward, name, *tensor, Device::cuda, white_in, "white");
     }
     const ScalarType dtype = float_dtype(kBackward, "weight_dtype", weight_dtype);
-    if (psqt_buckets != 0) check_grad_psqt(grad_psqt_in, bucket, white_in, psqt_buckets, Device::cuda);
+    if (psqt_buckets != 0) check_grad_psqt(grad_psqt_in, psqt_bucket, white_in, psqt_buckets, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
-    BackwardProblem p{};
-    p.activation = Activation(activation);
     check_shape(kBackward, "grad_output", grad_output_in, {white_in.size(0), output_width(p.activation, num_outputs)},
                 "[B, 2 W]");
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
@@ -314,23 +316,24 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     if (dtype == ScalarType::Float) check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
     const Tensor grad_output = aligned(grad_output_in);
     const cudaStream_t stream = current_stream(white);
-    p.in = index_rows(white, black, num_features, block_size, num_blocked);
-    const Rows open = open_rows(kBackward, rows, p.in);
-    p.rows = open.blocks;
-    if (p.in.num_loose > 0) p.loose = open_lists(kBackward, lists, p.in);
+    p.in = index_rows(white, black, num_features, bucket_size, num_bucketed);
+    const Plan open = open_plan(kBackward, plan, p.in);
+    p.plan = open.buckets;
+    if (p.in.num_unbucketed > 0) p.unbucketed = open_lists(kBackward, lists, p.in);
     p.num_outputs = static_cast<int>(num_outputs);
     p.bound = static_cast<float>(bound);
     p.scale = static_cast<float>(scale);
     p.grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
-    p.weight_type = Float(weight_dtype);
+    p.weight_type = float_type(kBackward, "weight_dtype", dtype);
     if (p.activation != Activation::kIdentity) {
         check_shape(kBackward, "saved", saved, {slots(p.in), num_outputs}, "what the forward saved");
         check_dtype(kBackward, "saved", saved, {dtype == ScalarType::Float ? ScalarType::Float : ScalarType::Half});
     }
     Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, dtype);
     Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
-    Tensor grad_psqt = psqt_buckets == 0 ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
-                                         : psqt_backward(p.in, p.rows, *grad_psqt_in, *bucket, psqt_buckets, stream);
+    Tensor grad_psqt = psqt_buckets == 0
+                           ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
+                           : psqt_backward(p.in, p.plan, *grad_psqt_in, *psqt_bucket, psqt_buckets, stream);
     p.grad_weight = grad_weight.mutable_data_ptr();
     p.grad_bias = static_cast<float*>(grad_bias.mutable_data_ptr());
     if (p.in.positions == 0) {
@@ -342,11 +345,11 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     p.grad_out = grad_output.const_data_ptr();
     p.saved = saved.const_data_ptr();
     Carver counter{nullptr};
-    block_product::carve_scratch(counter, p);
+    one_hot_product::carve_scratch(counter, p);
     const Tensor scratch =
         torch::stable::new_empty(grad_output, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
     Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
-    block_product::carve_scratch(carver, p);
+    one_hot_product::carve_scratch(carver, p);
     const cudaError_t error = p.weight_type == Float::kFloat32   ? run_backward<float, float>(p, stream)
                               : p.weight_type == Float::kFloat16 ? run_backward_16<__half>(p, stream)
                                                                  : run_backward_16<__nv_bfloat16>(p, stream);
@@ -354,7 +357,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     return {grad_weight, grad_bias, grad_psqt};
 }
 
-// Whether this library has the kernels for a device.
+// Whether this library has the fused kernels for a device.
 bool available(int64_t device) {
     if (std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") == nullptr) return false;
     int major = 0, minor = 0;
@@ -370,7 +373,7 @@ bool available(int64_t device) {
 }  // namespace nnue::perspective_transformer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
-    m.impl("perspective_rows", TORCH_BOX(&nnue::perspective_transformer::rows_op));
+    m.impl("perspective_plan", TORCH_BOX(&nnue::perspective_transformer::plan_op));
     m.impl("perspective_transformer_forward", TORCH_BOX(&nnue::perspective_transformer::forward_op));
     m.impl("perspective_transformer_backward", TORCH_BOX(&nnue::perspective_transformer::backward_op));
 }

@@ -1,14 +1,16 @@
-// The PSQT columns of both perspectives: half the difference of the two sides' sums at each position's bucket.
+// The PSQT columns of both perspectives: half the difference of the two sides' sums, at the PSQT bucket of each
+// position.
 //
-// Eight columns of one of which every position reads one: no work for tensor cores. Forward: a warp a position gathers
-// from a table that the L2 cache holds. Backward: every entry adds its position's gradient to one of F · P sums with an
-// atomic. The sums are 64-bit integers, multiples of a power of two taken from the largest gradient of the batch, so
-// that the order of the additions does not matter: equal bits, whatever the schedule, and any row will do, duplicates
-// and features outside blocks included. A gradient is rounded to 2^-b of the largest, with b what keeps 2 B K of them
-// in 63 bits and at most 49 (41 for B = 16,384, K = 32): finer than sums in fp32 would be.
+// There are eight columns and each position reads one of them, so there is no work for tensor cores. In the forward one
+// warp per position gathers from a table that the L2 cache holds. In the backward every entry adds the gradient of its
+// position to one of F · P sums with an atomic. The sums are 64-bit integers, in multiples of a power of two that is
+// taken from the largest gradient of the batch. So the order of the additions does not matter and equal inputs give
+// equal bits. Any row will do, including rows with duplicates or with features of several king buckets. A gradient is
+// rounded to 2^-b of the largest, where b is at most 49 and such that the sum of 2 B K gradients fits in 63 bits (41
+// for B = 16,384, K = 32). That is finer than sums in fp32 would be.
 //
-// The rows of a tile (block_rows.cuh) are added up in shared memory first, in two parts of 32 bits: half as many
-// atomics in global memory, and no queue at the few addresses of pieces that stand in every position.
+// The rows of a tile (bucket_plan.cuh) are first added up in shared memory, in two parts of 32 bits. This halves the
+// atomics in global memory, and avoids queues at the few addresses of pieces that are in every position.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +19,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "block_rows.cuh"
+#include "bucket_plan.cuh"
 #include "common.cuh"
 #include "index_check.cuh"
 
@@ -27,24 +29,24 @@ using cuda::FindingSink;
 using cuda::kWarp;
 
 constexpr int kThreads = 256;
-constexpr int kPrepareBlocks = 132;
+constexpr int kPrepareGrid = 132;
 constexpr int kPrepareThreads = 1024;
 constexpr int kNotFinite = INT32_MAX;
-constexpr int kMaxBlockCount = 255;
+constexpr int kMaxBuckets = 255;
 
 struct Problem {
     IndexRows in;
-    BlockRows rows;
-    const int64_t* bucket;  // [positions]
-    int num_features;       // blocked and loose ones
-    int buckets;
+    BucketPlan plan;
+    const int64_t* psqt_bucket;  // [positions]
+    int num_features;            // bucketed and unbucketed ones
+    int psqt_buckets;
 };
 
 __device__ __forceinline__ int position_of_warp() {
     return blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
 }
 
-// Calls visit(index) for the legal entries of a row that are this lane's.
+// Calls visit(index) for the legal entries of a row that belong to this lane.
 template <class Visit>
 __device__ __forceinline__ void for_each_own_entry(const Problem& p, const int32_t* row, int lane, const Visit& visit) {
     for (int base = 0; base < p.in.max_active; base += kWarp) {
@@ -60,18 +62,18 @@ __global__ void __launch_bounds__(kThreads)
     forward_kernel(Problem p, const float* __restrict__ psqt, float* __restrict__ out, FindingSink sink) {
     const int position = position_of_warp(), lane = threadIdx.x % kWarp;
     if (position >= p.in.positions) return;
-    const int64_t bucket = p.bucket[position];
-    if (bucket < 0 || bucket >= p.buckets) {
+    const int64_t psqt_bucket = p.psqt_bucket[position];
+    if (psqt_bucket < 0 || psqt_bucket >= p.psqt_buckets) {
         if (lane == 0) {
             out[position] = 0;
             cuda::report(sink, position,
-                         static_cast<int32_t>(max(min(bucket, int64_t(INT32_MAX)), -int64_t(INT32_MAX))));
+                         static_cast<int32_t>(max(min(psqt_bucket, int64_t(INT32_MAX)), -int64_t(INT32_MAX))));
         }
         return;
     }
-    const float* column = psqt + bucket;
+    const float* column = psqt + psqt_bucket;
     float white = 0, black = 0;
-    const auto value = [&](int32_t index) { return column[int64_t(index) * p.buckets]; };
+    const auto value = [&](int32_t index) { return column[int64_t(index) * p.psqt_buckets]; };
     const int64_t row = int64_t(position) * p.in.max_active;
     for_each_own_entry(p, p.in.white + row, lane, [&](int32_t index) { white += value(index); });
     for_each_own_entry(p, p.in.black + row, lane, [&](int32_t index) { black += value(index); });
@@ -80,19 +82,19 @@ __global__ void __launch_bounds__(kThreads)
         difference += __shfl_xor_sync(cuda::kAllLanes, difference, offset);
     }
     if (lane != 0) return;
-    const int slot = p.rows.row_slot[position];
-    const bool black_first = p.rows.slot_target[slot < 0 ? ~slot : slot] % 2 != 0;
+    const int slot = p.plan.row_slot[position];
+    const bool black_first = p.plan.slot_target[slot < 0 ? ~slot : slot] % 2 != 0;
     out[position] = (black_first ? -0.5f : 0.5f) * difference;
 }
 
 // Scratch of the backward.
 struct Scratch {
     unsigned long long* sums;  // [F, P]
-    unsigned* largest;         // [kPrepareBlocks]: magnitudes, as bits
+    unsigned* largest;         // [kPrepareGrid]: magnitudes, as bits
     int* exponent;             // [1]
 };
 
-__device__ __forceinline__ unsigned block_max(unsigned mine, unsigned* shared) {
+__device__ __forceinline__ unsigned thread_block_max(unsigned mine, unsigned* shared) {
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
         mine = max(mine, __shfl_xor_sync(cuda::kAllLanes, mine, offset));
     }
@@ -103,70 +105,70 @@ __device__ __forceinline__ unsigned block_max(unsigned mine, unsigned* shared) {
     return most;
 }
 
-// Zeroes the sums; each thread block finds the largest magnitude of its part of the gradients.
+// Clears the sums. Each thread block finds the largest magnitude of its share of the gradients.
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_kernel(const float* __restrict__ grad, int positions, int64_t count, Scratch scratch) {
     __shared__ unsigned shared[kPrepareThreads / kWarp];
     const int64_t first = int64_t(blockIdx.x) * kPrepareThreads + threadIdx.x;
-    const int64_t step = int64_t(kPrepareBlocks) * kPrepareThreads;
+    const int64_t step = int64_t(kPrepareGrid) * kPrepareThreads;
     for (int64_t i = first; i < count; i += step) scratch.sums[i] = 0;
     unsigned most = 0;
-    // Without its sign a number's order is that of its bits; infinities and NaN come last.
+    // Without the sign, numbers are ordered as their bits are, with infinities and NaN last.
     for (int64_t b = first; b < positions; b += step) most = max(most, __float_as_uint(grad[b]) & 0x7fffffffu);
-    most = block_max(most, shared);
+    most = thread_block_max(most, shared);
     if (threadIdx.x == 0) scratch.largest[blockIdx.x] = most;
 }
 
 constexpr int kLowBits = 25;
 constexpr int kMostHeadroom = 2 * kLowBits - 1;  // 64 of either part fit in 31 bits
-constexpr int kSharedBuckets = 16;               // with more, everything goes to global memory
-static_assert(kPrepareBlocks <= kThreads && kMaxBlockCount <= kThreads);
+constexpr int kSharedPsqtBuckets = 16;           // with more, everything is added in global memory
+static_assert(kPrepareGrid <= kThreads && kMaxBuckets <= kThreads);
 
-// A row of a tile and what it adds to its features.
+// A row of a tile, and what it adds to its features.
 struct TileRow {
-    const int32_t* entries;  // null: no row
+    const int32_t* entries;  // null where there is no row
     long long amount;
     float grad;
-    int bucket;
+    int psqt_bucket;
     bool regular;
 };
 
-// All but the amount.
+// Fills in everything but the amount.
 __device__ __forceinline__ TileRow tile_row(const Problem& p, const float* grad, int slot) {
     TileRow row{};
-    const int target = p.rows.slot_target[slot];
+    const int target = p.plan.slot_target[slot];
     if (target < 0) return row;
-    const int position = target / 2, white_slot = p.rows.row_slot[position];
+    const int position = target / 2, white_slot = p.plan.row_slot[position];
     const bool white = white_slot == slot || white_slot == ~slot;
-    const int black_slot = p.rows.row_slot[p.in.positions + position];
-    const int64_t bucket = p.bucket[position];
+    const int black_slot = p.plan.row_slot[p.in.positions + position];
+    const int64_t psqt_bucket = p.psqt_bucket[position];
     row.grad = target % 2 == 0 ? grad[position] : -grad[position];
-    row.bucket = static_cast<int>(bucket);
+    row.psqt_bucket = static_cast<int>(psqt_bucket);
     row.regular = (white ? white_slot : black_slot) >= 0;
-    if (bucket < 0 || bucket >= p.buckets) return row;
+    if (psqt_bucket < 0 || psqt_bucket >= p.psqt_buckets) return row;
     row.entries = (white ? p.in.white : p.in.black) + int64_t(position) * p.in.max_active;
     return row;
 }
 
-// A thread block a tile.
+// One thread block per tile.
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(Problem p, const float* __restrict__ grad, int headroom, Scratch scratch) {
     extern __shared__ int4 memory[];
-    int* parts = reinterpret_cast<int*>(memory);  // [2, P, 768]: low, high; none where P > kSharedBuckets
+    int* parts = reinterpret_cast<int*>(memory);  // [2, P, 768]: low, high; none where P > kSharedPsqtBuckets
     __shared__ unsigned shared[kThreads / kWarp];
     __shared__ TileRow rows[kTileRows];
     const int tile = blockIdx.x, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const bool has_parts = p.buckets <= kSharedBuckets;
-    const int cells = has_parts ? p.buckets * kBlockFeatures : 0;
-    // What comes from afar is asked for first, so that the waits overlap.
-    const unsigned largest = threadIdx.x < kPrepareBlocks ? scratch.largest[threadIdx.x] : 0;
-    const int tiles = p.rows.tile_begin[p.in.num_blocks];
-    const bool begun = threadIdx.x < p.in.num_blocks && p.rows.tile_begin[threadIdx.x] <= tile;
+    const bool has_parts = p.psqt_buckets <= kSharedPsqtBuckets;
+    const int cells = has_parts ? p.psqt_buckets * kBucketFeatures : 0;
+    // Global memory is read first, so that the waits overlap.
+    const unsigned largest = threadIdx.x < kPrepareGrid ? scratch.largest[threadIdx.x] : 0;
+    const int tiles = p.plan.tile_begin[p.in.num_buckets];
+    const bool begun = threadIdx.x < p.in.num_buckets && p.plan.tile_begin[threadIdx.x] <= tile;
     TileRow own{};
     if (threadIdx.x < kTileRows && tile < tiles) own = tile_row(p, grad, tile * kTileRows + threadIdx.x);
     for (int i = threadIdx.x; i < cells / 2; i += kThreads) memory[i] = {0, 0, 0, 0};
-    const unsigned most = block_max(largest, shared);
-    // 2^exponent > every magnitude.
+    const unsigned most = thread_block_max(largest, shared);
+    // 2^exponent is larger than every magnitude.
     const int exponent = most >= 0x7f800000u ? kNotFinite : ilogbf(fmaxf(__uint_as_float(most), 1e-45f)) + 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) *scratch.exponent = exponent;
     if (tile >= tiles || exponent == kNotFinite) return;
@@ -174,8 +176,8 @@ __global__ void __launch_bounds__(kThreads)
         own.amount = __double2ll_rn(scalbn(static_cast<double>(own.grad), headroom - exponent));
         rows[threadIdx.x] = own;
     }
-    const int first = (__syncthreads_count(begun) - 1) * p.in.block_size;  // feature of the tile's block
-    const int end = has_parts ? min(first + p.in.block_size, p.in.num_features) : first;
+    const int first = (__syncthreads_count(begun) - 1) * p.in.bucket_size;  // first feature of the tile's king bucket
+    const int end = has_parts ? min(first + p.in.bucket_size, p.in.num_bucketed) : first;
 
     constexpr int kWarpRows = kTileRows / (kThreads / kWarp);
     for (int base = 0; base < p.in.max_active; base += kWarp) {
@@ -192,11 +194,11 @@ __global__ void __launch_bounds__(kThreads)
             const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
             const bool alive = (ends & ((2u << lane) - 1)) == 0;  // no -1 up to here
             if (alive && row.regular && index >= first && index < end) {
-                int* cell = parts + row.bucket * kBlockFeatures + (index - first);
+                int* cell = parts + row.psqt_bucket * kBucketFeatures + (index - first);
                 atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits) - 1)));
                 atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits));
             } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
-                atomicAdd(scratch.sums + int64_t(index) * p.buckets + row.bucket,
+                atomicAdd(scratch.sums + int64_t(index) * p.psqt_buckets + row.psqt_bucket,
                           static_cast<unsigned long long>(row.amount));
             }
             __syncwarp();
@@ -208,8 +210,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = threadIdx.x; i < cells; i += kThreads) {
         const long long sum = (static_cast<long long>(parts[cells + i]) << kLowBits) + parts[i];
         if (sum == 0) continue;
-        const int feature = first + i % kBlockFeatures, bucket = i / kBlockFeatures;
-        atomicAdd(scratch.sums + int64_t(feature) * p.buckets + bucket, static_cast<unsigned long long>(sum));
+        const int feature = first + i % kBucketFeatures, psqt_bucket = i / kBucketFeatures;
+        atomicAdd(scratch.sums + int64_t(feature) * p.psqt_buckets + psqt_bucket, static_cast<unsigned long long>(sum));
     }
 }
 
@@ -218,21 +220,22 @@ __global__ void __launch_bounds__(kThreads)
     const int exponent = *scratch.exponent;
     for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += int64_t(gridDim.x) * kThreads) {
         const double sum = static_cast<double>(static_cast<long long>(scratch.sums[i]));
-        // A gradient that is not finite shows in every element: it has no place among integers.
-        grad_psqt[i] = exponent == kNotFinite ? __int_as_float(0x7fffffff)
-                                              : static_cast<float>(scalbn(sum, exponent - headroom - 1));  // and half
+        // If any gradient is not finite, every element becomes NaN, since integers cannot hold it.
+        grad_psqt[i] = exponent == kNotFinite
+                           ? __int_as_float(0x7fffffff)
+                           : static_cast<float>(scalbn(sum, exponent - headroom - 1));  // and half of it
     }
 }
 
 inline void launch_forward(const Problem& p, const float* psqt, float* out, const FindingSink& sink,
                            cudaStream_t stream) {
-    cuda::launch("psqt forward", forward_kernel, cuda::blocks_for(p.in.positions, kThreads / kWarp), kThreads, 0,
+    cuda::launch("psqt forward", forward_kernel, cuda::thread_blocks_for(p.in.positions, kThreads / kWarp), kThreads, 0,
                  stream, p, psqt, out, sink);
 }
 
-// Bytes of scratch; with a base also its parts.
+// Returns the bytes of scratch. With a base, also sets the pointers of its parts.
 inline size_t carve_scratch(char* base, int64_t count, Scratch* scratch) {
-    const size_t sums = size_t(count) * sizeof(unsigned long long), largest = kPrepareBlocks * sizeof(unsigned);
+    const size_t sums = size_t(count) * sizeof(unsigned long long), largest = kPrepareGrid * sizeof(unsigned);
     if (base != nullptr) {
         *scratch = {reinterpret_cast<unsigned long long*>(base), reinterpret_cast<unsigned*>(base + sums),
                     reinterpret_cast<int*>(base + sums + largest)};
@@ -240,25 +243,26 @@ inline size_t carve_scratch(char* base, int64_t count, Scratch* scratch) {
     return sums + largest + sizeof(int);
 }
 
-// grad_psqt [F, P], all of it is written. `grad` [positions].
+// All of grad_psqt [F, P] is written. `grad` is [positions].
 inline void launch_backward(const Problem& p, const float* grad, float* grad_psqt, const Scratch& scratch,
                             cudaStream_t stream) {
-    const int64_t count = int64_t(p.num_features) * p.buckets;
-    // No sum has more terms than this, so none leaves 63 bits.
+    const int64_t count = int64_t(p.num_features) * p.psqt_buckets;
+    // No sum has more terms than this, so every sum fits in 63 bits.
     const uint64_t terms = 2 * uint64_t(std::max(p.in.positions, 1)) * uint64_t(std::max(p.in.max_active, 1));
     const int headroom = std::min(kMostHeadroom, 62 - static_cast<int>(std::bit_width(terms)));
-    cuda::launch("psqt prepare", prepare_kernel, kPrepareBlocks, kPrepareThreads, 0, stream, grad, p.in.positions,
-                 count, scratch);
-    const int shared_bytes = p.buckets <= kSharedBuckets ? 2 * p.buckets * kBlockFeatures * int(sizeof(int)) : 0;
-    // The attribute is the kernel's, whoever launches it: it must not depend on this call.
-    constexpr int kMostBytes = 2 * kSharedBuckets * kBlockFeatures * int(sizeof(int));
+    cuda::launch("psqt prepare", prepare_kernel, kPrepareGrid, kPrepareThreads, 0, stream, grad, p.in.positions, count,
+                 scratch);
+    const int shared_bytes =
+        p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kBucketFeatures * int(sizeof(int)) : 0;
+    // The attribute belongs to the kernel and holds for all launches, so it must not depend on this call.
+    constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kBucketFeatures * int(sizeof(int));
     cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
                      "psqt scatter");
-    // Blocks there always are, so that one says the exponent.
-    cuda::launch("psqt scatter", scatter_kernel, BlockRows::tiles(p.in.positions, p.in.num_blocks), kThreads,
+    // There is always at least one thread block, which writes the exponent.
+    cuda::launch("psqt scatter", scatter_kernel, BucketPlan::tiles(p.in.positions, p.in.num_buckets), kThreads,
                  shared_bytes, stream, p, grad, headroom, scratch);
-    cuda::launch("psqt round", round_kernel, std::min(cuda::blocks_for(count, kThreads), 4096u), kThreads, 0, stream,
-                 count, headroom, scratch, grad_psqt);
+    cuda::launch("psqt round", round_kernel, std::min(cuda::thread_blocks_for(count, kThreads), 4096u), kThreads, 0,
+                 stream, count, headroom, scratch, grad_psqt);
 }
 
 }  // namespace nnue::psqt

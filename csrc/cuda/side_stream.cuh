@@ -1,4 +1,4 @@
-// Work beside torch's current stream: a fork of it, joined again before the operator returns.
+// Work beside torch's current stream: a fork of the stream, which is joined again before the operator returns.
 //
 // So everything that an operator does is ordered with its stream, as its caller and the caching allocator expect, and a
 // CUDA graph that captures the operator captures both branches.
@@ -13,9 +13,9 @@ namespace nnue::cuda {
 
 class Fork {
   public:
-    // Work on stream() begins after what `main` has been given so far. Nothing else may be done with it where ok() is
-    // not cudaSuccess. It has a high priority: so it gets the places that thread blocks of `main` leave, where
-    // otherwise it would begin when those have all begun.
+    // Work on stream() begins after what `main` has been given so far. If ok() is not cudaSuccess, the fork must not be
+    // used further. stream() has a high priority, so that it gets the places that finished thread blocks of `main`
+    // leave. Otherwise it would begin only when all of those have begun.
     explicit Fork(cudaStream_t main) : main_(main) {
         error_ = find(main, side_);
         if (error_ == cudaSuccess) error_ = cudaEventRecord(side_.forked, main_);
@@ -27,7 +27,7 @@ class Fork {
     cudaError_t ok() const { return error_; }
     cudaStream_t stream() const { return side_.stream; }
 
-    // What `main` is given from here on begins after all work on stream().
+    // Work that `main` is given from here on begins after all work on stream().
     cudaError_t join() {
         const cudaError_t error = cudaEventRecord(side_.done, side_.stream);
         return error == cudaSuccess ? cudaStreamWaitEvent(main_, side_.done, 0) : error;
@@ -39,8 +39,9 @@ class Fork {
         cudaEvent_t forked = nullptr, done = nullptr;
     };
 
-    // One for each thread and device, so that no thread waits for another's event; and one for captures, as a
-    // stream belongs to a capture until that ends. They are never given back: a thread may end after CUDA has.
+    // There is one for each thread and device, so that no thread waits for the event of another thread, and one for
+    // captures, because a stream belongs to a capture until that ends. They are never destroyed, since a thread may end
+    // after CUDA has shut down.
     static cudaError_t find(cudaStream_t main, Side& found) {
         thread_local std::map<std::pair<int, bool>, Side> sides;
         int device = 0;
@@ -50,7 +51,7 @@ class Fork {
         if (error != cudaSuccess) return error;
         Side& side = sides[{device, status == cudaStreamCaptureStatusActive}];
         if (side.stream == nullptr) {
-            // A capture does not mind new streams and events; in its strictest mode CUDA thinks it might.
+            // A capture allows new streams and events, but CUDA refuses them in its strictest mode.
             cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
             error = cudaThreadExchangeStreamCaptureMode(&mode);
             if (error != cudaSuccess) return error;

@@ -1,23 +1,24 @@
-// What the 16-bit forward needs where there are loose features (loose_forward.cuh): the features that a tile's rows
-// have, each once, and a bitmap of them for each row.
+// What the 16-bit forward needs where there are unbucketed features (unbucketed_forward_wgmma_16bit.cuh): the features
+// that the rows of a tile have, each of them once, and a bitmap of them for each row.
 //
-// Rows share features, those of one block the more: the 64 rows of a tile have 51 entries each in a batch of real
-// positions, but 17 features for each row. A thread block takes a tile: its rows' entries set bits of a bitmap of all
-// features, whose bits are counted; so every entry finds its feature's place, in ascending order, and sets its row's
-// bit there. A row that has a feature twice is left out, as are all rows of a tile of more than kMost features.
+// Rows share features, especially rows of one bucket. In a batch of real positions the 64 rows of a tile have 51
+// entries each, but only 17 different features per row. One thread block takes a tile. The entries of its rows set bits
+// in a bitmap of all features. Counting these bits gives every entry the place of its feature, in ascending order, and
+// the entry sets its row's bit there. A row that has a feature twice is left out, and so are all rows of a tile with
+// more than kMost features.
 #pragma once
 
-#include "block_rows.cuh"
+#include "bucket_plan.cuh"
 #include "hopper.cuh"
 
 namespace nnue {
 
 struct TileFeatures {
     static constexpr int kChunk = 64, kMost = 3072;
-    int32_t* features;   // scratch [tiles, most]: in chunks; padding repeats the first
-    uint2* bits;         // scratch [tiles, most / kChunk, 64]: of a slot; bits are places, permuted as in BlockRows
-    int32_t* chunks;     // scratch [tiles]
-    uint64_t* left_out;  // scratch [tiles]: bit i: the i-th row in the tile's order is left out
+    int32_t* features;  // scratch [tiles, most]: in chunks; padding repeats the first feature
+    uint2* bits;      // scratch [tiles, most / kChunk, 64], per slot: bits stand for places, permuted as in BucketPlan
+    int32_t* chunks;  // scratch [tiles]
+    uint64_t* left_out;  // scratch [tiles]: bit i says that row i, in the tile's order, is left out
 
     static __host__ __device__ int most(const IndexRows& in) {
         return (in.max_active < kMost / kTileRows ? in.max_active : kMost / kTileRows) * kTileRows;
@@ -27,24 +28,26 @@ struct TileFeatures {
 namespace tile_features {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kLanes = kThreads / kTileRows, kEach = 8;  // of a row; entries of a lane in registers
-// Of so many features there is a bitmap; where there are more, window by window.
+constexpr int kLanes = kThreads / kTileRows, kEach = 8;  // lanes per row; entries per lane in registers
+// The bitmap has this many features. If there are more, they are processed window by window.
 constexpr int kWindow = 1 << 17;
-static_assert(TileFeatures::kMost < 1 << 16 && TileFeatures::kMost % TileFeatures::kChunk == 0);  // before_word
+static_assert(TileFeatures::kMost < 1 << 16 &&
+              TileFeatures::kMost % TileFeatures::kChunk == 0);  // before_word has 16 bits
 
 struct Shape {
-    int words, pitch;  // 64-bit words of the bitmap; 32-bit words of a row's bits and one for the banks
+    int words,
+        pitch;  // 64-bit words of the bitmap; 32-bit words per row of bits, including one that avoids bank conflicts
     size_t bytes;
     __host__ __device__ constexpr Shape(int features, int most)
         : words(((features < kWindow ? features : kWindow) + 127) / 128 * 2),
           pitch(most / 32 + 1),
           bytes(size_t(words) * (sizeof(uint64_t) + sizeof(uint16_t)) + size_t(kTileRows) * pitch * sizeof(uint32_t)) {}
     __host__ __device__ explicit Shape(const IndexRows& in)
-        : Shape(in.num_features + in.num_loose, TileFeatures::most(in)) {}
+        : Shape(in.num_bucketed + in.num_unbucketed, TileFeatures::most(in)) {}
 };
 
 __global__ void __launch_bounds__(kThreads, 4)
-    list_features(IndexRows in, BlockRows blocks, const RowOrder* order, TileFeatures out) {
+    list_features(IndexRows in, BucketPlan plan, const RowOrder* order, TileFeatures out) {
     extern __shared__ __align__(16) uint64_t bitmap[];
     __shared__ int warp_sums[kWarps], first_feature;
     __shared__ uint32_t left_out[2];
@@ -60,14 +63,14 @@ __global__ void __launch_bounds__(kThreads, 4)
     hopper::let_next_kernel_start();
     hopper::wait_for_kernels_before();
     const int tile = blockIdx.x, part = threadIdx.x % kLanes, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (tile >= blocks.tile_begin[in.num_blocks]) return;
+    if (tile >= plan.tile_begin[in.num_buckets]) return;
     const int number = threadIdx.x / kLanes;
     const RowOrder own = order[tile * kTileRows + number];
-    const int32_t* const row = block_rows::row_pointer(in, own.row);
+    const int32_t* const row = bucket_plan::row_pointer(in, own.row);
     const int slot = own.slot - tile * kTileRows;
 
-    // The index check speaks of those that are too large.
-    const unsigned num_features = in.num_features + in.num_loose;
+    // The index check reports indices that are too large.
+    const unsigned num_features = in.num_bucketed + in.num_unbucketed;
     int first[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 
         int mine = 0;
         for (int i = begin; i < end; ++i) mine += __popcll(bitmap[i]);
-        const int until = block_rows::warp_inclusive_sum(mine, lane);
+        const int until = bucket_plan::warp_inclusive_sum(mine, lane);
         if (lane == 31) warp_sums[warp] = until;
         __syncthreads();
         int before = count + until - mine;
@@ -140,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int i = part; i < 2 * chunks; i += kLanes) entries -= __popc(own_bits[i]);
 #pragma unroll
     for (int d = 1; d < kLanes; d *= 2) entries += __shfl_xor_sync(~0u, entries, d);
-    if (entries != 0) {  // a feature twice
+    if (entries != 0) {  // the row has a feature twice
         for (int i = part; i < 2 * chunks; i += kLanes) own_bits[i] = 0;
         if (part == 0) atomicOr(left_out + number / 32, 1u << number % 32);
     }
@@ -157,23 +160,23 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
 }
 
-inline cudaError_t build(const IndexRows& in, const BlockRows& blocks, const RowOrder* order, const TileFeatures& out,
+inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order, const TileFeatures& out,
                          cudaStream_t stream) {
     constexpr Shape kLargest(kWindow, TileFeatures::kMost);
     const cudaError_t error =
         hopper::set_shared_memory(reinterpret_cast<const void*>(list_features), int(kLargest.bytes));
     if (error != cudaSuccess) return error;
-    return hopper::launch_early(list_features, BlockRows::tiles(in.positions, in.num_blocks), kThreads, Shape(in).bytes,
-                                stream, in, blocks, order, out);
+    return hopper::launch_early(list_features, BucketPlan::tiles(in.positions, in.num_buckets), kThreads,
+                                Shape(in).bytes, stream, in, plan, order, out);
 }
 
 }  // namespace tile_features
 
 inline TileFeatures carve_tile_features(Carver& carver, const IndexRows& in) {
-    const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), places = tiles * TileFeatures::most(in);
+    const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets), places = tiles * TileFeatures::most(in);
     TileFeatures out{};
     out.features = carver.take<int32_t>(places);
-    out.bits = carver.take<uint2>(places);  // as many: a chunk has 64 features and 64 rows
+    out.bits = carver.take<uint2>(places);  // the same number: a chunk has 64 features and 64 rows
     out.chunks = carver.take<int32_t>(tiles);
     out.left_out = carver.take<uint64_t>(tiles);
     return out;

@@ -1,109 +1,113 @@
-// The forward for 16-bit weights of king-bucketed sets: a product on tensor cores (block_product.cuh).
+// The forward for 16-bit weights where all features lie in king buckets: a product on tensor cores
+// (one_hot_product.cuh).
 //
-// Of a block's features the first 384 ranks, the most frequent, are *near*: 98 % of the entries. The product takes only
-// as many of them as some row has. *Far* features of a tile are a few more rows of its right operand: each entry has
-// one of its own, gathered for this tile, so that the left operand's word of a row is a range of bits.
+// The first 384 ranks of a bucket, its most frequent features, are *near* and have 98 % of the entries. The product
+// takes only as many of them as occur in some row. The *far* features of a tile become additional rows of its right
+// operand: each far entry has a row of its own, gathered for this tile, so the bits of one row of the left operand are
+// a contiguous range.
 //
-// A unit is a block and a slab. Three warpgroups multiply and finish tiles in turn; one brings near weights, in chunks
-// of 64 features, one brings what a tile needs: bitmaps, targets, far weights. Both run ahead through rings in shared
-// memory, into the next units, so that nobody waits for memory.
+// A unit of work is one bucket and one slab. Three warpgroups multiply and finish tiles in turn. One more warpgroup
+// brings near weights, in chunks of 64 features, and another one brings what each tile needs: bitmaps, targets and far
+// weights. Both write to rings in shared memory and run ahead into the next units, so that the multiplying warpgroups
+// need not wait for memory.
 #pragma once
 
 #include <climits>
 
-#include "block_product.cuh"
 #include "irregular_rows.cuh"
+#include "one_hot_product.cuh"
 
-namespace nnue::block_product {
+namespace nnue::one_hot_product {
 
-// Every thread gives a stage back: none may still be reading what is overwritten.
-constexpr int kArrivals = 128;  // of a warpgroup
+// Every thread of a warpgroup releases a stage itself, since any of them may still be reading it.
+constexpr int kArrivals = 128;  // of one warpgroup
 
 template <typename Weight>
 struct ForwardShape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
     static constexpr int kSlab = 64;
-    static constexpr int kGroups = 3;  // warpgroups that multiply; one more brings weights, one rows
-    static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 256;
-    // 96 registers a thread at the launch.
+    static constexpr int kWarpgroups = 3;  // that multiply; one more brings weights, one brings rows
+    static constexpr int kConsumers = 128 * kWarpgroups, kThreads = kConsumers + 256;
+    // The launch gives 96 registers to each thread.
     static constexpr int kConsumerRegisters = 120, kProducerRegisters = 56;
     static constexpr int kChunk = 64, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
     static constexpr int kMaxChunks = kNearFeatures / kChunk, kStages = 8;
     static constexpr int kFarChunk = 64, kFarAtomBytes = kFarChunk * 128, kFarBytes = 2 * kFarAtomBytes;
-    static constexpr int kFarStages = 1;  // of each group, a power of two
-    // Of a tile: bitmaps, targets, first far entries of its rows, TileInfo.
-    static constexpr int kTileStages = 2 * kGroups;
+    static constexpr int kFarStages = 1;  // per warpgroup, a power of two
+    // What is stored per tile: bitmaps, targets, where the far entries of its rows begin, TileInfo.
+    static constexpr int kTileStages = 2 * kWarpgroups;
     static constexpr int kRowBits = kNearWords * 4, kTargets = kTileRows * kRowBits, kBegins = kTargets + kTileRows * 4,
                          kInfo = kBegins + (kTileRows + 4) * 4, kTileBytes = kInfo + 48;
     static constexpr int kTurnBytes = 16 * 128, kTurn = kStages * kChunkBytes,
-                         kFar = kTurn + kConsumers / 32 * kTurnBytes, kTile = kFar + kGroups * kFarStages * kFarBytes,
-                         kBias = kTile + kTileStages * kTileBytes, kSharedBytes = kBias + kGroups * 512 + 1024;
+                         kFar = kTurn + kConsumers / 32 * kTurnBytes,
+                         kTile = kFar + kWarpgroups * kFarStages * kFarBytes, kBias = kTile + kTileStages * kTileBytes,
+                         kSharedBytes = kBias + kWarpgroups * 512 + 1024;
     static_assert(kTileBytes % 16 == 0);
 };
 
-// What a worker's share is counted in: products of a tile and a chunk.
+// Units of work for dividing it among the workers; the cost of one is that of the product of a tile and a chunk.
 struct ForwardUnits {
-    static constexpr int kTileCost = 14, kUnitCost = 8;  // of a tile besides its products, of a unit; measured
-    static constexpr int kSharing = 6;                   // what it costs that two workers share a unit
+    static constexpr int kTileCost = 14, kUnitCost = 8;  // per tile besides its products, per unit; measured
+    static constexpr int kSharing = 6;                   // the cost of sharing a unit between two workers
 
-    int cost_begin[kMaxBlocks + 1];  // of a slab's units
-    int tile_begin[kMaxBlocks + 1];
-    uint8_t chunks[kMaxBlocks];  // at least one, so that no sum stays −0
+    int cost_begin[kMaxBuckets + 1];  // of the units of one slab
+    int tile_begin[kMaxBuckets + 1];
+    uint8_t chunks[kMaxBuckets];  // at least 1, so that no sum stays −0
 
-    __device__ int each(int block) const { return chunks[block] + kTileCost; }
-    __device__ int cost(int block) const {
-        const int tiles = tile_begin[block + 1] - tile_begin[block];
-        return tiles == 0 ? 0 : kUnitCost + tiles * each(block);
+    __device__ int each(int bucket) const { return chunks[bucket] + kTileCost; }
+    __device__ int cost(int bucket) const {
+        const int tiles = tile_begin[bucket + 1] - tile_begin[bucket];
+        return tiles == 0 ? 0 : kUnitCost + tiles * each(bucket);
     }
-    // How many of the unit's tiles begin in the first `cost` of it.
-    __device__ int tiles_in(int block, int cost) const {
-        const int n = each(block), rest = cost - kUnitCost;
-        return rest <= 0 ? 0 : min(tile_begin[block + 1] - tile_begin[block], (rest + n - 1) / n);
+    // How many tiles of the unit begin within the first `cost` of it.
+    __device__ int tiles_in(int bucket, int cost) const {
+        const int n = each(bucket), rest = cost - kUnitCost;
+        return rest <= 0 ? 0 : min(tile_begin[bucket + 1] - tile_begin[bucket], (rest + n - 1) / n);
     }
 
-    // All threads of the thread block.
-    __device__ void load(const BlockRows& rows, int num_blocks, int chunk, int max_chunks) {
-        for (int b = threadIdx.x; b <= num_blocks; b += blockDim.x) {
-            tile_begin[b] = rows.tile_begin[b];
-            if (b < num_blocks) chunks[b] = uint8_t(min(max((rows.used[b] + chunk - 1) / chunk, 1), max_chunks));
+    // Called by all threads of the thread block.
+    __device__ void load(const BucketPlan& plan, int num_buckets, int chunk, int max_chunks) {
+        for (int b = threadIdx.x; b <= num_buckets; b += blockDim.x) {
+            tile_begin[b] = plan.tile_begin[b];
+            if (b < num_buckets) chunks[b] = uint8_t(min(max((plan.used[b] + chunk - 1) / chunk, 1), max_chunks));
         }
         __syncthreads();
-        if (threadIdx.x < 32) sums_before(cost_begin, num_blocks, [&](int block) { return cost(block); });
+        if (threadIdx.x < 32) sums_before(cost_begin, num_buckets, [&](int bucket) { return cost(bucket); });
         __syncthreads();
     }
 };
 
-// Worker i of W takes an equal stretch of the units in order, the slab outermost. A unit may be cut into pieces that
-// belong to consecutive workers.
+// Worker i of W takes an equal stretch of the units in order, with the slab as the outermost loop. A unit may be cut
+// into pieces that belong to consecutive workers.
 struct ForwardPieces {
     const ForwardUnits& units;
-    const int num_blocks;
+    const int num_buckets;
     int cost, end;
-    int slab, block, lo, hi, chunks;  // the piece: tiles lo … hi − 1
+    int slab, bucket, lo, hi, chunks;  // of the piece: tiles lo … hi − 1
 
-    __device__ ForwardPieces(const ForwardUnits& units_, int num_blocks_, int slabs)
-        : units(units_), num_blocks(num_blocks_) {
+    __device__ ForwardPieces(const ForwardUnits& units_, int num_buckets_, int slabs)
+        : units(units_), num_buckets(num_buckets_) {
         cost = begin_of(blockIdx.x, slabs);
         end = begin_of(blockIdx.x + 1, slabs);
     }
 
     __device__ int begin_of(int worker, int slabs) const {
-        const int total = units.cost_begin[num_blocks] * slabs;
-        return stretch_begin(int((long long)total * worker / kWorkers), total, units.cost_begin, num_blocks,
+        const int total = units.cost_begin[num_buckets] * slabs;
+        return stretch_begin(int((long long)total * worker / kWorkers), total, units.cost_begin, num_buckets,
                              ForwardUnits::kSharing);
     }
 
     __device__ bool next() {
         while (cost < end) {
-            slab = cost / units.cost_begin[num_blocks];
-            const int rest = cost - slab * units.cost_begin[num_blocks];
-            block = last_begun(units.cost_begin, num_blocks, rest);
-            const int from = rest - units.cost_begin[block];
-            const int take = min(units.cost_begin[block + 1] - rest, end - cost);
-            lo = units.tile_begin[block] + units.tiles_in(block, from);
-            hi = units.tile_begin[block] + units.tiles_in(block, from + take);
-            chunks = units.chunks[block];
+            slab = cost / units.cost_begin[num_buckets];
+            const int rest = cost - slab * units.cost_begin[num_buckets];
+            bucket = last_begun(units.cost_begin, num_buckets, rest);
+            const int from = rest - units.cost_begin[bucket];
+            const int take = min(units.cost_begin[bucket + 1] - rest, end - cost);
+            lo = units.tile_begin[bucket] + units.tiles_in(bucket, from);
+            hi = units.tile_begin[bucket] + units.tiles_in(bucket, from + take);
+            chunks = units.chunks[bucket];
             cost += take;
             if (lo < hi) return true;
         }
@@ -111,7 +115,8 @@ struct ForwardPieces {
     }
 };
 
-// A place in a ring of stages. A stage's barrier "full" completes its phase `phase` when it holds what was asked for.
+// A place in a ring of stages. The barrier "full" of a stage completes phase `phase` when the stage holds what was
+// asked for.
 template <int kStages>
 struct RingPlace {
     int stage = 0;
@@ -122,27 +127,27 @@ struct RingPlace {
     }
 };
 
-// Where a group's so-manyth far chunk comes: each group has places of its own. A barrier can be waited for by its
-// parity only as long as nobody is two phases ahead of it, and a group does not follow what the others have.
+// The place of a warpgroup's far chunk number `use`. Each warpgroup has its own places: one can wait for the parity of
+// a barrier only while nobody is two phases ahead of it, and a warpgroup does not follow the chunks of the others.
 template <int kStages>
 struct FarPlace {
     int stage;
     uint32_t phase;
-    __device__ FarPlace(int group, unsigned use)
-        : stage(group * kStages + int(use % kStages)), phase(use / kStages % 2) {}
+    __device__ FarPlace(int warpgroup, unsigned use)
+        : stage(warpgroup * kStages + int(use % kStages)), phase(use / kStages % 2) {}
 };
 
-// What a warpgroup has to know of its next tile.
+// What a warpgroup has to know about its next tile.
 struct TileInfo {
     int tile, column;
-    int chunks;                    // of near weights; 0: there is no more tile
-    int far;                       // entries
-    int first_chunk;               // of the unit's chunks, counted from the worker's first
+    int chunks;                    // of near weights; 0 where there are no more tiles
+    int far;                       // far entries
+    int first_chunk;               // number of the unit's first chunk, counted from the worker's first
     int chunk_stage, chunk_phase;  // of the unit's first chunk
     int last;                      // whether this is the warpgroup's last tile of the piece
 };
 
-// Bits begin … end − 1 of a word, either of which may lie outside.
+// A mask of bits begin … end − 1 of a word. Either end may lie outside the word.
 __device__ __forceinline__ uint32_t bit_range(int begin, int end) {
     begin = max(begin, 0);
     uint32_t mask;
@@ -150,15 +155,15 @@ __device__ __forceinline__ uint32_t bit_range(int begin, int end) {
     return mask;
 }
 
-// The compiler moves nothing that has to do with these registers across.
+// The compiler does not move uses of these registers across this point.
 __device__ __forceinline__ void fence_registers(float (&v)[64]) {
 #pragma unroll
     for (float& x : v) asm volatile("" : "+f"(x)::"memory");
 }
 
-// A warp's 16 rows × 64 columns of 16 bits, as wgmma leaves them, to memory by way of shared memory: eight lanes store
-// a row's 128 bytes. `word(j, r)` gives columns 8 j + 2 t, + 1 of row g + 8 r; `where(k)` the address of row lane / 8 +
-// 4 k, which is wanted where bit k of `wanted` is set.
+// Stores a warp's 16 rows × 64 columns of 16 bits from the layout of wgmma to global memory, through shared memory:
+// eight lanes store the 128 bytes of a row. `word(j, r)` gives columns 8 j + 2 t, + 1 of row g + 8 r. `where(k)` gives
+// the address of row lane / 8 + 4 k, which is stored if bit k of `wanted` is set.
 template <typename Word, typename Where>
 __device__ __forceinline__ void store_turned(uint32_t turn, unsigned wanted, const Word& word, const Where& where) {
     const int lane = threadIdx.x % 32;
@@ -169,7 +174,7 @@ __device__ __forceinline__ void store_turned(uint32_t turn, unsigned wanted, con
         store_matrices(to ^ (j << 4), words);
     }
     __syncwarp();
-    constexpr int kAtOnce = 2;  // all four take more registers than there are
+    constexpr int kAtOnce = 2;  // all four at once would take too many registers
 #pragma unroll
     for (int first = 0; first < 4; first += kAtOnce) {
         uint4 pieces[kAtOnce];
@@ -182,12 +187,12 @@ __device__ __forceinline__ void store_turned(uint32_t turn, unsigned wanted, con
     }
 }
 
-// Clips, saves and stores a tile's sums. `slot` and `targets` are of rows lane / 8 + 4 k of the warp.
+// Saves, activates and stores the sums of a tile. `slot` and `targets` are those of the warp's rows lane / 8 + 4 k.
 template <typename Shape>
 __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc)[64], uint32_t turn, int slot,
                                             int column, const int (&targets)[4]) {
     const int half = p.num_outputs / 2, columns = min(half - column, Shape::kSlab);
-    const int my_column = column + threadIdx.x % 8 * 8;  // of those stored
+    const int my_column = column + threadIdx.x % 8 * 8;  // of those that this lane stores
     unsigned wanted = 0;
 #pragma unroll
     for (int k = 0; k < 4; ++k) wanted |= unsigned(targets[k] >= 0 && my_column < half) << k;
@@ -224,7 +229,7 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
             const int lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                // Row g + 8 r = lane' / 8 + 4 k of lane' = 8 (g % 4), k = g / 4 + 2 r.
+                // Row g + 8 r is row lane' / 8 + 4 k of lane' = 8 (g % 4), with k = g / 4 + 2 r.
                 const int low = __shfl_sync(~0u, targets[2 * r], lane / 4 % 4 * 8),
                           high = __shfl_sync(~0u, targets[2 * r + 1], lane / 4 % 4 * 8);
                 const int target = lane < 16 ? low : high;
@@ -252,56 +257,56 @@ template <typename Weight>
 __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_kernel(ForwardProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Shape = ForwardShape<Weight>;
-    constexpr int kSlab = Shape::kSlab, kGroups = Shape::kGroups;
+    constexpr int kSlab = Shape::kSlab, kWarpgroups = Shape::kWarpgroups;
     constexpr uint32_t kOne = Shape::kBf16 ? kOneBf16 : kOneFp16;
     extern __shared__ char shared_raw[];
     __shared__ ForwardUnits units;
-    __shared__ uint64_t barriers[2 * (Shape::kStages + kGroups * Shape::kFarStages + Shape::kTileStages)];
+    __shared__ uint64_t barriers[2 * (Shape::kStages + kWarpgroups * Shape::kFarStages + Shape::kTileStages)];
     const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
     const uint32_t full = shared_address(barriers), empty = full + 8 * Shape::kStages;
-    const uint32_t far_full = empty + 8 * Shape::kStages, far_empty = far_full + 8 * kGroups * Shape::kFarStages;
-    const uint32_t tile_full = far_empty + 8 * kGroups * Shape::kFarStages,
+    const uint32_t far_full = empty + 8 * Shape::kStages, far_empty = far_full + 8 * kWarpgroups * Shape::kFarStages;
+    const uint32_t tile_full = far_empty + 8 * kWarpgroups * Shape::kFarStages,
                    tile_empty = tile_full + 8 * Shape::kTileStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
     if (threadIdx.x == 0) {
         for (int s = 0; s < Shape::kStages; ++s) {
             barrier_init(full + 8 * s, 128);
-            barrier_init(empty + 8 * s, kArrivals * kGroups);
+            barrier_init(empty + 8 * s, kArrivals * kWarpgroups);
         }
-        for (int s = 0; s < kGroups * Shape::kFarStages; ++s) {
+        for (int s = 0; s < kWarpgroups * Shape::kFarStages; ++s) {
             barrier_init(far_full + 8 * s, 64);
             barrier_init(far_empty + 8 * s, kArrivals);
         }
         for (int s = 0; s < Shape::kTileStages; ++s) {
-            barrier_init(tile_full + 8 * s, 65);  // and one for TileInfo
+            barrier_init(tile_full + 8 * s, 65);  // 64 threads, and one more arrival for TileInfo
             barrier_init(tile_empty + 8 * s, kArrivals);
         }
     }
-    // Products read rows of far chunks that have no entry: what is there is multiplied by 0.
-    for (int i = threadIdx.x * 16; i < kGroups * Shape::kFarStages * Shape::kFarBytes; i += Shape::kThreads * 16)
+    // Products also read rows of far chunks that have no entry and multiply them by 0, so they must be finite.
+    for (int i = threadIdx.x * 16; i < kWarpgroups * Shape::kFarStages * Shape::kFarBytes; i += Shape::kThreads * 16)
         store_shared_16(shared + Shape::kFar + i, 0, 0, 0, 0);
     wait_for_kernels_before();
     let_next_kernel_start();
-    units.load(p.rows, p.in.num_blocks, Shape::kChunk, Shape::kMaxChunks);
+    units.load(p.plan, p.in.num_buckets, Shape::kChunk, Shape::kMaxChunks);
     const int slabs = (half + kSlab - 1) / kSlab;
     const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
-    // A lane brings 16 bytes, sixteen lanes a feature: eight of either half.
+    // Each lane brings 16 bytes, and sixteen lanes bring a feature: eight of them for either half.
     const int part = lane % 16;
     const Weight* weights = static_cast<const Weight*>(p.weight) + (part < 8 ? 0 : half) + part % 8 * 8;
 
     if (warp >= Shape::kConsumers / 32 + 4) {
         give_registers<Shape::kProducerRegisters>();
         const int thread = threadIdx.x % 64;
-        ForwardPieces piece(units, p.in.num_blocks, slabs);
+        ForwardPieces piece(units, p.in.num_buckets, slabs);
         const auto count_of = [&](int tile) {
-            return __ldg(p.rows.far_begin + size_t(tile) * (kTileRows + 1) + kTileRows);
+            return __ldg(p.plan.far_begin + size_t(tile) * (kTileRows + 1) + kTileRows);
         };
         bool more = piece.next();
         int next_tile = piece.lo;
-        if (warp % 4 < 2) {  // ---- bitmaps, targets, what the tile is
+        if (warp % 4 < 2) {  // ---- bitmaps, targets and TileInfo
             RingPlace<Shape::kStages> chunk_place;
             RingPlace<Shape::kTileStages> tile_place;
-            int first_chunk = 0, counts = 0, counts_from = INT_MIN / 2;  // a lane has one of 32 tiles' counts
+            int first_chunk = 0, counts = 0, counts_from = INT_MIN / 2;  // each lane has the count of one of 32 tiles
             while (more) {
                 const int tile = next_tile;
                 if (unsigned(tile - counts_from) >= 32u) {
@@ -310,14 +315,14 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 }
                 const uint32_t to = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
                 barrier_wait(tile_empty + 8 * tile_place.stage, tile_place.phase ^ 1);
-                const char* bits = reinterpret_cast<const char*>(p.rows.near_bits) + size_t(tile) * Shape::kTargets;
+                const char* bits = reinterpret_cast<const char*>(p.plan.near_bits) + size_t(tile) * Shape::kTargets;
 #pragma unroll
                 for (int i = 0; i < 3; ++i)
                     copy_async_16(to + (i * 64 + thread) * 16, bits + (i * 64 + thread) * 16, true);
                 if (thread < 16)
                     copy_async_16(to + Shape::kTargets + thread * 16,
-                                  p.rows.slot_target + tile * kTileRows + thread * 4, true);
-                const int32_t* begins = p.rows.far_begin + size_t(tile) * (kTileRows + 1) + thread;
+                                  p.plan.slot_target + tile * kTileRows + thread * 4, true);
+                const int32_t* begins = p.plan.far_begin + size_t(tile) * (kTileRows + 1) + thread;
                 copy_async_4(to + Shape::kBegins + thread * 4, begins);
                 if (thread == 0) copy_async_4(to + Shape::kBegins + kTileRows * 4, begins + kTileRows);
                 barrier_arrive_copied(tile_full + 8 * tile_place.stage);
@@ -325,7 +330,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 if (thread == 0) {
                     store_shared_16(to + Shape::kInfo, tile, piece.slab * kSlab, piece.chunks, count);
                     store_shared_16(to + Shape::kInfo + 16, first_chunk, chunk_place.stage, chunk_place.phase,
-                                    tile + kGroups >= piece.hi);
+                                    tile + kWarpgroups >= piece.hi);
                     barrier_arrive(tile_full + 8 * tile_place.stage);
                 }
                 tile_place.advance();
@@ -337,7 +342,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                     counts_from = INT_MIN / 2;
                 }
             }
-            for (int i = 0; i < kGroups; ++i) {  // no more tiles
+            for (int i = 0; i < kWarpgroups; ++i) {  // no more tiles
                 barrier_wait(tile_empty + 8 * tile_place.stage, tile_place.phase ^ 1);
                 const uint32_t to = shared + Shape::kTile + tile_place.stage * Shape::kTileBytes;
                 if (thread == 0) {
@@ -348,19 +353,20 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 barrier_arrive(tile_full + 8 * tile_place.stage);
                 tile_place.advance();
             }
-        } else {  // ---- far weights: a warp has every other two entries of a chunk
-            int group = 0;
-            unsigned uses = 0;  // of the groups' places, eight bits each
-            // Entry 4 j + own of the chunk is a half warp's; a lane holds the features of two of the warp's.
+        } else {  // ---- far weights: each warp brings every other pair of entries of a chunk
+            int warpgroup = 0;
+            unsigned uses = 0;  // of the warpgroups' places, eight bits per warpgroup
+            // Entry 4 j + own of the chunk belongs to a half warp. Each lane holds the features of two entries of its
+            // warp.
             const int own = warp % 2 * 2 + lane / 16, mine = lane / 2 * 4 + warp % 2 * 2 + lane % 2;
             const uint32_t swizzled = shared + Shape::kFar + (part < 8 ? 0 : Shape::kFarAtomBytes) +
                                       operand_offset(index_of_bit(own), part % 8);
-            const uint16_t* far = p.rows.far + mine;
+            const uint16_t* far = p.plan.far + mine;
             int next_count = 0;
             unsigned next_feature = 0;
             const auto look_ahead = [&](int tile) {
                 next_count = count_of(tile);
-                next_feature = __ldg(far + size_t(tile) * kTileRows * p.rows.pitch);
+                next_feature = __ldg(far + size_t(tile) * kTileRows * p.plan.pitch);
             };
             if (more) look_ahead(next_tile);
             while (more) {
@@ -368,20 +374,20 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 unsigned feature = next_feature;
                 const bool exists = column + part % 8 * 8 < half;
                 const char* from = reinterpret_cast<const char*>(weights + column) +
-                                   size_t(unsigned(piece.block * p.in.block_size)) * row_bytes;
+                                   size_t(unsigned(piece.bucket * p.in.bucket_size)) * row_bytes;
                 if (++next_tile == piece.hi) {
                     more = piece.next();
                     next_tile = piece.lo;
                 }
                 if (more) look_ahead(next_tile);
                 for (int base = 0; base < count; base += Shape::kFarChunk) {
-                    if (base > 0) feature = __ldg(far + size_t(tile) * kTileRows * p.rows.pitch + base);
+                    if (base > 0) feature = __ldg(far + size_t(tile) * kTileRows * p.plan.pitch + base);
                     const int rest = count - base, mine_of_rest = exists ? rest - own : 0;
-                    const FarPlace<Shape::kFarStages> place(group, uses >> 8 * group);
+                    const FarPlace<Shape::kFarStages> place(warpgroup, uses >> 8 * warpgroup);
                     barrier_wait(far_empty + 8 * place.stage, place.phase ^ 1);
                     const uint32_t to = swizzled + place.stage * Shape::kFarBytes;
 #pragma unroll
-                    for (int j = 0; j < 16; ++j) {  // index_of_bit of a sum without carries is the sum of both
+                    for (int j = 0; j < 16; ++j) {  // index_of_bit of a sum without carries is the sum of both values
                         const int k = (4 * j & 32) + index_of_bit(4 * j & 31);
                         if (4 * j >= rest) break;
                         const unsigned which = __shfl_sync(~0u, feature, 2 * j + lane / 16);
@@ -389,25 +395,26 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                             copy_async_16((to + k * 128) ^ (k % 8 << 4), from + size_t(which) * row_bytes, true);
                     }
                     barrier_arrive_copied(far_full + 8 * place.stage);
-                    uses = (uses & ~(255u << 8 * group)) | ((uses >> 8 * group) + 1 & 255u) << 8 * group;
+                    uses = (uses & ~(255u << 8 * warpgroup)) | ((uses >> 8 * warpgroup) + 1 & 255u) << 8 * warpgroup;
                 }
-                if (++group == kGroups) group = 0;
+                if (++warpgroup == kWarpgroups) warpgroup = 0;
             }
         }
         copy_async_wait_all();
     } else if (warp >= Shape::kConsumers / 32) {  // ---- near weights
         give_registers<Shape::kProducerRegisters>();
-        const int producer = warp % 4;  // has 16 features of each chunk
-        ForwardPieces piece(units, p.in.num_blocks, slabs);
+        const int producer = warp % 4;  // brings 16 features of each chunk
+        ForwardPieces piece(units, p.in.num_buckets, slabs);
         RingPlace<Shape::kStages> place;
-        int next_features[Shape::kMaxChunks / 2] = {}, of_block = -1;  // half a warp has a chunk's
+        int next_features[Shape::kMaxChunks / 2] = {},
+                                              of_bucket = -1;  // each half of the warp holds the features of a chunk
         const auto look_ahead = [&] {
             const bool more = piece.next();
-            if (more && piece.block != of_block) {
-                of_block = piece.block;
+            if (more && piece.bucket != of_bucket) {
+                of_bucket = piece.bucket;
 #pragma unroll
                 for (int i = 0; i < Shape::kMaxChunks / 2; ++i)
-                    next_features[i] = __ldg(p.rows.ranked + of_block * kBlockFeatures +
+                    next_features[i] = __ldg(p.plan.ranked + of_bucket * kBucketFeatures +
                                              (2 * i + lane / 16) * Shape::kChunk + producer * 16 + lane % 16);
             }
             return more;
@@ -419,7 +426,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             const int column = piece.slab * kSlab, chunks = piece.chunks;
             const bool exists = column + part % 8 * 8 < half;
             const char* from = reinterpret_cast<const char*>(weights + column) +
-                               size_t(unsigned(piece.block * p.in.block_size)) * row_bytes;
+                               size_t(unsigned(piece.bucket * p.in.bucket_size)) * row_bytes;
             int features[Shape::kMaxChunks / 2];
 #pragma unroll
             for (int i = 0; i < Shape::kMaxChunks / 2; ++i) features[i] = next_features[i];
@@ -432,7 +439,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
 #pragma unroll
                 for (int j = 0; j < 8; ++j) {
                     const int feature = __shfl_sync(~0u, features[c / 2], c % 2 * 16 + 2 * j + lane / 16);
-                    const bool valid = exists && feature >= 0;  // others: zeros
+                    const bool valid = exists && feature >= 0;  // zeros otherwise
                     copy_async_16((to + j * 256) ^ (2 * j % 8 << 4),
                                   from + size_t(unsigned(max(feature, 0))) * row_bytes, valid);
                 }
@@ -443,21 +450,22 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
         copy_async_wait_all();
     } else {  // ---- products
         take_registers<Shape::kConsumerRegisters>();
-        // Kept in registers, not computed anew wherever they are used.
-        const int row_offset = block_rows::keep(warp % 4 * 16 + lane / 4), t = lane % 4,
-                  shift = block_rows::keep(4 * t);
-        const int stored_row = block_rows::keep(warp % 4 * 16 + lane / 8);
+        // These are kept in registers instead of being computed again at each use.
+        const int row_offset = bucket_plan::keep(warp % 4 * 16 + lane / 4), t = lane % 4,
+                  shift = bucket_plan::keep(4 * t);
+        const int stored_row = bucket_plan::keep(warp % 4 * 16 + lane / 8);
         const uint32_t turn = shared + Shape::kTurn + warp * Shape::kTurnBytes;
         RingPlace<Shape::kTileStages> tile_place;
         tile_place.advance(warp / 4);
         RingPlace<Shape::kStages> release_place;
-        const uint32_t bias = shared + Shape::kBias + warp / 4 * 512;  // of the warpgroup's slab
+        const uint32_t bias = shared + Shape::kBias + warp / 4 * 512;  // for the warpgroup's slab
         int bias_column = -1;
         unsigned far_uses = 0;
         int released = 0, ready = 0;  // chunks, counted from the worker's first
         const auto release_until = [&](int chunk) {
             for (; released < chunk; ++released) {
-                barrier_wait(full + 8 * release_place.stage, release_place.phase);  // of units without a tile for us
+                barrier_wait(full + 8 * release_place.stage,
+                             release_place.phase);  // of units in which this warpgroup has no tile
                 barrier_arrive(empty + 8 * release_place.stage);
                 release_place.advance();
             }
@@ -470,16 +478,16 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             const int tile = int(first.x), column = int(first.y), chunks = __shfl_sync(~0u, int(first.z), 0),
                       far = __shfl_sync(~0u, int(first.w), 0);
             const int first_chunk = __shfl_sync(~0u, int(second.x), 0);
-            release_until(first_chunk);  // units without a tile for this group
+            release_until(first_chunk);  // skip units in which this warpgroup has no tile
             if (chunks == 0) break;
             float acc[64];
             if (column != bias_column) {
                 bias_column = column;
                 const int thread = threadIdx.x % 128, c = column + thread % kSlab;
-                group_barrier(warp / 4);
+                warpgroup_barrier(warp / 4);
                 store_shared_4(bias + thread * 4,
                                c < half ? __float_as_uint(p.bias[c + (thread < kSlab ? 0 : half)]) : 0);
-                group_barrier(warp / 4);
+                warpgroup_barrier(warp / 4);
             }
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
@@ -508,7 +516,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                                        high = bit_range(begin_high - first, end_high - first) >> shift;
                         multiply_word<Shape::kBf16>(acc, a[s], low, high, kOne, operand + s * 256);
                     }
-                    if (base + Shape::kFarChunk < far) {  // else those of near ones follow at once
+                    if (base + Shape::kFarChunk < far) {  // the last far products are followed by near ones at once
                         wgmma_wait<0>();
                         barrier_arrive(far_empty + 8 * place.stage);
                     }
@@ -531,7 +539,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     wgmma_wait<1>();
-                    if (c == 0 && s == 1 && far > 0)  // the far ones are done
+                    if (c == 0 && s == 1 && far > 0)  // the far products are done
                         barrier_arrive(far_empty + 8 * FarPlace<Shape::kFarStages>(warp / 4, far_uses - 1).stage);
                     const uint32_t word_low = (s ? low.y : low.x) >> shift, word_high = (s ? high.y : high.x) >> shift;
                     multiply_word<Shape::kBf16>(acc, a[s], word_low, word_high, kOne, operand + s * 256);
@@ -542,7 +550,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             for (int k = 0; k < 4; ++k)
                 targets[k] = int(load_shared_4(rows + Shape::kTargets + stored_row * 4 + k * 16));
             barrier_arrive(tile_empty + 8 * tile_place.stage);
-            tile_place.advance(kGroups);
+            tile_place.advance(kWarpgroups);
             wgmma_wait<0>();
             fence_registers(acc);
             if (second.w != 0) release_until(first_chunk + chunks);
@@ -559,9 +567,8 @@ cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
         cudaFuncSetAttribute(forward_kernel<Weight>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
     if (error == cudaSuccess)
         error = launch_early(forward_kernel<Weight>, kWorkers, Shape::kThreads, Shape::kSharedBytes, stream, p);
-    if (error == cudaSuccess)
-        error = launch_early(irregular_forward_kernel<Weight>, kIrregularBlocks, 256, 0, stream, p);
+    if (error == cudaSuccess) error = launch_early(irregular_forward_kernel<Weight>, kIrregularGrid, 256, 0, stream, p);
     return error;
 }
 
-}  // namespace nnue::block_product
+}  // namespace nnue::one_hot_product

@@ -1,37 +1,37 @@
-// The fp32 forward of king-bucketed sets: every row adds up its features' weights from shared memory.
+// The fp32 forward where all features lie in king buckets: every row adds up its features' weights from shared memory.
 //
-// A *slab* is 256 bytes of a weight row: 32 columns of the first half of the outputs and the same columns of the
-// second, so that the pairwise product of clipped halves is local to a thread. A *unit* is a slab and a feature block:
-// the slabs of the block's `kNearFeatures` most frequent features are brought to shared memory by four warps while the
-// others work on the unit before. They also make all sums of the most frequent features in teams of three and four
-// (see `kPlaces`), so that a row reads one place for all it has of a team, 15 places in all instead of 20 features. A
-// quarter of a warp takes a row: its eight lanes read 128 bytes at a time, without a bank conflict, and add them in the
-// order of the row's list. A rarer feature comes from L2, the first one while the others are added. So the sums are as
-// exact as fp32 is, and which features are frequent changes no more than their order.
+// A *slab* is 256 bytes of a weight row: 32 columns of the first half of the outputs and the same columns of the second
+// half, so that the pairwise product of clipped halves is local to a thread. A *unit* is one slab of one bucket. Four
+// warps bring the slabs of the bucket's `kNearFeatures` most frequent features to shared memory while the other warps
+// work on the unit before. They also make all sums of the most frequent features, in teams of three and four (see
+// `kPlaces`), so that a row reads one place for all the features it has of a team: about 15 places instead of 20
+// features. A quarter of a warp takes a row. Its eight lanes read 128 bytes at a time without a bank conflict, and add
+// them in the order of the row's list. Far features are read from the L2 cache, the first one while the near ones are
+// being added. The sums are fp32 throughout; which features are frequent changes only the order of the additions.
 //
-// 16-bit weights take the product of block_forward.cuh, which is faster for them.
+// 16-bit weights use the product of forward_wgmma_16bit.cuh, which is faster for them.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
-#include "block_product.cuh"
 #include "irregular_rows.cuh"
+#include "one_hot_product.cuh"
 
-namespace nnue::block_gather {
+namespace nnue::forward_gather {
 
-using namespace block_product;
+using namespace one_hot_product;
 
 constexpr int kSlabBytes = 256, kUnitBytes = kPlaces * kSlabBytes;
-constexpr int kUnitCost = 1276;                          // of starting a unit: see kNearCost; measured
+constexpr int kUnitCost = 1276;                          // of starting a unit, in the units of kNearCost; measured
 constexpr int kSlab = kSlabBytes / 2 / 4, kColumns = 4;  // columns of each half: of a slab, of a lane
 constexpr int kProducers = 4, kConsumers = 28, kThreads = 32 * (kConsumers + kProducers);
 constexpr int kSharedBytes = 2 * kUnitBytes;
 constexpr int kBiasPlace = team_place(kBiasTeam, 0);
 static_assert(kProducers == kFours && 2 * kProducers == kTeams);
 
-// A row's sums: a lane has 4 columns of either half.
+// The sums of one row. Each lane has 4 columns of either half.
 struct Sums {
     float sum[2][kColumns];
 
@@ -50,7 +50,7 @@ struct Sums {
             sum[i][2] += __uint_as_float(halves[i].z), sum[i][3] += __uint_as_float(halves[i].w);
         }
     }
-    // Features at these addresses: 16 bytes a lane, of the other half 128 bytes further on.
+    // Adds the features at these addresses: 16 bytes per lane, and those of the other half 128 bytes further on.
     template <int kCount>
     __device__ __forceinline__ void add(const uint32_t (&from)[kCount]) {
         uint4 pieces[2 * kCount];
@@ -59,7 +59,7 @@ struct Sums {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) add({pieces[2 * i], pieces[2 * i + 1]});
     }
-    // kWords words of a near list, two features a word; dp2a: base + 128 · one half of the word.
+    // Adds kWords words of a near list, with two features per word. dp2a gives base + 128 · one half of the word.
     template <int kWords>
     __device__ __forceinline__ void add_listed(const uint32_t (&words)[kWords], uint32_t base) {
 #pragma unroll
@@ -67,8 +67,8 @@ struct Sums {
     }
 };
 
-// A warp: all sums of kCount features, of which it finds number i at place 1 << i behind `first`, on top of `more` if
-// kMore, which is then sum 0. A lane has two columns.
+// For one warp: makes all sums of kCount features. Feature i is at place 1 << i behind `first`. If kMore, `more` is
+// added to every sum, and sum 0 is `more`. Each lane has two columns.
 template <int kCount, bool kMore = false>
 __device__ __forceinline__ void add_up(uint32_t first, float2 more = {}) {
     const uint32_t at = first + threadIdx.x % 32 * 8;
@@ -93,61 +93,63 @@ __device__ __forceinline__ void add_up(uint32_t first, float2 more = {}) {
 
 // Where a worker's stretch of units begins or ends.
 struct Cut {
-    long long at;    // what lies before it in its slab costs
+    long long at;    // the cost of what lies before it in its slab
     int slab, tile;  // `tile` tiles of its unit lie before it
 };
 
-// Where stretch number `worker` begins: all are equal. Whoever asks gets the same answer, so rounding does no harm.
+// Where stretch number `worker` begins; all stretches are equal. Every caller gets the same answer, so rounding does no
+// harm.
 __device__ __forceinline__ Cut cut_before(int worker, const int32_t* tile_begin, const long long* prefix,
-                                          int num_blocks, int slabs) {
-    const long long each = prefix[num_blocks], cost = each * slabs * worker / kWorkers;
+                                          int num_buckets, int slabs) {
+    const long long each = prefix[num_buckets], cost = each * slabs * worker / kWorkers;
     Cut cut;
     cut.slab = int(double(cost) / double(each));
     cut.at = cost - cut.slab * each;
     if (cut.at < 0) cut.at += each, --cut.slab;
     if (cut.at >= each) cut.at -= each, ++cut.slab;
-    const int block = last_begun(prefix, num_blocks, cut.at), tiles = tile_begin[block + 1] - tile_begin[block];
-    const float share = float(cut.at - prefix[block]) / float(prefix[block + 1] - prefix[block]);
+    const int bucket = last_begun(prefix, num_buckets, cut.at), tiles = tile_begin[bucket + 1] - tile_begin[bucket];
+    const float share = float(cut.at - prefix[bucket]) / float(prefix[bucket + 1] - prefix[bucket]);
     cut.tile = min(int(ceilf(share * float(tiles))), tiles);
     return cut;
 }
 
-// The stretch of units, or parts of them, that a worker takes, the slab outermost. A function of the batch alone.
+// The stretch of units, or parts of units, that a worker takes, with the slab as the outermost loop. It is a function
+// of the batch alone.
 struct Work {
-    const int32_t* tile_begin;  // in shared memory, as `prefix`
-    const long long* prefix;    // costs of a slab of the blocks before
-    int num_blocks, first_tile, last_tile;
+    const int32_t* tile_begin;  // in shared memory, as is `prefix`
+    const long long* prefix;    // the cost, per slab, of the buckets before
+    int num_buckets, first_tile, last_tile;
     long long at, left;
-    int column, block, lo, hi;  // the slab's first column; tiles lo … hi − 1 of the block
+    int column, bucket, lo, hi;  // the slab's first column; tiles lo … hi − 1 of the bucket
 
-    __device__ Work(const int32_t* tile_begin_, const long long* prefix_, int num_blocks_, const Cut& first,
+    __device__ Work(const int32_t* tile_begin_, const long long* prefix_, int num_buckets_, const Cut& first,
                     const Cut& last)
         : tile_begin(tile_begin_),
           prefix(prefix_),
-          num_blocks(num_blocks_),
+          num_buckets(num_buckets_),
           first_tile(first.tile),
           last_tile(last.tile),
           at(first.at),
-          left(last.at - first.at + (last.slab - first.slab) * prefix_[num_blocks_]),
+          left(last.at - first.at + (last.slab - first.slab) * prefix_[num_buckets_]),
           column(first.slab * kSlab) {}
 
     __device__ bool next() {
         while (left > 0) {
-            if (at == prefix[num_blocks]) at = 0, column += kSlab;
-            block = last_begun(prefix, num_blocks, at);
-            const long long to = min(prefix[block + 1], at + left);
-            lo = at == prefix[block] ? 0 : first_tile;
-            hi = to == prefix[block + 1] ? tile_begin[block + 1] - tile_begin[block] : last_tile;
+            if (at == prefix[num_buckets]) at = 0, column += kSlab;
+            bucket = last_begun(prefix, num_buckets, at);
+            const long long to = min(prefix[bucket + 1], at + left);
+            lo = at == prefix[bucket] ? 0 : first_tile;
+            hi = to == prefix[bucket + 1] ? tile_begin[bucket + 1] - tile_begin[bucket] : last_tile;
             left -= to - at;
             at = to;
             if (lo < hi) return true;
         }
         return false;
     }
-    __device__ int groups() const { return (hi - lo) * (kTileRows / kGroupRows); }
+    __device__ int tickets() const { return (hi - lo) * (kTileRows / kGatherRows); }
 };
 
-// Four columns to memory: to column `column` of row `row` of rows of `width` columns.
+// Stores four values in column `column` … of row `row`, where rows have `width` columns.
 __device__ __forceinline__ void store_four(void* base, int row, int width, int column, const float (&v)[kColumns],
                                            Float type) {
     const size_t at = size_t(unsigned(row)) * unsigned(width) + column;
@@ -160,7 +162,7 @@ __device__ __forceinline__ void store_four(void* base, int row, int width, int c
 __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&first)[kColumns], float (&second)[kColumns],
                                            int column, int slot, int target) {
     const int half = p.num_outputs / 2;
-    if (p.saved != nullptr) {  // at saved_at(slot, 0, column, p.num_outputs), and of the second half
+    if (p.saved != nullptr) {  // as saved_at(slot, 0, column, p.num_outputs), and the same for the second half
         store_four(p.saved, slot, p.num_outputs, column, first, Float::kFloat32);
         store_four(p.saved, slot, p.num_outputs, half + column, second, Float::kFloat32);
     }
@@ -183,7 +185,7 @@ __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&firs
     store_four(p.out, target, p.num_outputs, half + column, second, p.out_type);
 }
 
-// Adds one to a number in shared memory; returns what it was.
+// Adds one to a number in shared memory and returns its old value.
 __device__ __forceinline__ int fetch_increment(uint32_t address) {
     int before;
     asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(address) : "memory");
@@ -195,50 +197,50 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     extern __shared__ __align__(128) char shared[];
     __shared__ uint64_t barriers[4];
     __shared__ int next_ticket;
-    __shared__ long long prefix[kMaxBlocks + 1];
-    __shared__ int32_t tile_begin[kMaxBlocks + 1];
+    __shared__ long long prefix[kMaxBuckets + 1];
+    __shared__ int32_t tile_begin[kMaxBuckets + 1];
     __shared__ Cut cuts[2];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = p.num_outputs / 2;
-    const uint32_t full = shared_address(barriers), empty = full + 16;  // two each, 8 bytes apart
+    const uint32_t full = shared_address(barriers), empty = full + 16;  // two barriers each, 8 bytes apart
     if (threadIdx.x < 2 * kSlabBytes / 16)
         *reinterpret_cast<uint4*>(shared + threadIdx.x / 16 * kUnitBytes + threadIdx.x % 16 * 16) = {0, 0, 0, 0};
     if (threadIdx.x == 0) {
         next_ticket = 0;
         for (int i = 0; i < 2; ++i) {
-            barrier_init(full + 8 * i, 2 * kProducers * 32);  // for what is copied, and for sums
+            barrier_init(full + 8 * i, 2 * kProducers * 32);  // once for the copies and once for the sums
             barrier_init(empty + 8 * i, kConsumers * 32);
         }
     }
     wait_for_kernels_before();
     let_next_kernel_start();
-    const int num_blocks = p.in.num_blocks;
+    const int num_buckets = p.in.num_buckets;
     const float* weights = static_cast<const float*>(p.weight);
     const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(float);
     if (warp == 0) {
-        for (int b = lane; b <= num_blocks; b += 32) tile_begin[b] = p.rows.tile_begin[b];
-        sums_before(prefix, num_blocks, [&](int block) {
-            const long long cost = (long long)p.rows.block_cost[block];
+        for (int b = lane; b <= num_buckets; b += 32) tile_begin[b] = p.plan.tile_begin[b];
+        sums_before(prefix, num_buckets, [&](int bucket) {
+            const long long cost = (long long)p.plan.bucket_cost[bucket];
             return cost > 0 ? cost + kUnitCost : 0;
         });
         __syncwarp();
         if (lane < 2)
-            cuts[lane] = cut_before(blockIdx.x + lane, tile_begin, prefix, num_blocks, (half + kSlab - 1) / kSlab);
+            cuts[lane] = cut_before(blockIdx.x + lane, tile_begin, prefix, num_buckets, (half + kSlab - 1) / kSlab);
     }
     __syncthreads();
-    Work work(tile_begin, prefix, num_blocks, cuts[0], cuts[1]);
+    Work work(tile_begin, prefix, num_buckets, cuts[0], cuts[1]);
     int buffer = 0;
     uint32_t phase = 0;
 
-    if (warp >= kConsumers) {  // brings weights: 16 lanes a feature, of each half eight
-        // Feature j of this warp's is rank 16 (j / 4) + 4 producer + j % 4: so the first eight are two teams.
+    if (warp >= kConsumers) {  // brings weights: 16 lanes per feature, eight for each half
+        // Feature j of this warp has rank 16 (j / 4) + 4 producer + j % 4, so its first eight features are two teams.
         const int producer = warp - kConsumers, part = lane % 16, upper = lane / 16;
-        int features[3], next_features[3] = {-1, -1, -1}, of_block = -1;  // 32 i + lane
+        int features[3], next_features[3] = {-1, -1, -1}, of_bucket = -1;  // feature 32 i + lane
         const auto look_ahead = [&] {
             const bool more = work.next();
-            if (more && work.block != of_block) {
-                of_block = work.block;
+            if (more && work.bucket != of_bucket) {
+                of_bucket = work.bucket;
                 const int32_t* ranked =
-                    p.rows.ranked + of_block * kBlockFeatures + lane / 4 * 16 + producer * 4 + lane % 4;
+                    p.plan.ranked + of_bucket * kBucketFeatures + lane / 4 * 16 + producer * 4 + lane % 4;
 #pragma unroll
                 for (int i = 0; i < 3; ++i) next_features[i] = __ldg(ranked + 128 * i);
             }
@@ -249,28 +251,29 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             const int column = work.column + part % 8 * kColumns;
             const bool exists = column < half;
             const char* from = reinterpret_cast<const char*>(
-                weights + size_t(work.block) * p.in.block_size * p.num_outputs + column + (part < 8 ? 0 : half));
+                weights + size_t(work.bucket) * p.in.bucket_size * p.num_outputs + column + (part < 8 ? 0 : half));
 #pragma unroll
             for (int i = 0; i < 3; ++i) features[i] = next_features[i];
-            float2 bias{};  // no sum is −0
+            float2 bias{};  // + 0.0f, so that no sum is −0
             if (producer == 0) {
                 const int two = work.column + lane % 16 * 2;
                 const float* at = p.bias + (lane < 16 ? two : two + half);
                 if (two < half) bias = {__ldg(at) + 0.0f, __ldg(at + 1) + 0.0f};
             }
-            barrier_wait(empty + 8 * buffer, phase ^ 1);  // a new barrier passes for the phase before its first
+            barrier_wait(empty + 8 * buffer,
+                         phase ^ 1);  // a new barrier lets the wait for the phase before its first pass
             const uint32_t unit = shared_address(shared) + buffer * kUnitBytes;
             const uint32_t four = unit + team_place(producer, 0) * kSlabBytes,
                            three = unit + team_place(kFours + producer, 0) * kSlabBytes,
                            fourth = unit + single_place(16 + 4 * producer) * kSlabBytes,
-                           singles = block_rows::keep(unit + (4 * producer + upper) * kSlabBytes + part * 16);
+                           singles = bucket_plan::keep(unit + (4 * producer + upper) * kSlabBytes + part * 16);
             const uint32_t teams[4] = {four + (kSlabBytes << upper), four + (4 * kSlabBytes << upper),
                                        three + (kSlabBytes << upper), upper ? fourth : three + 4 * kSlabBytes};
 #pragma unroll
             for (int i = 0; i < 3; ++i) {
                 if (!__any_sync(~0u, features[i] >= 0)) break;
 #pragma unroll
-                for (int batch = 0; batch < 16; batch += 8) {  // what is shuffled arrives late
+                for (int batch = 0; batch < 16; batch += 8) {  // shuffles have a long latency, so eight are in flight
                     int feature[8];
 #pragma unroll
                     for (int j = 0; j < 8; ++j) feature[j] = __shfl_sync(~0u, features[i], 2 * (batch + j) + upper);
@@ -304,8 +307,8 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
         return;
     }
 
-    // A group of rows is taken by ticket: `ticket` counts all groups of this thread block's units.
-    const unsigned pitch = p.rows.pitch;
+    // Warps take kGatherRows rows per ticket. `ticket` counts these through all units of this thread block.
+    const unsigned pitch = p.plan.pitch;
     const int eighth = lane % 8;
     const uint32_t tickets = shared_address(&next_ticket);
     const auto take = [&] {
@@ -315,13 +318,13 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     };
     int ticket = take(), first_ticket = 0;
     while (work.next()) {
-        const int end_ticket = first_ticket + work.groups();
-        const int first_row = (tile_begin[work.block] + work.lo) * kTileRows + lane / 8 - first_ticket * kGroupRows;
+        const int end_ticket = first_ticket + work.tickets();
+        const int first_row = (tile_begin[work.bucket] + work.lo) * kTileRows + lane / 8 - first_ticket * kGatherRows;
         const uint32_t base = shared_address(shared) + buffer * kUnitBytes + eighth * 16;
         const int column = work.column + eighth * kColumns;
         const bool exists = column < half;
         const char* first_weight =
-            reinterpret_cast<const char*>(weights + size_t(work.block) * p.in.block_size * p.num_outputs + column);
+            reinterpret_cast<const char*>(weights + size_t(work.bucket) * p.in.bucket_size * p.num_outputs + column);
         uint4 rarer[2] = {};
         const auto bring = [&](int feature) {
             if (!exists) return;
@@ -330,14 +333,14 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             rarer[1] = __ldg(reinterpret_cast<const uint4*>(from + half * sizeof(float)));
         };
         const auto near_list = [&](int row) {
-            return reinterpret_cast<const uint4*>(p.rows.near) + unsigned(row) * (pitch / 8);
+            return reinterpret_cast<const uint4*>(p.plan.near) + unsigned(row) * (pitch / 8);
         };
         int next_row;
         RowEntry next_entry;
         uint4 next_list;
-        const auto prepare = [&] {  // for the next group; where there is none, for any
-            next_row = first_row + min(ticket, end_ticket - 1) * kGroupRows;
-            const int4 entry = __ldg(reinterpret_cast<const int4*>(p.rows.entries + next_row));
+        const auto prepare = [&] {  // for the next ticket; where the unit has no more, the result is not used
+            next_row = first_row + min(ticket, end_ticket - 1) * kGatherRows;
+            const int4 entry = __ldg(reinterpret_cast<const int4*>(p.plan.entries + next_row));
             next_entry = {entry.x, entry.y, entry.z, entry.w};
             next_list = __ldg(near_list(next_row));
         };
@@ -349,11 +352,11 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
             uint4 eight = next_list;
             ticket = take();
             prepare();
-            int longest = __shfl_sync(~0u, entry.counts, 0);  // they come in order
+            int longest = __shfl_sync(~0u, entry.counts, 0);  // rows come longest first
             if (longest < 0) continue;
             longest &= 511;
             const uint16_t* far =
-                p.rows.far + (size_t(unsigned(entry.slot) / kTileRows * kTileRows) * pitch + unsigned(entry.far_begin));
+                p.plan.far + (size_t(unsigned(entry.slot) / kTileRows * kTileRows) * pitch + unsigned(entry.far_begin));
             const int rare = entry.counts < 0 ? 0 : entry.counts >> 9 & 511;
             int next_far = entry.counts >> 18 & 1023;
             if (rare > 0) bring(next_far);
@@ -397,7 +400,7 @@ inline cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
     error = launch_early(gather_kernel, kWorkers, kThreads, kSharedBytes, stream, p);
     if (error != cudaSuccess) return error;
-    return launch_early(irregular_forward_kernel<float>, kIrregularBlocks, 256, 0, stream, p);
+    return launch_early(irregular_forward_kernel<float>, kIrregularGrid, 256, 0, stream, p);
 }
 
-}  // namespace nnue::block_gather
+}  // namespace nnue::forward_gather

@@ -1,34 +1,37 @@
-// The backward of king-bucketed sets: row gradients, and the weight gradient as a product on tensor cores
-// (block_product.cuh) over each block's frequent features; rare ones are gathered.
+// The backward of the fused operators: row gradients, and the weight gradient as a product on tensor cores
+// (one_hot_product.cuh) over the frequent features of each bucket. Rare features are gathered.
 //
-// Row gradients first, as fast as memory allows; beside them the lists of the rows that have rare features. Then the
-// products (gradient_plan.cuh), and as multiprocessors get free of them, rare features and sums of partial products.
+// The row gradients are computed first, at the speed of memory; beside them the rows that have rare features are
+// listed. Then come the products (backward_schedule.cuh). As multiprocessors become free, they add up the rows of rare
+// features and the sums of partial products.
 #pragma once
 
-#include "gradient_plan.cuh"
+#include "backward_schedule.cuh"
 #include "irregular_rows.cuh"
 
-namespace nnue::block_product {
+namespace nnue::one_hot_product {
 
-// Row gradients lie as the product reads them: for each (slab, tile of 64 slots) one operand of 64 rows × 128 columns,
-// two swizzled atoms. bf16: the slab's 64 columns of each half. Two fp16 parts: an atom of 32 columns of each half with
-// the high parts, one with the low parts, times the power of two of `exponents` for this (slab, tile).
+// The layout of the row gradients, as the product reads them: for each slab and each tile of 64 slots one operand of 64
+// rows × 128 columns, which is two swizzled atoms. With one part (bf16) these are the slab's 64 columns of each half.
+// With two fp16 parts, one atom has the high parts of 32 columns of each half and the other one the low parts, both
+// divided by the power of two that `exponents` has for this slab and tile.
 template <int kParts>
 struct GradientShape {
     static constexpr int kSlab = 64 / kParts;  // columns of each half
     static constexpr int kAtomBytes = kTileRows * 128, kOperandBytes = 2 * kAtomBytes;
     static constexpr int kColumns = 2 * kSlab;  // of a gradient
-    static constexpr int kPartialFloats = kGroupFeatures * kColumns;
-    static constexpr int kThreads = 256, kWarps = kThreads / 32, kGroups = kSlab / 8, kRows = kThreads / kGroups;
+    static constexpr int kPartialFloats = kSectionFeatures * kColumns;
+    static constexpr int kThreads = 256, kWarps = kThreads / 32, kHalfPieces = kSlab / 8,
+                         kRows = kThreads / kHalfPieces;
 
     __host__ __device__ static int slabs(int num_outputs) { return (num_outputs / 2 + kSlab - 1) / kSlab; }
-    // Of eight columns of half `h` in row `row` of an operand; the low parts lie an atom further on.
-    __device__ static uint32_t offset(int h, int row, int group) {
-        return kParts == 1 ? h * kAtomBytes + operand_offset(row, group) : operand_offset(row, h * kGroups + group);
+    // The offset of eight columns of half `h` in row `row` of an operand. The low parts are one atom further on.
+    __device__ static uint32_t offset(int h, int row, int piece) {
+        return kParts == 1 ? h * kAtomBytes + operand_offset(row, piece) : operand_offset(row, h * kHalfPieces + piece);
     }
 };
 
-// A stretch of tiles to a thread block of the row gradients; its sums are a part of the bias gradient.
+// Each thread block of the row gradients takes a stretch of tiles; its column sums are a part of the bias gradient.
 __host__ __device__ inline int stretch_tiles(int max_tiles) {
     return max(4, (max_tiles + 1023) / 1024);
 }
@@ -38,18 +41,19 @@ __host__ __device__ inline int stretches(int max_tiles) {
 
 constexpr int kNoExponent = -1000;  // of a tile of zeros
 
-// The exponent of the power of two that leaves numbers of up to this magnitude (its bits) just inside fp16's range.
+// The exponent of the power of two that brings numbers of up to this magnitude (given as bits) just inside the range of
+// fp16.
 __device__ __forceinline__ int tile_exponent(unsigned largest) {
     if (largest == 0) return kNoExponent;
     if (largest >= 0x7f800000u) return 0;  // not finite, and stays so
     return max(int(largest >> 23) - 127 - 14, -120);
 }
-// 2^exponent as a float, 0 below its normal range.
+// 2^exponent as a float, and 0 below the normal range.
 __device__ __forceinline__ float power_of_two(int exponent) {
     return exponent < -126 ? 0.0f : __int_as_float((exponent + 127) << 23);
 }
 
-// Eight numbers as they lie in memory.
+// Eight numbers as they are stored in memory.
 template <typename T>
 struct Eight {
     uint4 raw[sizeof(T) / 2] = {};
@@ -72,53 +76,56 @@ struct Eight {
     }
 };
 
-// What products leave out.
+// The features that the products leave out.
 struct RareFeatures {
-    int begin[kMaxBlocks + 1];  // of each block's in the list of all
-    int group[kMaxBlocks + 1];  // the same in groups of 32 of a block
+    int begin[kMaxBuckets + 1];       // where each bucket's begin in the list of all
+    int word_begin[kMaxBuckets + 1];  // the same, counted in words of 32 features of a bucket
 
-    // A warp.
+    // Called by one warp.
     __device__ void load(const BackwardProblem& p) {
-        const auto count = [&](int block) { return max(p.rows.used[block] - p.rows.dense[block], 0); };
-        sums_before(begin, p.in.num_blocks, count);
-        sums_before(group, p.in.num_blocks, [&](int block) { return (count(block) + 31) / 32; });
+        const auto count = [&](int bucket) { return max(p.plan.used[bucket] - p.plan.dense[bucket], 0); };
+        sums_before(begin, p.in.num_buckets, count);
+        sums_before(word_begin, p.in.num_buckets, [&](int bucket) { return (count(bucket) + 31) / 32; });
     }
 };
 
-// The lists of the slots that have a rare feature, by the first kListBlocks thread blocks: 32 features of a block at a
-// time, whose bitmaps lie side by side; a lane has a feature, a warp an eighth of the block's tiles.
-constexpr int kListBlocks = 128;
+// Lists the slots that have a rare feature. The first kListGrid thread blocks do this, for 32 features of a bucket at a
+// time, whose bitmaps are neighbours in memory. Each lane takes a feature, and each warp an eighth of the bucket's
+// tiles.
+constexpr int kListGrid = 128;
 __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p) {
     constexpr int kWarps = GradientShape<1>::kWarps, kTogether = 8;  // tiles whose loads are in flight
     static_assert(kWarps == GradientShape<2>::kWarps);
     __shared__ RareFeatures rare;
-    __shared__ int counts[2][kWarps][33];  // of a warp's tiles; the last: entries of the features before
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_blocks = p.in.num_blocks;
+    __shared__ int counts[2][kWarps][33];  // of a warp's tiles; the last one: entries of the features before
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_buckets = p.in.num_buckets;
     if (warp == 0) rare.load(p);
     __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) p.sync->rare = rare.begin[num_blocks];
+    if (blockIdx.x == 0 && threadIdx.x == 0) p.sync->rare = rare.begin[num_buckets];
     int parity = 0;
-    for (int item = blockIdx.x; item < rare.group[num_blocks]; item += kListBlocks, parity ^= 1) {
-        const int block = last_begun(rare.group, num_blocks, item), first = (item - rare.group[block]) * 32;
-        const int number = rare.begin[block] + first + lane, dense = p.rows.dense[block];
-        const bool has_feature = number < rare.begin[block + 1];
-        const int all = p.rows.tile_begin[block], tiles = p.rows.tile_begin[block + 1] - all;
+    for (int item = blockIdx.x; item < rare.word_begin[num_buckets]; item += kListGrid, parity ^= 1) {
+        const int bucket = last_begun(rare.word_begin, num_buckets, item),
+                  first = (item - rare.word_begin[bucket]) * 32;
+        const int number = rare.begin[bucket] + first + lane, dense = p.plan.dense[bucket];
+        const bool has_feature = number < rare.begin[bucket + 1];
+        const int all = p.plan.tile_begin[bucket], tiles = p.plan.tile_begin[bucket + 1] - all;
         const int begin = all + tiles * warp / kWarps, end = all + tiles * (warp + 1) / kWarps;
-        const uint2* bits = p.rows.feature_bits + dense + first + (has_feature ? lane : 0);
+        const uint2* bits = p.plan.feature_bits + dense + first + (has_feature ? lane : 0);
         const auto for_each_word = [&](const auto& visit) {
             for (int base = begin; base < end; base += kTogether) {
                 uint2 words[kTogether] = {};
 #pragma unroll
                 for (int i = 0; i < kTogether; ++i)
-                    if (has_feature && base + i < end) words[i] = __ldg(bits + size_t(base + i) * kBlockFeatures);
+                    if (has_feature && base + i < end) words[i] = __ldg(bits + size_t(base + i) * kBucketFeatures);
 #pragma unroll
                 for (int i = 0; i < kTogether; ++i) visit(base + i, words[i]);
             }
         };
-        int before = 0;  // entries of features before these, irregular rows' included: as many places at the most
+        int before = 0;  // entries of the features before these, including those of irregular rows, so that there is
+                         // always enough room
         for (int i = threadIdx.x; i < first; i += kWarps * 32)
-            before += __ldg(p.rows.counts + block * kBlockFeatures +
-                            __ldg(p.rows.ranked + block * kBlockFeatures + dense + i));
+            before += __ldg(p.plan.counts + bucket * kBucketFeatures +
+                            __ldg(p.plan.ranked + bucket * kBucketFeatures + dense + i));
         before = __reduce_add_sync(~0u, before);
         int count = 0;
         for_each_word([&](int, uint2 word) { count += __popc(word.x) + __popc(word.y); });
@@ -132,10 +139,10 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p) {
             total += counts[parity][w][lane];
             place += counts[parity][w][32];
         }
-        place += block_rows::warp_inclusive_sum(total, lane) - total;
+        place += bucket_plan::warp_inclusive_sum(total, lane) - total;
         if (warp == 0 && has_feature) {
-            const int local = __ldg(p.rows.ranked + block * kBlockFeatures + dense + first + lane);
-            p.rare[number] = {block * p.in.block_size + local, uint32_t(place), uint32_t(total)};
+            const int local = __ldg(p.plan.ranked + bucket * kBucketFeatures + dense + first + lane);
+            p.rare[number] = {bucket * p.in.bucket_size + local, uint32_t(place), uint32_t(total)};
         }
         int* to = p.rare_slots + place + mine;
         for_each_word([&](int tile, uint2 word) {
@@ -146,21 +153,21 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p) {
     }
 }
 
-// Row gradients in slot order, 0 in padding, and their sums over each stretch of tiles. The first kListBlocks thread
-// blocks list rare features' slots instead; then all slabs of a stretch follow each other, as they share rows of
-// memory.
+// Computes the row gradients in slot order, with 0 in padding, and their sums over each stretch of tiles. The first
+// kListGrid thread blocks list the slots of rare features instead. All slabs of a stretch follow each other, since they
+// read the same rows of memory.
 template <int kParts, typename Grad, Activation kActivation>
 __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
     using Shape = GradientShape<kParts>;
     using Saved = std::conditional_t<kParts == 1, uint16_t, float>;
     constexpr bool kPairwise = kActivation == Activation::kPairwise;
     constexpr int kRows = Shape::kRows, kWarps = Shape::kWarps;
-    __shared__ float sums[kRows][Shape::kGroups][17];
+    __shared__ float sums[kRows][Shape::kHalfPieces][17];
     __shared__ unsigned largest[2][kWarps];
-    const int group = threadIdx.x % Shape::kGroups, row = threadIdx.x / Shape::kGroups;
+    const int piece = threadIdx.x % Shape::kHalfPieces, row = threadIdx.x / Shape::kHalfPieces;
     const int max_tiles = p.max_tiles, stretch = stretch_tiles(max_tiles), slabs = Shape::slabs(p.num_outputs);
-    const int item = int(blockIdx.x) - kListBlocks, slab = item % slabs, number = item / slabs;
-    const int half = p.num_outputs / 2, column = slab * Shape::kSlab + group * 8;
+    const int item = int(blockIdx.x) - kListGrid, slab = item % slabs, number = item / slabs;
+    const int half = p.num_outputs / 2, column = slab * Shape::kSlab + piece * 8;
     const float limit = kParts == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
     wait_for_kernels_before();
     let_next_kernel_start();
@@ -171,7 +178,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
         list_rare_rows(p);
         return;
     }
-    const int first = number * stretch, last = min(first + stretch, p.rows.tile_begin[p.in.num_blocks]);
+    const int first = number * stretch, last = min(first + stretch, p.plan.tile_begin[p.in.num_buckets]);
     float bias[2][8] = {};
     constexpr int kPasses = kTileRows / kRows;
     for (int tile = first; tile < last; ++tile) {
@@ -181,7 +188,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
         Eight<Saved> sums_saved[kPasses][2];
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass)
-            targets[pass] = column < half ? __ldg(p.rows.slot_target + tile * kTileRows + pass * kRows + row) : -1;
+            targets[pass] = column < half ? __ldg(p.plan.slot_target + tile * kTileRows + pass * kRows + row) : -1;
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {  // all loads first
             if (targets[pass] < 0) continue;
@@ -205,7 +212,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
                 sums_saved[pass][h].unpack_to(s[h], Float::kFloat16);
             }
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {  // of zeros where there is no row
+            for (int j = 0; j < 8; ++j) {  // these are zeros where there is no row
                 g[0][j] *= p.scale;
                 g[1][j] *= p.scale;
                 differentiate<kActivation>(g[0][j], g[1][j], s[0][j], s[1][j], p.bound, limit);
@@ -240,7 +247,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
                         split(g[h][2 * j] * scale, g[h][2 * j + 1] * scale, high[j], low[j]);
                     }
                 }
-                char* to = operand + Shape::offset(h, r, group);
+                char* to = operand + Shape::offset(h, r, piece);
                 *reinterpret_cast<uint4*>(to) = {high[0], high[1], high[2], high[3]};
                 if constexpr (kParts == 2)
                     *reinterpret_cast<uint4*>(to + Shape::kAtomBytes) = {low[0], low[1], low[2], low[3]};
@@ -248,9 +255,9 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
         }
     }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) sums[row][group][i] = bias[i / 8][i % 8];
+    for (int i = 0; i < 16; ++i) sums[row][piece][i] = bias[i / 8][i % 8];
     __syncthreads();
-    for (int i = threadIdx.x; i < Shape::kGroups * 16; i += Shape::kThreads) {
+    for (int i = threadIdx.x; i < Shape::kHalfPieces * 16; i += Shape::kThreads) {
         const int c = slab * Shape::kSlab + i / 16 * 8 + i % 8;
         float sum = 0;
 #pragma unroll 8
@@ -259,14 +266,14 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     }
 }
 
-// What a list takes of a row at a time is a slab of GradientShape: 16 pieces of 16 bytes, 8 columns each. One part:
-// pieces 0…7 are 64 columns of the first half, 8…15 the same of the second. Two parts: pieces 0…7 are 32 columns of
-// each half, high parts, and 8…15 the low parts.
+// How lists read row gradients: a slab of a row is 16 pieces of 16 bytes, with 8 columns each. With one part, pieces
+// 0…7 are 64 columns of the first half and 8…15 the same columns of the second half. With two parts, pieces 0…7 are the
+// high parts of 32 columns of each half, and 8…15 the low parts.
 template <int kParts>
 struct Slab : GradientShape<kParts> {
-    using GradientShape<kParts>::kSlab, GradientShape<kParts>::kGroups;
-    // First column of a piece in its half, and which half.
-    __device__ static int column(int slab, int piece) { return slab * kSlab + piece % kGroups * 8; }
+    using GradientShape<kParts>::kSlab, GradientShape<kParts>::kHalfPieces;
+    // The first column of a piece within its half, and which half it is in.
+    __device__ static int column(int slab, int piece) { return slab * kSlab + piece % kHalfPieces * 8; }
     __device__ static int half(int piece) { return kParts == 1 ? piece / 8 : piece % 8 / 4; }
 };
 
@@ -275,7 +282,7 @@ struct Piece {
     int exponent;
 };
 
-// There is such a slot and such a slab.
+// The slot and the slab must exist.
 template <int kParts>
 __device__ __forceinline__ Piece load_piece(const BackwardProblem& p, int slot, int slab, int piece) {
     using Shape = Slab<kParts>;
@@ -301,14 +308,14 @@ __device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
     }
 }
 
-// All lanes; neighbouring lanes hold neighbouring pieces.
+// Called by all lanes. Neighbouring lanes hold neighbouring pieces.
 template <int kParts>
 __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int row, int slab, int piece) {
     using Shape = Slab<kParts>;
     if constexpr (kParts == 2) {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            sum[i] = sum[i] + kLowScale * __shfl_xor_sync(~0u, sum[i], 8);  // right where piece < 8
+            sum[i] = sum[i] + kLowScale * __shfl_xor_sync(~0u, sum[i], 8);  // correct where piece < 8
     }
     const int half = p.num_outputs / 2, column = Shape::column(slab, piece);
     if (column >= half || (kParts == 2 && piece >= 8)) return;
@@ -324,9 +331,10 @@ __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&su
     }
 }
 
-// Adds kRows rows, whose slots lanes first … know; a lane has pieces `base` and `base` + 32 of each. All loads first,
-// and none that depends on a condition: that would be waited for where it stands. (An address of zeros for rows that
-// are not there is no way out: it lies in one place, and 400 us became 1,060.)
+// Adds kRows rows, whose slots are held by lanes first, first + 1, …. Each lane has pieces `base` and `base` + 32 of
+// each row. All loads come first, and none of them is conditional, because a conditional load would be waited for at
+// once. (Reading zeros from a fixed address for absent rows is no alternative: all of them read the same place, and 400
+// us became 1,060.)
 template <int kParts, int kRows>
 __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProblem& p, int slot, int first, int base) {
     const int last_slab = Slab<kParts>::slabs(p.num_outputs) - 1;
@@ -347,8 +355,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProbl
         for (int c = 0; c < 2; ++c) add_piece<kParts>(sum[c], pieces[r][c]);
 }
 
-// A warp: the sum of a list of slots, 64 pieces of a row from `base` on; up to eight rows in flight. `slot`: of the
-// lane's number in the list; `row`: of the gradient.
+// For one warp: the sum of a list of slots, 64 pieces of a row from `base` on, with up to eight rows in flight. `slot`
+// is the element of the list with the lane's number; `row` is a row of the weight gradient.
 template <int kParts>
 __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, const int* slots, int count, int slot,
                                          int base) {
@@ -372,11 +380,12 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
     }
 }
 
-// Numbers of items for the warps of a grid, neighbouring ones in different thread blocks: a warp's first is its own;
-// then each so-manyth, or, with a ticket, the next one as the warp gets free, asked for ahead.
+// Numbers of work items for the warps of a grid, so that neighbouring numbers go to different thread blocks. The first
+// item of a warp has the warp's own number. Without a ticket the others follow at a distance of the number of warps;
+// with a ticket a warp takes the next free one, and asks for it ahead of time.
 class Numbers {
   public:
-    // Shuffled, so that ptxas knows that all lanes have the same; it spills otherwise.
+    // The shuffle tells ptxas that all lanes have the same value; otherwise it spills registers.
     __device__ __forceinline__ explicit Numbers(unsigned* ticket)
         : ticket_(ticket), now_(__shfl_sync(~0u, threadIdx.x / 32 * gridDim.x + blockIdx.x, 0)) {
         take();
@@ -398,11 +407,11 @@ class Numbers {
     unsigned now_, taken_;
 };
 
-// A list and its first slots are on their way while the items before are worked off: what a lane knows of an item.
+// What a lane knows of a work item. A list and its first slots are fetched while the items before are being processed.
 struct Item {
     long long number;
-    LooseList list;
-    int slot;  // of the lane's number in the list, −1 if there is none
+    SlotList list;
+    int slot;  // with the lane's number in the list; −1 if there is none
 };
 
 template <typename ListOf, typename Visit>
@@ -430,34 +439,35 @@ __device__ __forceinline__ void for_each_list(const int* slots, unsigned* ticket
     }
 }
 
-// The gradient's row of a feature; −1: there is none. `entry`: of `ranked`, or of a list.
-__device__ __forceinline__ int gradient_row(const BackwardProblem& p, int loose_dense, int block, int rank, int entry) {
-    if (block == p.in.num_blocks) return rank < loose_dense ? p.in.num_features + entry : -1;
-    const int local = entry ^ entry >> 31, feature = block * p.in.block_size + local;
-    return local < p.in.block_size && feature < p.in.num_features ? feature : -1;
+// The row of the weight gradient of a feature, or −1 if there is none. `entry` comes from `ranked` or from a list.
+__device__ __forceinline__ int gradient_row(const BackwardProblem& p, int unbucketed_dense, int bucket, int rank,
+                                            int entry) {
+    if (bucket == p.in.num_buckets) return rank < unbucketed_dense ? p.in.num_bucketed + entry : -1;
+    const int local = entry ^ entry >> 31, feature = bucket * p.in.bucket_size + local;
+    return local < p.in.bucket_size && feature < p.in.num_bucketed ? feature : -1;
 }
-__device__ __forceinline__ const int* rank_entry(const BackwardProblem& p, int block, int rank) {
-    return block == p.in.num_blocks ? &p.loose.lists[min(rank, p.in.num_loose - 1)].feature
-                                    : p.rows.ranked + block * kBlockFeatures + rank;
+__device__ __forceinline__ const int* rank_entry(const BackwardProblem& p, int bucket, int rank) {
+    return bucket == p.in.num_buckets ? &p.unbucketed.by_rank[min(rank, p.in.num_unbucketed - 1)].feature
+                                      : p.plan.ranked + bucket * kBucketFeatures + rank;
 }
 
-// A warp: the sum of the products of a block's parts, eight loads of each part together.
+// For one warp: adds up the products of a bucket's parts, with eight loads of each part in flight.
 template <int kParts>
 constexpr int kMergeRanks = 8 * kParts;
 template <int kParts>
 __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit& unit, int slab, int first_rank,
-                                      int loose_dense) {
+                                      int unbucketed_dense) {
     using Shape = GradientShape<kParts>;
     constexpr int kLanes = Shape::kColumns / 4, kRows = 32 / kLanes, kTogether = kMergeRanks<kParts> / kRows;
     const int lane = threadIdx.x % 32, slabs = Shape::slabs(p.num_outputs);
     const int in_slab = lane % kLanes * 4, in_half = slab * Shape::kSlab + in_slab % Shape::kSlab;
     const int column = in_slab / Shape::kSlab * (p.num_outputs / 2) + in_half;
     first_rank += lane / kLanes;
-    const int in_group = unit.group * kGroupFeatures;
+    const int in_section = unit.section * kSectionFeatures;
     int entries[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
-        entries[i] = __ldg(rank_entry(p, unit.block, in_group + first_rank + i * kRows));
+        entries[i] = __ldg(rank_entry(p, unit.bucket, in_section + first_rank + i * kRows));
     if (lane == 0) counter_wait(p.sync->parts_done + unit.partial * slabs + slab, unit.parts);
     __syncwarp();
     const size_t stride = size_t(slabs) * Shape::kPartialFloats / 4;
@@ -478,7 +488,7 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-        const int row = gradient_row(p, loose_dense, unit.block, in_group + first_rank + i * kRows, entries[i]);
+        const int row = gradient_row(p, unbucketed_dense, unit.bucket, in_section + first_rank + i * kRows, entries[i]);
         if (row < 0 || in_half >= p.num_outputs / 2) continue;
         const size_t at = size_t(row) * p.num_outputs + column;
         if constexpr (kParts == 2)
@@ -489,32 +499,34 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     }
 }
 
-// What is left: rare features, and sums of parts. It fills the multiprocessors that the products have left. A warp
-// takes 64 pieces of a rare feature's rows, those of the largest blocks, which are the last, first; the next one's
-// slots are on their way meanwhile.
-constexpr int kFinishThreads = 128, kFinishBlocks = 4 * kWorkers;
-// Up to so many tiles, and without loose features, each warp takes its share: those that are free early and take more
-// would slow down the products. With more tiles lists are long, and tickets are quicker (measured).
+// The remaining work: rare features, and the sums of partial products. It fills the multiprocessors that the products
+// have left. A warp takes 64 pieces of the rows of a rare feature, and fetches the slots of the next one meanwhile. The
+// features of the largest buckets, which are the last ones, come first.
+constexpr int kFinishThreads = 128, kFinishGrid = 4 * kWorkers;
+// Without unbucketed features and with no more tiles than this, each warp takes a fixed share: warps that become free
+// early and took more would slow down the products. With more tiles the lists are long and tickets are faster
+// (measured).
 constexpr int kShareTiles = 1024;
 
 template <int kParts>
 __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
-    const int parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // of a row
+    const int parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // per row
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
-    // The products are not done, but say that row gradients, lists and plan are there.
-    if (threadIdx.x == 0) flag_wait(&p.sync->planned);
+    // The products are not done at this point, but the flag says that the row gradients, the lists and the merge units
+    // are there.
+    if (threadIdx.x == 0) flag_wait(&p.sync->scheduled);
     __syncthreads();
-    const bool by_ticket = p.in.num_loose > 0 || p.max_tiles > kShareTiles;
+    const bool by_ticket = p.in.num_unbucketed > 0 || p.max_tiles > kShareTiles;
     const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(&p.sync->rare);
     const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4), thread = threadIdx.x;
     const auto unit_word = [&](int i) { return __ldcg(reinterpret_cast<const int*>(p.merges) + i); };
-    // Asked for now and waited for behind the lists, as is whoever is later than this warp.
+    // This word is loaded now and waited for after the lists, when the other warps have usually arrived as well.
     const int own_word = thread < unit_words ? unit_word(thread) : 0;
     for_each_list(
         p.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * parts,
         [&](long long number) { return p.rare[count - 1 - int(number / parts)]; },
         [&](const Item& item) {
-            const LooseList& list = item.list;
+            const SlotList& list = item.list;
             sum_list<kParts>(p, list.feature, p.rare_slots + list.begin, list.count, item.slot,
                              int(item.number % parts) * 64);
         });
@@ -522,23 +534,24 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     for (int i = thread; i < unit_words; i += kFinishThreads)
         reinterpret_cast<int*>(units)[i] = i == thread ? own_word : unit_word(i);
     __syncthreads();
-    const int slabs = Slab<kParts>::slabs(p.num_outputs), loose_dense = p.in.num_loose > 0 ? p.loose.summary->dense : 0;
+    const int slabs = Slab<kParts>::slabs(p.num_outputs),
+              unbucketed_dense = p.in.num_unbucketed > 0 ? p.unbucketed.summary->dense : 0;
     const unsigned merges = units[num_units].begin / kMergeRanks<kParts> * slabs;
     int unit = 0;
     for (unsigned item = numbers.now(); item < merges; item = numbers.next()) {
         const int rank = int(item / unsigned(slabs)) * kMergeRanks<kParts>;
         while (units[unit + 1].begin <= rank) ++unit;
-        merge<kParts>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, loose_dense);
+        merge<kParts>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, unbucketed_dense);
     }
-    // Kernels that follow wait for this one, and it for what was before.
+    // Later kernels wait for this one alone, so it must wait for the kernels before it.
     wait_for_kernels_before();
 }
 
-// A warp: eight columns of the bias gradient, four of them a lane; the lanes share the stretches.
+// For one warp: eight columns of the bias gradient, four per lane. The lanes share the stretches.
 constexpr int kBiasColumns = 8;
 __device__ __forceinline__ void sum_bias(const BackwardProblem& p, int columns, int lane) {
     const int stretch = stretch_tiles(p.max_tiles), column = columns * kBiasColumns + lane % 2 * 4;
-    const int parts = (p.rows.tile_begin[p.in.num_blocks] + stretch - 1) / stretch;
+    const int parts = (p.plan.tile_begin[p.in.num_buckets] + stretch - 1) / stretch;
     float4 sum = {0, 0, 0, 0};
 #pragma unroll 2
     for (int part = lane / 2; part < parts; part += 16) {
@@ -555,20 +568,22 @@ __device__ __forceinline__ void sum_bias(const BackwardProblem& p, int columns, 
 }
 
 // ---- products: two warpgroups hold the sums of a task's features × 128 operand columns in registers and turn bitmaps
-// into products; a warp has row gradients and bitmaps copied ahead of them.
+// into products. Another warp copies row gradients and bitmaps ahead of them.
 template <int kParts>
 struct BackwardShape : GradientShape<kParts> {
     using GradientShape<kParts>::kOperandBytes;
-    static constexpr int kBitBytes = kGroupFeatures * sizeof(uint2);
+    static constexpr int kBitBytes = kSectionFeatures * sizeof(uint2);
     static constexpr int kStages = 8;
     static constexpr int kConsumers = GradientShape<kParts>::kThreads, kThreads = kConsumers + 128,
                          kWarps = kConsumers / 32;
-    static constexpr int kFeatureTiles = kGroupFeatures / 64 / (kConsumers / 128);  // of 64 features, per warpgroup
-    // A consumer warp turns 16 rows of results, 256 bytes each, around in shared memory; banks ask for the stride.
+    static constexpr int kFeatureTiles = kSectionFeatures / 64 / (kConsumers / 128);  // of 64 features, per warpgroup
+    // A consumer warp transposes 16 rows of results, 256 bytes each, through shared memory. The stride avoids bank
+    // conflicts.
     static constexpr int kRowStride = kParts == 1 ? 272 : 288, kTurnBytes = 16 * kRowStride;
-    static constexpr int kTasks = 2;  // one at work, one that is prepared
-    // Behind the operands: for each stage bitmaps, the barriers "full" and "empty", the left operand's `one`; for each
-    // consumer warp the above and the task's features; for each task two barriers.
+    static constexpr int kTasks = 2;  // one in progress and one prepared
+    // What follows the operands: for each stage bitmaps, the barriers "full" and "empty" and the `one` of the left
+    // operand; for each consumer warp its room for transposing and the features of the task; for each task two
+    // barriers.
     static constexpr int kBits = kStages * kOperandBytes, kTurn = kBits + kStages * kBitBytes,
                          kFeatures = kTurn + kWarps * kTurnBytes, kFull = kFeatures + kWarps * kFeatureTiles * 64,
                          kEmpty = kFull + kStages * 8, kTaskFull = kEmpty + kStages * 8,
@@ -576,26 +591,27 @@ struct BackwardShape : GradientShape<kParts> {
     static constexpr int kSharedBytes = kOnes + kStages * 4 + 1024;
 };
 
-// One bit of a word of the left operand becomes `one`. For two fp16 parts it is a power of two that depends on the
-// tile, relative to the task's largest: 2^15, down to 2^-21.
+// The number that a set bit of the left operand stands for. With two fp16 parts it is a power of two that depends on
+// the tile, relative to the task's largest: from 2^15 down to 2^-21.
 __device__ __forceinline__ uint32_t relative_one(int exponent, int reference) {
     const int e = exponent - reference + 15;
     return e >= -14 ? uint32_t(e + 15) << 10 : e >= -21 ? 1u << (e + 24) : 0;
 }
 
 // Adds the products of `count` tiles, for the first `my_tiles` of the warpgroup's tiles of 64 features. `copied` counts
-// the tiles that have come.
+// the tiles that have arrived.
 template <int kParts>
 __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFeatureTiles][64], int my_tiles,
                                          int count, uint32_t shared, uint32_t& copied) {
     using Shape = BackwardShape<kParts>;
     constexpr uint32_t kStages = Shape::kStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // Warpgroup 0 has the even tiles of the task's features, 1 the odd ones.
+    // Warpgroup 0 has the even tiles of the task's features, and warpgroup 1 the odd ones.
     const uint32_t first_bits = shared + Shape::kBits + (warp / 4 * 64 + warp % 4 * 16 + lane / 4) * 8;
-    // By every thread: none may still be reading what is overwritten.
+    // Every thread releases the stage itself, since any of them may still be reading it.
     const auto release = [&](uint32_t tile) { barrier_arrive(shared + Shape::kEmpty + tile % kStages * 8); };
-    my_tiles = __shfl_sync(~0u, my_tiles, 0), count = __shfl_sync(~0u, count, 0);  // uniform, as ptxas has to know
+    my_tiles = __shfl_sync(~0u, my_tiles, 0),
+    count = __shfl_sync(~0u, count, 0);  // ptxas has to know that these are uniform
     for (int left = count; left > 0; --left) {
         const uint32_t stage = copied % kStages;
         barrier_wait(shared + Shape::kFull + stage * 8, copied / kStages % 2);
@@ -616,20 +632,20 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
                 multiply_word<kParts == 1>(acc[m], a[part], word_low, word_high, one, operand + part * 256);
             }
         }
-        if (left < count) release(copied - 1);  // the last tile's products are done
+        if (left < count) release(copied - 1);  // the products of the tile before are done
         ++copied;
     }
     wgmma_wait<0>();
     release(copied - 1);
 }
 
-// Zeros for features that no row has; by warps that have nothing else to do while others multiply. An item is a
-// feature's rank.
+// Writes zeros for features that no row has. Warps that have nothing else to do call this while others multiply. An
+// item is the rank of a feature.
 __device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp, int warps, int lane) {
     const int row_bytes = p.num_outputs * (p.weight_type == Float::kFloat32 ? 4 : 2);
     const auto clear = [&](int items, const auto& feature_of) {
         for (int first = warp; first < items; first += warps * 32) {
-            const int item = first + lane * warps;  // a lane looks at each of the warp's next items
+            const int item = first + lane * warps;  // each lane looks at one of the warp's next items
             const int feature = item < items ? feature_of(item) : -1;
             for (unsigned todo = __ballot_sync(~0u, feature >= 0); todo != 0; todo &= todo - 1) {
                 char* row =
@@ -639,23 +655,23 @@ __device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp,
             }
         }
     };
-    clear(p.in.num_blocks * kBlockFeatures, [&](int item) {
-        const int block = item / kBlockFeatures, local = ~__ldg(p.rows.ranked + item);
-        // Ranks within the product are written there.
-        if (local < 0 || local >= p.in.block_size || item % kBlockFeatures < p.rows.dense[block]) return -1;
-        const int feature = block * p.in.block_size + local;
-        return feature < p.in.num_features ? feature : -1;
+    clear(p.in.num_buckets * kBucketFeatures, [&](int item) {
+        const int bucket = item / kBucketFeatures, local = ~__ldg(p.plan.ranked + item);
+        // The products write the ranks that they include.
+        if (local < 0 || local >= p.in.bucket_size || item % kBucketFeatures < p.plan.dense[bucket]) return -1;
+        const int feature = bucket * p.in.bucket_size + local;
+        return feature < p.in.num_bucketed ? feature : -1;
     });
-    if (p.in.num_loose == 0) return;
-    const int first_empty = p.loose.summary->first_empty;
-    clear(p.in.num_loose - first_empty,
-          [&](int item) { return p.in.num_features + p.loose.lists[first_empty + item].feature; });
+    if (p.in.num_unbucketed == 0) return;
+    const int first_empty = p.unbucketed.summary->first_empty;
+    clear(p.in.num_unbucketed - first_empty,
+          [&](int item) { return p.in.num_bucketed + p.unbucketed.by_rank[first_empty + item].feature; });
 }
 
-// A product task: sums and what becomes of them.
+// One task of the product: makes the sums and stores them.
 template <int kParts>
-__device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Plan& plan, const volatile Task& task,
-                                              uint32_t shared, uint32_t& copied) {
+__device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Schedule& schedule,
+                                              const volatile Task& task, uint32_t shared, uint32_t& copied) {
     using Shape = BackwardShape<kParts>;
     const int thread = thread_number(), warp = thread / 32, lane = thread % 32;
     float acc[Shape::kFeatureTiles][64];
@@ -663,15 +679,15 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
     for (int m = 0; m < Shape::kFeatureTiles; ++m)
 #pragma unroll
         for (float& x : acc[m]) x = 0;
-    const int my_tiles = (plan.feature_tiles(task.block, task.group) + 1 - warp / 4) / 2;
+    const int my_tiles = (schedule.feature_tiles(task.bucket, task.section) + 1 - warp / 4) / 2;
     const uint32_t my_features = shared + Shape::kFeatures + warp * (Shape::kFeatureTiles * 64);
-    // Of the warp's row r of feature tile m, in the task's ranks.
+    // The rank, within the task, of the warp's row r of feature tile m.
     const auto rank_of = [&](int m, int r) { return (m * 2 + warp / 4) * 64 + warp % 4 * 16 + r; };
     __syncwarp();
-    if (task.partial < 0) {  // the features, for the end
+    if (task.partial < 0) {  // fetch the features, which are needed at the end
         for (int i = lane; i < my_tiles * 16; i += 32)
             copy_async_4(my_features + i * 4,
-                         rank_entry(p, task.block, task.group * kGroupFeatures + rank_of(i / 16, i % 16)));
+                         rank_entry(p, task.bucket, task.section * kSectionFeatures + rank_of(i / 16, i % 16)));
     }
     copy_async_commit();
     multiply<kParts>(acc, my_tiles, task.last - task.first, shared, copied);
@@ -679,7 +695,7 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
 
     if (task.partial >= 0) {  // one of several parts
         float* partial = p.partial +
-                         (size_t(task.partial + task.part) * plan.slabs + task.slab) * Shape::kPartialFloats +
+                         (size_t(task.partial + task.part) * schedule.slabs + task.slab) * Shape::kPartialFloats +
                          lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < Shape::kFeatureTiles; ++m) {
@@ -696,22 +712,22 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Pl
             }
         }
         named_barrier<1, Shape::kConsumers>();
-        if (thread == 0) counter_add(p.sync->parts_done + task.partial * plan.slabs + task.slab);
+        if (thread == 0) counter_add(p.sync->parts_done + task.partial * schedule.slabs + task.slab);
         return;
     }
 
     const uint32_t turn = shared + Shape::kTurn + warp * Shape::kTurnBytes;
-    // A lane stores 16 bytes, of every second row: columns lane % 8 · kEach of a half.
+    // Each lane stores 16 bytes of every second row: columns lane % 8 · kEach of a half.
     constexpr int kEach = 8 / kParts;
     const int half = p.num_outputs / 2, column = task.slab * Shape::kSlab + lane % 8 * kEach;
     const int in_row = lane % 16 / 8 * half + column;
     copy_async_wait<0>();
     __syncwarp();
-    const int block = task.block, first_rank = task.group * kGroupFeatures;
+    const int bucket = task.bucket, first_rank = task.section * kSectionFeatures;
     for (int i = lane; i < my_tiles * 16; i += 32) {
         const uint32_t at = my_features + i * 4;
-        store_shared_4(
-            at, gradient_row(p, plan.loose_dense, block, first_rank + rank_of(i / 16, i % 16), int(load_shared_4(at))));
+        store_shared_4(at, gradient_row(p, schedule.unbucketed_dense, bucket, first_rank + rank_of(i / 16, i % 16),
+                                        int(load_shared_4(at))));
     }
     const unsigned row_bytes = p.num_outputs * (16 / kEach);
     char* const to_row = static_cast<char*>(p.grad_weight) + in_row * (16 / kEach);
@@ -756,7 +772,7 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
     using Shape = BackwardShape<kParts>;
     constexpr int kTasks = Shape::kTasks;
     extern __shared__ char shared_raw[];
-    __shared__ Plan plan;
+    __shared__ Schedule schedule;
     __shared__ Task tasks[kTasks];
     const uint32_t shared = (shared_address(shared_raw) + 1023) & ~1023u;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -771,10 +787,11 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
         }
         fence_barrier_init();
     }
-    // What this reads was there before row gradients began, and all thread blocks of those have begun.
-    plan.load(p, Shape::slabs(p.num_outputs));
-    if (p.in.num_loose > 0) {
-        // Lists of loose features begin beside this. That kernel is not done, but says that row gradients are.
+    // What this reads was there before the row gradients began, and all of their thread blocks have begun by now.
+    schedule.load(p, Shape::slabs(p.num_outputs));
+    if (p.in.num_unbucketed > 0) {
+        // The kernel of the unbucketed lists has begun beside this one. It is not done, but its flag says that the row
+        // gradients are.
         if (threadIdx.x == 0) flag_wait(&p.sync->begun);
         __syncthreads();
     } else {
@@ -786,12 +803,12 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
         give_registers<24>();
         const int number = blockIdx.x * 3 + warp - Shape::kWarps - 1, count = gridDim.x * 3;
         if (number == count - 1) {
-            const int units = plan.list_merges(p.merges);
+            const int units = schedule.list_merges(p.merges);
             __threadfence();
             __syncwarp();
             if (lane == 0) {
                 p.sync->merge_units = units;
-                flag_set(&p.sync->planned);
+                flag_set(&p.sync->scheduled);
             }
         }
         for (int columns = number; columns * kBiasColumns < p.num_outputs; columns += count) sum_bias(p, columns, lane);
@@ -800,14 +817,14 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
         give_registers<24>();
         fence_global_for_copies();
         int stage = 0;
-        uint32_t phase = 1;  // the first pass over the stages waits for nothing
+        uint32_t phase = 1;  // the first pass over the stages does not wait
         for (int number = 0;; ++number) {
             const int place = number % kTasks;
             barrier_wait(shared + Shape::kTaskEmpty + place * 8, number / kTasks % 2 ^ 1);
-            // The first is given.
+            // The first ticket is given; the others are taken.
             unsigned ticket = blockIdx.x;
             if (number > 0 && lane == 0) ticket = gridDim.x + atomicAdd(&p.sync->ticket, 1u);
-            Task task = plan.task(__shfl_sync(~0u, ticket, 0));
+            Task task = schedule.task(__shfl_sync(~0u, ticket, 0));
             const int* exponents = p.exponents + size_t(task.slab) * p.max_tiles;
             if (task.parts > 0) {
                 task.reference = kNoExponent;
@@ -823,12 +840,12 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
             }
             __syncwarp();
             if (task.parts == 0) break;
-            const bool loose = plan.is_loose(task.block);
+            const bool unbucketed = schedule.is_unbucketed(task.bucket);
             const char* source = static_cast<const char*>(p.grad_rows) +
                                  (size_t(task.slab) * p.max_tiles + task.first) * Shape::kOperandBytes;
-            const uint2* bits = (loose ? p.loose.dense_bits : p.rows.feature_bits) +
-                                size_t(task.first) * kBlockFeatures + task.group * kGroupFeatures;
-            const uint32_t bit_bytes = plan.feature_tiles(task.block, task.group) * 64 * sizeof(uint2);
+            const uint2* bits = (unbucketed ? p.unbucketed.dense_bits : p.plan.feature_bits) +
+                                size_t(task.first) * kBucketFeatures + task.section * kSectionFeatures;
+            const uint32_t bit_bytes = schedule.feature_tiles(task.bucket, task.section) * 64 * sizeof(uint2);
             const int count = task.last - task.first, reference = task.reference;
             exponents += task.first;
             int exponent = 0;
@@ -845,7 +862,7 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
                     copy_bulk(shared + Shape::kBits + stage * Shape::kBitBytes, bits, bit_bytes, full);
                 }
                 source += Shape::kOperandBytes;
-                bits += kBlockFeatures;
+                bits += kBucketFeatures;
                 if (++stage == Shape::kStages) stage = 0, phase ^= 1;
             }
         }
@@ -855,21 +872,21 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
         for (int number = 0;; ++number) {
             const int place = number % kTasks;
             barrier_wait(shared + Shape::kTaskFull + place * 8, number / kTasks % 2);
-            const volatile Task& task = tasks[place];  // volatile: registers are short
+            const volatile Task& task = tasks[place];  // volatile, because registers are scarce
             if (task.parts == 0) break;
-            multiply_part<kParts>(p, plan, task, shared, copied);
+            multiply_part<kParts>(p, schedule, task, shared, copied);
             barrier_arrive(shared + Shape::kTaskEmpty + place * 8);
         }
     }
-    // Kernels that follow wait for this one, and it for what was before.
+    // Later kernels wait for this one alone, so it must wait for the kernels before it.
     wait_for_kernels_before();
 #endif
 }
 
-// `loose_gradient(p, stream)` launches, where there are loose features, the one kernel that gives their lists'
-// gradients and sets `begun`.
-template <typename Weight, typename Grad, Activation kActivation, typename Loose>
-cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose& loose_gradient) {
+// Where there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel that computes the
+// gradients of their lists and sets `begun`.
+template <typename Weight, typename Grad, Activation kActivation, typename Unbucketed>
+cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbucketed& unbucketed_gradient) {
     constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
     static_assert(kParts == 1 || sizeof(Grad) == 4);
     using Shape = BackwardShape<kParts>;
@@ -879,27 +896,27 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Loose&
     const auto launch = [&](void (*kernel)(BackwardProblem), dim3 grid, int threads, size_t shared) {
         if (error == cudaSuccess) error = hopper::launch_early(kernel, grid, threads, shared, stream, p);
     };
-    launch(row_gradient_kernel<kParts, Grad, kActivation>, kListBlocks + slabs * stretches(p.max_tiles),
+    launch(row_gradient_kernel<kParts, Grad, kActivation>, kListGrid + slabs * stretches(p.max_tiles),
            GradientShape<kParts>::kThreads, 0);
-    if (error == cudaSuccess) error = loose_gradient(p, stream);
+    if (error == cudaSuccess) error = unbucketed_gradient(p, stream);
     launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
-    launch(finish_kernel<kParts>, kFinishBlocks, kFinishThreads, 0);
+    launch(finish_kernel<kParts>, kFinishGrid, kFinishThreads, 0);
     launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
     return error;
 }
 
-// The scratch of a backward, p.in and p.num_outputs given.
+// Carves the scratch of a backward; p.in and p.num_outputs are set.
 template <int kParts>
 void carve_scratch(Carver& carver, BackwardProblem& p) {
     using Shape = BackwardShape<kParts>;
-    const int max_tiles = p.max_tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks);
+    const int max_tiles = p.max_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
     const int slabs = Shape::slabs(p.num_outputs);
     const size_t operands = size_t(slabs) * max_tiles;
     p.grad_rows = carver.take<char>(operands * Shape::kOperandBytes);
     p.exponents = carver.take<int32_t>(kParts == 2 ? operands : 0);
     p.partial = carver.take<float>(size_t(max_partials(max_tiles, slabs)) * Shape::kPartialFloats);
     p.bias_partial = carver.take<float>(size_t(stretches(max_tiles)) * p.num_outputs);
-    p.rare = carver.take<LooseList>(size_t(p.in.num_blocks) * kBlockFeatures);
+    p.rare = carver.take<SlotList>(size_t(p.in.num_buckets) * kBucketFeatures);
     p.rare_slots = carver.take<int>(rare_place(max_tiles));
     p.merges = carver.take<MergeUnit>(kMaxMergeUnits + 1);
     p.sync = carver.take<GradientSync>(1);
@@ -911,4 +928,4 @@ inline void carve_scratch(Carver& carver, BackwardProblem& p) {
         carve_scratch<1>(carver, p);
 }
 
-}  // namespace nnue::block_product
+}  // namespace nnue::one_hot_product

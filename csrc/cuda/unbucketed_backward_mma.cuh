@@ -1,73 +1,79 @@
-// The weight gradient of loose features: sums of row gradients over the lists of loose_rows.cuh.
+// The weight gradient of unbucketed features: sums of row gradients over the lists of unbucketed_lists.cuh.
 //
-// A warp takes eight lists, neighbours in length, and a slab of columns. By *turns* four row gradients of each list are
-// copied to shared memory, two turns ahead of the one that is added up: as a product on tensor cores, [columns, 32
-// entries] × [32 entries, 8 lists], whose right operand has a one where the entry is of the list. So what is on its way
-// takes no registers, and a row gradient few instructions.
+// A warp takes eight lists of similar length and one slab of columns. In each *turn* it copies four row gradients of
+// every list to shared memory, two turns ahead of the turn that is added up. Adding up is a product on tensor cores,
+// [columns, 32 entries] × [32 entries, 8 lists], whose right operand has a one where the entry belongs to the list. So
+// copies in flight need no registers, and a row gradient costs few instructions.
 //
-// A long list is taken in four parts, two such lists at a time: else the longest would last as long as all the others.
-// Lists of more than kShortList slots go slab by slab: a slab of all row gradients, 9 MB at 32,768 rows, stays in the
-// L2 cache while every list passes over it. Short lists take a few slabs at a time. Dense features are a block of the
-// products (block_gradient.cuh), which also clear the gradients of features that no row has. Each list is summed in an
-// order that its length alone decides, in fp32 by a scale that its own entries' exponents decide; zeros times other
-// lists' entries, as long as they are finite, leave its bits as they are. Each element is written once.
+// A long list is divided into four parts, and a warp takes two such lists at a time; otherwise the longest list would
+// take as long as all others. Lists of more than kShortList slots are processed slab by slab: one slab of all row
+// gradients, 9 MB for 32,768 rows, stays in the L2 cache while every list passes over it. Short lists take several
+// slabs at a time. Dense features are a bucket of the products (backward_wgmma.cuh), which also clear the gradients of
+// features that no row has.
+//
+// The order in which a list is summed depends on its length alone, and its fp32 scale on the exponents of its own
+// entries. The entries of the other lists are multiplied by zero, which leaves the bits of the sum unchanged as long as
+// those entries are finite. Each element of the gradient is written once.
 #pragma once
 
-#include "block_gradient.cuh"
+#include "backward_wgmma.cuh"
 
-namespace nnue::loose_gradient {
+namespace nnue::unbucketed_gradient {
 
-using namespace block_product;
+using namespace one_hot_product;
 
 constexpr int kWarps = 8, kThreads = kWarps * 32;
-constexpr int kLists = 8, kEach = 4, kEntries = kLists * kEach;  // of a turn: entries of a list, of all
+constexpr int kLists = 8, kEach = 4, kEntries = kLists * kEach;  // per turn: entries of one list, of all lists
 constexpr int kPieceBytes = 16, kRowBytes = 256, kTurnBytes = kEntries * kRowBytes;
-// Row gradients of so many turns are on their way, and slots of so many that they are there when those are copied.
+// Row gradients are copied kAhead turns ahead. Slots are copied earlier, so that they are there when the row gradients
+// are copied.
 constexpr int kAhead = 2, kStages = kAhead + 1, kSlotsAhead = 2 * kAhead + 1, kTurns = 8;
 constexpr int kShortSlabs = 4;  // that a warp takes of short lists
-constexpr int kLongParts = 4;   // of a long list: what a warp does one after the other is the shorter
-constexpr int kHeadroom = 4;    // of lists' exponents, so that they seldom change
-// Products on tensor cores round towards zero; so in fp32 the sums of so many turns are added to sums of their own.
+constexpr int kLongParts = 4;   // of a long list, which shortens the work of one warp
+constexpr int kHeadroom = 4;    // added to the exponents of lists, so that they seldom change
+// Products on tensor cores round towards zero. So in fp32 the sums of this many turns are added to separate sums, which
+// round to nearest.
 constexpr int kTurnsTogether = 16;
-// Of an entry's place in shared memory. A place is less than 16 · slots, so there are no more than 2^27 of those.
+// A flag beside the place of an entry's row gradient. A place is less than 16 · slots, and there are fewer than 2^27
+// slots.
 constexpr unsigned kExists = 1u << 31;
 
-// What a warp knows of a turn, in shared memory. Entry i of a turn is number i % 4 of list i / 4.
+// What a warp stores about a turn in shared memory. Entry i of a turn is entry i % 4 of list i / 4.
 struct Turn {
-    static constexpr int kSlots = 0;  // of entries; then where their row gradients are, in copy_rows' order
+    static constexpr int kSlots = 0;  // of entries; later where their row gradients are, in the order of copy_rows
     static constexpr int kExponents = kSlots + kEntries * 4;  // of entries
     static constexpr int kOfLists = kExponents + kEntries * 4;
-    // Of each list or part 16 bytes: how many entries it has left, maybe < 0, and the gradient's row, or −1 if there is
-    // no such list, and for all parts but the first; the most that any of them has left, no more than four if this is
-    // the last turn of these lists, 0 where there are no more turns; and the slab, its complement where lists have
-    // parts.
+    // 16 bytes for each list or part: how many entries it has left, which may be negative; its row of the weight
+    // gradient, or −1 if there is no such list and for all parts but the first; the most entries that any list has
+    // left, which is at most four in the last turn of these lists and 0 if there are no more turns; the slab, or its
+    // complement if the lists are divided into parts.
     static constexpr int kLeft = kOfLists, kRow = kOfLists + 4, kMost = kOfLists + 8, kSlab = kOfLists + 12;
     static constexpr int kBytes = kOfLists + kLists * 16;
 };
 
-// A warp has row gradients of kStages turns there, and kTurns descriptions.
+// Each warp has room for the row gradients of kStages turns and for kTurns descriptions.
 constexpr int kWarpBytes = kStages * kTurnBytes + kTurns * Turn::kBytes;
 constexpr int kSharedBytes = kWarps * kWarpBytes + kRowBytes;
 static_assert(kTurns > kSlotsAhead && kWarpBytes % kRowBytes == 0);
 
-// What a warp sums: eight lists, or two that are long in four parts each; and the slabs it does so in.
-struct Group {
-    LooseList list;  // of lane / 4; none: its count is 0
+// What a warp sums at once: eight lists, or two long lists in four parts each; and the slabs for which it does so.
+struct Bundle {
+    SlotList list;  // of lane / 4; its count is 0 if there is none
     int slab, end;
-    bool in_parts;  // a list has kLongParts parts, each of them every so-manyth four entries
+    bool in_parts;  // each list has kLongParts parts, which take four entries each in turn
 };
 
-// The turns of a warp's groups, one after the other. The next group's lists are on their way meanwhile.
+// The turns of a warp's bundles, one after the other. The lists of the next bundle are loaded meanwhile.
 template <int kParts>
 class Turns {
   public:
     __device__ __forceinline__ explicit Turns(const BackwardProblem& p)
-        : p_(p), summary_(*p.loose.summary), numbers_(&p.sync->list_ticket) {
+        : p_(p), summary_(*p.unbucketed.summary), numbers_(&p.sync->list_ticket) {
         now_ = open(numbers_.now()), most_ = longest(now_.list);
         next_ = open(numbers_.next());
     }
 
-    // Writes down at `turn` what the next turn is, and begins to copy its slots.
+    // Writes the description of the next turn to `turn` and begins to copy its slots.
     __device__ __forceinline__ void describe(uint32_t turn) {
         const int lane = threadIdx.x % 32, part = now_.in_parts ? lane / kEach % kLongParts : 0;
         const int own = done_ + part * kEach, left = int(now_.list.count) - own;
@@ -75,10 +81,10 @@ class Turns {
         const bool last = most_ - done_ <= step;
         const int most = max(last && now_.in_parts ? min(most_ - done_, kEach) : most_ - done_, 0);
         if (lane % kEach == 0) {
-            copy_async_16(turn + Turn::kSlots + lane * 4, p_.loose.slots + now_.list.begin + (left > 0 ? own : 0),
+            copy_async_16(turn + Turn::kSlots + lane * 4, p_.unbucketed.slots + now_.list.begin + (left > 0 ? own : 0),
                           left > 0);
             store_shared_16(turn + Turn::kOfLists + lane / kEach * 16, left,
-                            now_.list.count > 0 && part == 0 ? p_.in.num_features + now_.list.feature : -1, most,
+                            now_.list.count > 0 && part == 0 ? p_.in.num_bucketed + now_.list.feature : -1, most,
                             now_.in_parts ? ~now_.slab : now_.slab);
         }
         done_ += step;
@@ -90,52 +96,53 @@ class Turns {
     }
 
   private:
-    __device__ __forceinline__ static int longest(const LooseList& list) {
+    __device__ __forceinline__ static int longest(const SlotList& list) {
         return __reduce_max_sync(~0u, int(list.count));
     }
 
-    // Long lists and others slab by slab, then short ones, a few slabs at a time.
-    __device__ __forceinline__ Group open(unsigned task) const {
+    // First long and medium lists, slab by slab, then short lists, several slabs at a time.
+    __device__ __forceinline__ Bundle open(unsigned task) const {
         const int slabs = Slab<kParts>::slabs(p_.num_outputs), stretches = (slabs + kShortSlabs - 1) / kShortSlabs;
-        const auto groups = [](int begin, int end, int lists) { return unsigned(end - begin + lists - 1) / lists; };
+        const auto bundles = [](int begin, int end, int lists) { return unsigned(end - begin + lists - 1) / lists; };
         constexpr int kLongLists = kLists / kLongParts;
-        const unsigned long_groups = groups(summary_.dense, summary_.first_middle, kLongLists),
-                       of_slab = long_groups + groups(summary_.first_middle, summary_.first_short, kLists),
-                       short_groups = groups(summary_.first_short, summary_.first_empty, kLists);
-        Group group{};
+        const unsigned long_bundles = bundles(summary_.dense, summary_.first_middle, kLongLists),
+                       of_slab = long_bundles + bundles(summary_.first_middle, summary_.first_short, kLists),
+                       short_bundles = bundles(summary_.first_short, summary_.first_empty, kLists);
+        Bundle bundle{};
         int list = int(threadIdx.x % 32) / kEach, end = 0;
         if (task < of_slab * slabs) {
             const unsigned number = task % of_slab;
-            group.slab = int(task / of_slab), group.end = group.slab + 1;
-            if (number < long_groups) {
-                group.in_parts = true;
+            bundle.slab = int(task / of_slab), bundle.end = bundle.slab + 1;
+            if (number < long_bundles) {
+                bundle.in_parts = true;
                 list = summary_.dense + int(number) * kLongLists + list / kLongParts, end = summary_.first_middle;
             } else {
-                list += summary_.first_middle + int(number - long_groups) * kLists, end = summary_.first_short;
+                list += summary_.first_middle + int(number - long_bundles) * kLists, end = summary_.first_short;
             }
-        } else if (task - of_slab * slabs < short_groups * stretches) {
+        } else if (task - of_slab * slabs < short_bundles * stretches) {
             const unsigned number = task - of_slab * slabs;
-            group.slab = int(number % unsigned(stretches)) * kShortSlabs;
-            group.end = min(group.slab + kShortSlabs, slabs);
+            bundle.slab = int(number % unsigned(stretches)) * kShortSlabs;
+            bundle.end = min(bundle.slab + kShortSlabs, slabs);
             list += summary_.first_short + int(number / unsigned(stretches)) * kLists, end = summary_.first_empty;
         }
-        if (list < end) group.list = p_.loose.lists[list];
-        return group;
+        if (list < end) bundle.list = p_.unbucketed.by_rank[list];
+        return bundle;
     }
 
     const BackwardProblem& p_;
-    const LooseSummary summary_;
+    const UnbucketedSummary summary_;
     Numbers numbers_;
-    Group now_, next_;
-    int most_, done_ = 0;  // entries of the longest list, and of each that have had their turn; 0: no list is left
+    Bundle now_, next_;
+    int most_,
+        done_ = 0;  // entries of the longest list; entries of each list that have had their turn. 0: no list is left
 };
 
 __device__ __forceinline__ int slab_of(uint32_t word) {
     return int(word) < 0 ? ~int(word) : int(word);
 }
 
-// Begins to copy a turn's row gradients, of two entries of each list or of all. Lanes 0 … 15 copy those of entries 0
-// and 2, the others those of 1 and 3.
+// Begins to copy the row gradients of a turn: of two entries of each list or of all four. Lanes 0 … 15 copy those of
+// entries 0 and 2, the other lanes those of entries 1 and 3.
 template <int kParts>
 __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t turn, uint32_t rows) {
     using Shape = Slab<kParts>;
@@ -145,7 +152,7 @@ __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t tur
     const unsigned slot = load_shared_4(turn + Turn::kSlots + lane * 4);
     if (most == 0) return;
     const bool exists = lane % kEach < left;
-    // Of the slot's first piece as operand_offset has it, in pieces; the swizzle is the row's.
+    // The place of the slot's first piece as operand_offset gives it, in pieces. The swizzle depends on the row.
     const unsigned place = (slot + (slot & ~(kTileRows - 1u))) * 8 + (slot & 7);
     if constexpr (kParts == 2) {
         if (exists)
@@ -167,7 +174,7 @@ __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t tur
     const char* const from = static_cast<const char*>(p.grad_rows) + size_t(slab) * p.max_tiles * Shape::kOperandBytes +
                              piece / 8 * Shape::kAtomBytes;
     const uint32_t to = rows + h * kRowBytes + ((piece ^ h) << 4);
-    const unsigned piece_bytes = block_rows::keep(kPieceBytes);  // for row_of
+    const unsigned piece_bytes = bucket_plan::keep(kPieceBytes);  // for row_of
     const auto sixteen = [&](int s) {
 #pragma unroll
         for (int i = 0; i < kLists; ++i) {
@@ -180,7 +187,7 @@ __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t tur
     if (most > kEach / 2) sixteen(1);
 }
 
-// Sums of eight lists: a lane has those of lists 2 · (lane % 4) and the next one.
+// The sums of eight lists. Each lane has those of lists 2 · (lane % 4) and 2 · (lane % 4) + 1.
 template <int kParts>
 class Sums {
   public:
@@ -200,9 +207,9 @@ class Sums {
             }
             if (++turns_ == kTurnsTogether) gather();
             const uint32_t one = relative_one(exponent, reference_);
-            ones = __shfl_xor_sync(~0u, one, 1) << 16 | one;  // right in even lanes
+            ones = __shfl_xor_sync(~0u, one, 1) << 16 | one;  // correct in even lanes
         }
-        // Of matrix lane / 8: entries lane / 16 · 8 …, piece lane / 8 % 2.
+        // Matrix lane / 8 has entries lane / 16 · 8 … and piece lane / 8 % 2.
         const uint32_t operand = rows + (lane / 16 * 8 + lane % 8) * kRowBytes + ((lane / 8 % 2 ^ lane % 8) << 4);
         const auto sixteen = [&](int s) {
             const uint32_t own = kParts == 2 ? __shfl_sync(~0u, ones, (lane & ~3) + 2 * s) : ones;
@@ -218,7 +225,7 @@ class Sums {
         if (most > kEach / 2) sixteen(1);
     }
 
-    // Stores the sums and makes them zero; `rows` is free.
+    // Stores the sums and sets them to zero. `rows` is free to be used here.
     __device__ __forceinline__ void store(const BackwardProblem& p, uint32_t turn, uint32_t rows) {
         const int lane = threadIdx.x % 32, half = p.num_outputs / 2;
         const uint32_t word = load_shared_4(turn + Turn::kSlab);
@@ -250,7 +257,7 @@ class Sums {
             }
             reference_ = kNoExponent;
         } else {
-            // Turned around: a row for each list.
+            // Transposed: one row per list.
             const int list = lane % 8, matrix = lane / 8;
 #pragma unroll
             for (int m = 0; m < 8; m += 2)
@@ -283,7 +290,7 @@ class Sums {
         return __shfl_sync(~0u, x, threadIdx.x % 4 * 8 + odd * 4);
     }
 
-    // Adds the sums of the turns before to those of all, to nearest.
+    // Adds the sums of the last turns to those of all turns, rounding to nearest.
     __device__ __forceinline__ void gather() {
         turns_ = 0;
 #pragma unroll
@@ -292,7 +299,7 @@ class Sums {
             for (int i = 0; i < 4; ++i) all_[m][i] += sum_[m][i], sum_[m][i] = 0;
     }
 
-    // The sums of the four parts of a list, to the first one's.
+    // Adds the sums of the four parts of a list to those of the first part.
     __device__ __forceinline__ void add_parts() {
         static_assert(kLongParts == 4);
         if constexpr (kParts == 2) {
@@ -310,7 +317,7 @@ class Sums {
             }
     }
 
-    // Each list's sums by a factor that lanes 4 i … 4 i + 3 know for list i.
+    // Multiplies the sums of each list i by a factor that lanes 4 i … 4 i + 3 hold.
     __device__ __forceinline__ void scale(float factor) {
         const float even = of_list(factor, 0), odd = of_list(factor, 1);
 #pragma unroll
@@ -320,14 +327,14 @@ class Sums {
     }
 
     float sum_[8][4] = {};
-    float all_[8][4] = {};  // in fp32: of the turns before the last few
+    float all_[8][4] = {};  // for fp32: of all turns but the last few
     int turns_ = 0;
     int reference_ = kNoExponent;  // of list lane / 4
 };
 
-// The kernel's thread blocks have a multiprocessor each. It leaves some to the products, which take the others when it
-// is done: it is bound by the L2 cache, they by tensor cores.
-constexpr int kCtas = 88;  // measured
+// Each thread block of this kernel occupies a multiprocessor. Some are left to the products, which take the others when
+// this kernel is done: it is bound by the L2 cache, and the products by tensor cores.
+constexpr int kGrid = 88;  // measured
 
 template <int kParts>
 __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
@@ -352,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
         copy_async_commit();
     }
     Sums<kParts> sums;
-    uint32_t rows = shared, free_rows = shared + kAhead * kTurnBytes;  // of this turn, of the one before
+    uint32_t rows = shared, free_rows = shared + kAhead * kTurnBytes;  // of this turn; of the turn before
 #pragma unroll 1
     for (unsigned number = 0;; ++number) {
         copy_rows<kParts>(p, turn_of(number + kAhead), free_rows);
@@ -376,13 +383,13 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
 #endif
 }
 
-// The gradients of loose features that have lists.
+// The gradients of the unbucketed features that have lists.
 template <int kParts>
 cudaError_t run(const BackwardProblem& p, cudaStream_t stream) {
     const cudaError_t error =
         hopper::set_shared_memory(reinterpret_cast<const void*>(list_kernel<kParts>), kSharedBytes);
     if (error != cudaSuccess) return error;
-    return hopper::launch_early(list_kernel<kParts>, kCtas, kThreads, kSharedBytes, stream, p);
+    return hopper::launch_early(list_kernel<kParts>, kGrid, kThreads, kSharedBytes, stream, p);
 }
 
-}  // namespace nnue::loose_gradient
+}  // namespace nnue::unbucketed_gradient

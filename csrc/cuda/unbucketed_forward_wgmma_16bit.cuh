@@ -1,31 +1,32 @@
-// The forward for 16-bit weights of sets with loose features: a product on tensor cores for each tile and slab.
+// The forward for 16-bit weights where there are unbucketed features: a product on tensor cores for each tile and slab.
 //
-// The right operand has the weights of all features that the tile's rows have (tile_features.cuh), a slab of them, in
-// chunks of 64, gathered by four warps into a ring in shared memory; the left one is the rows' bitmaps. So a weight row
-// is read once for 64 rows, a third of what rows of their own read of the L2 cache. Four warps multiply and finish the
-// tile. A multiprocessor has two thread blocks, so that one multiplies while the other one begins or ends.
+// The right operand has one slab of the weights of all features that the rows of the tile have (tile_features.cuh).
+// Four warps gather it, in chunks of 64 features, into a ring in shared memory. The left operand is the bitmaps of the
+// rows. So a weight row is read once for 64 rows, which is a third of what is read from the L2 cache if every row reads
+// its own. Four other warps multiply and finish the tile. A multiprocessor has two thread blocks, so that one can
+// multiply while the other begins or ends.
 #pragma once
 
-#include "block_forward.cuh"
+#include "forward_wgmma_16bit.cuh"
 #include "tile_features.cuh"
 
-namespace nnue::loose_forward {
+namespace nnue::unbucketed_forward_product {
 
-using namespace block_product;
+using namespace one_hot_product;
 
 template <typename Weight>
 struct Shape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
     static constexpr int kSlab = 64;      // of either half
-    static constexpr int kMostSlabs = 2;  // of a thread block: the next one's weights come while one is finished
-    static constexpr int kThreads = 256, kBlocks = 2;
+    static constexpr int kMostSlabs = 2;  // per thread block: the weights of the next slab arrive while one is finished
+    static constexpr int kThreads = 256, kBlocksPerMultiprocessor = 2;
     static constexpr int kChunk = TileFeatures::kChunk, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
     static constexpr int kStages = 4, kBitsBytes = kTileRows * int(sizeof(uint2)), kTurnBytes = 16 * 128;
     static constexpr int kTurn = kStages * kChunkBytes, kBits = kTurn + 4 * kTurnBytes,
                          kBias = kBits + kStages * kBitsBytes, kTargets = kBias + kMostSlabs * 512,
                          kFeatures = kTargets + kTileRows * 4;
-    // Places for the features of a tile of most(in) features behind that.
+    // Behind these follow the features of the tile, with room for most(in).
     static int shared_bytes(const IndexRows& in) {
         return kFeatures + TileFeatures::most(in) * int(sizeof(int32_t)) + 1024;
     }
@@ -34,9 +35,9 @@ struct Shape {
 
 constexpr int kLeftOutThreads = 256;
 
-// Thread blocks (tile, `slabs` slabs).
+// The grid is (tiles, stretches of `slabs` slabs).
 template <typename Weight>
-__global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocks)
+__global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocksPerMultiprocessor)
     forward_kernel(ForwardProblem p, int slabs) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = Shape<Weight>;
@@ -57,14 +58,14 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    const int tiles = __ldg(p.rows.tile_begin + p.in.num_blocks), most = TileFeatures::most(p.in),
+    const int tiles = __ldg(p.plan.tile_begin + p.in.num_buckets), most = TileFeatures::most(p.in),
               chunks = __shfl_sync(~0u, __ldg(p.tile_features.chunks + tile), 0);
     RingPlace<S::kStages> place;
-    if (warp >= 4) {  // ---- weights: a warp has sixteen features of a chunk, half a warp eight of them
+    if (warp >= 4) {  // ---- weights: each warp brings sixteen features of a chunk, each half warp eight of them
         const int thread = threadIdx.x - 128, producer = warp - 4, part = lane % 16;
         const int32_t* const features = p.tile_features.features + size_t(tile) * most;
         const auto copy_features = [&](int i) { copy_async_16(shared + S::kFeatures + i * 4, features + i, true); };
-        // As many as tiles have, before it is known how many this one has.
+        // As many features as tiles usually have are fetched before the number of this tile's features is known.
         constexpr int kFirst = 1024;
 #pragma unroll
         for (int i = 0; i < kFirst; i += 512)
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
         const int own_column = first_column + part % 8 * 8;
         const char* from =
             reinterpret_cast<const char*>(static_cast<const Weight*>(p.weight) + (part < 8 ? 0 : half) + own_column);
-        const int first = producer * 16 + lane / 16 * 8;  // of a chunk's features
+        const int first = producer * 16 + lane / 16 * 8;  // among a chunk's features
         const char* const bits =
             reinterpret_cast<const char*>(p.tile_features.bits + size_t(tile) * most) + (producer * 8 + lane) * 16;
         const uint32_t to_bits = shared + S::kBits + (producer * 8 + lane) * 16;
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
         for (int i = kFirst + thread * 4; i < count; i += 512) copy_features(i);
         copy_async_wait_all();
         if (tile >= tiles) return;
-        group_barrier(1);
+        warpgroup_barrier(1);
 #pragma unroll 1
         for (int column = 0; column < end_column - first_column; column += S::kSlab) {
             const bool exists = own_column + column < half;
@@ -112,13 +113,13 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
 #pragma unroll
         for (int slab = 0; slab < S::kMostSlabs; ++slab) {  // columns of the first half, then of the second
             const int c = first_column + slab * S::kSlab + threadIdx.x % S::kSlab;
-            store_shared_4(shared + S::kBias + slab * 512 + threadIdx.x * 4,  // no sum is −0
+            store_shared_4(shared + S::kBias + slab * 512 + threadIdx.x * 4,  // + 0.0f, so that no sum is −0
                            c < half ? __float_as_uint(p.bias[c + (threadIdx.x < S::kSlab ? 0 : half)] + 0.0f) : 0);
         }
         if (threadIdx.x < kTileRows)
             store_shared_4(shared + S::kTargets + threadIdx.x * 4,
-                           uint32_t(__ldg(p.rows.slot_target + tile * kTileRows + threadIdx.x)));
-        group_barrier(0);
+                           uint32_t(__ldg(p.plan.slot_target + tile * kTileRows + threadIdx.x)));
+        warpgroup_barrier(0);
         const int t = lane % 4, shift = 4 * t, stored_row = warp * 16 + lane / 8;
         const uint32_t bits = shared + S::kBits + (warp * 16 + lane / 4) * 8,
                        turn = shared + S::kTurn + warp * S::kTurnBytes;
@@ -164,13 +165,13 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
 #endif
 }
 
-// Rows that the product leaves out, each thread block every so-manyth of them. As a rule there are none.
+// Rows that the product leaves out are divided evenly among the thread blocks. Usually there are none.
 template <typename Weight>
 __global__ void __launch_bounds__(kLeftOutThreads) left_out_kernel(ForwardProblem p) {
     __shared__ uint64_t left_out[kLeftOutThreads];
     __shared__ unsigned tiles_with_any[kLeftOutThreads / 32];
     wait_for_kernels_before();
-    const int tiles = p.rows.tile_begin[p.in.num_blocks];
+    const int tiles = p.plan.tile_begin[p.in.num_buckets];
     unsigned number = 0;
     for (int first = 0; first < tiles; first += kLeftOutThreads) {
         const int own = first + int(threadIdx.x);
@@ -195,19 +196,19 @@ __global__ void __launch_bounds__(kLeftOutThreads) left_out_kernel(ForwardProble
 template <typename Weight>
 cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     using S = Shape<Weight>;
-    cudaError_t error = tile_features::build(p.in, p.rows, p.order, p.tile_features, stream);
+    cudaError_t error = tile_features::build(p.in, p.plan, p.order, p.tile_features, stream);
     if (error == cudaSuccess)
         error = set_shared_memory(reinterpret_cast<const void*>(forward_kernel<Weight>), S::kMostBytes);
     constexpr int kFull = 3168;  // thread blocks that fill the device twelve times
-    const int tiles = BlockRows::tiles(p.in.positions, p.in.num_blocks),
+    const int tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets),
               all_slabs = (p.num_outputs / 2 + S::kSlab - 1) / S::kSlab;
     const int slabs = (long long)tiles * all_slabs >= kFull ? S::kMostSlabs : 1;
     const dim3 grid(tiles, (all_slabs + slabs - 1) / slabs);
     if (error == cudaSuccess)
         error = launch_early(forward_kernel<Weight>, grid, S::kThreads, S::shared_bytes(p.in), stream, p, slabs);
     if (error == cudaSuccess)
-        error = launch_early(left_out_kernel<Weight>, kIrregularBlocks, kLeftOutThreads, 0, stream, p);
+        error = launch_early(left_out_kernel<Weight>, kIrregularGrid, kLeftOutThreads, 0, stream, p);
     return error;
 }
 
-}  // namespace nnue::loose_forward
+}  // namespace nnue::unbucketed_forward_product

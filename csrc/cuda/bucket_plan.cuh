@@ -1,16 +1,19 @@
-// Index rows of a batch grouped by feature block, once per batch, for every consumer.
+// The plan of a batch: its index rows grouped by king bucket, and each bucket's features ranked by frequency. It is
+// made once per batch and read by every kernel of the fused operators.
 //
-// King-bucketed feature sets come in blocks of `block_size` (at most 768) features, and all features of one index row
-// lie in one block. A *row* is one perspective of one position; rows of one block get consecutive *slots*, a block
-// starts at a multiple of 64 slots (a *tile*), and unused slots are padding. Within a block rows keep their order. A
-// block's features are *ranked*, most frequent first: the first 384 ranks, which have nearly all entries, are *near*,
-// the others *far*. So everything here is a function of the batch alone. A row that breaks the rule (a duplicate, a
-// feature of another block) is irregular: it has no bits and no lists, and is worked off row by row.
+// King-bucketed feature sets have buckets of `bucket_size` (at most 768) consecutive features, and all bucketed
+// features of one index row lie in one bucket. A *row* is one perspective of one position. The rows of one bucket get
+// consecutive *slots*, in the order of the batch. Each bucket begins at a multiple of 64 slots (a *tile*); unused slots
+// are padding. The features of a bucket are *ranked*, the most frequent first. The first 384 ranks have nearly all
+// entries and are called *near*; the others are *far*. The plan is a function of the batch alone.
 //
-// Three kernels, the last two started while the one before drains: `clear_counts`; `count_rows` reads the batch in
-// chunks of 256 rows, finds each row's block, counts rows and features and lists each chunk's rows by block;
-// `make_tiles`, a thread block for a tile or a few, ranks the features of their block, finds their rows in those lists
-// and writes all that consumers read.
+// A row that breaks the rule (it has a feature twice, or features of two buckets) is *irregular*. It has a slot, but no
+// bits and no lists, and irregular_rows.cuh processes it by itself.
+//
+// There are three kernels, and the last two start while the one before is still finishing. `clear_counts` clears the
+// counters. `count_rows` reads the batch in chunks of 256 rows, finds the bucket of each row, counts rows and features,
+// and lists the rows of each chunk by bucket. In `make_tiles` each thread block makes one or a few tiles: it ranks the
+// features of their bucket, finds their rows in those lists, and writes everything that the later kernels read.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,26 +26,29 @@
 
 namespace nnue {
 
-constexpr int kBlockFeatures = 768;               // most features a block may have
-constexpr int kBlockWords = kBlockFeatures / 32;  // words of one row's bitmap
-constexpr int kTileRows = 64;                     // slots of a tile
-constexpr int kNearFeatures = 384;                // of a block, the most frequent
+constexpr int kBucketFeatures = 768;                // the most features that a bucket may have
+constexpr int kBucketWords = kBucketFeatures / 32;  // of the bitmap of one row
+constexpr int kTileRows = 64;                       // slots per tile
+constexpr int kNearFeatures = 384;                  // the most frequent ones of a bucket
 constexpr int kNearWords = kNearFeatures / 32;
-constexpr int kGroupFeatures = 384;  // features of a block that the weight gradient's product takes at once
-constexpr int kLastDenseClass = 16;  // features as frequent as this go into the product
-constexpr int kGroupRows = 4;        // rows of a tile that the fp32 forward takes at a time
-constexpr int kNearCost = 2, kGroupCost = 31, kFarCost = 3;  // of a place, a group, a far feature there; measured
+constexpr int kSectionFeatures =
+    384;  // of a *section*: ranks of a bucket that the product of the weight gradient takes at once
+constexpr int kLastDenseClass = 16;  // features of this class or a more frequent one go into the product
+constexpr int kGatherRows = 4;       // rows of a tile that a warp of the fp32 forward takes at once
+constexpr int kNearCost = 2, kGatherCost = 31,
+              kFarCost = 3;  // per place, per kGatherRows rows, per far feature; measured
 
-// What the fp32 forward keeps of a block, in *places*: a place of zeros, all sums of a few of the most frequent
-// features, so that a row adds such features up with one read, and the other near features. Of the first 32 ranks each
-// four consecutive ones are a *team*: of the first kFours teams there are all 15 sums, of the others the 7 sums of
-// three and the fourth alone. Sum v is of those whose bits v has. Those of team kBiasTeam have the bias as well: every
-// row begins with one of them, be it sum 0.
+// What the fp32 forward keeps of a bucket in shared memory, in *places* of one slab each: one place of zeros, the sums
+// of all combinations of the most frequent features, and the other near features one by one. With the sums a row adds
+// several features with one read. Every four consecutive ranks of the first 32 are a *team*. For the first kFours teams
+// all 15 sums are kept, for the other teams the 7 sums of their first three ranks, and the fourth rank alone. Sum v is
+// that of the features whose bits are set in v. The sums of team kBiasTeam include the bias, and every row starts from
+// one of them, even if that is sum 0.
 constexpr int kSummedRanks = 32, kTeams = kSummedRanks / 4, kFours = 4, kBiasTeam = kFours, kNoFeature = 0;
 __host__ __device__ constexpr int team_place(int team, int sum) {
     return team < kFours ? 15 * team + sum : 15 * kFours + 7 * (team - kFours) + 1 + sum;
 }
-// Of a feature that is in no sum: the fourth of a team, or behind all teams.
+// The place of a feature that is in no sum: the fourth rank of a team, or a rank behind all teams.
 __host__ __device__ constexpr int single_place(int rank) {
     constexpr int kFirst = team_place(kTeams, 1);
     return rank < kSummedRanks ? kFirst + rank / 4 - kFours : kFirst + kTeams - kFours + rank - kSummedRanks;
@@ -58,67 +64,73 @@ struct IndexRows {
     const uint8_t* black_to_move;  // [positions]
     int positions;
     int max_active;
-    int num_features;  // those that come in blocks: [0, num_features)
-    int num_loose;     // those behind them, of which a row may have any
-    int block_size;
-    int num_blocks;
+    int num_bucketed;    // features [0, num_bucketed) lie in king buckets
+    int num_unbucketed;  // features behind those, of which a row may have any
+    int bucket_size;
+    int num_buckets;
 };
 
-// A row of the fp32 forward.
+// A row, as the fp32 forward reads it.
 struct alignas(16) RowEntry {
-    int target, slot;  // as in BlockRows; target −1: padding, or an irregular row
-    // Places in its near list, from bit 9 on features in its far list, from bit 18 on the first of them, from bit 28 on
-    // the sum of team kBiasTeam; −1 without a row.
+    int target, slot;  // as in BucketPlan; target −1 stands for padding or an irregular row
+    // Bits 0…8: the length of its near list. From bit 9 on: how many far features it has; from bit 18 on: the first of
+    // them; from bit 28 on: its sum of team kBiasTeam. −1 where there is no row.
     int counts;
-    int far_begin;  // of its far entries, in the tile's
+    int far_begin;  // where its far entries begin among those of the tile
 };
 
-// A row of the forward where there are loose features: where its sums go, its number in the batch and how many entries
-// it has. Rows of a tile come in order, most entries first; padding last, with target −1.
+// A row, as the forward reads it where there are unbucketed features: its slot, where its sums go, its number in the
+// batch, and how many entries it has. The rows of a tile are in order, those with the most entries first. Padding comes
+// last, with target −1.
 struct alignas(16) RowOrder {
     int slot, target;
     int row, count;
 };
 
-struct BlockRows {
-    int32_t* slot_target;  // [slots]: 2 · position + (0 side to move, 1 other side); −1 padding
-    int32_t* tile_begin;   // [num_blocks + 1]
-    int32_t* ranked;       // [num_blocks, 768]: the block's features, most frequent first; ~feature if no row has it
-    int32_t* dense;        // [num_blocks]: the first ranks, a multiple of 64, that are worth a product; others are rare
-    int32_t* used;         // [num_blocks]: the first ranks, of features that some row has
-    int32_t* row_slot;     // [rows]: its slot; ~slot of an irregular row
-    int32_t* irregular;    // [1]: how many rows are irregular
-    uint2* feature_bits;   // [tiles, 768], by rank: bit p of (x, y) = slot index_of_bit(p), and 32 + that, of the tile
-    uint32_t* near_bits;   // [slots, 12]: bit p of word w = rank 32 w + index_of_bit(p)
-    int32_t* far_begin;    // [tiles, 65]: where a slot's far entries begin in the tile's; the last is their number
-    uint16_t* far;         // [tiles, 64 · pitch]: far features, less the block's first, slot by slot
+struct BucketPlan {
+    int32_t* slot_target;  // [slots]: 2 · position + (0 for the side to move, 1 for the other side); −1 for padding
+    int32_t* tile_begin;   // [num_buckets + 1]
+    int32_t* ranked;  // [num_buckets, 768]: the features of a bucket, most frequent first; ~feature where no row has it
+    int32_t* dense;  // [num_buckets]: how many ranks are worth a product, a multiple of 64; the other features are rare
+    int32_t* used;   // [num_buckets]: how many features occur in some row; they have the first ranks
+    int32_t* row_slot;    // [rows]: the slot of a row; ~slot where the row is irregular
+    int32_t* irregular;   // [1]: the number of irregular rows
+    uint2* feature_bits;  // [tiles, 768], by rank: bit p of (x, y) stands for slots index_of_bit(p) and 32 +
+                          // index_of_bit(p)
+    uint32_t* near_bits;  // [slots, 12]: bit p of word w stands for rank 32 w + index_of_bit(p)
+    int32_t*
+        far_begin;  // [tiles, 65]: where the far entries of each slot begin among the tile's; the last is their number
+    uint16_t* far;  // [tiles, 64 · pitch]: far features slot by slot, numbered within the bucket
 
-    // For the fp32 forward, where there are no loose features. Rows of a tile come in order of their near lists'
-    // length, longest first.
-    RowEntry* entries;               // [slots]
-    uint16_t* near;                  // [slots, pitch]: twice the places of near features; then kNoFeature
-    unsigned long long* block_cost;  // [num_blocks]: work for the block's rows in a slab
+    // For the fp32 forward where there are no unbucketed features. The rows of a tile are in the order of the lengths
+    // of their near lists, the longest first.
+    RowEntry* entries;                // [slots]
+    uint16_t* near;                   // [slots, pitch]: twice the place of each near feature or sum; then kNoFeature
+    unsigned long long* bucket_cost;  // [num_buckets]: the work for the bucket's rows in one slab
 
-    int pitch;               // places for a row's features, a multiple of 8
-    int chunks;              // of kChunkRows rows
-    int group_chunks;        // of a group of chunks; there are at most kMaxGroups
-    uint32_t block_inverse;  // feature · this >> 32 is its block; exact, as there are < 2^18 features
-    uint16_t* listed;        // scratch [chunks, kChunkRows]: a chunk's rows by block: number in the chunk, flags
+    int pitch;                // entries that a row has room for, a multiple of 8
+    int chunks;               // of kChunkRows rows
+    int span_chunks;          // chunks per span; there are at most kMaxSpans spans
+    uint32_t bucket_inverse;  // the bucket of a feature is feature · this >> 32; exact for fewer than 2^18 features
+    uint16_t* listed;  // scratch [chunks, kChunkRows]: the rows of a chunk by bucket: number in the chunk, and flags
     uint32_t*
-        chunk_rows;   // scratch [num_blocks, chunks]: how many of them; from bit 16 on where they begin in `listed`
-    int32_t* counts;  // [num_blocks, 768]: entries of each feature, by its number in the block
-    int32_t* totals;  // scratch [num_blocks]: rows. block_cost, counts, this and irregular lie in a row
+        chunk_rows;   // scratch [num_buckets, chunks]: how many of them; from bit 16 on, where they begin in `listed`
+    int32_t* counts;  // [num_buckets, 768]: the entries of each feature, by its number in the bucket
+    int32_t*
+        totals;  // scratch [num_buckets]: rows. bucket_cost, counts, totals and irregular follow each other in memory
 
-    static constexpr int kChunkRows = 256, kMaxGroups = 512;
+    static constexpr int kChunkRows = 256, kMaxSpans = 512;
     static constexpr int kIrregularRow = 0x8000, kSecondSide = 0x4000;
 
-    static __host__ __device__ int tiles(int positions, int num_blocks) {
-        return (2 * positions + kTileRows - 1) / kTileRows + num_blocks;
+    static __host__ __device__ int tiles(int positions, int num_buckets) {
+        return (2 * positions + kTileRows - 1) / kTileRows + num_buckets;
     }
-    static __host__ __device__ size_t zeroed(int num_blocks) { return size_t(num_blocks) * (kBlockFeatures + 3) + 1; }
+    static __host__ __device__ size_t zeroed(int num_buckets) {
+        return size_t(num_buckets) * (kBucketFeatures + 3) + 1;
+    }
 };
 
-// Cuts a workspace into aligned pieces; with a null base it only counts.
+// Cuts a workspace into aligned pieces. With a null base it only counts the bytes.
 struct Carver {
     char* base;
     size_t used = 0;
@@ -131,40 +143,40 @@ struct Carver {
     }
 };
 
-inline BlockRows carve_rows(Carver& carver, const IndexRows& in) {
-    const size_t tiles = BlockRows::tiles(in.positions, in.num_blocks), slots = tiles * kTileRows;
-    const size_t row_count = 2 * size_t(in.positions), blocks = in.num_blocks;
-    BlockRows rows{};
-    rows.pitch = (std::max(1, std::min(in.max_active, kBlockFeatures)) + 7) / 8 * 8;
-    rows.chunks = int((row_count + BlockRows::kChunkRows - 1) / BlockRows::kChunkRows);
-    rows.group_chunks = (rows.chunks + BlockRows::kMaxGroups - 1) / BlockRows::kMaxGroups;
-    rows.block_inverse = uint32_t(((uint64_t(1) << 32) + in.block_size - 1) / std::max(in.block_size, 2));
-    rows.slot_target = carver.take<int32_t>(slots);
-    rows.tile_begin = carver.take<int32_t>(blocks + 1);
-    rows.ranked = carver.take<int32_t>(blocks * kBlockFeatures);
-    rows.dense = carver.take<int32_t>(blocks);
-    rows.used = carver.take<int32_t>(blocks);
-    rows.row_slot = carver.take<int32_t>(row_count);
-    rows.feature_bits = carver.take<uint2>(tiles * kBlockFeatures);
-    rows.near_bits = carver.take<uint32_t>(slots * kNearWords);
-    rows.far_begin = carver.take<int32_t>(tiles * (kTileRows + 1));
-    rows.far = carver.take<uint16_t>(slots * rows.pitch);
-    if (in.num_loose == 0) {
-        rows.entries = carver.take<RowEntry>(slots);
-        rows.near = carver.take<uint16_t>(slots * rows.pitch);
+inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
+    const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets), slots = tiles * kTileRows;
+    const size_t row_count = 2 * size_t(in.positions), buckets = in.num_buckets;
+    BucketPlan plan{};
+    plan.pitch = (std::max(1, std::min(in.max_active, kBucketFeatures)) + 7) / 8 * 8;
+    plan.chunks = int((row_count + BucketPlan::kChunkRows - 1) / BucketPlan::kChunkRows);
+    plan.span_chunks = (plan.chunks + BucketPlan::kMaxSpans - 1) / BucketPlan::kMaxSpans;
+    plan.bucket_inverse = uint32_t(((uint64_t(1) << 32) + in.bucket_size - 1) / std::max(in.bucket_size, 2));
+    plan.slot_target = carver.take<int32_t>(slots);
+    plan.tile_begin = carver.take<int32_t>(buckets + 1);
+    plan.ranked = carver.take<int32_t>(buckets * kBucketFeatures);
+    plan.dense = carver.take<int32_t>(buckets);
+    plan.used = carver.take<int32_t>(buckets);
+    plan.row_slot = carver.take<int32_t>(row_count);
+    plan.feature_bits = carver.take<uint2>(tiles * kBucketFeatures);
+    plan.near_bits = carver.take<uint32_t>(slots * kNearWords);
+    plan.far_begin = carver.take<int32_t>(tiles * (kTileRows + 1));
+    plan.far = carver.take<uint16_t>(slots * plan.pitch);
+    if (in.num_unbucketed == 0) {
+        plan.entries = carver.take<RowEntry>(slots);
+        plan.near = carver.take<uint16_t>(slots * plan.pitch);
     }
-    rows.listed = carver.take<uint16_t>(size_t(rows.chunks) * BlockRows::kChunkRows);
-    rows.chunk_rows = carver.take<uint32_t>(blocks * rows.chunks);
-    rows.block_cost = carver.take<unsigned long long>((BlockRows::zeroed(in.num_blocks) + 1) / 2);
-    rows.counts = reinterpret_cast<int32_t*>(rows.block_cost + blocks);
-    rows.totals = rows.counts + blocks * kBlockFeatures;
-    rows.irregular = rows.totals + blocks;
-    return rows;
+    plan.listed = carver.take<uint16_t>(size_t(plan.chunks) * BucketPlan::kChunkRows);
+    plan.chunk_rows = carver.take<uint32_t>(buckets * plan.chunks);
+    plan.bucket_cost = carver.take<unsigned long long>((BucketPlan::zeroed(in.num_buckets) + 1) / 2);
+    plan.counts = reinterpret_cast<int32_t*>(plan.bucket_cost + buckets);
+    plan.totals = plan.counts + buckets * kBucketFeatures;
+    plan.irregular = plan.totals + buckets;
+    return plan;
 }
 
-// Where index i (0…31) of a group of 32 sits in a bitmap word. wgmma wants, of 32 consecutive k, the pairs
-// (16 s + 8 h + 2 t, + 1) in lane t of a quad: the pair's bits are 16 apart, so one `and` and one multiply make the
-// 16-bit-float pair, and a lane finds its four pairs at bits 4 t … 4 t + 3.
+// The bit of a bitmap word where index i (0…31) of 32 is stored. Of 32 consecutive k, wgmma wants the pairs (16 s + 8 h
+// + 2 t, + 1) in lane t of a quad. The two bits of a pair are 16 apart, so one `and` and one multiplication make the
+// pair of 16-bit floats, and a lane finds its four pairs at bits 4 t … 4 t + 3.
 __host__ __device__ constexpr int bit_of_index(int i) {
     return ((i & 1) << 4) | (((i >> 1) & 3) << 2) | (((i >> 4) & 1) << 1) | ((i >> 3) & 1);
 }
@@ -172,15 +184,15 @@ __host__ __device__ constexpr int index_of_bit(int p) {
     return ((p >> 4) & 1) | (((p >> 2) & 3) << 1) | (((p >> 1) & 1) << 4) | ((p & 1) << 3);
 }
 
-namespace block_rows {
+namespace bucket_plan {
 
 constexpr int kClearThreads = 256;
 constexpr int kCountThreads = 1024, kCountWarps = kCountThreads / 32;
-constexpr int kListThreads = BlockRows::kChunkRows, kListWarps = kListThreads / 32;
-constexpr int kSharedBlocks = 48;  // so many blocks' features are counted in shared memory
-constexpr int kCountBlocks = 132;
-constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32, kTileBlocks = 4 * 132;
-constexpr int kHalf = kTileThreads / 2, kRanksEach = kBlockFeatures / kHalf;
+constexpr int kListThreads = BucketPlan::kChunkRows, kListWarps = kListThreads / 32;
+constexpr int kSharedBuckets = 48;  // if there are no more buckets than this, features are counted in shared memory
+constexpr int kCountGrid = 132;
+constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32, kTileGrid = 4 * 132;
+constexpr int kHalf = kTileThreads / 2, kRanksEach = kBucketFeatures / kHalf;
 
 __device__ __forceinline__ const int32_t* row_pointer(const IndexRows& in, int row) {
     return row < in.positions ? in.white + size_t(row) * in.max_active
@@ -196,14 +208,14 @@ __device__ __forceinline__ T warp_inclusive_sum(T x, int lane) {
     return x;
 }
 
-// The compiler may not compute it again where it is used.
+// Keeps x in a register: the compiler may not compute it again at each use.
 template <typename T>
 __device__ __forceinline__ T keep(T x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// On shared memory, by address. `otherwise` where the condition does not hold; without a branch.
+// Loads from an address in shared memory, without a branch; gives `otherwise` where the condition does not hold.
 __device__ __forceinline__ uint32_t load_if(bool condition, uint32_t address, uint32_t otherwise) {
     uint32_t value = otherwise;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.shared.u32 %0, [%1];\n}\n"
@@ -222,8 +234,8 @@ __device__ __forceinline__ void shared_store_16(uint32_t address, int value) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(uint16_t(value)) : "memory");
 }
 
-// A few lanes take a row, kEach entries each at a time: entries first … first + kEach − 1; −1 where there is no row or
-// no such entry.
+// Several lanes read one row, kEach entries per lane at a time: entries first … first + kEach − 1, and −1 where there
+// is no row or no such entry.
 template <int kEach>
 __device__ __forceinline__ void load_entries(int (&entries)[kEach], const IndexRows& in, bool has_row, int row,
                                              int first) {
@@ -242,7 +254,8 @@ __device__ __forceinline__ void load_entries(int (&entries)[kEach], const IndexR
     }
 }
 
-// Whether all of a lane's entries are some, and of the `kLanes` lanes of its row: those before it, and all.
+// Whether the row goes on: `before` says that all lanes of the row in front of this one, out of kLanes, hold entries
+// only, `all` that all of its lanes do.
 struct Reach {
     bool before, all;
 };
@@ -261,7 +274,8 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, i
     for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += gridDim.x * kClearThreads) counts[i] = 0;
 }
 
-// The sum of x over the threads before; `warp_sums` has a place for each of their warps, which all call `wait`.
+// The sum of x over the threads in front of this one. `warp_sums` has one element per warp, and all threads call
+// `wait`.
 template <int kWarps, typename Wait>
 __device__ __forceinline__ int sum_before(int x, int (&warp_sums)[kWarps], int warp, int lane, const Wait& wait) {
     const int inclusive = warp_inclusive_sum(x, lane);
@@ -273,36 +287,37 @@ __device__ __forceinline__ int sum_before(int x, int (&warp_sums)[kWarps], int w
     return sum;
 }
 
-// What count_rows keeps in shared memory of a chunk whose rows are being listed.
+// Shared memory of count_rows for the chunk whose rows are being listed.
 struct ListShared {
-    uint16_t found[2][BlockRows::kChunkRows];   // blocks of a chunk's rows, and whether they are irregular; two chunks
-    uint16_t places[kListWarps][kListThreads];  // rows of each block in each warp; then where they go
+    uint16_t found[2][BucketPlan::kChunkRows];  // the bucket of each row of a chunk, and whether the row is irregular;
+                                                // for two chunks
+    uint16_t places[kListWarps][kListThreads];  // rows of each bucket per warp; then where they go
     int warp_sums[kListWarps];
 };
 
-// Threads 0 … kListThreads − 1, a row each: lists a chunk's rows by block, in their order. Thread b returns how many
-// rows block b has.
-__device__ __forceinline__ int list_chunk(const IndexRows& in, const BlockRows& out, ListShared& s, int chunk,
+// Lists the rows of a chunk by bucket, in their order. Threads 0 … kListThreads − 1 take one row each. Thread b returns
+// how many rows bucket b has.
+__device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan& out, ListShared& s, int chunk,
                                           int found) {
     const auto wait = hopper::named_barrier<1, kListThreads>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
-              row = chunk * BlockRows::kChunkRows + thread;
+              row = chunk * BucketPlan::kChunkRows + thread;
     const bool has_row = row < 2 * in.positions, is_black = row >= in.positions;
     const bool side = has_row && __ldg(in.black_to_move + row - (is_black ? in.positions : 0)) != 0;
-    wait();  // the last chunk's places have been read
+    wait();  // the places of the chunk before have been read
 #pragma unroll
     for (int w = 0; w < kListWarps; ++w) s.places[w][thread] = 0;
-    const int block = has_row ? found & 0xff : -1;
-    const unsigned same = __match_any_sync(~0u, block);
+    const int bucket = has_row ? found & 0xff : -1;
+    const unsigned same = __match_any_sync(~0u, bucket);
     const int before = __popc(same & ((1u << lane) - 1));
     wait();
-    if (has_row && before == 0) s.places[warp][block] = uint16_t(__popc(same));
+    if (has_row && before == 0) s.places[warp][bucket] = uint16_t(__popc(same));
     wait();
     int count = 0, counts[kListWarps];
 #pragma unroll
     for (int w = 0; w < kListWarps; ++w) count += counts[w] = s.places[w][thread];
     int begin = sum_before(count, s.warp_sums, warp, lane, wait);
-    if (thread < in.num_blocks) out.chunk_rows[size_t(thread) * out.chunks + chunk] = uint32_t(count | begin << 16);
+    if (thread < in.num_buckets) out.chunk_rows[size_t(thread) * out.chunks + chunk] = uint32_t(count | begin << 16);
 #pragma unroll
     for (int w = 0; w < kListWarps; ++w) {
         s.places[w][thread] = uint16_t(begin);
@@ -310,27 +325,27 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BlockRows& 
     }
     wait();
     if (has_row)
-        out.listed[size_t(chunk) * BlockRows::kChunkRows + s.places[warp][block] + before] =
-            uint16_t(thread | (found & BlockRows::kIrregularRow) | (side != is_black ? BlockRows::kSecondSide : 0));
+        out.listed[size_t(chunk) * BucketPlan::kChunkRows + s.places[warp][bucket] + before] =
+            uint16_t(thread | (found & BucketPlan::kIrregularRow) | (side != is_black ? BucketPlan::kSecondSide : 0));
     return count;
 }
 
-// Each row's block, each chunk's rows by block, entries of each feature (rows that turn out to be irregular included).
-// Features that a row has twice are found by make_tiles.
+// Finds the bucket of each row, lists the rows of each chunk by bucket, and counts the entries of each feature. Rows
+// that later turn out to be irregular are counted as well: make_tiles finds features that a row has twice.
 template <bool kShared>
-__global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, BlockRows out) {
+__global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, BucketPlan out) {
     __shared__ ListShared s;
-    extern __shared__ __align__(16) int counts[];  // [num_blocks, 768] if kShared
+    extern __shared__ __align__(16) int counts[];  // [num_buckets, 768] if kShared
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = 2 * in.positions;
-    constexpr int kLanes = kCountThreads / BlockRows::kChunkRows, kEach = 8;
+    constexpr int kLanes = kCountThreads / BucketPlan::kChunkRows, kEach = 8;
     const int in_chunk = threadIdx.x / kLanes, first_lane = lane / kLanes * kLanes;
-    const int cells = kShared ? in.num_blocks * kBlockFeatures : 0;
+    const int cells = kShared ? in.num_buckets * kBucketFeatures : 0;
     const uint32_t shared_counts = keep(hopper::shared_address(counts));
     hopper::let_next_kernel_start();
 
     int chunk = blockIdx.x, next[kEach];
     const auto load_next = [&] {
-        const int row = chunk * BlockRows::kChunkRows + in_chunk;
+        const int row = chunk * BucketPlan::kChunkRows + in_chunk;
         load_entries(next, in, chunk < out.chunks && row < rows, row, lane % kLanes * kEach);
     };
     load_next();
@@ -338,37 +353,37 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Blo
     __syncthreads();
     if constexpr (!kShared) hopper::wait_for_kernels_before();
 
-    int total = 0, irregular = 0;  // of the block, and of the rows, that a thread of list_chunk has
+    int total = 0, irregular = 0;  // rows of this thread's bucket, and irregular ones among this thread's rows
     for (int parity = 0; chunk < out.chunks; parity ^= 1) {
-        const int chunk_now = chunk, row = chunk * BlockRows::kChunkRows + in_chunk;
+        const int chunk_now = chunk, row = chunk * BucketPlan::kChunkRows + in_chunk;
         int entries[kEach];
 #pragma unroll
         for (int j = 0; j < kEach; ++j) entries[j] = next[j];
         chunk += gridDim.x;
         load_next();
-        int block = -1;
+        int bucket = -1;
         bool bad = false, open = row < rows;
         for (int base = 0;;) {
             const auto [before, goes_on] = reach<kLanes>(entries, lane);
             if (!before) entries[0] = -1;
             int first =
-                unsigned(entries[0]) < unsigned(in.num_features) ? entries[0] : INT32_MAX;  // that is in a block
-            if (entries[0] >= in.num_features) {
+                unsigned(entries[0]) < unsigned(in.num_bucketed) ? entries[0] : INT32_MAX;  // the first bucketed one
+            if (entries[0] >= in.num_bucketed) {
                 bool alive = true;
 #pragma unroll
                 for (int j = 1; j < kEach; ++j) {
                     alive = alive && entries[j] >= 0;
-                    if (alive && entries[j] < in.num_features) first = min(first, entries[j]), alive = false;
+                    if (alive && entries[j] < in.num_bucketed) first = min(first, entries[j]), alive = false;
                 }
             }
             const unsigned have = __ballot_sync(~0u, first != INT32_MAX) >> first_lane & 15;
             first = __shfl_sync(~0u, first, first_lane + __ffs(int(have | 16)) - 1);
-            if (block < 0 && have != 0)
-                block = in.block_size == 1 ? first : int(__umulhi(uint32_t(first), out.block_inverse));
-            const int first_feature = keep(block * in.block_size);
-            // The last block may not be full.
-            const unsigned features = keep(block < 0 ? 0 : min(in.block_size, in.num_features - first_feature));
-            const uint32_t features_of = keep(shared_counts + block * (kBlockFeatures * 4));
+            if (bucket < 0 && have != 0)
+                bucket = in.bucket_size == 1 ? first : int(__umulhi(uint32_t(first), out.bucket_inverse));
+            const int first_feature = keep(bucket * in.bucket_size);
+            // The last bucket may have fewer features.
+            const unsigned features = keep(bucket < 0 ? 0 : min(in.bucket_size, in.num_bucketed - first_feature));
+            const uint32_t features_of = keep(shared_counts + bucket * (kBucketFeatures * 4));
             bool others = false, alive = true;
 #pragma unroll
             for (int j = 0; j < kEach; ++j) {
@@ -380,7 +395,7 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Blo
                     if constexpr (kShared)
                         shared_increment(features_of + local * 4);
                     else
-                        atomicAdd(out.counts + block * kBlockFeatures + local, 1);
+                        atomicAdd(out.counts + bucket * kBucketFeatures + local, 1);
                 }
             }
             if (others) {
@@ -388,7 +403,7 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Blo
 #pragma unroll
                 for (int j = 0; j < kEach; ++j) {
                     alive = alive && entries[j] >= 0;
-                    bad |= alive && entries[j] < in.num_features && unsigned(entries[j] - first_feature) >= features;
+                    bad |= alive && entries[j] < in.num_bucketed && unsigned(entries[j] - first_feature) >= features;
                 }
             }
             open = open && goes_on;
@@ -398,13 +413,13 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Blo
         }
         const bool is_irregular = (__ballot_sync(~0u, bad) >> first_lane & 15) != 0;
         if (lane == first_lane)
-            s.found[parity][in_chunk] = uint16_t(max(block, 0) | (is_irregular ? BlockRows::kIrregularRow : 0));
+            s.found[parity][in_chunk] = uint16_t(max(bucket, 0) | (is_irregular ? BucketPlan::kIrregularRow : 0));
         __syncthreads();
-        // Beside the others' next chunk, or their last sums.
+        // These warps list while the others read the next chunk, or add up the counts at the end.
         if (warp < kListWarps) {
             const int found = s.found[parity][threadIdx.x];
-            if (chunk_now * BlockRows::kChunkRows + int(threadIdx.x) < rows)
-                irregular += (found & BlockRows::kIrregularRow) != 0;
+            if (chunk_now * BucketPlan::kChunkRows + int(threadIdx.x) < rows)
+                irregular += (found & BucketPlan::kIrregularRow) != 0;
             total += list_chunk(in, out, s, chunk_now, found);
         }
     }
@@ -414,10 +429,10 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Blo
         irregular = __reduce_add_sync(~0u, irregular);
         if (lane == 0 && irregular > 0) atomicAdd(out.irregular, irregular);
     } else {
-        // Two sums an addition; thread blocks begin at different blocks.
+        // One atomic adds two counts. Each thread block begins at another bucket.
         const uint2* pairs = reinterpret_cast<const uint2*>(counts);
         auto* to = reinterpret_cast<unsigned long long*>(out.counts);
-        const int first = int(blockIdx.x % unsigned(in.num_blocks)) * (kBlockFeatures / 2);
+        const int first = int(blockIdx.x % unsigned(in.num_buckets)) * (kBucketFeatures / 2);
 #pragma unroll 4
         for (int i = threadIdx.x - kListThreads; i < cells / 2; i += kCountThreads - kListThreads) {
             const int pair = i + first < cells / 2 ? i + first : i + first - cells / 2;
@@ -427,7 +442,7 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Blo
     }
 }
 
-// Lane i's bit j becomes lane j's bit i.
+// Bit j of lane i becomes bit i of lane j.
 __device__ __forceinline__ uint32_t warp_transpose(uint32_t x, int lane) {
 #pragma unroll
     for (int s = 16; s > 0; s /= 2) {
@@ -442,8 +457,8 @@ __device__ __forceinline__ uint32_t warp_transpose(uint32_t x, int lane) {
     return x;
 }
 
-// How frequent a feature is in its block, in half octaves: classes 0 … 16 are features of at least one row in 256, the
-// last one those that no row has.
+// How frequent a feature is in its bucket, in half octaves. Classes 0 … 16 are the features of at least one row in 256;
+// the last class has the features that no row has.
 constexpr int kClasses = 32;
 __device__ __forceinline__ int frequency_class(int count, float rows_in_256_each) {
     if (count == 0) return kClasses - 1;
@@ -451,11 +466,12 @@ __device__ __forceinline__ int frequency_class(int count, float rows_in_256_each
     return max(0, min(kClasses - 2, 270 - int(__float_as_uint(rows_in_256) >> 22)));
 }
 
-constexpr int kGroups = kBlockFeatures / 32;  // of 32 features of a block
-static_assert(kClasses * kGroups == kBlockFeatures && kRanksEach * kHalf == kBlockFeatures && kHalf >= kTileRows);
+static_assert(kClasses * kBucketWords == kBucketFeatures && kRanksEach * kHalf == kBucketFeatures &&
+              kHalf >= kTileRows);
 
-// Of a rank: from bit 20 on four times the rank, from bit 8 on four times its word in a bitmap, its bit in the word.
-// For near lists: kListed if they have it by itself, from bit 16 on what its place is besides rank and kPlaceOffset.
+// What a rank is turned into: from bit 20 on four times the rank, from bit 8 on four times its word in a bitmap, in the
+// low bits its bit in the word. For near lists also kListed, if the rank has a place of its own, and from bit 16 on the
+// difference between its place and rank + kPlaceOffset.
 constexpr int kPlaceOffset = single_place(kSummedRanks) - kSummedRanks;
 constexpr uint32_t kListed = 1 << 5;
 static_assert(single_place(4 * kFours + 3) - (4 * kFours + 3) - kPlaceOffset < 16);
@@ -465,53 +481,55 @@ __device__ __forceinline__ uint32_t rank_entry(int rank) {
     if (!kLists || rank >= kNearFeatures || !is_single(rank)) return entry;
     return entry | uint32_t(single_place(rank) - rank - kPlaceOffset) << 16 | kListed;
 }
-// What a near list has for it.
+// The element of a near list for such an entry: twice the place.
 __device__ __forceinline__ int listed_place(uint32_t entry) {
     return int((entry >> 21) + ((entry & 0xf0000) >> 15) + 2 * kPlaceOffset);
 }
-constexpr uint32_t kFarEntry = uint32_t(kNearFeatures) << 22;  // the least of a far feature
-constexpr uint32_t kNowhere = uint32_t(kBlockFeatures) << 22;  // of none
+constexpr uint32_t kFarEntry = uint32_t(kNearFeatures) << 22;   // the least entry of a far feature
+constexpr uint32_t kNowhere = uint32_t(kBucketFeatures) << 22;  // larger than the entry of any feature
 
-// A power of two: groups of chunks, and empty ones.
-__host__ __device__ inline int groups_of(const BlockRows& rows) {
-    int groups = 1;
-    while (groups * rows.group_chunks < rows.chunks) groups *= 2;
-    return groups;
+// The number of spans of chunks, rounded up to a power of two; the last ones may be empty.
+__host__ __device__ inline int spans_of(const BucketPlan& plan) {
+    int spans = 1;
+    while (spans * plan.span_chunks < plan.chunks) spans *= 2;
+    return spans;
 }
 
-constexpr int kBitsPitch = kBlockFeatures + 32, kRowPitch = kBlockWords + 4;
+constexpr int kBitsPitch = kBucketFeatures + 32, kRowPitch = kBucketWords + 4;
 
-// What a thread block of make_tiles keeps in shared memory.
+// Shared memory of make_tiles.
 struct TileShared {
-    uint64_t halves[2];  // barriers
+    uint64_t halves[2];  // barriers of the two halves of the threads
     int warp_sums[2][kHalf / 32];
-    int rows;  // of the block
+    int rows;  // of the bucket
     int rare_entries, cost;
-    __align__(16) uint32_t cells[kBlockFeatures];  // [kClasses, 24 groups of 32 features]: of the class; those before
-    __align__(16) uint32_t rank_of[kBlockFeatures];
-    int row[kTileRows];  // of a slot, −1: none
+    __align__(16) uint32_t cells[kBucketFeatures];  // [kClasses, kBucketWords]: features of the class per 32 features;
+                                                    // then those in front of them
+    __align__(16) uint32_t rank_of[kBucketFeatures];
+    int row[kTileRows];  // of a slot; −1 where there is none
     int target[kTileRows];
-    uint16_t listed[kTileRows];         // its flags
-    __align__(16) int keys[kTileRows];  // by which slots are ordered, a function of length and slot
+    uint16_t listed[kTileRows];         // the row's flags
+    __align__(16) int keys[kTileRows];  // the slots are ordered by these, which are a function of length and slot
     int far_counts[kTileRows];
-    int slot_at[kTileRows];  // in that order
-    // feature_bits; and a row's bits by rank, of which the near ones are wanted. Either with places for lanes that have
-    // nothing to put there.
+    int slot_at[kTileRows];  // the slots in that order
+    // feature_bits, and for each row its bits by rank, of which only the near ones are written out. Both have spare
+    // room, where lanes without an entry write.
     __align__(16) uint32_t bits[2][kBitsPitch];
     __align__(16) uint32_t rank_bits[kTileRows * kRowPitch];
 };
 
-// Ranks a block's features by class, within a class in their own order; the second half of the threads. In chess an
-// eighth of a block's features has nearly nine tenths of its rows' entries, and a quarter of them has none. A second
-// group of features is worth its product only if more than two entries a row would otherwise be gathered.
+// Ranks the features of a bucket by class, and within a class by their number. The second half of the threads does
+// this. In chess an eighth of a bucket's features has nearly nine tenths of the entries, and a quarter of the features
+// has none. A second section is worth its product only if more than two entries per row would otherwise have to be
+// gathered.
 template <bool kLists, typename Wait>
-__device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, int block, int tiles, bool tells,
-                                           const Wait& wait) {
+__device__ __forceinline__ void rank_bucket(const BucketPlan& out, TileShared& s, int bucket, int tiles, bool tells,
+                                            const Wait& wait) {
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
-    uint32_t(&cells)[kBlockFeatures] = s.cells;
-    int counts[kRanksEach], places[kRanksEach];  // a feature's: its entries, its cell and its place there
+    uint32_t(&cells)[kBucketFeatures] = s.cells;
+    int counts[kRanksEach], places[kRanksEach];  // of a feature: its entries; its cell and its place there
 #pragma unroll
-    for (int j = 0; j < kRanksEach; ++j) counts[j] = __ldg(out.counts + block * kBlockFeatures + j * kHalf + thread);
+    for (int j = 0; j < kRanksEach; ++j) counts[j] = __ldg(out.counts + bucket * kBucketFeatures + j * kHalf + thread);
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) cells[j * kHalf + thread] = 0;
     if (thread == 0) s.rare_entries = 0;
@@ -519,7 +537,7 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
     const float rows_in_256_each = 4 / float(tiles);
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) {
-        const int cell = frequency_class(counts[j], rows_in_256_each) * kGroups + j * (kHalf / 32) + warp;
+        const int cell = frequency_class(counts[j], rows_in_256_each) * kBucketWords + j * (kHalf / 32) + warp;
         const unsigned same = __match_any_sync(~0u, cell);
         const int before = __popc(same & ((1u << lane) - 1));
         if (before == 0) cells[cell] = __popc(same);
@@ -539,8 +557,8 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
     int ranks[kRanksEach];
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) ranks[j] = cells[places[j] & 0xffff] + (places[j] >> 16);
-    const int used = cells[(kClasses - 1) * kGroups];
-    int dense = (cells[(kLastDenseClass + 1) * kGroups] + 63) / 64 * 64;
+    const int used = cells[(kClasses - 1) * kBucketWords];
+    int dense = (cells[(kLastDenseClass + 1) * kBucketWords] + 63) / 64 * 64;
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) s.rank_of[j * kHalf + thread] = rank_entry<kLists>(ranks[j]);
     if (!tells) return;
@@ -548,41 +566,41 @@ __device__ __forceinline__ void rank_block(const BlockRows& out, TileShared& s, 
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) {
         const int feature = j * kHalf + thread;
-        out.ranked[block * kBlockFeatures + ranks[j]] = counts[j] > 0 ? feature : ~feature;
-        if (ranks[j] >= kGroupFeatures) rare += counts[j];
+        out.ranked[bucket * kBucketFeatures + ranks[j]] = counts[j] > 0 ? feature : ~feature;
+        if (ranks[j] >= kSectionFeatures) rare += counts[j];
     }
     rare = __reduce_add_sync(~0u, rare);
     if (lane == 0) atomicAdd(&s.rare_entries, rare);
     wait();
     if (thread != 0) return;
-    if (dense > kGroupFeatures && s.rare_entries < 2LL * tiles * kTileRows) dense = kGroupFeatures;
-    out.dense[block] = dense;
-    out.used[block] = used;
+    if (dense > kSectionFeatures && s.rare_entries < 2LL * tiles * kTileRows) dense = kSectionFeatures;
+    out.dense[bucket] = dense;
+    out.used[bucket] = used;
 }
 
-// Finds a block's rows in each group of chunks; the first half of the threads.
+// Counts the rows of a bucket in each span of chunks. The first half of the threads does this.
 template <typename Wait>
-__device__ __forceinline__ void count_groups(const BlockRows& out, TileShared& s, const uint32_t* chunk_rows,
-                                             int groups, int* group_begin, uint32_t* group_first, const Wait& wait) {
-    constexpr int kMost = BlockRows::kMaxGroups / kHalf;
+__device__ __forceinline__ void count_spans(const BucketPlan& out, TileShared& s, const uint32_t* chunk_rows, int spans,
+                                            int* span_begin, uint32_t* span_first, const Wait& wait) {
+    constexpr int kMost = BucketPlan::kMaxSpans / kHalf;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    // A thread has `each` neighbouring groups, a power of two.
-    const int each = max(1, groups / kHalf);
+    // Each thread has `each` neighbouring spans, a power of two.
+    const int each = max(1, spans / kHalf);
     uint32_t firsts[kMost];
 #pragma unroll
     for (int j = 0; j < kMost; ++j) {
-        const int first = (thread * each + j) * out.group_chunks;
+        const int first = (thread * each + j) * out.span_chunks;
         firsts[j] = j < each && first < out.chunks ? __ldg(chunk_rows + first) : 0;
     }
     int sums[kMost], sum = 0;
 #pragma unroll
     for (int j = 0; j < kMost; ++j) sums[j] = int(firsts[j] & 0xffff);
-    if (out.group_chunks > 1) {
+    if (out.span_chunks > 1) {
 #pragma unroll
         for (int j = 0; j < kMost; ++j) {
-            const int first = (thread * each + j) * out.group_chunks;
+            const int first = (thread * each + j) * out.span_chunks;
 #pragma unroll 1
-            for (int c = 1; j < each && c < out.group_chunks && first + c < out.chunks; ++c)
+            for (int c = 1; j < each && c < out.span_chunks && first + c < out.chunks; ++c)
                 sums[j] += int(__ldg(chunk_rows + first + c) & 0xffff);
         }
     }
@@ -591,15 +609,15 @@ __device__ __forceinline__ void count_groups(const BlockRows& out, TileShared& s
     int rows_before = sum_before(sum, s.warp_sums[0], warp, lane, wait);
 #pragma unroll
     for (int j = 0; j < kMost; ++j) {
-        const int group = thread * each + j;
-        if (j < each && group < groups) group_begin[group] = rows_before, group_first[group] = firsts[j];
+        const int span = thread * each + j;
+        if (j < each && span < spans) span_begin[span] = rows_before, span_first[span] = firsts[j];
         rows_before += sums[j];
     }
     if (thread == kHalf - 1) s.rows = rows_before;
     wait();
 }
 
-// Takes a row, which has a feature twice, out of the tile's bits; the four lanes that have put it in.
+// Takes a row that has a feature twice out of the tile's bits. The four lanes that have put it in call this.
 __device__ __forceinline__ void forget_row(const IndexRows& in, TileShared& s, int row, int entries, int first_feature,
                                            int slot, int part) {
     constexpr int kLanes = kTileThreads / kTileRows;
@@ -607,79 +625,80 @@ __device__ __forceinline__ void forget_row(const IndexRows& in, TileShared& s, i
     const uint32_t slot_bit = 1u << bit_of_index(slot % 32);
 #pragma unroll 1
     for (int k = 0; k < min(entries, in.max_active) && list[k] >= 0; ++k)
-        if (k % kLanes == part && list[k] < in.num_features)
+        if (k % kLanes == part && list[k] < in.num_bucketed)
             atomicAnd(&s.bits[slot / 32][s.rank_of[list[k] - first_feature] >> 22], ~slot_bit);
 #pragma unroll 1
-    for (int w = part; w < kBlockWords; w += kLanes) s.rank_bits[slot * kRowPitch + w] = 0;
+    for (int w = part; w < kBucketWords; w += kLanes) s.rank_bits[slot * kRowPitch + w] = 0;
 }
 
-// The block of a tile and its tiles, first … end − 1; all of a warp's lanes alike.
+// The bucket of a tile, and the tiles of that bucket, first … end − 1. All lanes of a warp get the same answer.
 struct TileRange {
-    int block, first, end;
+    int bucket, first, end;
 };
-__device__ __forceinline__ TileRange find_block(const BlockRows& out, int num_blocks, int tile, int& tiles) {
+__device__ __forceinline__ TileRange find_bucket(const BucketPlan& out, int num_buckets, int tile, int& tiles) {
     const int lane = threadIdx.x % 32;
     TileRange found{-1, 0, 0};
     tiles = 0;
-    for (int base = 0; base < num_blocks; base += 32) {
-        const int own = base + lane < num_blocks ? (__ldg(out.totals + base + lane) + kTileRows - 1) / kTileRows : 0;
+    for (int base = 0; base < num_buckets; base += 32) {
+        const int own = base + lane < num_buckets ? (__ldg(out.totals + base + lane) + kTileRows - 1) / kTileRows : 0;
         const int end = tiles + warp_inclusive_sum(own, lane);
         const unsigned behind = __ballot_sync(~0u, end > tile);
         tiles = __shfl_sync(~0u, end, 31);
-        if (found.block >= 0 || behind == 0) continue;
+        if (found.bucket >= 0 || behind == 0) continue;
         const int which = __ffs(int(behind)) - 1;
         found = {base + which, __shfl_sync(~0u, end - own, which), __shfl_sync(~0u, end, which)};
     }
     return found;
 }
 
-// Says where blocks' tiles begin, and what there is to say of blocks without rows. One warp does.
-__device__ __forceinline__ void describe_blocks(const BlockRows& out, int num_blocks) {
+// Writes where the tiles of each bucket begin, and the results for buckets without rows. One warp does this.
+__device__ __forceinline__ void describe_buckets(const BucketPlan& out, int num_buckets) {
     if (threadIdx.x >= 32) return;
     const int lane = threadIdx.x % 32;
     int tiles = 0;
-    for (int base = 0; base < num_blocks; base += 32) {
-        const int block = base + lane, rows = block < num_blocks ? __ldg(out.totals + block) : -1;
+    for (int base = 0; base < num_buckets; base += 32) {
+        const int bucket = base + lane, rows = bucket < num_buckets ? __ldg(out.totals + bucket) : -1;
         const int own = (max(rows, 0) + kTileRows - 1) / kTileRows, end = tiles + warp_inclusive_sum(own, lane);
-        if (rows >= 0) out.tile_begin[block] = end - own;
-        if (block == num_blocks - 1) out.tile_begin[num_blocks] = end;
-        if (rows == 0) out.dense[block] = out.used[block] = 0;
+        if (rows >= 0) out.tile_begin[bucket] = end - own;
+        if (bucket == num_buckets - 1) out.tile_begin[num_buckets] = end;
+        if (rows == 0) out.dense[bucket] = out.used[bucket] = 0;
         for (unsigned empty = __ballot_sync(~0u, rows == 0); empty != 0; empty &= empty - 1)
-            for (int i = lane; i < kBlockFeatures; i += 32)
-                out.ranked[(base + __ffs(int(empty)) - 1) * kBlockFeatures + i] = ~i;
+            for (int i = lane; i < kBucketFeatures; i += 32)
+                out.ranked[(base + __ffs(int(empty)) - 1) * kBucketFeatures + i] = ~i;
         tiles = __shfl_sync(~0u, end, 31);
     }
 }
 
-// A thread block a tile or a few, four lanes a row. One half of the threads finds the tile's rows while the other ranks
-// the block's features: thread blocks of one block do the same, which is quicker than telling each other. The first
-// thread block describes the blocks.
-template <bool kLoose>
-__global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BlockRows out, RowOrder* order) {
+// Each thread block makes one or a few tiles, with four lanes per row. One half of the threads finds the rows of the
+// tile while the other half ranks the features of the bucket. The thread blocks of one bucket repeat this work, which
+// is faster than exchanging the result. The last thread block describes the buckets.
+template <bool kUnbucketed>
+__global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BucketPlan out, RowOrder* order) {
     constexpr int kLanes = kTileThreads / kTileRows, kEach = 32 / kLanes;
     __shared__ TileShared s;
-    // [kTileRows, pitch]: near lists from the front, far from behind. Then for each group of chunks the block's rows
-    // before it, and its first chunk_rows.
+    // [kTileRows, pitch]: near lists from the front, far lists from the end. Behind them, for each span of chunks, the
+    // number of the bucket's rows in front of it, and its first element of chunk_rows.
     extern __shared__ __align__(16) uint16_t stages[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch;
     hopper::let_next_kernel_start();
     if (blockIdx.x == gridDim.x - 1) {
         hopper::wait_for_kernels_before();
-        return describe_blocks(out, in.num_blocks);
+        return describe_buckets(out, in.num_buckets);
     }
     const int slot = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
     const uint32_t slot_bit = keep(1u << bit_of_index(slot % 32));
-    const uint32_t nowhere = keep(kNowhere + (uint32_t(lane) << 22 | uint32_t(kBlockWords) << 10));
+    const uint32_t nowhere = keep(kNowhere + (uint32_t(lane) << 22 | uint32_t(kBucketWords) << 10));
     const uint32_t ranks = hopper::shared_address(s.rank_of), bits = keep(hopper::shared_address(s.bits[slot / 32]));
     const uint32_t rank_bits = keep(hopper::shared_address(s.rank_bits + slot * kRowPitch));
     const uint32_t stage = hopper::shared_address(stages + slot * pitch);
-    // Calls visit(i) for a share of the numbers below kCount, all loads and stores in flight.
+    // Calls visit(i) for this thread's share of the numbers below kCount, so that all loads and stores are in flight
+    // together.
     const auto for_share = [&]<int kCount>(std::integral_constant<int, kCount>, const auto& visit) {
 #pragma unroll
         for (int first = 0; first < kCount; first += kTileThreads)
             if (int(first + threadIdx.x) < kCount) visit(int(first + threadIdx.x));
     };
-    constexpr std::integral_constant<int, kBlockFeatures / 2> kBitPieces;  // of 16 bytes
+    constexpr std::integral_constant<int, kBucketFeatures / 2> kBitPieces;  // of 16 bytes each
     const auto clear_bits = [&] {
         constexpr std::integral_constant<int, 2 * kBitsPitch / 4> kBits;
         constexpr std::integral_constant<int, kTileRows * kRowPitch / 4> kRowPieces;
@@ -687,7 +706,8 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
         for_share(kRowPieces, [&](int i) { reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0}; });
         if (threadIdx.x == 0) s.cost = 0;
     };
-    // The threads of a half wait for each other. Not at named barriers: compute-sanitizer takes them for those of all.
+    // The threads of one half wait for each other. Named barriers would do, but compute-sanitizer takes those for
+    // barriers of all threads.
     const uint32_t barrier = keep(hopper::shared_address(s.halves + threadIdx.x / kHalf));
     uint32_t phase = 0;
     const auto wait_for_half = [&] {
@@ -702,74 +722,75 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
 
     const int workers = int(gridDim.x) - 1;
     int tile = blockIdx.x, tiles = 0;
-    TileRange block = find_block(out, in.num_blocks, tile, tiles);
+    TileRange bucket = find_bucket(out, in.num_buckets, tile, tiles);
     int end_tile = min(tile + 1, tiles);
     if (tiles > workers) {  // there are as many thread blocks as there can be
-        const int each = tiles / kTileBlocks, rest = tiles % kTileBlocks;
+        const int each = tiles / kTileGrid, rest = tiles % kTileGrid;
         tile = int(blockIdx.x) * each + min(int(blockIdx.x), rest);
         end_tile = tile + each + (int(blockIdx.x) < rest ? 1 : 0);
-        block = find_block(out, in.num_blocks, tile, tiles);
+        bucket = find_bucket(out, in.num_buckets, tile, tiles);
     }
     if (tile >= end_tile) return;
 
     for (bool is_new = true;;) {
-        const int first_slot = tile * kTileRows, first_feature = block.block * in.block_size;
+        const int first_slot = tile * kTileRows, first_feature = bucket.bucket * in.bucket_size;
         if (threadIdx.x < kHalf) {
-            const int groups = groups_of(out);
-            int* const group_begin = reinterpret_cast<int*>(stages + kTileRows * pitch);
-            uint32_t* const group_first = reinterpret_cast<uint32_t*>(group_begin + groups);
-            const uint32_t* const chunk_rows = out.chunk_rows + size_t(block.block) * out.chunks;
-            if (is_new) count_groups(out, s, chunk_rows, groups, group_begin, group_first, wait_for_half);
-            // A slot's row: its group of chunks, its chunk, its place there.
+            const int spans = spans_of(out);
+            int* const span_begin = reinterpret_cast<int*>(stages + kTileRows * pitch);
+            uint32_t* const span_first = reinterpret_cast<uint32_t*>(span_begin + spans);
+            const uint32_t* const chunk_rows = out.chunk_rows + size_t(bucket.bucket) * out.chunks;
+            if (is_new) count_spans(out, s, chunk_rows, spans, span_begin, span_first, wait_for_half);
+            // The row of a slot: find its span of chunks, then its chunk, then its place in the chunk.
             if (threadIdx.x < kTileRows) {
-                const int in_block = (tile - block.first) * kTileRows + int(threadIdx.x);
+                const int in_bucket = (tile - bucket.first) * kTileRows + int(threadIdx.x);
                 int row = -1, listed = 0;
-                if (in_block < s.rows) {
-                    int group = 0;
+                if (in_bucket < s.rows) {
+                    int span = 0;
 #pragma unroll 1
-                    for (int step = groups / 2; step > 0; step /= 2)
-                        group += group_begin[group + step] <= in_block ? step : 0;
-                    int skip = in_block - group_begin[group], chunk = group * out.group_chunks;
-                    uint32_t there = group_first[group];
+                    for (int step = spans / 2; step > 0; step /= 2)
+                        span += span_begin[span + step] <= in_bucket ? step : 0;
+                    int skip = in_bucket - span_begin[span], chunk = span * out.span_chunks;
+                    uint32_t there = span_first[span];
 #pragma unroll 1
                     for (; skip >= int(there & 0xffff); there = __ldg(chunk_rows + ++chunk))
                         skip -= int(there & 0xffff);
-                    row = chunk * BlockRows::kChunkRows;
+                    row = chunk * BucketPlan::kChunkRows;
                     listed = out.listed[size_t(row) + (there >> 16) + skip];
-                    row += listed % BlockRows::kChunkRows;
+                    row += listed % BucketPlan::kChunkRows;
                 }
                 const int position = row < in.positions ? row : row - in.positions;
-                const int target = row < 0 ? -1 : 2 * position + ((listed & BlockRows::kSecondSide) != 0 ? 1 : 0);
+                const int target = row < 0 ? -1 : 2 * position + ((listed & BucketPlan::kSecondSide) != 0 ? 1 : 0);
                 s.row[threadIdx.x] = row;
                 s.target[threadIdx.x] = target;
                 s.listed[threadIdx.x] = uint16_t(listed);
                 out.slot_target[first_slot + threadIdx.x] = target;
             }
         } else if (is_new) {
-            rank_block<!kLoose>(out, s, block.block, block.end - block.first, tile == block.first, wait_for_half);
+            rank_bucket<!kUnbucketed>(out, s, bucket.bucket, bucket.end - bucket.first, tile == bucket.first,
+                                      wait_for_half);
         }
         __syncthreads();
         const int row = s.row[slot];
         const bool has_row = row >= 0;
-        bool regular = has_row && (s.listed[slot] & BlockRows::kIrregularRow) == 0;
+        bool regular = has_row && (s.listed[slot] & BucketPlan::kIrregularRow) == 0;
         int entries[kEach];
-        load_entries(entries, in, kLoose ? has_row : regular, row, part * kEach);
+        load_entries(entries, in, kUnbucketed ? has_row : regular, row, part * kEach);
 
         const uint32_t ranks_of = keep(ranks - 4 * first_feature);
         int near_count = 0, far_count = 0, length = 0;  // of the row
         int feature_count = 0;                          // of this lane's entries
-        bool open = kLoose ? has_row : regular;
+        bool open = kUnbucketed ? has_row : regular;
         for (int base = 0;;) {
             const auto [reached, passed] = reach<kLanes>(entries, lane);
             bool alive = reached;
             open = passed;
             uint32_t places[kEach];
             int have = 0, near = 0, listed = 0;
-            const unsigned features = regular ? in.num_features : 0;
+            const unsigned features = regular ? in.num_bucketed : 0;
 #pragma unroll
             for (int j = 0; j < kEach; ++j) {
                 alive = alive && entries[j] >= 0;
-                if constexpr (kLoose) length += alive ? 1 : 0;
+                if constexpr (kUnbucketed) length += alive ? 1 : 0;
                 const bool has = alive && unsigned(entries[j]) < features;
                 places[j] = load_if(has, ranks_of + 4 * entries[j], nowhere);
                 have += has ? 1 : 0;
@@ -779,12 +800,12 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                 shared_or(bits + (places[j] >> 20), slot_bit);
                 shared_or(rank_bits + __byte_perm(places[j], 0, 0x4441), 1u << (places[j] & 31));
                 near += places[j] < kFarEntry ? 1 : 0;
-                if constexpr (!kLoose) listed += (places[j] & kListed) != 0 ? 1 : 0;
+                if constexpr (!kUnbucketed) listed += (places[j] & kListed) != 0 ? 1 : 0;
             }
             feature_count += have;
             base += kLanes * kEach;
             const bool goes_on = base < in.max_active && __any_sync(~0u, open);
-            have = listed | (have - near) << 16;  // listed near ones, 65536 times the far ones
+            have = listed | (have - near) << 16;  // listed near entries, and 65536 times the far ones
             int until = have;
 #pragma unroll
             for (int d = 1; d < kLanes; d *= 2) {
@@ -793,11 +814,11 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
             }
             int all = __shfl_sync(~0u, until, kLanes - 1, kLanes);
             // A row that has a feature twice has fewer bits than features.
-            if (!goes_on || in.max_active > kBlockFeatures) {
+            if (!goes_on || in.max_active > kBucketFeatures) {
                 __syncwarp();
                 int set = -feature_count;
 #pragma unroll
-                for (int w = part; w < kBlockWords / 2; w += kLanes) {
+                for (int w = part; w < kBucketWords / 2; w += kLanes) {
                     const uint2 two = hopper::load_shared_8(rank_bits + 8 * w);
                     set += __popc(two.x) + __popc(two.y);
                 }
@@ -810,14 +831,14 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                         forget_row(in, s, row, base, first_feature, slot, part);
                         if (part == 0) atomicAdd(out.irregular, 1);
                         regular = false, near_count = far_count = feature_count = all = have = until = 0;
-                        if (!kLoose) open = false;
+                        if (!kUnbucketed) open = false;
 #pragma unroll
                         for (int j = 0; j < kEach; ++j) places[j] = kNowhere;
                     }
                     __syncwarp();
                 }
             }
-            if constexpr (!kLoose) {
+            if constexpr (!kUnbucketed) {
                 uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
 #pragma unroll
                 for (int j = 0; j < kEach; ++j) {
@@ -840,13 +861,13 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
             load_entries(entries, in, open, row, base + part * kEach);
         }
         int with_bias = 0;
-        if constexpr (kLoose) {
+        if constexpr (kUnbucketed) {
 #pragma unroll
             for (int d = 1; d < kLanes; d *= 2) length += __shfl_xor_sync(~0u, length, d);
-        } else {  // a lane lists one sum of four and one of three; the row's bits have been waited for
+        } else {  // each lane lists one sum of four and one of three; the bits of the row are complete
             static_assert(kFours == kLanes && kTeams == 2 * kLanes);
             const uint32_t word = hopper::load_shared_4(rank_bits) >> bit_of_index(4 * part);
-            const auto sum_of = [](uint32_t bits) {  // bits of four consecutive ranks lie at 0, 16, 4, 20
+            const auto sum_of = [](uint32_t bits) {  // the bits of four consecutive ranks are bits 0, 16, 4 and 20
                 bits &= 0x00110011;
                 bits |= bits >> 15;
                 return int(bits | bits >> 2) & 15;
@@ -867,16 +888,16 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
             if (is_listed) shared_store_16(to, 2 * team_place(kFours + part, three));
         }
         const int longest_first = kTileRows - 1 - slot;
-        const int key = !kLoose   ? (regular ? near_count + 1 : 0) * kTileRows + longest_first
-                        : has_row ? length * kTileRows + longest_first
-                                  : slot - kTileRows;
+        const int key = !kUnbucketed ? (regular ? near_count + 1 : 0) * kTileRows + longest_first
+                        : has_row    ? length * kTileRows + longest_first
+                                     : slot - kTileRows;
         if (part == 0) {
             s.keys[slot] = key, s.far_counts[slot] = far_count;
             if (has_row) out.row_slot[row] = regular ? first_slot + slot : ~(first_slot + slot);
         }
         __syncthreads();
 
-        // Far entries go slot by slot, lists in order of their length.
+        // Far entries are stored slot by slot, near lists in the order of their lengths.
         const int far_until_first = warp_inclusive_sum(s.far_counts[lane], lane);
         const int far_until_second =
             __shfl_sync(~0u, far_until_first, 31) + warp_inclusive_sum(s.far_counts[32 + lane], lane);
@@ -896,7 +917,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
         }
 #pragma unroll
         for (int d = 1; d < kLanes; d *= 2) place += __shfl_xor_sync(~0u, place, d);
-        if constexpr (kLoose) {
+        if constexpr (kUnbucketed) {
             if (part == 0) order[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
         } else {
             int cost = 0;
@@ -907,12 +928,12 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                     regular ? s.target[slot] : -1, first_slot + slot,
                     regular ? near_count | far_count << 9 | first_far | with_bias << 28 : -1, far_begin};
                 if (regular)
-                    cost = (place % kGroupRows == 0 ? kNearCost * near_count + kGroupCost : 0) + kFarCost * far_count;
+                    cost = (place % kGatherRows == 0 ? kNearCost * near_count + kGatherCost : 0) + kFarCost * far_count;
             }
             cost = __reduce_add_sync(~0u, cost);
             if (lane == 0) atomicAdd(&s.cost, cost);
             __syncthreads();
-            if (threadIdx.x == 0) atomicAdd(out.block_cost + block.block, (unsigned long long)s.cost);
+            if (threadIdx.x == 0) atomicAdd(out.bucket_cost + bucket.bucket, (unsigned long long)s.cost);
             const int from_slot = s.slot_at[slot], near_length = (s.keys[from_slot] >> 6) - 1;
             const uint4* from = reinterpret_cast<const uint4*>(stages + from_slot * pitch);
             uint4* to = reinterpret_cast<uint4*>(out.near + size_t(first_slot + slot) * pitch);
@@ -940,38 +961,40 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Bloc
                 reinterpret_cast<const uint4*>(s.rank_bits)[i / kNearPieces * kPieces + i % kNearPieces];
         });
         if (++tile == end_tile) break;
-        is_new = tile == block.end;
-        if (is_new) block = find_block(out, in.num_blocks, tile, tiles);
+        is_new = tile == bucket.end;
+        if (is_new) bucket = find_bucket(out, in.num_buckets, tile, tiles);
         __syncthreads();
         clear_bits();
     }
 }
 
-inline cudaError_t place(const IndexRows& in, const BlockRows& out, RowOrder* order, cudaStream_t stream) {
-    // What set_shared_memory gets is a kernel's, whoever launches it: it must not depend on this call.
-    constexpr int kMostCounts = kSharedBlocks * kBlockFeatures * sizeof(int);
-    constexpr int kMostStages = kTileRows * kBlockFeatures * sizeof(uint16_t) + BlockRows::kMaxGroups * 2 * sizeof(int);
-    const int zeroed = int(BlockRows::zeroed(in.num_blocks));
+inline cudaError_t place(const IndexRows& in, const BucketPlan& out, RowOrder* order, cudaStream_t stream) {
+    // set_shared_memory changes an attribute of the kernel for all launches, so it must not depend on this call.
+    constexpr int kMostCounts = kSharedBuckets * kBucketFeatures * sizeof(int);
+    constexpr int kMostStages =
+        kTileRows * kBucketFeatures * sizeof(uint16_t) + BucketPlan::kMaxSpans * 2 * sizeof(int);
+    const int zeroed = int(BucketPlan::zeroed(in.num_buckets));
     cudaError_t error = hopper::set_shared_memory(reinterpret_cast<const void*>(clear_counts), 0);
     if (error != cudaSuccess) return error;
-    // An ordinary launch: count_rows writes what earlier kernels may still read, before it waits for this one.
+    // An ordinary launch, since count_rows writes memory that earlier kernels may still be reading, before it waits for
+    // this kernel.
     clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(
-        reinterpret_cast<int32_t*>(out.block_cost), zeroed);
-    const bool is_shared = in.num_blocks <= kSharedBlocks;
+        reinterpret_cast<int32_t*>(out.bucket_cost), zeroed);
+    const bool is_shared = in.num_buckets <= kSharedBuckets;
     const auto count = is_shared ? count_rows<true> : count_rows<false>;
-    const size_t shared = size_t(is_shared ? in.num_blocks * kBlockFeatures : 0) * sizeof(int);
+    const size_t shared = size_t(is_shared ? in.num_buckets * kBucketFeatures : 0) * sizeof(int);
     error = cudaGetLastError();
     if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(count), kMostCounts);
     if (error == cudaSuccess)
-        error = hopper::launch_early(count, std::min(out.chunks, kCountBlocks), kCountThreads, shared, stream, in, out);
-    const auto make = in.num_loose > 0 ? make_tiles<true> : make_tiles<false>;
-    const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + groups_of(out) * 2 * sizeof(int);
+        error = hopper::launch_early(count, std::min(out.chunks, kCountGrid), kCountThreads, shared, stream, in, out);
+    const auto make = in.num_unbucketed > 0 ? make_tiles<true> : make_tiles<false>;
+    const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
     if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(make), kMostStages);
     if (error == cudaSuccess)
-        error = hopper::launch_early(make, std::min(BlockRows::tiles(in.positions, in.num_blocks), kTileBlocks) + 1,
+        error = hopper::launch_early(make, std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileGrid) + 1,
                                      kTileThreads, stages, stream, in, out, order);
     return error;
 }
 
-}  // namespace block_rows
+}  // namespace bucket_plan
 }  // namespace nnue

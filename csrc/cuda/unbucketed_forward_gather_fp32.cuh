@@ -1,27 +1,28 @@
-// The forward for fp32 weights of sets with loose features: every row adds up its features' weights, a slab of columns
-// at a time. That for 16-bit weights is in loose_forward.cuh.
+// The forward for fp32 weights where there are unbucketed features: every row adds up its features' weights, one slab
+// of columns at a time. The forward for 16-bit weights is in unbucketed_forward_wgmma_16bit.cuh.
 //
-// A slab is 128 bytes of each half of a weight row, so that the pairwise product stays within half a warp, which takes
-// a row. The slab is the outermost order of work and rows come by block: what is read of the weights stays in the L2
-// cache, and of a block's frequent features in L1. Rows are read as they are in the batch, so duplicates and features
-// of other blocks need no care; their entries go to shared memory first, as shuffles would take a fifth of the time of
-// the pipe that all loads share. Sums are made in the order of the index row.
+// A slab is 128 bytes of each half of a weight row, so that the pairwise product stays within the half warp that takes
+// a row. The slab is the outermost loop and rows come in the order of their buckets. So the slab of the weights stays
+// in the L2 cache, and that of a bucket's frequent features in L1. Rows are read as they are in the batch, so
+// duplicates and features of other buckets need no special care. The entries of a row are copied to shared memory
+// first, because shuffles would take a fifth of the time of the pipe that all loads share. The sums are made in the
+// order of the index row.
 #pragma once
 
-#include "block_product.cuh"
+#include "one_hot_product.cuh"
 
-namespace nnue::slab_forward {
+namespace nnue::unbucketed_forward_gather {
 
-using namespace block_product;
+using namespace one_hot_product;
 
-constexpr int kPer = 4;             // columns of a lane
+constexpr int kPer = 4;             // columns per lane
 constexpr int kColumns = 8 * kPer;  // of each half in a slab
 constexpr int kThreads = 256, kRows = kThreads / 16;
-constexpr int kBlocks = 6;   // thread blocks a multiprocessor
-constexpr int kAhead = 4;    // weight rows in flight
-constexpr int kStaged = 64;  // entries of a row in shared memory at a time
+constexpr int kBlocksPerMultiprocessor = 6;  // thread blocks per multiprocessor
+constexpr int kAhead = 4;                    // weight rows in flight
+constexpr int kStaged = 64;                  // entries per row in shared memory at a time
 
-// kCount neighbouring values to memory; they are not read again soon.
+// Stores kCount neighbouring values that will not be read again soon.
 template <int kCount>
 __device__ __forceinline__ void store_values(void* base, size_t offset, const float (&v)[kCount], Float type) {
     static_assert(kCount == 2 || kCount == 4);
@@ -40,19 +41,19 @@ __device__ __forceinline__ void store_values(void* base, size_t offset, const fl
         __stcs(reinterpret_cast<uint2*>(target), uint2{pack(v[0], v[1], type), pack(v[2], v[3], type)});
 }
 
-// Two numbers, loaded where this stands: registers that would hold them meanwhile are short.
+// Loads two numbers at this very point of the program, because registers are too scarce to hold them earlier.
 __device__ __forceinline__ int2 load_here(const int* from) {
     int2 v;
     asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
     return v;
 }
 
-// Half a warp adds up a row's weights, `kPer` columns a lane.
+// Half a warp adds up the weights of a row, with `kPer` columns per lane.
 struct RowSum {
-    const uint4* weight;  // of feature 0, the lane's columns
+    const uint4* weight;  // of feature 0, at the lane's columns
     uint32_t row_bytes, num_features;
 
-    // kAhead entries; those < 0 are none. Most often there are all of them.
+    // Adds kAhead entries; those below 0 are absent. Usually all are present.
     __device__ __forceinline__ void add(float (&sum)[kPer], const int* staged) const {
         uint4 pieces[kAhead];
         int features[kAhead], any = 0;
@@ -77,7 +78,7 @@ struct RowSum {
         }
     }
 
-    // `staged`: room for entries of the row.
+    // `staged` is room for entries of the row.
     __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const RowOrder* order,
                                             int* staged) const {
         static_assert(kStaged % 16 == 0 && kStaged % kAhead == 0 && kAhead % 4 == 0);
@@ -85,13 +86,13 @@ struct RowSum {
 #pragma unroll 1
         do {
             const auto [row, count] = load_here(&order->row);
-            const int32_t* const features = block_rows::row_pointer(p.in, row) + base;
+            const int32_t* const features = bucket_plan::row_pointer(p.in, row) + base;
             most = __reduce_max_sync(~0u, count) - base;
             __syncwarp();
 #pragma unroll
             for (int i = threadIdx.x % 16; i < kStaged; i += 16) {
                 const int feature = base + i < count ? __ldg(features + i) : -1;
-                // The index check speaks of features that are not there.
+                // The index check reports features that do not exist.
                 staged[i] = uint32_t(feature) < num_features ? feature : -1;
             }
             __syncwarp();
@@ -103,21 +104,22 @@ struct RowSum {
     }
 };
 
-// Thread blocks (rows, slab); half a warp a row.
+// The grid is (rows, slabs); half a warp takes a row.
 template <Activation kActivation>
-__global__ void __launch_bounds__(kThreads, kBlocks) slab_kernel(ForwardProblem p) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) gather_kernel(ForwardProblem p) {
     const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
-    if (int(blockIdx.x) * kRows >= p.rows.tile_begin[p.in.num_blocks] * kTileRows) return;
-    // The two rows of a warp are read from different banks. More room would take L1 from six thread blocks.
+    if (int(blockIdx.x) * kRows >= p.plan.tile_begin[p.in.num_buckets] * kTileRows) return;
+    // The padding lets the two rows of a warp be read from different banks. More shared memory would leave too little
+    // L1 for six thread blocks.
     __align__(16) __shared__ int staged[kRows][kStaged + 4];
     const RowOrder* const order = p.order + blockIdx.x * kRows + threadIdx.x / 16;
     const int column = blockIdx.y * kColumns + lane % 8 * kPer;
     const bool valid = column < half;
     const size_t at = h * half + (valid ? column : 0);
     const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + at));
-    float sum[kPer] = {bias.x + 0.0f, bias.y + 0.0f, bias.z + 0.0f, bias.w + 0.0f};  // no sum is −0
+    float sum[kPer] = {bias.x + 0.0f, bias.y + 0.0f, bias.z + 0.0f, bias.w + 0.0f};  // + 0.0f, so that no sum is −0
     const RowSum adder{reinterpret_cast<const uint4*>(static_cast<const float*>(p.weight) + at),
-                       uint32_t(p.num_outputs * sizeof(float)), uint32_t(p.in.num_features + p.in.num_loose)};
+                       uint32_t(p.num_outputs * sizeof(float)), uint32_t(p.in.num_bucketed + p.in.num_unbucketed)};
     adder.add_row(sum, p, order, staged[threadIdx.x / 16]);
 
     const auto [slot, target] = load_here(&order->slot);
@@ -145,14 +147,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) slab_kernel(ForwardProblem 
 }
 
 inline cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
-    const auto kernel = p.activation == Activation::kIdentity ? slab_kernel<Activation::kIdentity>
-                        : p.activation == Activation::kCReLU  ? slab_kernel<Activation::kCReLU>
-                        : p.activation == Activation::kSCReLU ? slab_kernel<Activation::kSCReLU>
-                                                              : slab_kernel<Activation::kPairwise>;
-    const dim3 grid(BlockRows::tiles(p.in.positions, p.in.num_blocks) * (kTileRows / kRows),
+    const auto kernel = p.activation == Activation::kIdentity ? gather_kernel<Activation::kIdentity>
+                        : p.activation == Activation::kCReLU  ? gather_kernel<Activation::kCReLU>
+                        : p.activation == Activation::kSCReLU ? gather_kernel<Activation::kSCReLU>
+                                                              : gather_kernel<Activation::kPairwise>;
+    const dim3 grid(BucketPlan::tiles(p.in.positions, p.in.num_buckets) * (kTileRows / kRows),
                     (p.num_outputs / 2 + kColumns - 1) / kColumns);
     kernel<<<grid, kThreads, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-}  // namespace nnue::slab_forward
+}  // namespace nnue::unbucketed_forward_gather

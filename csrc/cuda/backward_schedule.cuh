@@ -1,0 +1,182 @@
+// The schedule of the backward's product kernel: a list of tasks, which thread blocks take as they become free. A task
+// is the weight gradient, in one slab, of one part of a bucket (a stretch of its tiles) and one section of its dense
+// ranks. Where a bucket has several parts, their products are added up afterwards (`MergeUnit`).
+//
+// The buckets whose row gradients were made last come first. Which sums are made and in which order they are added
+// depends on the batch alone. It does not matter which thread block makes them, or when.
+#pragma once
+
+#include "one_hot_product.cuh"
+
+namespace nnue::one_hot_product {
+
+constexpr int kMaxSections = kBucketFeatures / kSectionFeatures;
+// Places are buckets in order, the last one first. Dense unbucketed features are treated as one more bucket, which has
+// all tiles, at the end.
+constexpr int kMaxPlaces = kMaxBuckets + 1;
+
+// The unit of cost of a product is a tile of 64 rows × 64 features × 128 columns. The parts times slabs of a batch
+// number about kTargetParts, and no part costs less than kLeastPart; both are measured.
+constexpr int kTargetParts = 2 * kWorkers, kLeastPart = 96;
+// A bucket has at most 4/3 of its share of parts, and two sections.
+constexpr int kMaxPartials = 2 * kTargetParts;
+constexpr int kMaxParts = kMaxPlaces + kTargetParts * 4 / 3;
+
+// With up to this many operands of 16 KB, twice what the L2 cache holds, the tasks of one slab follow each other. The
+// whole backward then takes 1 % less time, but with many operands it would take up to 6 % more (measured).
+constexpr int kFewOperands = 6144;
+
+// Where the entries of rare features are stored, for a bucket that begins with this tile. Either each of a bucket's 768
+// features is in at most one row in 256, or all of them together have fewer than two entries per row (bucket_plan.cuh).
+__host__ __device__ inline int rare_place(int tile) {
+    return kBucketFeatures * kTileRows / 256 * tile;
+}
+inline int max_partials(int max_tiles, int slabs) {
+    // Unbucketed features have as many tiles again.
+    return int(min((long long)kMaxPartials, 2LL * max_tiles * slabs * kMaxSections * 6 * 4 / 3 / kLeastPart + 1));
+}
+
+// What thread blocks tell each other. All of it is zero at the start.
+struct GradientSync {
+    unsigned ticket;     // the next task
+    unsigned begun;      // not 0: the results of other kernels that the products need are there
+    unsigned scheduled;  // not 0: the merge units are there, too
+    int merge_units;
+    unsigned list_ticket;               // tickets given out (Numbers) for lists of unbucketed features
+    unsigned finish_tickets[2];         // the same for rare features, and for ranks to merge
+    int rare;                           // number of rare features
+    unsigned parts_done[kMaxPartials];  // of the products that a merge needs, by its first partial · slabs + slab
+};
+
+struct Task {
+    int slab, bucket, section;
+    int first, last;  // tiles first … last − 1
+    int partial;      // the first partial sum of the bucket's parts; −1 if there is only one part
+    int part, parts;  // which of how many; 0 parts: there are no more tasks
+    int reference;    // the largest exponent of its tiles
+};
+
+// A section of a bucket that has several parts.
+struct MergeUnit {
+    int begin;  // of its ranks, among the ranks of all units
+    int bucket, section, partial, parts;
+};
+constexpr int kMaxMergeUnits = kMaxSections * kMaxPlaces;
+
+struct Schedule {
+    int num_buckets, places, slabs, tiles;
+    int unbucketed_dense;  // number of ranks
+    int parts, products;   // each of them comes in every slab
+    bool slab_by_slab;     // the order of tasks; otherwise all slabs of one product follow each other
+    int tile_begin[kMaxBuckets + 1];
+    int dense[kMaxPlaces];                                          // by bucket
+    int parts_of[kMaxPlaces];                                       // by bucket
+    int part_begin[kMaxPlaces + 1], partial_begin[kMaxPlaces + 1];  // by place
+    int product_begin[kMaxParts + 1];                               // by part
+
+    __device__ bool is_unbucketed(int bucket) const { return bucket == num_buckets; }
+    __device__ int bucket_at(int place) const { return place < num_buckets ? num_buckets - 1 - place : num_buckets; }
+    __device__ int first_tile(int bucket) const { return is_unbucketed(bucket) ? 0 : tile_begin[bucket]; }
+    __device__ int tiles_of(int bucket) const {
+        return (is_unbucketed(bucket) ? tiles : tile_begin[bucket + 1]) - first_tile(bucket);
+    }
+    __device__ int feature_tiles(int bucket, int section) const {
+        return max(0, min(dense[bucket] - section * kSectionFeatures, kSectionFeatures)) / 64;
+    }
+    __device__ int sections(int bucket) const {
+        return tiles_of(bucket) == 0 ? 0 : (dense[bucket] + kSectionFeatures - 1) / kSectionFeatures;
+    }
+    // Measured: with few features, copying a tile takes as long as multiplying it.
+    __device__ int cost(int bucket, int section) const {
+        return section < sections(bucket) ? tiles_of(bucket) * max(feature_tiles(bucket, section), 2) : 0;
+    }
+    // Where the first `part` parts of the bucket end.
+    __device__ int part_end(int bucket, int part) const {
+        return first_tile(bucket) + int((long long)tiles_of(bucket) * part / parts_of[bucket]);
+    }
+
+    // Called by all threads of the thread block.
+    __device__ void load(const BackwardProblem& p, int slabs_) {
+        const int buckets = p.in.num_buckets;
+        for (int b = threadIdx.x; b <= buckets; b += blockDim.x) {
+            tile_begin[b] = __ldcg(p.plan.tile_begin + b);
+            if (b < buckets) dense[b] = __ldcg(p.plan.dense + b);
+        }
+        if (threadIdx.x == 0) {
+            num_buckets = buckets, places = buckets + (p.in.num_unbucketed > 0), slabs = slabs_;
+            slab_by_slab = (long long)slabs * p.max_tiles <= kFewOperands;
+            if (places > buckets) {
+                unbucketed_dense = __ldcg(&p.unbucketed.summary->dense);
+                dense[buckets] = (unbucketed_dense + 63) / 64 * 64;
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) load_lists();
+        __syncthreads();
+    }
+
+    // Called by one warp.
+    __device__ void load_lists() {
+        const int lane = threadIdx.x;
+        if (lane == 0) tiles = tile_begin[num_buckets];
+        __syncwarp();
+        const int total =
+            sums_before(part_begin, places, [&](int i) { return cost(bucket_at(i), 0) + cost(bucket_at(i), 1); });
+        const int target = int(max((long long)kLeastPart, (long long)total * slabs / kTargetParts + 1));
+        __syncwarp();
+        const int part_count = sums_before(part_begin, places, [&](int i) {
+            const int bucket = bucket_at(i), whole = cost(bucket, 0);
+            return parts_of[bucket] = 2 * (long long)whole > 3 * (long long)target ? (whole + target / 2) / target : 1;
+        });
+        __syncwarp();
+        sums_before(partial_begin, places, [&](int i) {
+            const int bucket = bucket_at(i);
+            return parts_of[bucket] > 1 ? parts_of[bucket] * sections(bucket) : 0;
+        });
+        const int product_count = sums_before(product_begin, part_count, [&](int part) {
+            return sections(bucket_at(last_begun(part_begin, places, part)));
+        });
+        if (lane == 0) parts = part_count, products = product_count;
+    }
+
+    __device__ Task task(int ticket) const {
+        Task t{};
+        t.partial = -1;
+        if (ticket >= products * slabs) return t;
+        t.slab = slab_by_slab ? ticket / products : ticket % slabs;
+        const int item = slab_by_slab ? ticket % products : ticket / slabs;
+        const int part = last_begun(product_begin, parts, item), place = last_begun(part_begin, places, part);
+        t.bucket = bucket_at(place);
+        t.section = item - product_begin[part];
+        t.parts = parts_of[t.bucket];
+        // The last tiles of the bucket come first, because their row gradients are the most recent.
+        t.part = t.parts - 1 - (part - part_begin[place]);
+        t.first = part_end(t.bucket, t.part);
+        t.last = part_end(t.bucket, t.part + 1);
+        if (t.parts > 1) t.partial = partial_begin[place] + t.section * t.parts;
+        return t;
+    }
+
+    // Writes the list of merge units, followed by one unit that marks the end, and returns their number. Called by one
+    // warp.
+    __device__ int list_merges(MergeUnit* units) const {
+        const int lane = threadIdx.x % 32;
+        int count = 0, begin = 0;  // units and ranks before these
+        for (int base = 0; base < places; base += 32) {
+            const int bucket = bucket_at(min(base + lane, places - 1));
+            const int here = base + lane < places && parts_of[bucket] > 1 ? sections(bucket) : 0;
+            const int ranks = here == 0 ? 0 : dense[bucket];
+            const int units_until = bucket_plan::warp_inclusive_sum(here, lane),
+                      ranks_until = bucket_plan::warp_inclusive_sum(ranks, lane);
+            for (int section = 0; section < here; ++section)
+                units[count + units_until - here + section] = {
+                    begin + ranks_until - ranks + section * kSectionFeatures, bucket, section,
+                    partial_begin[base + lane] + section * parts_of[bucket], parts_of[bucket]};
+            count += __shfl_sync(~0u, units_until, 31), begin += __shfl_sync(~0u, ranks_until, 31);
+        }
+        if (lane == 0) units[count] = {begin, 0, 0, 0, 0};
+        return count;
+    }
+};
+
+}  // namespace nnue::one_hot_product
