@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart
+PYTEST ?=
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
@@ -74,7 +75,7 @@ cpp-test: $(VENV)/.linked  ## GoogleTest of the data pipeline
 
 python-test: build  ## pytest
 	$(call say,Python tests)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST)
 
 engine-test: build  ## only the tests against a real Stockfish
 	$(BIN)/python -m pytest -m engine

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from needs import ROOT, SHARED, TOOLS, no_shared, require
 
 from nnue_trainer import registry
 
@@ -17,11 +18,19 @@ settings.register_profile("fixed", derandomize=True)
 settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ("train", "val")
 
 # torch.compile keeps what it compiled from run to run, and does not notice that an operator's schema has changed.
 SCHEMAS = hashlib.sha256((ROOT / "csrc" / "library.cpp").read_bytes()).hexdigest()[:12]
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"nnue-inductor-{SCHEMAS}"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, missing in TOOLS.items():
+        if item.get_closest_marker(marker):
+            require(missing())
+    if item.get_closest_marker("shared") and (reason := no_shared()):
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +46,10 @@ def project_root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder of vectors and real positions beside the project; tests that need it skip where it is not."""
-    path = Path(os.environ.get("NNUE_SHARED", ROOT.parent / "shared"))
-    if not (path / "vectors").is_dir():
-        pytest.skip(f"no shared vectors at {path} (set NNUE_SHARED)")
-    return path
+def positions_file() -> Callable[[str], Path]:
+    """`positions_file("train")`: a file of real positions. `train` and `val` are the bundled samples; tests of `small`,
+    `selfplay-d5-val` and `selfplay-d5-train`, which are not in the project, are marked `shared`."""
+    return lambda name: ROOT / "samples" / f"{name}.binpack" if name in SAMPLES else SHARED / "data" / f"{name}.binpack"
 
 
 @pytest.fixture

@@ -588,13 +588,11 @@ TEST(Shuffle, CanBeInterruptedWhileItSorts) {
     }
 }
 
-// Real data, if it is there: the bytes that come back are those of the source.
+// Real data: the bytes that come back are those of the source.
 TEST_F(Files, RealDataGoesThroughEveryLosslessFormat) {
-    const char* shared = std::getenv("NNUE_SHARED");
-    const std::string source_path = std::string(shared ? shared : "../shared") + "/data/selfplay-d5-val.binpack";
-    if (!std::filesystem::exists(source_path)) GTEST_SKIP() << "no " << source_path << " (set NNUE_SHARED)";
+    const std::string source_path = NNUE_SAMPLES "/train.binpack";
     const std::vector<Record> records = read_all(*open_reader(open(source_path)), 65'536);
-    ASSERT_EQ(records.size(), 300'000u);
+    ASSERT_EQ(records.size(), 300'093u);
     const std::string source = content(source_path);
     for (const Format format : {Format::kBinpack, Format::kBin, Format::kPlain}) {
         const std::string between = file(), again = file();

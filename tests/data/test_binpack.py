@@ -1,5 +1,9 @@
-"""Binpack files against the golden values of the specification, and the errors a user sees."""
+"""Binpack files against golden values, and the errors a user sees.
 
+The values of `small` and `selfplay-d5-val` are those of the specification, counted by another program; those of the
+bundled sample were counted by this one."""
+
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +62,52 @@ VAL = {
     "sum_rule50": 1_418_433,
     "quiet": 213_674,
 }
+SAMPLE = {
+    "positions": 30_109,
+    "castlings": 354,
+    "en_passants": 28,
+    "promotions": 128,
+    "null_moves": 0,
+    "in_check": 2_023,
+    "captures": 6_238,
+    "score_none": 0,
+    "score_zero": 253,
+    "wins": 14_144,
+    "draws": 1_954,
+    "losses": 14_011,
+    "max_ply": 304,
+    "min_score": -31_998,
+    "max_score": 31_999,
+    "sum_score": 9_710_945,
+    "sum_ply": 1_822_733,
+    "sum_result": 133,
+    "sum_pieces": 647_854,
+    "sum_rule50": 83_415,
+    "quiet": 22_350,
+    "ep_squares": 92,
+    "castling_rights": [7_402, 7_418, 7_082, 7_072],
+    "sum_move": 260_139_356,
+}
 
 
 @pytest.mark.parametrize(
     ("name", "golden", "chunks", "chains", "single"),
-    [("small", SMALL, 1, 4_304, 39), ("selfplay-d5-val", VAL, 2, 20_629, 6_198)],
+    [
+        ("val", SAMPLE, 1, 350, 0),
+        pytest.param("small", SMALL, 1, 4_304, 39, marks=pytest.mark.shared),
+        pytest.param("selfplay-d5-val", VAL, 2, 20_629, 6_198, marks=pytest.mark.shared),
+    ],
 )
 def test_golden_values(
-    shared: Path, tmp_path: Path, name: str, golden: dict[str, object], chunks: int, chains: int, single: int
+    positions_file: Callable[[str], Path],
+    tmp_path: Path,
+    name: str,
+    golden: dict[str, object],
+    chunks: int,
+    chains: int,
+    single: int,
 ) -> None:
-    path = shared / "data" / f"{name}.binpack"
+    path = positions_file(name)
     info = file_info(path)
     assert (info.chunks, info.chains, info.single_position_chains) == (chunks, chains, single)
     assert {key: info.statistics[key] for key in golden} == golden
@@ -85,11 +125,24 @@ def test_golden_values(
     assert (tmp_path / "again.binpack").read_bytes() == path.read_bytes()
 
 
-def test_first_and_last_position(shared: Path) -> None:
-    records = read_binpack(shared / "data" / "small.binpack")
-    fens = fens_from_records(records[[0, -1]])
-    assert fens[0] == "2kr3q/1ppn4/p2p1b1n/P2P1pNB/7P/4RP2/1PP3P1/1KB4Q b - - 0 17"
-    assert fens[1] == "8/8/8/8/p4Q2/8/1kp4K/8 w - - 24 55"  # its writer counted moves from ply 1
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        (
+            "val",
+            "rnbqk1nr/pp1pppbp/2p5/6p1/Q1P5/8/PP1PPPPP/R1BNKBNR w KQkq - 4 5",
+            "2n5/5k2/8/6P1/P2K4/1br5/8/8 b - - 2 65",
+        ),
+        pytest.param(
+            "small",
+            "2kr3q/1ppn4/p2p1b1n/P2P1pNB/7P/4RP2/1PP3P1/1KB4Q b - - 0 17",
+            "8/8/8/8/p4Q2/8/1kp4K/8 w - - 24 55",  # its writer counted moves from ply 1
+            marks=pytest.mark.shared,
+        ),
+    ],
+)
+def test_first_and_last_position(positions_file: Callable[[str], Path], name: str, first: str, last: str) -> None:
+    assert fens_from_records(read_binpack(positions_file(name))[[0, -1]]) == [first, last]
 
 
 SUMS = {
@@ -104,18 +157,31 @@ SUMS = {
         (8_421_849, 169_344_343_987, 3_476_545_223_379_291),
     ),
 }
+SAMPLE_SUMS = {
+    "HalfKAv2_hm": ((647_854, 14_503_117_756, 329_043_898_456_686), (647_854, 14_496_551_079, 328_831_857_175_675)),
+    "HalfKP": ((587_636, 2_691_032_423, 20_478_911_063_955), (587_636, 1_996_512_527, 15_653_375_017_655)),
+    "HalfKAv2": ((647_854, 3_363_335_137, 29_725_933_809_681), (647_854, 3_319_714_001, 29_446_318_849_985)),
+    "HalfKAv2_hm_11": ((647_854, 13_305_970_812, 276_961_803_086_190), (647_854, 13_299_962_535, 276_783_876_458_363)),
+}
 
 
 @pytest.mark.parametrize("name", list(SUMS))
-def test_feature_sums(shared: Path, name: str) -> None:
-    batch = expand(read_binpack(shared / "data" / "small.binpack"), name)
-    for rows, expected in zip((batch.white, batch.black), SUMS[name], strict=True):
+@pytest.mark.parametrize(
+    ("file", "sums"),
+    [("val", SAMPLE_SUMS), pytest.param("small", SUMS, marks=pytest.mark.shared)],
+    ids=["val", "small"],
+)
+def test_feature_sums(
+    positions_file: Callable[[str], Path], file: str, sums: dict[str, tuple[tuple[int, ...], ...]], name: str
+) -> None:
+    batch = expand(read_binpack(positions_file(file)), name)
+    for rows, expected in zip((batch.white, batch.black), sums[name], strict=True):
         active = rows[rows >= 0].long()
         assert (len(active), int(active.sum()), int((active * active).sum())) == expected
 
 
-def test_shuffled_file_has_a_fixed_stride(shared: Path, tmp_path: Path) -> None:
-    records = read_binpack(shared / "data" / "selfplay-d5-val.binpack")[:1000]
+def test_shuffled_file_has_a_fixed_stride(positions_file: Callable[[str], Path], tmp_path: Path) -> None:
+    records = read_binpack(positions_file("val"))[:1000]
     shuffled = np.random.default_rng(0).permutation(records)
     write_binpack(tmp_path / "s.binpack", shuffled, join_chains=False)
     assert (tmp_path / "s.binpack").stat().st_size == 8 + 34 * 1000

@@ -71,8 +71,8 @@ def test_a_declared_set_says_itself() -> None:
         ("PP_3Wide", "engine", "PP_3Wide"),
     ],
 )
-def test_vectors(shared: Path, name: str, source: str, key: str) -> None:
-    positions = json.loads((shared / "vectors" / "features.json").read_text())["positions"]
+def test_vectors(project_root: Path, name: str, source: str, key: str) -> None:
+    positions = json.loads((project_root / "tests" / "vectors" / "features.json").read_text())["positions"]
     batch = expand(records_from_fens([p["fen"] for p in positions]), name)
     for i, position in enumerate(positions):
         for perspective in ("white", "black"):

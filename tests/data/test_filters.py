@@ -1,5 +1,6 @@
 """Filters against the golden counts of the specification, and each rule by hand."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,15 @@ def dropped(records: list[npt.NDArray[np.uint8]], **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "quiet", "wdl"), [("small", 324_094, 196_572.362), ("selfplay-d5-val", 213_674, 173_168.844)]
+    ("name", "quiet", "wdl"),
+    [
+        ("val", 22_350, 14_067.532),
+        pytest.param("small", 324_094, 196_572.362, marks=pytest.mark.shared),
+        pytest.param("selfplay-d5-val", 213_674, 173_168.844, marks=pytest.mark.shared),
+    ],
 )
-def test_golden_counts(shared: Path, name: str, quiet: int, wdl: float) -> None:
-    path = shared / "data" / f"{name}.binpack"
+def test_golden_counts(positions_file: Callable[[str], Path], name: str, quiet: int, wdl: float) -> None:
+    path = positions_file(name)
     filters = Filters(no_score=True, quiet=True)
     kept, counts = filters.apply(read_binpack(path))
     assert len(kept) == counts["kept"] == quiet
@@ -216,11 +222,11 @@ def _acceptance(pieces: npt.NDArray[np.int_]) -> npt.NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("law", ["real", "drifting"])
-def test_piece_counts_by_definition(shared: Path, law: str) -> None:
+def test_piece_counts_by_definition(project_root: Path, law: str) -> None:
     """Each decision is a coin with the definition's probability: of each piece count as many are kept as expected."""
     n = 45_000
     if law == "real":
-        records = read_binpack(shared / "data" / "small.binpack")[:n].copy()
+        records = read_binpack(project_root / "samples" / "train.binpack")[:n].copy()
     else:  # 24 pieces first, then few, so that the histogram's memory and every refit count
         rng = np.random.default_rng(2)
         few = rng.random(n) < np.linspace(0.05, 0.9, n)
@@ -242,11 +248,16 @@ def test_piece_counts_by_definition(shared: Path, law: str) -> None:
             assert abs(kept[:, part].sum() - 20 * p.sum()) < 5 * deviation + 1, (count, len(part))
 
 
-def test_fields(shared: Path) -> None:
-    records = read_binpack(shared / "data" / "small.binpack")
-    assert (scores(records).sum(), plies(records).sum()) == (413_711_924, 30_516_164)
-    assert (results(records).sum(), rule50s(records).sum()) == (-26, 1_978_014)
-    assert piece_counts(records).sum() == 8_421_849
+@pytest.mark.parametrize(
+    ("name", "sums"),
+    [
+        ("val", (9_710_945, 1_822_733, 133, 83_415, 647_854)),
+        pytest.param("small", (413_711_924, 30_516_164, -26, 1_978_014, 8_421_849), marks=pytest.mark.shared),
+    ],
+)
+def test_fields(positions_file: Callable[[str], Path], name: str, sums: tuple[int, ...]) -> None:
+    records = read_binpack(positions_file(name))
+    assert tuple(field(records).sum() for field in (scores, plies, results, rule50s, piece_counts)) == sums
     some = records[::500]
     for fen, board, black in zip(fens_from_records(some), boards(some), black_to_move(some), strict=True):
         placement, side = fen.split()[:2]
@@ -264,15 +275,15 @@ def _rank(pawns: int) -> str:
     return "N" * pawns + (str(8 - pawns) if pawns < 8 else "")
 
 
-def test_filtered_streams_are_reproducible_and_counted(shared: Path) -> None:
-    path = shared / "data" / "selfplay-d5-val.binpack"
+def test_filtered_streams_are_reproducible_and_counted(project_root: Path) -> None:
+    path = project_root / "samples" / "train.binpack"
     filters = Filters(no_score=True, quiet=True, wdl=True, soft_ply=20, piece_counts=True)
 
     def batches(threads: int, seed: int = 0) -> list[bytes]:
         loader = RecordLoader(path, 4096, filters=filters, threads=threads, seed=seed)
         made = [batch.numpy().tobytes() for batch in loader]
         counts = loader.filter_counts()
-        assert counts["read"] % 300_000 == 0 or counts["read"] > 300_000
+        assert counts["read"] == 300_093
         assert counts["kept"] + sum(counts["dropped"].values()) == counts["read"]
         return made
 
@@ -280,15 +291,15 @@ def test_filtered_streams_are_reproducible_and_counted(shared: Path) -> None:
     assert batches(1) != batches(1, seed=1)
 
 
-def test_user_filter(shared: Path) -> None:
-    path = shared / "data" / "selfplay-d5-val.binpack"
+def test_user_filter(project_root: Path) -> None:
+    path = project_root / "samples" / "train.binpack"
 
     def white_to_move(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         nibbles = np.concatenate([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=1)
         return ~(nibbles == 15).any(1)
 
     loader = RecordLoader(path, 1000, user_filter=white_to_move, drop_last=False, threads=3)
-    assert sum(len(batch) for batch in loader) == 300_000 - 150_504
+    assert sum(len(batch) for batch in loader) == 300_093 - 149_187
     assert set(loader.filter_counts()["dropped"]) == {"user_filter"}
 
     def broken(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -300,9 +311,9 @@ def test_user_filter(shared: Path) -> None:
         list(RecordLoader(path, 1000, user_filter=lambda records: np.ones(3, bool)))
 
 
-def test_nothing_passes(shared: Path) -> None:
+def test_nothing_passes(project_root: Path) -> None:
     with pytest.raises(UserError, match="only 0 positions pass the filters"):
-        next(iter(RecordLoader(shared / "data" / "small.binpack", 16, filters=Filters(min_ply=500))))
+        next(iter(RecordLoader(project_root / "samples" / "val.binpack", 16, filters=Filters(min_ply=500))))
 
 
 def test_filter_files(project_root: Path, tmp_path: Path) -> None:

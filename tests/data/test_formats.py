@@ -3,6 +3,7 @@
 import gzip
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +33,14 @@ def write(path: Path, records: Records, format: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def positions(shared: Path) -> Records:
+def positions(project_root: Path) -> Records:
     """Some thousand real positions."""
-    return read_binpack(shared / "data" / "selfplay-d5-val.binpack")[:5000]
+    return read_binpack(project_root / "samples" / "val.binpack")[:5000]
 
 
-def test_golden_bytes(shared: Path, tmp_path: Path) -> None:
-    first = read_binpack(shared / "data" / "small.binpack")[:1]
+def test_golden_bytes(tmp_path: Path) -> None:
+    stem = "8c0ea9e9803046864a080006001042113511f397000000002574051d40210000"
+    first = np.frombuffer(bytes.fromhex(stem), np.uint8)[None]
     assert (
         write(tmp_path / "bin", first, "bin").hex()
         == "039d8b2cc60991a89a81208e020870024240a04002400400000000000000000071fd5d092100ffff"
@@ -52,10 +54,10 @@ def test_golden_bytes(shared: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["small", "selfplay-d5-val"])
+@pytest.mark.parametrize("name", ["train", pytest.param("small", marks=pytest.mark.shared)])
 @pytest.mark.parametrize("format", FORMATS)
-def test_binpack_there_and_back(shared: Path, tmp_path: Path, name: str, format: str) -> None:
-    source = shared / "data" / f"{name}.binpack"
+def test_binpack_there_and_back(positions_file: Callable[[str], Path], tmp_path: Path, name: str, format: str) -> None:
+    source = positions_file(name)
     between, back = tmp_path / "between", tmp_path / "back.binpack"
     report = convert([source], between, to=format)
     convert([between], back)

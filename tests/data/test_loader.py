@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import zstandard
 
 from nnue_trainer.data import (
     FORMATS,
@@ -200,8 +201,8 @@ def test_skip_bad_chunks_and_weights(files: list[Path], tmp_path: Path) -> None:
         next(iter(RecordLoader(files, 500, weights=[1.0, -1.0])))
 
 
-def test_real_positions_once_each(shared: Path) -> None:
-    path = shared / "data" / "selfplay-d5-val.binpack"
+def test_real_positions_once_each(project_root: Path) -> None:
+    path = project_root / "samples" / "train.binpack"
     loader = RecordLoader(path, 16_384, drop_last=False, shuffle=False)
     np.testing.assert_array_equal(np.concatenate([b.numpy().copy() for b in loader]), read_binpack(path))
     shuffled = np.concatenate([b.numpy().copy() for b in RecordLoader(path, 16_384, drop_last=False)])
@@ -214,12 +215,12 @@ def test_real_positions_once_each(shared: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def positions(shared: Path) -> Records:
-    return read_binpack(shared / "data" / "selfplay-d5-val.binpack")[:50_000]
+def positions(project_root: Path) -> Records:
+    return read_binpack(project_root / "samples" / "train.binpack")[:50_000]
 
 
 def compressed(data: bytes, kind: str) -> bytes:
-    return gzip.compress(data, 1) if kind == "gzip" else pytest.importorskip("zstandard").compress(data)
+    return gzip.compress(data, 1) if kind == "gzip" else zstandard.compress(data)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -387,7 +388,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, positions: Records
         list(islice(stream, 1000))
 
 
-def test_ctrl_c_while_threads_and_a_filter_of_ones_own_work(shared: Path) -> None:
+def test_ctrl_c_while_threads_and_a_filter_of_ones_own_work(project_root: Path) -> None:
     code = (
         "import sys; import numpy as np; from nnue_trainer.data import Loader\n"
         "def every(records): return np.ones(len(records), bool)\n"
@@ -396,7 +397,7 @@ def test_ctrl_c_while_threads_and_a_filter_of_ones_own_work(shared: Path) -> Non
         "    if i == 20: print('taken', flush=True)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(shared / "data" / "selfplay-d5-train.binpack")],
+        [sys.executable, "-c", code, str(project_root / "samples" / "train.binpack")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

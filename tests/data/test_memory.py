@@ -34,9 +34,11 @@ def peak(project_root: Path, code: str, *arguments: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def train(shared: Path) -> Path:
-    """36 MiB of chains: 8.9 million positions, 272 MiB of records."""
-    return shared / "data" / "selfplay-d5-train.binpack"
+def train(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 MiB of chains, the sample thirty times: 9.0 million positions, 275 MiB of records."""
+    path = tmp_path_factory.mktemp("memory") / "train.binpack"
+    path.write_bytes((project_root / "samples" / "train.binpack").read_bytes() * 30)
+    return path
 
 
 LOADER = """
@@ -70,9 +72,9 @@ end()
 """
 
 
-def test_shuffle(project_root: Path, shared: Path, tmp_path: Path) -> None:
+def test_shuffle(project_root: Path, tmp_path: Path) -> None:
     """Three million positions: 160 MiB of memory where there is no bound."""
-    val = shared / "data" / "selfplay-d5-val.binpack"
+    val = project_root / "samples" / "train.binpack"
     memory = 32 * MIB
     found = peak(project_root, SHUFFLE, val, tmp_path / "out.binpack", memory)
     assert memory / 2 < found < memory + 16 * MIB

@@ -63,6 +63,9 @@ PLAIN = "-O1 -DNNUE_PLAIN"
 CHECKED = f"{VECTORS} -fsanitize=undefined -fno-sanitize-recover=all"
 
 
+pytestmark = pytest.mark.compiler
+
+
 @pytest.fixture(scope="module")
 def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return positions("val.binpack", 500, tmp_path_factory.mktemp("positions") / "fens.txt")

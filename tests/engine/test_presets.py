@@ -21,6 +21,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("preset", ["buckets", "layered"])
 def test_a_preset_learns_exports_and_is_evaluated(preset: str, project_root: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

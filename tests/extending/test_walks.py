@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from nnue_trainer import checkpoint, registry
 from nnue_trainer.cli.main import app
-from nnue_trainer.config import Recipe
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.trainer import Trainer
 

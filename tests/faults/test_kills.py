@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.compiler
 HERE = Path(__file__).parent
 
 

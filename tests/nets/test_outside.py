@@ -12,7 +12,6 @@ from net_support import START
 from nnue_trainer import nets, registry
 from nnue_trainer.checkpoint import load
 from nnue_trainer.cli.main import main
-from nnue_trainer.nets import NETS
 
 RECIPE = """
 model: {kind: "my_net.py:MyNet", hidden: 16}

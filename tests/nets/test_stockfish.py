@@ -25,14 +25,7 @@ IN_CHECK = "rnb1kbnr/pppp1ppp/8/4p3/5PPq/8/PPPPP2P/RNBQKBNR w KQkq - 1 3"
 
 @pytest.fixture(scope="module")
 def engine() -> str:
-    try:
-        path = find_engine()
-    except UserError as error:
-        pytest.skip(str(error))
-    name = subprocess.run([path], input="uci\nquit\n", capture_output=True, text=True, check=True).stdout
-    if "id name Stockfish 15.1\n" not in name:
-        pytest.skip(f"{path} is not Stockfish 15.1")
-    return path
+    return find_engine()
 
 
 @pytest.fixture(scope="module")

@@ -7,39 +7,27 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from nnue_trainer import _library
+from needs import no_cuda, require
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_emulator"))
 import emulated_library
 
 
-def _cuda_reason() -> str | None:
-    if not torch.cuda.is_available():
-        return "no CUDA device"
-    error = _library.load().cuda_error
-    return None if error is None else f"no CUDA op library: {error}"
-
-
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda" and (reason := _cuda_reason()) is not None:
-        pytest.skip(reason)
     return torch.device(request.param)
 
 
 @pytest.fixture
 def cuda() -> torch.device:
-    if (reason := _cuda_reason()) is not None:
-        pytest.skip(reason)
+    require(no_cuda())
     return torch.device("cuda")
 
 
 @pytest.fixture(scope="session")
 def emulator(project_root: Path) -> ctypes.CDLL:
     """`torch.ops.nnue_emulated`: the fused operator's CUDA kernels on CPU tensors."""
-    if (reason := emulated_library.why_not()) is not None:
-        pytest.skip(reason)
+    require(emulated_library.why_not())
     library = str(emulated_library.build(project_root))
     torch.ops.load_library(library)
     found = ctypes.CDLL(library)

@@ -93,8 +93,8 @@ def test_equals_the_pipeline_on_real_positions(device: torch.device, project_roo
 
 
 @pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP", FULL, "HalfKAv2_hm+Full_Threats_v14"])
-def test_equals_the_pipeline_on_shared_positions(device: torch.device, shared: Path, name: str) -> None:
-    stream = iter(RecordLoader(shared / "data" / "small.binpack", 50_000, seed=3))
+def test_equals_the_pipeline_on_shuffled_positions(device: torch.device, project_root: Path, name: str) -> None:
+    stream = iter(RecordLoader(project_root / "samples" / "train.binpack", 50_000, seed=3))
     for _ in range(2):
         batch = next(stream)
         assert_equals_pipeline(ops.expand_features(batch.to(device), name), batch.to(device), name)

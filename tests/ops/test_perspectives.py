@@ -460,10 +460,9 @@ def test_streams_give_equal_bits(cuda: torch.device) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.two_gpus
 def test_every_device(cuda: torch.device) -> None:
     """Tensors of a device that is not the current one, and work on two devices at once."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     pair = make_pair(500, 20, 300, 64, psqt_buckets=8)
     expected = run(pair.map(lambda t: t.to("cuda:0")), bucket_size=300)
     results = []
@@ -535,11 +534,9 @@ def train_in_parallel(rank: int, backend: str, port: int, folder: str) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=[pytest.mark.cuda, pytest.mark.two_gpus])])
 def test_distributed_data_parallel(backend: str, tmp_path: Path) -> None:
     """Two processes with half the batch each have the gradients of the whole batch, and equal ones."""
-    if backend == "nccl" and torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -10,10 +10,7 @@ from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.run import set_up_torch
 from nnue_trainer.training.trainer import Trainer
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.cuda
 
 
 class PinnedSource(MadeUpSource):

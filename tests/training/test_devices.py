@@ -98,7 +98,7 @@ def test_a_device_without_a_number_is_the_one_that_was_current(monkeypatch: pyte
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.two_gpus
 def test_batches_and_a_graphed_step_on_the_second_device() -> None:
     """The batch is ready only after long work on the second device; device 0 stays current."""
     device = torch.device("cuda:1")

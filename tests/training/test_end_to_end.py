@@ -20,10 +20,10 @@ from nnue_trainer.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def data(shared, tmp_path_factory) -> Path:
+def data(project_root, tmp_path_factory) -> Path:
     """A folder with train.binpack, 6,000 positions, and val.binpack, 1,000 others."""
     folder = tmp_path_factory.mktemp("positions")
-    records = next(iter(RecordLoader([shared / "data" / "small.binpack"], 7_000, seed=5))).numpy().copy()
+    records = next(iter(RecordLoader([project_root / "samples" / "train.binpack"], 7_000, seed=5))).numpy().copy()
     write_binpack(folder / "train.binpack", records[:6_000], join_chains=False)
     write_binpack(folder / "val.binpack", records[6_000:], join_chains=False)
     return folder

@@ -16,10 +16,7 @@ from nnue_trainer.training.trainer import Trainer
 FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count")
 OPTIONS = {"seed": 3, "repeat": True, "shuffle_buffer": 4_000, "threads": 2}
 
-CUDA = pytest.param(
-    "cuda",
-    marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 
 
 @pytest.fixture

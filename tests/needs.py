@@ -1,0 +1,70 @@
+"""What some tests need beside the project, by marker: a GPU, a chess engine, positions that are not ours to give.
+
+What is missing skips a test and says so. With NNUE_REQUIRE_ALL=1 a missing tool fails it: whoever sets that, and has no
+GPU, leaves GPU tests out by name (`pytest -m "not cuda"`). Tests marked `shared` only look at more positions than the
+project carries, so they are skipped even then."""
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from nnue_trainer import _library
+from nnue_trainer.errors import UserError
+from nnue_trainer.uci import find_engine
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("NNUE_SHARED", ROOT.parent / "shared"))
+
+
+def require(missing: str | None) -> None:
+    """Skips the test that runs if something is `missing`, or fails it where everything is required."""
+    if missing is None:
+        return
+    if os.environ.get("NNUE_REQUIRE_ALL"):
+        pytest.fail(f"{missing} (NNUE_REQUIRE_ALL is set)", pytrace=False)
+    pytest.skip(missing)
+
+
+@functools.cache
+def no_cuda() -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    error = _library.load().cuda_error
+    return None if error is None else f"no CUDA op library: {error}"
+
+
+def no_two_gpus() -> str | None:
+    return no_cuda() or ("only one CUDA device" if torch.cuda.device_count() < 2 else None)
+
+
+@functools.cache
+def no_engine() -> str | None:
+    try:
+        path = find_engine()
+    except UserError as error:
+        return str(error)
+    said = subprocess.run([path], input="uci\nquit\n", capture_output=True, text=True, check=True).stdout
+    return None if "id name Stockfish 15.1\n" in said else f"{path} is not Stockfish 15.1"
+
+
+def no_shared() -> str | None:
+    return None if (SHARED / "vectors").is_dir() else f"no positions at {SHARED} (set NNUE_SHARED)"
+
+
+def no_tool(name: str) -> Callable[[], str | None]:
+    return lambda: None if shutil.which(name) else f"no {name}"
+
+
+TOOLS: dict[str, Callable[[], str | None]] = {
+    "cuda": no_cuda,
+    "two_gpus": no_two_gpus,
+    "engine": no_engine,
+    "compiler": no_tool("g++"),
+}
+"""Marker → what is missing here for the tests that have it."""
