@@ -151,8 +151,9 @@ PYBIND11_MODULE(_data, m) {
         }
         return parts;
     });
-    m.def("records_from_fens", &records_from_fens);
-    m.def("fens_from_records", &fens_from_records);
+    m.def("records_from_fens", &records_from_fens, py::arg("fens"),
+          "Records uint8 [n, 32] of n FENs, with score, result and ply 0. UserError names the FEN and what is wrong.");
+    m.def("fens_from_records", &fens_from_records, py::arg("records"), "The FENs of records uint8 [n, 32].");
     m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("arrays"),
           py::arg("threads"));
     m.def("describe", &describe);

@@ -1,13 +1,28 @@
 """NNUE training on PyTorch: fast sparse operators, a C++ data pipeline, nets that real engines load.
 
-`__all__` is the public interface; what is not in it may change with any version.
+`__all__`, and that of the modules in it, is the public interface (docs/api.md); the rest may change with any version.
 """
 
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from nnue_trainer import data, functional, modules, ops, perspectives
+    from nnue_trainer import (
+        checkpoint,
+        data,
+        export,
+        functional,
+        lambdas,
+        losses,
+        modules,
+        nets,
+        ops,
+        optim,
+        perspectives,
+        registry,
+        schedules,
+        schema,
+    )
     from nnue_trainer.data import Batch, Loader, RecordLoader
     from nnue_trainer.errors import UserError
     from nnue_trainer.modules import FeatureTransformer, PerspectiveTransformer, StackedLinear
@@ -21,11 +36,20 @@ __all__ = [
     "RecordLoader",
     "StackedLinear",
     "UserError",
+    "checkpoint",
     "data",
+    "export",
     "functional",
+    "lambdas",
+    "losses",
     "modules",
+    "nets",
     "ops",
+    "optim",
     "perspectives",
+    "registry",
+    "schedules",
+    "schema",
 ]
 
 # Loaded at first use: `nnue --help` needs no torch, and a broken build can still be imported and asked what it has.

@@ -23,6 +23,8 @@ from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.schema import section
 
+__all__ = ["Checkpoint", "NetOrigin", "TrainerState", "load", "load_into", "save"]
+
 FORMAT_VERSION = 1
 _DEEPEST = 32  # levels of nesting in the metadata; a recipe has four
 _COUNT = 2**53  # beyond any number of steps

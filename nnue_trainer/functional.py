@@ -6,6 +6,8 @@ from torch import Tensor
 
 from nnue_trainer import ops
 
+__all__ = ["feature_transformer"]
+
 
 def feature_transformer(
     indices: Tensor,

@@ -19,6 +19,16 @@ from torch import Tensor
 
 from nnue_trainer import _derivatives, _library
 
+__all__ = [
+    "Expanded",
+    "expand_features",
+    "expand_features_into",
+    "feature_transformer_backward",
+    "feature_transformer_forward",
+    "raise_index_errors",
+    "set_index_check",
+]
+
 _libraries = _library.require()
 
 FORWARD = "nnue::feature_transformer_forward"

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from nnue_trainer import _derivatives, ops
 
+__all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_transformer"]
+
 PLAN = "nnue::perspective_plan"
 FORWARD = "nnue::perspective_transformer_forward"
 BACKWARD = "nnue::perspective_transformer_backward"

@@ -34,6 +34,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from nnue_trainer.errors import UserError
 
+__all__ = ["Plugin", "Registry", "changes", "forget_plugins", "load_plugin", "loaded", "plugins"]
+
 T = TypeVar("T")
 C = TypeVar("C")
 MAY_IMPORT = "may_import"

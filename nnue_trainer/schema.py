@@ -23,6 +23,8 @@ from pydantic_core import ErrorDetails
 from nnue_trainer.errors import UserError
 from nnue_trainer.registry import MAY_IMPORT, Registry
 
+__all__ = ["describe", "section", "to_data", "validate"]
+
 T = TypeVar("T")
 
 MAX_DEPTH = 16
@@ -35,7 +37,7 @@ section = pydantic.dataclasses.dataclass(
     kw_only=True,
     config=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True),
 )
-"""Decorator of a section: unknown keys are errors, the docstring under a field is its description."""
+section.__doc__ = "Decorator of a section: unknown keys are errors, the docstring under a field is its description."
 
 
 def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str], *, may_import: bool = False) -> T:

@@ -1,0 +1,98 @@
+"""Writes docs/api.md: every public name with its parameters and the first paragraph of its docstring.
+
+python tools/api_page.py            # writes the page
+python tools/api_page.py --check    # fails if the page is not what the code says
+"""
+
+import argparse
+import enum
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import nnue_trainer
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+HEAD = """\
+# What is public
+
+Made by `tools/api_page.py` from the code; do not edit by hand.
+
+**The promise.** What stands here keeps its name, its parameters and its meaning until the next major version (before
+1.0: the next minor version); what has to change warns for one version first and is in the [changelog](../CHANGELOG.md).
+Everything else may change with any version, names that begin with an underscore above all. Recipes, checkpoints, nets
+and data files of every released version can be read by all later ones.
+
+Three more things are public: the operators `torch.ops.nnue.*` ([ops.md](ops.md)), the recipe
+(`nnue config --reference`) and the `nnue` command with its exit codes ([command-line.md](command-line.md)).
+"""
+MISSING = "(undocumented)"
+
+
+def page() -> str:
+    modules = [name for name in nnue_trainer.__all__ if isinstance(getattr(nnue_trainer, name), ModuleType)]
+    parts = [HEAD, section("nnue_trainer", [name for name in nnue_trainer.__all__ if name not in modules])]
+    for name in modules:
+        module = importlib.import_module(f"nnue_trainer.{name}")
+        parts.append(section(f"nnue_trainer.{name}", module.__all__))
+    return "\n".join(parts)
+
+
+def section(name: str, names: list[str]) -> str:
+    module = importlib.import_module(name)
+    lines = [f"## {name}", "", first_paragraph(module) if name != "nnue_trainer" else "The parts used most.", ""]
+    for member in sorted(names, key=str.lower):
+        value = getattr(module, member)
+        text = first_paragraph(value)
+        lines.append(f"- `{member}{parameters(value)}`" + (f": {text}" if text else ""))
+    return "\n".join([*lines, ""])
+
+
+def parameters(value: object) -> str:
+    """`(a, b=1, *, c)`; nothing for constants, modules, enumerations and classes that are made by others."""
+    if not callable(value) or (isinstance(value, type) and issubclass(value, enum.Enum | BaseException)):
+        return ""
+    try:
+        signature = inspect.signature(value)
+    except ValueError:
+        return "(…)"  # from C++: the first line of its docstring has the signature
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    text = str(inspect.Signature(bare))
+    return re.sub(r"<(factory|function .*?|[\w.]+ object at \w+|class '[\w.]+')>(?=[,)])", "…", text)
+
+
+def first_paragraph(value: object) -> str:
+    if not (callable(value) or isinstance(value, ModuleType)):
+        kind = type(value)
+        return "" if kind.__module__ == "builtins" else f"a `{kind.__name__}`"
+    doc = value.__doc__ or ""
+    if inspect.isbuiltin(value):
+        doc = doc.split("\n", 1)[-1]
+    if isinstance(value, type) and doc.startswith(f"{value.__name__}("):
+        doc = ""  # a dataclass's own signature
+    text = " ".join(inspect.cleandoc(doc).split("\n\n")[0].split())
+    return text or MISSING
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
+    arguments = parser.parse_args()
+    text = page()
+    if MISSING in text:
+        print("without a docstring: " + ", ".join(re.findall(rf"`(\w+)[^`]*`: {re.escape(MISSING)}", text)))
+        return 1
+    if arguments.check:
+        if PAGE.read_text(encoding="utf-8") != text:
+            print(f"{PAGE} is out of date: run tools/api_page.py")
+            return 1
+        return 0
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
