@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from command import Done
 from hypothesis import settings
 from needs import ROOT, SHARED, TOOLS, no_shared, require
 
 from nnue_trainer import registry
+from nnue_trainer.cli.main import main
 
 # One commit, one outcome: examples are a function of the test's code. HYPOTHESIS_PROFILE=search looks further.
 settings.register_profile("fixed", derandomize=True)
@@ -38,6 +41,30 @@ def _no_plugins() -> Iterator[None]:
     """A test knows only the files that it loads itself, as a process does."""
     yield
     registry.forget_plugins()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch on one thread: small nets are faster so, and sums are those of a process that is started with one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def nnue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """`nnue("train", "recipe.yaml")`: the command as users meet it, errors printed and all, in this process."""
+
+    def run(*arguments: object) -> Done:
+        registry.forget_plugins()
+        monkeypatch.setattr(sys, "argv", ["nnue", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Done(int(caught.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

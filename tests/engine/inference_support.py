@@ -7,24 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from typer.testing import CliRunner
+from command import nnue
 
 from nnue_trainer import checkpoint, nets
 from nnue_trainer.checkpoint import Checkpoint
-from nnue_trainer.cli.main import app
 from nnue_trainer.data import RecordLoader, fens_from_records
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "examples" / "engine"
-
-
-def nnue(*arguments: object) -> str:
-    """What `nnue` prints; raises what it raises."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def exported(architecture: dict[str, Any], folder: Path) -> Path:

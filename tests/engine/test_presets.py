@@ -1,7 +1,6 @@
 """The presets of nets as engine authors build them: small ones learn on the sample, export, and are evaluated."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +12,8 @@ from nnue_trainer import checkpoint, data, nets
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these nets are too small to share
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.compiler
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("preset", ["buckets", "layered"])
 def test_a_preset_learns_exports_and_is_evaluated(preset: str, project_root: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

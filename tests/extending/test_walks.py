@@ -8,15 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command import nnue
 
 from nnue_trainer import checkpoint, registry
-from nnue_trainer.cli.main import app
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.trainer import Trainer
 
@@ -37,12 +35,7 @@ logging: {every_steps: 5, tensorboard: false}
 """
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the processes that a test starts: sums depend on it
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")  # as in the processes that a test starts: sums depend on it
 
 
 @pytest.fixture
@@ -53,13 +46,6 @@ def folder(project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "recipe.yaml").write_text(BUILT_IN)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def nnue(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
 
 
 def assert_same(one: Path, two: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import Done
 
 from nnue_trainer import _data, atomic
-from nnue_trainer.cli.main import main
 from nnue_trainer.data import PositionReader, records_from_fens
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.generate import GenerateOptions, generate
@@ -20,19 +20,27 @@ from nnue_trainer.data.transform import split
 from nnue_trainer.errors import UserError
 
 FakeEngine = Callable[..., str]
-Nnue = Callable[..., tuple[int, str, str]]
+Nnue = Callable[..., Done]
 
 
-@pytest.fixture
-def nnue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Nnue:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nnue", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    return run
+def kill_at_rename(call: int, when: str, code: str, *arguments: object) -> None:
+    """Runs `code`, its `arguments` from sys.argv[3] on; kills it `when` ("before", "after") its `call`-th rename."""
+    prelude = """
+import os, signal, sys
+from nnue_trainer import atomic
+real, count = os.rename, 0
+def rename(*arguments, **more):
+    global count
+    count += 1
+    if count == int(sys.argv[1]) and sys.argv[2] == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*arguments, **more)
+    if count == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+atomic.os.rename = rename
+"""
+    command = [sys.executable, "-c", prelude + code, str(call), when, *map(str, arguments)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
 
 @pytest.fixture
@@ -152,20 +160,8 @@ def test_a_split_for_whose_second_half_there_is_no_room_leaves_neither_file(
 
 def test_a_split_killed_at_any_rename_is_reported(source: Path, tmp_path: Path) -> None:
     """kill −9 before and after each of the two renames, over new names and over old files."""
-    script = """
-import os, signal, sys
+    code = """
 from nnue_trainer.data.transform import split
-from nnue_trainer import atomic
-real, count = os.rename, 0
-def rename(*arguments, **more):
-    global count
-    count += 1
-    if count == int(sys.argv[1]) and sys.argv[2] == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*arguments, **more)
-    if count == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-atomic.os.rename = rename
 split([sys.argv[3]], sys.argv[4], sys.argv[5], share=0.3, seed=int(sys.argv[6]), overwrite=True)
 """
     for old in (False, True):
@@ -175,8 +171,7 @@ split([sys.argv[3]], sys.argv[4], sys.argv[5], share=0.3, seed=int(sys.argv[6]),
             train, validation = folder / "t.binpack", folder / "v.binpack"
             if old:
                 split([source], train, validation, share=0.3, seed=1)
-            done = subprocess.run([sys.executable, "-c", script, str(call), when, source, train, validation, "2"])
-            assert done.returncode == -signal.SIGKILL
+            kill_at_rename(call, when, code, source, train, validation, 2)
             there = [path.name for path in (train, validation) if path.exists()]
             if call == 1:
                 assert there == (["t.binpack"] if when == "after" or old else [])
@@ -235,20 +230,8 @@ def test_a_file_that_was_changed_or_is_not_ours_stays(fake_engine: FakeEngine, t
 
 def test_killed_at_any_rename_at_the_end(fake_engine: FakeEngine, tmp_path: Path) -> None:
     """The description and the data get their names one after the other; the command, repeated, ends well."""
-    script = """
-import os, signal, sys
+    code = """
 from nnue_trainer.data.generate import GenerateOptions, generate
-from nnue_trainer import atomic
-real, count = os.rename, 0
-def rename(*arguments, **more):
-    global count
-    count += 1
-    if count == int(sys.argv[1]) and sys.argv[2] == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*arguments, **more)
-    if count == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-atomic.os.rename = rename
 options = GenerateOptions(sys.argv[3], 60, nodes=1, score_scale=1.0, max_ply=30, opening_score=2000)
 generate(sys.argv[4], options)
 """
@@ -258,8 +241,7 @@ generate(sys.argv[4], options)
         folder = tmp_path / f"{call}{when}"
         folder.mkdir()
         out = folder / "out.binpack"
-        done = subprocess.run([sys.executable, "-c", script, str(call), when, engine, out])
-        assert done.returncode == -signal.SIGKILL
+        kill_at_rename(call, when, code, engine, out)
         made = generate(out, options(engine), progress=lambda *_: pytest.fail("a game was played again"))
         assert made.already == ((call, when) == (2, "after"))
         assert out.read_bytes() == (tmp_path / "whole.binpack").read_bytes()

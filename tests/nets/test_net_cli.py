@@ -3,37 +3,13 @@
 import hashlib
 import json
 import re
-import sys
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 from net_support import START, random_checkpoint, vectors
 
 from nnue_trainer import checkpoint
-from nnue_trainer.cli.main import main
 from nnue_trainer.export import write_net
 from nnue_trainer.export.golden import golden_net
-
-
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def nnue(monkeypatch, capsys) -> Callable[..., Done]:
-    """Runs the command in this process: importing torch anew for each line would be most of the time."""
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["nnue", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Done(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from net_support import START
 
 from nnue_trainer import nets, registry
 from nnue_trainer.checkpoint import load
-from nnue_trainer.cli.main import main
 
 RECIPE = """
 model: {kind: "my_net.py:MyNet", hidden: 16}
@@ -30,19 +27,6 @@ def folder(tmp_path: Path, project_root: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("SAMPLE", str(project_root / "samples" / "val.binpack")))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def nnue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        registry.forget_plugins()
-        monkeypatch.setattr(sys, "argv", ["nnue", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    return run
 
 
 def test_a_net_from_outside_takes_every_road(folder: Path, nnue) -> None:

@@ -1,6 +1,5 @@
 """Nets of every kind learn something on the sample, and what they learned exports and is evaluated in integers."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,12 +18,7 @@ from nnue_trainer.optim import AdamW, Optimizer
 FENS = list(CHECK_POSITIONS)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these nets are too small to share
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("kind", ["sfnnv1", "sfnnv5", "sfnnv10", "sfnnv14.1", "sfnnv16", "sfnnv17"])

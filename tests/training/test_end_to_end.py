@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command import nnue
 
 from nnue_trainer import checkpoint, nets
-from nnue_trainer.cli.main import app
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
@@ -43,14 +42,6 @@ def recipe(folder: Path, data: Path, model: str, loss: str, **training: object) 
         "logging: {every_steps: 4, tensorboard: false}\n"
     )
     return path
-
-
-def nnue(*arguments: object) -> str:
-    """What `nnue` prints, on both streams; raises what it raises."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
 
 
 NETS = {

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
+from command import nnue
 
 from nnue_trainer import checkpoint
-from nnue_trainer.cli.main import app
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
@@ -53,14 +52,6 @@ def recipe(tmp_path, data) -> Path:
         )
     )  # fmt: skip
     return path
-
-
-def nnue(*arguments: object) -> str:
-    """What `nnue` prints; raises what it raises."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
 
 
 def refused(pattern: str, *arguments: object) -> None:
