@@ -45,7 +45,7 @@ void check_plan_arguments(const char* op, const Tensor& white, const Tensor& bla
     if (num_bucketed < num_features &&
         (slots >= 1 << 27 ||
          slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_bucketed) >= (int64_t(1) << 32))) {
-        fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are loose features");
+        fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are unbucketed features");
     }
     if (num_features - num_bucketed >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_bucketed < 2^24");
 }
