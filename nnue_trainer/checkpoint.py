@@ -147,6 +147,16 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapp
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
+def of_run(folder: Path) -> Path:
+    """The checkpoint of a run that its weights are taken from: the best one, or else the last, as the report at the end
+    of a training says. UserError for a folder of something else."""
+    candidates = [folder / "checkpoints" / f"{name}.safetensors" for name in ("best", "last")]
+    for path in candidates:
+        if path.exists():
+            return path
+    raise UserError(f"{folder}: not the folder of a run: expected {candidates[1].relative_to(folder)} in it")
+
+
 def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) -> Checkpoint:
     """Reads a checkpoint, only the named tensor groups if given. Raises UserError for anything that is not one."""
     path = Path(path)

@@ -82,7 +82,8 @@ class TrainingConfig:
     cuda_graph: bool | None = None
     """replay the whole step as one CUDA graph; null: wherever the device is CUDA"""
     initial_weights: str | None = None
-    """checkpoint whose weights to start from; everything else starts afresh"""
+    """checkpoint, run folder or net file whose weights to start from; everything else starts afresh. Of a net of
+    another architecture what both have in common is taken"""
     validate_every: int = Field(1, gt=0, le=2**20)
     """epochs between validations"""
     checkpoint_every: int = Field(1, gt=0, le=2**20)

@@ -76,7 +76,7 @@ def export_command(
 
     plugins.load(plugin)
     if checkpoint.is_dir():
-        checkpoint = _checkpoint_of_run(checkpoint)
+        checkpoint = checkpoints.of_run(checkpoint)
         _note(f"exporting {checkpoint}")
     loaded = checkpoints.load(checkpoint, ("model", "net"))
     chosen = format_of(loaded, str(checkpoint)) if file_format is None else _format(file_format)
@@ -128,15 +128,6 @@ def _with_header(chosen: NetFormat) -> NetFormat:
     if "header" not in data:
         raise UserError(f"--header: expected --format raw with it, found format {chosen.kind}")
     return parse_format({"kind": chosen.kind, **data, "header": True}, "--header")
-
-
-def _checkpoint_of_run(folder: Path) -> Path:
-    """The checkpoint to export of a run: the one that the report at the end of the training names."""
-    candidates = [folder / "checkpoints" / f"{name}.safetensors" for name in ("best", "last")]
-    for path in candidates:
-        if path.exists():
-            return path
-    raise UserError(f"{folder}: not the folder of a run: expected {candidates[1].relative_to(folder)} in it")
 
 
 def import_command(

@@ -29,6 +29,7 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
+from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
@@ -181,6 +182,11 @@ class Net(ABC):
     def header(self) -> str | None:
         """The sizes of the net as a C++ header for the inference of examples/engine, which reads the raw file; None for
         a net that it does not know."""
+        return None
+
+    def meaning(self) -> NetMeaning | None:
+        """What the parameters of `model()` stand for, so that weights of other nets can start this one, and its own
+        others; None: only weights of the same architecture fit."""
         return None
 
     @classmethod

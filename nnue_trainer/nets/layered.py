@@ -44,9 +44,20 @@ from nnue_trainer.nets.base import (
     virtual_rows,
     wrap32,
 )
+from nnue_trainer.nets.meaning import (
+    OUTPUT,
+    PIECE_COUNTS,
+    Key,
+    NetMeaning,
+    activations,
+    buckets,
+    first_activations,
+    first_layer,
+    layer_outputs,
+    stacked,
+)
 from nnue_trainer.schema import section
 
-PIECE_COUNTS = 33  # 0 … 32 pieces
 # The field clips weights of 16 bits to 1.98: an accumulator of 32 pieces then stays within 16 bits at a scale of 255,
 # and so does a product of an activation and a weight at 255 and 64.
 LARGEST_WEIGHT = 127 / 64
@@ -461,6 +472,21 @@ class Layered(Net):
             limit = _weight_limit(kind, scale)
             yield NetTensor(f"{name}.weight", DTYPES[kind], (*shape, step.inputs), scale, limit)
             yield NetTensor(f"{name}.bias", DTYPES[bias], shape, step.one, LIMITS[bias])
+
+    def meaning(self) -> NetMeaning:
+        stacks = buckets(self.output_buckets.by_pieces, self.num_stacks)
+        parameters = first_layer(self.feature_set, self.hidden, self.activation, stacks if self.psqt else None)
+        facts = {"activation": self.activation, "score_scale": str(self.score_scale)}
+        inputs, kept = first_activations(self.hidden, self.activation), list[Key]()
+        for number, layer in enumerate(self.layers):
+            name = f"layers.{number}"
+            outputs = layer_outputs(name, layer.outputs, layer.skipped)
+            parameters |= stacked(name, name, inputs, outputs, stacks)
+            inputs = activations(outputs.keys[: layer.activated], squares=layer.activation == "dual")
+            facts[f"{name}.activation"] = "crelu" if layer.activation == "dual" else layer.activation
+            if layer.to_output and layer is not self.layers[-1]:
+                kept += inputs
+        return NetMeaning(parameters | stacked("output", "output", [*kept, *inputs], OUTPUT, stacks), facts)
 
     def header(self) -> str | None:
         from nnue_trainer.nets.engine_header import engine_header

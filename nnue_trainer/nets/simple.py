@@ -22,6 +22,7 @@ from nnue_trainer.nets.base import (
     tdiv,
     transformer,
 )
+from nnue_trainer.nets.meaning import OUTPUT, PIECE_COUNTS, NetMeaning, buckets, first_activations, first_layer, stacked
 from nnue_trainer.schema import section
 
 # Accumulators count QA to the unit, output weights QB. The range of 127 / 64 = 1.98 keeps an accumulator of 32 pieces
@@ -63,6 +64,12 @@ class Simple(Net):
         total = tdiv(x * x @ weight, QA) if self.activation == "screlu" else x @ weight
         total = total + tensors["output.bias"].astype(np.int64)
         return RawValues(np.zeros((len(batch), 1), np.int64), total[:, np.newaxis])
+
+    def meaning(self) -> NetMeaning:
+        one = buckets([0] * PIECE_COUNTS, 1)
+        parameters = first_layer(self.feature_set, self.hidden, self.activation)
+        parameters |= stacked("output", "output", first_activations(self.hidden, self.activation), OUTPUT, one)
+        return NetMeaning(parameters, {"activation": self.activation, "score_scale": str(self.score_scale)})
 
     def header(self) -> str | None:
         from nnue_trainer.nets.layered import Layered

@@ -45,6 +45,17 @@ from nnue_trainer.nets.base import (
     virtual_rows,
     wrap32,
 )
+from nnue_trainer.nets.meaning import (
+    OUTPUT,
+    PIECE_COUNTS,
+    NetMeaning,
+    activations,
+    buckets,
+    first_activations,
+    first_layer,
+    layer_outputs,
+    stacked,
+)
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Word
 from nnue_trainer.schema import section
 
@@ -196,6 +207,19 @@ class StockfishNet(Net):
 
     def model(self) -> StockfishModel:
         return StockfishModel(self)
+
+    def meaning(self) -> NetMeaning:
+        d, activation = self.facts, "pairwise" if self.facts.pairwise else "crelu"
+        stacks = buckets([max(pieces - 1, 0) // 4 if d.stacks > 1 else 0 for pieces in range(PIECE_COUNTS)], d.stacks)
+        outputs = [layer_outputs("layers.0", d.l2, d.skip), layer_outputs("layers.1", d.l3, 0)]
+        first = activations(outputs[0].keys[: d.hidden], squares=d.squared)
+        second = activations(outputs[1].keys, squares=d.dual)
+        parameters = first_layer(self.feature_set, self.l1, activation, stacks if d.psqt else None)
+        parameters |= stacked("fc0", "layers.0", first_activations(self.l1, activation), outputs[0], stacks)
+        parameters |= stacked("fc1", "layers.1", first, outputs[1], stacks)
+        parameters |= stacked("fc2", "output", [*first, *second] if d.dual else second, OUTPUT, stacks)
+        facts = {"activation": activation, "score_scale": str(SCORE_SCALE)}
+        return NetMeaning(parameters, facts | {f"layers.{layer}.activation": "crelu" for layer in range(2)})
 
     def _order(self) -> tuple[str, ...]:
         """The sets in the order of index rows: king buckets first, as the fused operators need them."""

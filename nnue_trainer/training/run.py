@@ -23,6 +23,7 @@ from nnue_trainer.data.device import Expander
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.training import warm_start
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
 from nnue_trainer.training.terminal import say
 from nnue_trainer.training.trainer import Summary, Trainer
@@ -48,10 +49,11 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             )
         device = choose_device(recipe.training.device)
         set_up_torch(recipe, device)
-        model = nets.build(recipe.model).to(device)
+        model = nets.build(recipe.model)
+        start: list[str] = []
         if recipe.training.initial_weights and saved is None:
-            weights = checkpoint.load(recipe.training.initial_weights, groups=("model",))
-            checkpoint.load_into(weights.tensors.get("model", {}), model, recipe.training.initial_weights)
+            start = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
+        model = model.to(device)
         batches = training_batches(recipe, model, device)
         validation = HeldOut(recipe, model, device) if recipe.data.validation else None
         try:
@@ -72,22 +74,29 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             trainer.batches.open()
             if validation is not None:
                 next(iter(validation()), None)
-            return _train_in(folder, trainer, keep=in_place, start=describe(trainer, path if saved else None))
+            start.insert(0, describe(trainer, path if saved else None))
+            return _train_in(folder, trainer, keep=in_place, start=start)
         finally:
             batches.close()
             if validation is not None:
                 validation.close()
 
 
-def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: str) -> Summary:
-    """Trains in a folder from which everything that an earlier run wrote is removed, unless `keep`."""
-    folder.check_free(folder.recipe, folder.metrics, folder.last, folder.best)
+def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[str]) -> Summary:
+    """Trains in a folder from which everything that an earlier run wrote is removed, unless `keep`. `start` is what the
+    run says first, and then what became of its initial weights, which it also writes down."""
+    folder.check_free(folder.recipe, folder.metrics, folder.initial_weights, folder.last, folder.best)
     if not keep:
         folder.clear()
     folder.will_write(folder.recipe)
     with replacing(folder.recipe) as output:
         output.write_text(config.to_yaml(trainer.recipe))
-    say(start)
+    for line in start:
+        say(line)
+    if len(start) > 1:
+        folder.will_write(folder.initial_weights)
+        with replacing(folder.initial_weights) as output:
+            output.write_text("\n".join(start[1:]) + "\n")
     first_step = trainer.step
     try:
         return trainer.train()

@@ -41,6 +41,7 @@ class RunFolder:
         self.path = path
         self.recipe = path / "recipe.yaml"
         self.metrics = path / "metrics.jsonl"
+        self.initial_weights = path / "initial_weights.txt"
         self.checkpoints = path / "checkpoints"
         self.last = self.checkpoints / "last.safetensors"
         self.best = self.checkpoints / "best.safetensors"

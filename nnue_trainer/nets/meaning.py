@@ -1,0 +1,116 @@
+"""What the numbers of a net's parameters stand for, so that weights of one net can start another: see
+training/warm_start.py.
+
+A parameter has axes. Along an axis lie input features, buckets of the number of pieces, or units: neurons, named by
+keys that mean the same in every net. A key begins with the name of the layer that the unit belongs to: "hidden" is the
+first layer, "layers.N" the N-th behind it.
+
+An axis of units holds either outputs of a layer or its inputs. The weights of a new output keep their fresh values;
+those of a known output for a new input start at 0. So a net with more units computes what it did before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+Key = tuple[Hashable, ...]
+PIECE_COUNTS = 33  # 0 … 32 pieces
+
+
+@dataclass(frozen=True)
+class Features:
+    """Along this axis lie the features of the set of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Along this axis lie buckets: a position with n pieces takes bucket `by_pieces[n]`, n = 0 … 32."""
+
+    count: int
+    by_pieces: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Units:
+    """Along this axis lie units, outputs of the layer or its inputs. Outputs in `straight` are part of the net's output
+    as they are: where they are new, all their weights start at 0."""
+
+    keys: tuple[Key, ...]
+    outputs: bool = False
+    straight: frozenset[Key] = field(default_factory=frozenset)
+
+
+Axis = Features | Buckets | Units
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Of one parameter. Two parameters of nets that have the same `role` are the same thing; the parameter is seen in
+    the shape of its axes. `straight`: its values are part of the net's output as they are, such as PSQT columns."""
+
+    role: str
+    axes: tuple[Axis, ...]
+    straight: bool = False
+
+
+@dataclass(frozen=True)
+class NetMeaning:
+    """Of a net: that of each parameter, by name, and what else decides what a weight is worth, in words."""
+
+    parameters: Mapping[str, Meaning]
+    facts: Mapping[str, str]
+
+
+OUTPUT = Units((("output",),), outputs=True)
+
+
+def buckets(by_pieces: Iterable[int], count: int) -> Buckets:
+    return Buckets(count, tuple(by_pieces))
+
+
+def first_layer(features: str, hidden: int, activation: str, psqt: Buckets | None = None) -> dict[str, Meaning]:
+    """Of the parameters of a `PerspectiveTransformer` that is called feature_transformer."""
+    if activation == "pairwise":
+        # An output is the product of two units: a wider layer must keep the pairs together.
+        units: list[Key] = [("hidden", half, unit) for half in range(2) for unit in range(hidden // 2)]
+    else:
+        units = [("hidden", unit) for unit in range(hidden)]
+    outputs = Units(tuple(units), outputs=True)
+    found = {
+        "weight": Meaning("feature_transformer.weight", (Features(features), outputs)),
+        "bias": Meaning("feature_transformer.bias", (outputs,)),
+    }
+    if psqt is not None:
+        found["psqt"] = Meaning("feature_transformer.psqt", (Features(features), psqt), straight=True)
+    return {f"feature_transformer.{name}": meaning for name, meaning in found.items()}
+
+
+def first_activations(hidden: int, activation: str) -> list[Key]:
+    """What the first layer hands on, side to move first."""
+    what, count = ("product", hidden // 2) if activation == "pairwise" else ("value", hidden)
+    return [("hidden", side, what, unit) for side in ("us", "them") for unit in range(count)]
+
+
+def layer_outputs(layer: str, outputs: int, skipped: int) -> Units:
+    """Outputs of a layer, of which the last `skipped` go straight to the net's output."""
+    skips: list[Key] = [(layer, "skip", unit) for unit in range(skipped)]
+    units: list[Key] = [(layer, unit) for unit in range(outputs - skipped)]
+    return Units((*units, *skips), outputs=True, straight=frozenset(skips))
+
+
+def activations(units: Iterable[Key], *, squares: bool) -> list[Key]:
+    """What a layer hands on of these units: with `squares` the square of each, and then each value."""
+    units = list(units)
+    squared: list[Key] = [(*unit, "square") for unit in units] if squares else []
+    return squared + [(*unit, "value") for unit in units]
+
+
+def stacked(name: str, role: str, inputs: Iterable[Key], outputs: Units, stacks: Buckets) -> dict[str, Meaning]:
+    """Of weight and bias of a layer that each bucket has of its own."""
+    return {
+        f"{name}.weight": Meaning(f"{role}.weight", (stacks, outputs, Units(tuple(inputs)))),
+        f"{name}.bias": Meaning(f"{role}.bias", (stacks, outputs)),
+    }

@@ -1,0 +1,91 @@
+"""Which features of one set are which of another, held against what both sets make of real positions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnue_trainer.data import RecordLoader, expand, feature_set, piece_square_set
+from nnue_trainer.data.feature_match import match_features, piece_square_table, threat_names
+
+KINGS = [0, 1, 2, 2] + [3] * 12 + [4] * 16
+
+
+@pytest.fixture(scope="module")
+def records(project_root: Path) -> np.ndarray:
+    return next(iter(RecordLoader([str(project_root / "samples" / "val.binpack")], 2000, seed=3))).numpy().copy()
+
+
+def rows(records: np.ndarray, name: str) -> list[list[int]]:
+    """Features of each position and perspective, sorted."""
+    batch = expand(records, name)
+    return [sorted(row[row >= 0].tolist()) for row in np.concatenate([batch.white.numpy(), batch.black.numpy()])]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        (piece_square_set([0] * 20 + [1] * 44), "Chess768"),
+        (piece_square_set(KINGS, mirror="a-d"), piece_square_set([0] * 32, mirror="e-h", order="interleaved")),
+        ("HalfKAv2_hm_11", "HalfKAv2_hm"),
+        ("HalfKAv2_hm", "HalfKAv2_hm_11"),
+        ("HalfKAv2", piece_square_set(KINGS, mirror="a-d", planes=11)),
+        ("HalfKAv2_hm+PP_3Wide", "PP_3Wide+HalfKAv2_hm"),
+    ],
+)
+def test_positions_have_the_very_features_that_they_had(name: str, other: str, records: np.ndarray) -> None:
+    match = match_features(name, other)
+    assert match.averaged[0].size == 0
+    assert [sorted(match.source[row].tolist()) for row in rows(records, name)] == rows(records, other)
+
+
+@pytest.mark.parametrize(("name", "other"), [("v16", "v10"), ("v10", "v16"), ("v12", "v14"), ("v11", "v10")])
+def test_versions_of_threats_share_the_threats_of_both(name: str, other: str, records: np.ndarray) -> None:
+    match = match_features(f"Full_Threats_{name}", f"Full_Threats_{other}")
+    shared = set(match.source[match.source >= 0].tolist())
+    found = 0
+    for ours, theirs in zip(rows(records, f"Full_Threats_{name}"), rows(records, f"Full_Threats_{other}"), strict=True):
+        known = sorted(source for source in match.source[ours].tolist() if source >= 0)
+        assert known == [feature for feature in theirs if feature in shared]
+        found += len(known)
+    assert found > 10_000
+
+
+def test_a_feature_that_stands_for_several_is_their_mean() -> None:
+    match = match_features(piece_square_set([0] * 64), piece_square_set([0] * 48 + [1] * 16))
+    rows, sources, shares = match.averaged
+    pawn = 64 * 0 + 8  # own pawn on a2
+    here = rows == pawn
+    assert sources[here].tolist() == [pawn, 768 + pawn]
+    np.testing.assert_allclose(shares[here], [47 / 63, 16 / 63], atol=5e-3)  # squares that the king can stand on
+    assert match.notes[0].endswith("features are means of several")
+
+
+def test_what_is_new_and_what_is_left_out_is_said() -> None:
+    match = match_features("HalfKAv2_hm+Full_Threats_v16", "HalfKAv2_hm+PP_3Wide")
+    assert match.notes == ("HalfKAv2_hm: the same", "Full_Threats_v16: new", "PP_3Wide: left out")
+    assert (match.source[24576:] == -1).all()
+    without = match_features(piece_square_set(planes=10), "Chess768")
+    assert without.notes == (
+        "PieceSquare(planes=10,order=grouped,mirror=none): from Chess768, 128 features of it are left out",
+    )
+    within = match_features("Chess768", piece_square_set(planes=10))
+    assert within.notes[0].endswith("128 features are new")
+
+
+def test_names_are_the_indices_of_the_documentation() -> None:
+    """The knight on b1 that protects the pawn on d2: 3696 is the first index of own bishops in v16."""
+    names = threat_names("Full_Threats_v16")
+    assert names is not None
+    assert names.index((0, 1, 0, 0, 1, 11)) == 336 + 2
+    assert names[3696][:2] == (0, 2)
+    assert threat_names("PP_3Wide") is None
+    assert threat_names("Full_Threats_v99") is None
+
+
+@pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP", "Chess768"])
+def test_a_table_names_every_feature_once(name: str) -> None:
+    table = piece_square_table(name)
+    assert table is not None
+    assert table.max() < feature_set(name).num_features
+    assert (table[0] == table[1]).all() == (name != "HalfKP"), "HalfKP turns the board, the others flip it"
