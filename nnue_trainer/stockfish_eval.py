@@ -74,50 +74,78 @@ class Counts:
     rooks: int
     queens: int
 
+    @classmethod
+    def of_fen(cls, fen: str) -> Counts:
+        board = fen.partition(" ")[0].lower()
+        return cls(*(board.count(piece) for piece in "pnbrq"))
+
     @property
     def material(self) -> int:
         return self.pawns + 3 * self.knights + 3 * self.bishops + 5 * self.rooks + 9 * self.queens
 
 
-def cell_of(engine_name: str) -> Callable[[int, Counts], str]:
-    """How the release with this `id name` prints a value in internal units in a cell, blanks removed.
+@dataclass(frozen=True)
+class Unit:
+    """How a release prints internal values. `pawn` is how many of them are a pawn. `is_cut`: centipawns are cut toward
+    zero, where others round them; None: not known which, so both pass."""
 
-    UserError for a release whose unit is not known; those that print an exact integer need no table.
-    """
+    pawn: Callable[[Counts], float]
+    is_cut: bool | None = False
+
+    def cells(self, value: int, counts: Counts) -> tuple[str, ...]:
+        """What a cell of the table may be for a value, blanks removed."""
+        sign = "-" if value < 0 else "+" if value > 0 else ""
+        return tuple(f"{sign}{pawns}" for pawns in dict.fromkeys(self._pawns(abs(value), counts)))
+
+    def values(self, white: int, counts: Counts) -> tuple[str, ...]:
+        """What the line "NNUE evaluation" may say for a value from white's side. Some releases print the sign of a zero
+        that was rounded, others do not."""
+        pawns = {f"{abs(white) / self.pawn(counts):.2f}", *self._pawns(abs(white), counts)}
+        return tuple(
+            f"{sign}{text}" for text in pawns for sign in ("+-" if float(text) == 0 else "-" if white < 0 else "+")
+        )
+
+    def _pawns(self, size: int, counts: Counts) -> list[str]:
+        pawn = self.pawn(counts)
+        texts = {True: f"{math.floor(100 * size / pawn) / 100:.2f}", False: f"{size / pawn:.2f}"}
+        return [text for is_cut, text in texts.items() if self.is_cut in (is_cut, None)]
+
+
+def unit_of(engine_name: str) -> Unit:
+    """Of the release with this `id name`. UserError for one whose unit is not known; those that print an exact integer
+    need none."""
     match = re.fullmatch(r"Stockfish (\d+(?:\.\d+)?)(?: .*)?", engine_name)
     release = match.group(1) if match else ""
-    if release in _PAWN:
-        pawn = _PAWN[release]
-        return lambda value, counts: _signed(value, f"{abs(value) / pawn:.2f}")
-    if release in _TRUNCATED:
-        divisor = _TRUNCATED[release]
-        return lambda value, counts: _signed(value, f"{100 * abs(value) // divisor / 100:.2f}")
-    if release in _BY_MATERIAL:
-        cubic = _BY_MATERIAL[release]
-        return lambda value, counts: _signed(value, f"{_centipawns(abs(value), cubic, counts) / 100:.2f}")
-    raise UserError(f"engine {quoted(engine_name)}: the unit of its table is not known")
+    if release not in _UNITS:
+        raise UserError(f"engine {quoted(engine_name)}: the unit of its table is not known")
+    return _UNITS[release]
 
 
-# Internal units per pawn, printed with two decimals.
-_PAWN = {"15.1": 361, "16": 328} | dict.fromkeys(("12", "13", "14.1", "15"), 208)
-# The same, cut to whole centipawns.
-_TRUNCATED = {"14": 208, "16.1": 356}
-# Coefficients of a cubic polynomial of the material, from the third power down; rounded to whole centipawns.
-_BY_MATERIAL = {
-    "17": (-37.45051876, 121.19101539, -132.78783573, 420.70576692),
-    "17.1": (-13.50030198, 40.92780883, -36.82753545, 386.83004070),
-    "18": (-72.32565836, 185.93832038, -144.58862193, 416.44950446),
-    "19": (-142.72052667, 372.35176398, -340.71073572, 415.23490212),
+def _constant(pawn: int, *, is_cut: bool | None = False) -> Unit:
+    return Unit(lambda _: pawn, is_cut)
+
+
+def _by_material(*cubic: float) -> Unit:
+    """A cubic polynomial of the material, from the third power down."""
+
+    def pawn(counts: Counts) -> float:
+        m = min(max(counts.material, 17), 78) / 58
+        a = 0.0
+        for coefficient in cubic:
+            a = a * m + coefficient
+        return a
+
+    return Unit(pawn)
+
+
+_UNITS = {
+    **dict.fromkeys(("12", "13", "14.1", "15"), _constant(208)),
+    "14": _constant(208, is_cut=True),
+    "15.1": _constant(361),
+    "16": _constant(328, is_cut=None),
+    "16.1": _constant(356, is_cut=True),
+    "17": _by_material(-37.45051876, 121.19101539, -132.78783573, 420.70576692),
+    "17.1": _by_material(-13.50030198, 40.92780883, -36.82753545, 386.83004070),
+    "18": _by_material(-72.32565836, 185.93832038, -144.58862193, 416.44950446),
+    "19": _by_material(-142.72052667, 372.35176398, -340.71073572, 415.23490212),
 }
-
-
-def _centipawns(value: int, cubic: tuple[float, ...], counts: Counts) -> int:
-    m = min(max(counts.material, 17), 78) / 58
-    a = 0.0
-    for coefficient in cubic:
-        a = a * m + coefficient
-    return math.floor(100 * value / a + 0.5)
-
-
-def _signed(value: int, text: str) -> str:
-    return f"{'-' if value < 0 else '+' if value > 0 else ''}{text}"

@@ -3,7 +3,7 @@
 import pytest
 
 from nnue_trainer.errors import UserError
-from nnue_trainer.stockfish_eval import Counts, cell_of, parse_eval
+from nnue_trainer.stockfish_eval import Counts, parse_eval, unit_of
 from nnue_trainer.uci import Engine, find_engine
 
 FEN = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -75,21 +75,22 @@ def test_what_is_no_evaluation(lines: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("release", "value", "expected"),
     [
-        ("15.1", 361, "+1.00"),
-        ("15.1", -2, "-0.01"),
-        ("15.1", 0, "0.00"),
-        ("16", 164, "+0.50"),
-        ("15", 208, "+1.00"),
-        ("14", 207, "+0.99"),  # 99.52 centipawns, cut
-        ("14", -207, "-0.99"),
-        ("13", 207, "+1.00"),  # the same, rounded
-        ("16.1", 355, "+0.99"),
-        ("16.1", -356, "-1.00"),
+        ("15.1", 361, ("+1.00",)),
+        ("15.1", -2, ("-0.01",)),
+        ("15.1", 0, ("0.00",)),
+        ("16", 164, ("+0.50",)),
+        ("16", 2, ("+0.00", "+0.01")),  # 0.6 centipawns: not known whether cut
+        ("15", 208, ("+1.00",)),
+        ("14", 207, ("+0.99",)),  # 99.52 centipawns, cut
+        ("14", -207, ("-0.99",)),
+        ("13", 207, ("+1.00",)),  # the same, rounded
+        ("16.1", 355, ("+0.99",)),
+        ("16.1", -356, ("-1.00",)),
     ],
 )
-def test_units_that_do_not_depend_on_the_position(release: str, value: int, expected: str) -> None:
+def test_units_that_do_not_depend_on_the_position(release: str, value: int, expected: tuple[str, ...]) -> None:
     for counts in (START, Counts(0, 0, 0, 1, 0)):
-        assert cell_of(f"Stockfish {release}")(value, counts) == expected
+        assert unit_of(f"Stockfish {release}").cells(value, counts) == expected
 
 
 @pytest.mark.parametrize("release", ["17", "17.1", "18", "19"])
@@ -98,12 +99,23 @@ def test_units_that_depend_on_the_material(release: str) -> None:
     pawn = {"17": 371.66, "17.1": 377.43, "18": 385.47, "19": 304.15}[release]
     at_58 = Counts(pawns=9, knights=2, bishops=3, rooks=5, queens=1)
     assert at_58.material == 58
-    cell = cell_of(f"Stockfish {release} 64 AVX2")
-    assert cell(round(pawn), at_58) == "+1.00"
-    assert cell(-round(pawn / 2), at_58) == "-0.50"
+    unit = unit_of(f"Stockfish {release} 64 AVX2")
+    assert unit.cells(round(pawn), at_58) == ("+1.00",)
+    assert unit.cells(-round(pawn / 2), at_58) == ("-0.50",)
     # Beyond both ends the unit stays the same.
-    assert cell(1000, Counts(0, 0, 0, 0, 0)) == cell(1000, Counts(17, 0, 0, 0, 0))
-    assert cell(1000, START) == cell(1000, Counts(16, 4, 4, 4, 9))
+    assert unit.cells(1000, Counts(0, 0, 0, 0, 0)) == unit.cells(1000, Counts(17, 0, 0, 0, 0))
+    assert unit.cells(1000, START) == unit.cells(1000, Counts(16, 4, 4, 4, 9))
+
+
+def test_the_line_below_the_table() -> None:
+    unit = unit_of("Stockfish 15.1")
+    assert unit.values(361, START) == ("+1.00",)
+    assert set(unit.values(-1, START)) == {"+0.00", "-0.00"}
+    assert set(unit_of("Stockfish 16.1").values(-355, START)) == {"-1.00", "-0.99"}
+
+
+def test_pieces_are_counted_on_the_board_alone() -> None:
+    assert Counts.of_fen("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR b KQkq - 0 1") == START
 
 
 @pytest.mark.engine
@@ -125,4 +137,4 @@ def test_a_real_answer() -> None:
 def test_a_release_that_is_not_known() -> None:
     for name in ("Stockfish dev-20261114", "Stockfish 99", "Stockfish", "Other 1"):
         with pytest.raises(UserError, match="the unit of its table is not known"):
-            cell_of(name)
+            unit_of(name)

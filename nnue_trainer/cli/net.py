@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +18,6 @@ from nnue_trainer.errors import UserError, shown
 from nnue_trainer.inputs import read_lines
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from nnue_trainer.export import Evaluation, QuantizedNet
     from nnue_trainer.nnue_file.formats import NetFormat
 
@@ -165,7 +163,7 @@ def eval_command(
     quantized = read_net(net, arch, _note)
     positions = iter([*(fen or []), *(_read_fens(fens) if fens else [])])
     while chunk := list(islice(positions, _CHUNK)):
-        evaluation, _ = _evaluate(quantized, chunk)
+        evaluation = _evaluate(quantized, chunk)
         for i, position in enumerate(chunk):
             print(_json_line(evaluation, i, position) if as_json else _table(quantized, evaluation, i, position))
 
@@ -173,58 +171,57 @@ def eval_command(
 def verify_command(
     net: NetFile,
     engine: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Stockfish 15.1, a path or a name; default: stockfish.")
+        str | None, typer.Option(metavar="PATH", help="A Stockfish that reads the net; default: stockfish.")
     ] = None,
     fens: Fens = None,
     positions: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Compare the first N positions only.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=10**9,
+            help="Compare N positions: the first of the file, or else built-in ones and, beyond those, random games.",
+        ),
     ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Of the random games.")] = 1,
+    arch: Arch = None,
 ) -> None:
-    """Load an SFNNv5 net into Stockfish 15.1 and compare the table that it prints with ours, position by position."""
+    """Load a net into a Stockfish and compare what it prints for `eval` with ours, position by position.
+
+    Ends with status 1 at the first difference.
+    """
     from nnue_trainer.export import read_net
-    from nnue_trainer.export.check_positions import CHECK_POSITIONS
-    from nnue_trainer.export.engine_check import (
-        ARCHITECTURE,
-        ENGINE_NAME,
-        differences,
-        engine_tables,
-        expected_tables,
-    )
+    from nnue_trainer.export.check_positions import CHECK_POSITIONS, random_positions
+    from nnue_trainer.export.engine_check import verify
+    from nnue_trainer.progress import progress_bar
     from nnue_trainer.uci import find_engine
 
-    quantized = read_net(net)
-    if quantized.net.name != ARCHITECTURE:
-        raise UserError(f"{net}: is {quantized.net.name}; {ENGINE_NAME} reads {ARCHITECTURE} only")
+    quantized = read_net(net, arch, _note)
     path = find_engine(engine)
     at_hand = list(_read_fens(fens) if fens else CHECK_POSITIONS)
-    if not at_hand or len(at_hand) < (positions or 0):
-        raise UserError(f"--positions {positions or 1}: there are {len(at_hand)} in {fens or 'the built-in list'}")
-    chosen = at_hand[:positions]
-    evaluation, black_to_move = _evaluate(quantized, chosen)
-    found = engine_tables(path, net, chosen)
-    compared = sum(table is not None for table in found)
-    wrong = differences(expected_tables(evaluation, black_to_move), found, chosen)
-    for line in wrong[:10]:
-        print(line)
-    skipped = f", {len(found) - compared} in check and skipped" if compared < len(found) else ""
-    print(
-        f"{shown(path)} ({ENGINE_NAME}): {compared} positions x 8 buckets x 3 columns compared{skipped}, "
-        f"{len(wrong) or 'no'} differences"
-    )
-    if wrong or not compared:
-        raise UserError(f"{net}: {'the engine prints other values' if wrong else 'no position could be compared'}")
+    if fens and len(at_hand) < (positions or 1):
+        raise UserError(f"--positions {positions or 1}: there are {len(at_hand)} in {fens}")
+    total = positions or len(at_hand)
+    more = random_positions(seed) if total > len(at_hand) else ()
+    with progress_bar(f"verifying {net.name}", "positions") as show:
+        result = verify(path, net, quantized, islice(chain(at_hand, more), total), lambda done: show(done, total))
+    compared = f"{result.positions - result.in_check:,} positions"
+    if result.buckets:
+        compared += f" x {result.buckets} buckets x {result.columns} columns"
+    compared += " and exact values" * result.exact
+    skipped = f", {result.in_check:,} in check and skipped" if result.in_check else ""
+    print(f"{shown(path)} ({shown(result.engine)}): {compared} compared{skipped}, no differences")
 
 
 def _read_fens(path: Path) -> Iterator[str]:
     return (line.strip() for line in read_lines(path) if line.strip() and not line.startswith("#"))
 
 
-def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> tuple[Evaluation, np.ndarray]:
+def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> Evaluation:
     from nnue_trainer import data
     from nnue_trainer.export import evaluate
 
-    batch = data.expand(data.records_from_fens(list(fens)), quantized.net.integer_feature_set)
-    return evaluate(quantized, batch), batch.black_to_move.numpy().astype(bool)
+    return evaluate(quantized, data.expand(data.records_from_fens(list(fens)), quantized.net.integer_feature_set))
 
 
 def _json_line(evaluation: Evaluation, i: int, fen: str) -> str:

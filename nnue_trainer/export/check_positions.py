@@ -1,5 +1,15 @@
 """Positions to compare a net with an engine on: random games, both sides to move, none in check; buckets by number of
-pieces take turns, so that any first few hold all of them."""
+pieces take turns, so that any first few hold all of them. Where more are wanted, random games make them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from nnue_trainer import _data
+
+_START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+_LONGEST_GAME = 200  # plies
 
 CHECK_POSITIONS = (
     "rnbqk1nr/1ppp1ppp/p3p3/5P2/2P5/P7/P2PP1PP/RNBQKBNR b KQkq - 0 4",
@@ -107,3 +117,17 @@ CHECK_POSITIONS = (
     "4Q3/8/1k5N/8/7P/8/6K1/8 w - - 9 91",
     "8/8/8/8/8/8/7K/3k4 w - - 55 104",
 )
+
+
+def random_positions(seed: int) -> Iterator[str]:
+    """Positions of random games, as a function of the seed: every few plies, so that all numbers of pieces occur. Some
+    are in check."""
+    rng = random.Random(seed)
+    while True:
+        game = _data.Game(_START)
+        for ply in range(_LONGEST_GAME):
+            if game.outcome():
+                break
+            if ply and rng.random() < 0.2:
+                yield game.fen
+            game.play(rng.choice(game.legal_moves()))

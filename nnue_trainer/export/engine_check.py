@@ -1,120 +1,196 @@
-"""Does a real engine compute what we compute? Compares the table that Stockfish 15.1 prints for a net with ours.
+"""Does a real engine compute what we compute? Asks Stockfish for the evaluation of positions, and compares all that it
+prints of the net with ours.
 
-The table has two decimals of a pawn of 361 units, so one cell resolves about 3.6 units: eight buckets, two parts and
-their total, on a hundred positions, leave no room for an error to hide.
+A cell of the table has two decimals of a pawn of some 350 units, so one cell resolves about 3.5 units: eight buckets,
+two parts and their total, on a hundred positions, leave no room for an error to hide. Releases since April 2026 also
+print the exact integer of the bucket in use.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
+from nnue_trainer import data
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.export.evaluate import Evaluation
+from nnue_trainer.export.evaluate import evaluate
+from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.nets.base import tdiv
+from nnue_trainer.stockfish_eval import Counts, EvalOutput, Unit, parse_eval, unit_of
 from nnue_trainer.uci import Engine, EngineEnded
 
-ENGINE_NAME = "Stockfish 15.1"
-ARCHITECTURE = "sfnnv5"
-PAWN = 361
 _REFUSAL = "info string ERROR: "
-_ROW = re.compile(r"^\|\s+(\d)\s+\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)$")
+_USING = "NNUE evaluation using "
+_CHUNK = 512
+_STEPS = 16  # of an internal unit in raw values
+_COLUMNS = ("material", "positional", "total")
+
+
+class EngineWithNet:
+    """A process of an engine that has loaded one net. Use it as a context.
+
+    It is started for this net alone: an engine that failed to load a file may keep part of it in memory. UserError
+    names the engine, and says why it does not take the net.
+    """
+
+    def __init__(self, engine: str, net: Path):
+        self._net = net.resolve()
+        self._path = shown(engine)
+        self._uses_net = False
+        self._engine = Engine(engine, timeout=60.0)
+        self.name = self._engine.name
+        try:
+            self._engine.set_option("EvalFile", str(self._net))
+            self._ask()
+        except BaseException:
+            self._engine.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._engine.close()
+
+    def evaluate(self, fen: str) -> EvalOutput:
+        """What it prints of a position."""
+        self._engine.send(f"position fen {fen}")
+        self._engine.send("eval")
+        lines = self._ask()
+        try:
+            found = parse_eval(lines)
+        except UserError as error:
+            raise UserError(f"engine {self._path}: printed {error}, for {shown(fen)}") from None
+        if not (self._uses_net or found.in_check):
+            raise UserError(f"engine {self._path}: evaluates with another net than {shown(str(self._net))}")
+        return found
+
+    def _ask(self) -> list[str]:
+        try:
+            lines = self._engine.ask("isready", "readyok")
+        except EngineEnded as error:
+            reasons = [line.removeprefix(_REFUSAL) for line in error.lines if line.startswith(_REFUSAL)]
+            if reasons:
+                raise UserError(
+                    f"engine {self._path}: does not take {shown(str(self._net))}: {shown(reasons[0])}"
+                ) from None
+            raise
+        name = os.fsencode(self._net).decode(errors="replace")  # as the client decodes what the engine prints
+        for line in lines:
+            if _USING in line:
+                # Behind the name stands "enabled", or sizes in brackets.
+                said = line.partition(_USING)[2]
+                self._uses_net = said == name or said.startswith(f"{name} ")
+        return lines
 
 
 @dataclass(frozen=True)
-class Table:
-    """What the engine prints for one position: `cells` [bucket][material, positional, total], the bucket marked as
-    used, and the evaluation from white's side; all as printed, blanks removed."""
+class Expected:
+    """What an engine has to print for one position. `rows` are by bucket; `score` is from the side to move."""
 
-    cells: list[list[str]]
-    used: int
-    evaluation: str
+    fen: str
+    bucket: int
+    rows: dict[int, tuple[int, ...]]
+    score: int
+
+    def differences(self, found: EvalOutput, unit: Unit | None) -> Iterator[str]:
+        """One line for each thing that the engine prints otherwise. Without the unit of its table only the exact value
+        and the bucket are compared."""
+        counts = Counts.of_fen(self.fen)
+        if found.used not in (None, self.bucket):
+            yield f"{self.fen}: engine uses bucket {found.used}, expected {self.bucket}"
+        if unit is not None and found.cells and len(found.cells) <= max(self.rows):
+            yield f"{self.fen}: engine prints {len(found.cells)} buckets, expected {max(self.rows) + 1}"
+        elif unit is not None and found.cells:
+            for bucket, (psqt, positional, total) in self.rows.items():
+                printed = found.cells[bucket]
+                # A net without PSQT columns has one column in the table.
+                names, own = (_COLUMNS, (psqt, positional, total)) if len(printed) > 1 else (("evaluation",), (total,))
+                for name, text, value in zip(names, printed, own, strict=True):
+                    texts = unit.cells(value, counts)
+                    if text not in texts:
+                        expected = " or ".join(dict.fromkeys(texts))
+                        yield f"{self.fen}: bucket {bucket} {name}: engine prints {text}, expected {expected} ({value})"
+        if found.value is None:
+            return
+        if found.is_exact:
+            if int(found.value) != self.score:
+                where = f"{self.fen}: bucket {self.bucket}"
+                yield f"{where}: engine evaluates {int(found.value)}, expected {self.score}"
+        elif unit is not None:
+            white = -self.score if self.fen.split()[1:2] == ["b"] else self.score
+            texts = unit.values(white, counts)
+            if found.value not in texts:
+                where = f"{self.fen}: bucket {self.bucket}"
+                yield f"{where}: engine evaluates {found.value}, expected {' or '.join(texts)} ({white}, white side)"
 
 
-def engine_tables(engine: str, net: Path, fens: Sequence[str]) -> list[Table | None]:
-    """The engine's table for every position; None for positions in check, which it does not evaluate.
+def expected(quantized: QuantizedNet, fens: Iterable[str]) -> Iterator[Expected]:
+    """What an engine has to print for each position."""
+    positions = iter(fens)
+    while chunk := list(islice(positions, _CHUNK)):
+        batch = data.expand(data.records_from_fens(chunk), quantized.net.integer_feature_set)
+        evaluation = evaluate(quantized, batch)
+        psqt, positional = tdiv(evaluation.psqt_raw, _STEPS), tdiv(evaluation.positional_raw, _STEPS)
+        cells = np.stack([psqt, positional, psqt + positional], axis=2)
+        for i, fen in enumerate(chunk):
+            used = int(evaluation.bucket[i])
+            buckets = range(cells.shape[1]) if cells.shape[1] == quantized.net.num_stacks else [used]
+            rows = {bucket: tuple(map(int, row)) for bucket, row in zip(buckets, cells[i], strict=True)}
+            yield Expected(fen, used, rows, int(evaluation.score[i]))
 
-    Starts one process for this net: an engine that failed to load a file may keep part of it in memory.
-    """
-    net = net.resolve()
-    with Engine(engine, timeout=60.0) as running:
-        if running.name != ENGINE_NAME:
-            raise UserError(
-                f"{engine}: found {running.name or 'no id name'!r}, expected {ENGINE_NAME!r} (other versions print "
-                "other tables)"
-            )
-        tables = []
+
+@dataclass
+class Verified:
+    """What was compared: positions, of them those in check, which no engine evaluates; buckets and columns of a table;
+    whether there were exact values."""
+
+    engine: str
+    positions: int = 0
+    in_check: int = 0
+    buckets: int = 0
+    columns: int = 0
+    exact: bool = False
+
+
+def verify(
+    engine: str,
+    net: Path,
+    quantized: QuantizedNet,
+    fens: Iterable[str],
+    progress: Callable[[int], None] = lambda _: None,
+) -> Verified:
+    """Compares an engine that loads `net` with `quantized`, what we read of it. UserError, which names position, bucket
+    and both values, at the first difference; also where nothing could be compared."""
+    with EngineWithNet(engine, net) as running:
+        result = Verified(running.name)
+        unit, unknown = None, None
         try:
-            running.set_option("EvalFile", str(net))
-            running.wait_until_ready()
-            for fen in fens:
-                running.send(f"position fen {fen}")
-                running.send("eval")
-                tables.append(_parse("\n".join(running.ask("isready", "readyok")), engine, net, fen))
-        except EngineEnded as error:
-            refusals = [line for line in error.lines if line.startswith(_REFUSAL)]
-            if refusals:
-                reason = refusals[0].removeprefix(_REFUSAL)
-                raise UserError(f"{engine}: does not take {shown(str(net))}: {reason}") from None
-            raise
-    return tables
-
-
-def _parse(answer: str, engine: str, net: Path, fen: str) -> Table | None:
-    if "none (in check)" in answer:
-        return None
-    name = os.fsencode(net).decode(errors="replace")  # as the client decodes what the engine prints
-    if f"NNUE evaluation using {name} enabled" not in answer:
-        raise UserError(f"{engine}: evaluates with another net than {shown(str(net))}")
-    cells: list[list[str]] = []
-    used = -1
-    for line in answer.splitlines():
-        row = _ROW.match(line)
-        if row and int(row.group(1)) == len(cells):
-            cells.append([cell.replace(" ", "") for cell in row.group(2, 3, 4)])
-            if "this bucket is used" in row.group(5):
-                used = int(row.group(1))
-    evaluation = re.search(r"^NNUE evaluation +(\S+) \(white side\)$", answer, re.MULTILINE)
-    if len(cells) != 8 or used < 0 or evaluation is None:
-        raise UserError(f"{engine}: no table of eight buckets for {fen}")
-    return Table(cells, used, evaluation.group(1))
-
-
-def expected_tables(evaluation: Evaluation, black_to_move: np.ndarray) -> list[Table]:
-    """The tables that Stockfish 15.1 has to print for `evaluation`; `black_to_move` bool [B]."""
-    material, positional = tdiv(evaluation.psqt_raw, 16), tdiv(evaluation.positional_raw, 16)
-    parts = np.stack([material, positional, material + positional], axis=2)
-    tables = []
-    for i, values in enumerate(parts):
-        # The evaluation line divides the sum, the table each part: they may differ by one unit.
-        white = -evaluation.score[i] if black_to_move[i] else evaluation.score[i]
-        cells = [[_cell(int(value)) for value in row] for row in values]
-        tables.append(Table(cells, int(evaluation.bucket[i]), f"{int(white) / PAWN:+.2f}"))
-    return tables
-
-
-def _cell(value: int) -> str:
-    sign = "-" if value < 0 else "+" if value > 0 else ""
-    return f"{sign}{abs(value) / PAWN:.2f}"
-
-
-def differences(expected: Sequence[Table], found: Sequence[Table | None], fens: Sequence[str]) -> list[str]:
-    """One line for each thing that the engine prints otherwise than expected."""
-    lines = []
-    for ours, theirs, fen in zip(expected, found, fens, strict=True):
-        if theirs is None:
-            continue
-        for bucket, (own_row, their_row) in enumerate(zip(ours.cells, theirs.cells, strict=True)):
-            for part, own, their in zip(("material", "positional", "total"), own_row, their_row, strict=True):
-                if own != their:
-                    lines.append(f"{fen}: bucket {bucket} {part}: engine prints {their}, expected {own}")
-        if ours.used != theirs.used:
-            lines.append(f"{fen}: engine uses bucket {theirs.used}, expected {ours.used}")
-        if ours.evaluation != theirs.evaluation:
-            lines.append(f"{fen}: engine evaluates {theirs.evaluation}, expected {ours.evaluation}")
-    return lines
+            unit = unit_of(running.name)
+        except UserError as error:
+            unknown = error
+        for ours in expected(quantized, fens):
+            found = running.evaluate(ours.fen)
+            result.positions += 1
+            result.in_check += found.in_check
+            if not found.in_check:
+                if unknown is not None and not found.is_exact:
+                    raise unknown
+                for line in ours.differences(found, unit):
+                    raise UserError(f"{shown(str(net))}: {shown(line)} (position {result.positions:,})")
+                result.exact |= found.is_exact
+                if unit is not None and found.cells:
+                    result.buckets, result.columns = len(ours.rows), len(found.cells[0])
+            progress(result.positions)
+    if result.positions == result.in_check:
+        raise UserError(f"{shown(str(net))}: no position could be compared: {result.in_check} are in check")
+    return result

@@ -14,7 +14,7 @@ import pytest
 from nnue_trainer.cli.main import main
 from nnue_trainer.data.generate import GenerateOptions, generate
 from nnue_trainer.errors import UserError
-from nnue_trainer.export.engine_check import engine_tables
+from nnue_trainer.export.engine_check import EngineWithNet
 from nnue_trainer.uci import Engine, find_engine
 
 FEN = "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"
@@ -137,7 +137,7 @@ def test_a_net_whose_path_holds_a_line_break(tmp_path: Path) -> None:
     engine.chmod(0o755)
     net = tmp_path / "net\nbench\n.nnue"
     with pytest.raises(UserError, match=r"/net\\nbench\\n\.nnue' holds a line break or another control character"):
-        engine_tables(str(engine), net, [FEN])
+        EngineWithNet(str(engine), net)
     assert heard.read_text().split() == ["uci", "isready"]
 
 

@@ -13,9 +13,10 @@ from nnue_trainer.cli.main import main
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
-from nnue_trainer.export.engine_check import differences, engine_tables, expected_tables
+from nnue_trainer.export.engine_check import EngineWithNet, expected, verify
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets.base import accumulate
+from nnue_trainer.stockfish_eval import unit_of
 from nnue_trainer.uci import find_engine
 
 pytestmark = pytest.mark.engine
@@ -39,11 +40,18 @@ def own_net(engine, tmp_path_factory):
 
 
 def compare(engine, net, path, fens):
+    """All differences, and the number of positions that the engine evaluates."""
     write_net(net, path)
-    batch = batch_of(net, fens)
-    expected = expected_tables(evaluate(net, batch), batch.black_to_move.numpy().astype(bool))
-    found = engine_tables(engine, path, fens)
-    return differences(expected, found, fens), sum(table is not None for table in found)
+    with EngineWithNet(engine, path) as running:
+        found = [running.evaluate(fen) for fen in fens]
+        unit = unit_of(running.name)
+    lines = [
+        line
+        for ours, theirs in zip(expected(net, fens), found, strict=True)
+        if not theirs.in_check
+        for line in ours.differences(theirs, unit)
+    ]
+    return lines, sum(not output.in_check for output in found)
 
 
 def test_its_own_net_is_read_and_written_byte_for_byte(own_net, tmp_path) -> None:
@@ -122,20 +130,26 @@ def test_a_wrong_evaluator_would_be_noticed(engine, tmp_path) -> None:
     """The comparison itself: one weight of one stack changed behind the engine's back."""
     net = golden_net("sfnnv5")
     write_net(net, tmp_path / "golden.nnue")
-    found = engine_tables(engine, tmp_path / "golden.nnue", FENS)
     net.tensors["fc2.weight"][3, 0, 5] += 9
-    batch = batch_of(net, FENS)
-    expected = expected_tables(evaluate(net, batch), batch.black_to_move.numpy().astype(bool))
-    wrong = differences(expected, found, FENS)
+    with EngineWithNet(engine, tmp_path / "golden.nnue") as running:
+        found = [running.evaluate(fen) for fen in FENS]
+    unit = unit_of("Stockfish 15.1")
+    both = zip(expected(net, FENS), found, strict=True)
+    wrong = [line for ours, theirs in both for line in ours.differences(theirs, unit)]
     assert len(wrong) > 10
-    assert all("bucket 3" in line or "engine evaluates" in line for line in wrong)
+    assert all(": bucket 3" in line for line in wrong)
+    with pytest.raises(
+        UserError, match=r"golden\.nnue: .* b .*: bucket 3 positional: engine prints .*, expected .* \("
+    ) as caught:
+        verify(engine, tmp_path / "golden.nnue", net, FENS)
+    assert caught.value.args[0].count("\n") == 0
 
 
 def test_a_file_the_engine_refuses_is_reported(engine, tmp_path) -> None:
     path = tmp_path / "cut.nnue"
     path.write_bytes(to_bytes(golden_net("sfnnv5"))[:-1])
     with pytest.raises(UserError, match=r"does not take .*cut.nnue"):
-        engine_tables(engine, path, [START])
+        verify(engine, path, golden_net("sfnnv5"), [START])
 
 
 def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
@@ -146,26 +160,17 @@ def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
         ([], f"{len(FENS)} positions x 8 buckets x 3 columns compared, no differences"),
         (["--positions", 100], "100 positions x 8 buckets x 3 columns compared, no differences"),
         (["--fens", tmp_path / "fens.txt"], "1 positions x 8 buckets x 3 columns compared, 1 in check and skipped"),
+        (["--positions", 300, "--seed", 7], "in check and skipped, no differences"),
     ):
         monkeypatch.setattr(sys, "argv", ["nnue", "verify", str(path), *map(str, options)])
         with pytest.raises(SystemExit) as caught:
             main()
         assert not caught.value.code
         assert words in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["nnue", "verify", str(path), "--positions", "105"])
+    monkeypatch.setattr(
+        sys, "argv", ["nnue", "verify", str(path), "--fens", f"{tmp_path}/fens.txt", "--positions", "3"]
+    )
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 1
-    assert "--positions 105: there are 104 in the built-in list" in capsys.readouterr().err
-
-
-def test_another_engine_is_refused(tmp_path) -> None:
-    fake = tmp_path / "engine"
-    fake.write_text(
-        "#!/bin/sh\necho id name Stockfish 16\necho uciok\nread line\nread line\necho readyok\ncat >/dev/null\n"
-    )
-    fake.chmod(0o755)
-    with pytest.raises(UserError, match=r"found 'Stockfish 16', expected 'Stockfish 15\.1'"):
-        engine_tables(str(fake), tmp_path / "n.nnue", [START])
-    with pytest.raises(UserError, match="no such program"):
-        find_engine(str(tmp_path / "none"))
+    assert f"--positions 3: there are 2 in {tmp_path}/fens.txt" in capsys.readouterr().err
