@@ -52,6 +52,4 @@ for line in sys.stdin:
         say(" NNUE network contributions (White to move)")
         rows = found["cells"][:-1] if MODE == "fewer buckets" else found["cells"]
         table(["Material", "Positional", "Total"] if len(rows[0]) == 3 else ["Evaluation"], rows, found["used"])
-        say(
-            f"\nNNUE evaluation        {found['value']}\nFinal evaluation       +0.25 (white side) [with scaled NNUE, ...]\n"
-        )
+        say(f"\nNNUE evaluation        {found['value']}\nFinal evaluation       +0.25 (white side) [...]\n")

@@ -92,7 +92,7 @@ def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
         (["eval", "nowhere.nnue", "--fen", START], "nowhere.nnue: cannot read the net"),
         (["import", "NET", "out.safetensors", "--arch", "sfnnv9"], "expected 0x1C1020F2 (sfnnv9)"),
         (["export", "nowhere.safetensors", "out.nnue"], "nowhere.safetensors: no such checkpoint"),
-        (["verify", "NET"], "small128; Stockfish 15.1 reads sfnnv5 only"),
+        (["verify", "NET", "--engine", "no-such-engine"], "engine no-such-engine: no such program on PATH"),
     ],
 )
 def test_mistakes_are_one_line(nnue, arguments, words, small_net) -> None:

@@ -174,3 +174,10 @@ def test_verify_command(engine, tmp_path, monkeypatch, capsys) -> None:
         main()
     assert caught.value.code == 1
     assert f"--positions 3: there are 2 in {tmp_path}/fens.txt" in capsys.readouterr().err
+
+
+def test_the_engine_refuses_the_net_of_another_version(engine, tmp_path) -> None:
+    net = golden_net("small128")
+    write_net(net, tmp_path / "small.nnue")
+    with pytest.raises(UserError, match=r"does not take .*small\.nnue: "):
+        verify(engine, tmp_path / "small.nnue", net, [START])
