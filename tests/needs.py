@@ -61,10 +61,15 @@ def no_tool(name: str) -> Callable[[], str | None]:
     return lambda: None if shutil.which(name) else f"no {name}"
 
 
+def no_arm() -> str | None:
+    return no_tool("aarch64-linux-gnu-g++")() or no_tool("qemu-aarch64")()
+
+
 TOOLS: dict[str, Callable[[], str | None]] = {
     "cuda": no_cuda,
     "two_gpus": no_two_gpus,
     "engine": no_engine,
     "compiler": no_tool("g++"),
+    "arm": no_arm,
 }
 """Marker → what is missing here for the tests that have it."""

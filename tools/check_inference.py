@@ -8,6 +8,7 @@ Minutes: most of it is the evaluator in NumPy.
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine")
 from inference_support import built, exported, positions, program_scores, scores
 
 from nnue_trainer import config, presets
+
+# Path through nnue.h → flags, compiler, emulator.
+PATHS: dict[str, tuple[str, str, str | None]] = {
+    "AVX2": ("-mavx2", "g++", None),
+    "plain": ("-DNNUE_PLAIN", "g++", None),
+    "NEON": ("-static", "aarch64-linux-gnu-g++", "qemu-aarch64"),
+}
 
 
 def main() -> None:
@@ -35,12 +43,19 @@ def main() -> None:
             net = exported(architecture, folder)
             fens = positions("train.binpack", options.positions, folder / "fens.txt")
             expected = scores(folder / "net.nnue", fens)
-            program = built("eval", net, "-march=native")
-            begin = time.perf_counter()
-            found = program_scores(program, net, fens)
-            seconds = time.perf_counter() - begin
-            wrong = sum(a != b for a, b in zip(expected, found, strict=True))
-            print(f"{preset}: {wrong} of {len(found)} scores differ; {len(found) / seconds:,.0f} refreshed per second")
+            wrong = 0
+            for path, (flags, compiler, emulator) in PATHS.items():
+                if shutil.which(compiler) is None or not (emulator is None or shutil.which(emulator)):
+                    print(f"{preset}, {path}: left out, as there is no {compiler} or no {emulator}")
+                    continue
+                program = built("eval", net, flags, compiler)
+                begin = time.perf_counter()
+                found = program_scores(program, net, fens, emulator)
+                seconds = time.perf_counter() - begin
+                differ = sum(a != b for a, b in zip(expected, found, strict=True))
+                wrong += differ
+                speed = "" if emulator else f"; {len(found) / seconds:,.0f} refreshed per second"
+                print(f"{preset}, {path}: {differ} of {len(found)} scores differ{speed}", flush=True)
             games = subprocess.run(
                 [built("games", net, "-march=native"), net, str(options.games)],
                 capture_output=True,

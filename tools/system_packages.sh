@@ -13,9 +13,11 @@ wants libgtest-dev test -e /usr/include/gtest/gtest.h
 wants stockfish test -x /usr/games/stockfish -o -n "$(command -v stockfish || true)"
 wants clang-format command -v clang-format
 wants ccache command -v ccache
+wants g++-aarch64-linux-gnu command -v aarch64-linux-gnu-g++
+wants qemu-user command -v qemu-aarch64
 
 if [ ${#missing[@]} -eq 0 ]; then
-    echo "  all there: GoogleTest, Stockfish, clang-format, ccache"
+    echo "  all there: GoogleTest, Stockfish, clang-format, ccache, compiler and emulator for arm64"
     exit 0
 fi
 line="apt-get update && apt-get install -y ${missing[*]}"
@@ -37,6 +39,7 @@ for package in "${missing[@]}"; do
     libgtest-dev) echo "  without libgtest-dev the C++ tests are skipped" ;;
     stockfish) echo "  without stockfish the tests against a real engine are skipped" ;;
     clang-format) echo "  without clang-format the C++ format check is skipped" ;;
+    g++-aarch64-linux-gnu | qemu-user) echo "  without $package the NEON code of examples/engine is not tested" ;;
     ccache) echo "  without ccache rebuilds take longer" ;;
     esac
 done

@@ -44,16 +44,20 @@ def scores(net: Path, fens: Path) -> list[int]:
     return [json.loads(line)["score"] for line in nnue("eval", net, "--fens", fens, "--json").splitlines()]
 
 
-def built(program: str, net: Path, flags: str) -> Path:
+def built(program: str, net: Path, flags: str, compiler: str = "g++") -> Path:
     """The program, compiled for the net without a warning."""
     out = net.parent / program
     command = ["make", "-s", "-C", str(ENGINE), program, f"NET={net}", f"OUT={out}", f"CXXFLAGS={flags} -Werror"]
+    command.append(f"CXX={compiler}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return out
 
 
-def program_scores(program: Path, net: Path, fens: Path) -> list[int]:
+def program_scores(program: Path, net: Path, fens: Path, emulator: str | None = None) -> list[int]:
+    """What `program` prints; for a program of another machine, `emulator` runs it."""
     with fens.open() as lines:
-        done = subprocess.run([program, net], stdin=lines, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [*([emulator] if emulator else []), program, net], stdin=lines, capture_output=True, text=True, check=True
+        )
     return [int(line) for line in done.stdout.splitlines()]

@@ -91,6 +91,22 @@ def test_the_program_scores_as_the_evaluator_does(name: str, builds: list[str], 
         assert program_scores(built("eval", net, flags), net, fens) == expected, flags
 
 
+@pytest.mark.arm
+@pytest.mark.parametrize("name", NETS)
+def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path) -> None:
+    """The NEON code, in an emulator."""
+    net = exported(NETS[name], tmp_path)
+    program = built("eval", net, "-O1 -static", "aarch64-linux-gnu-g++")
+    assert program_scores(program, net, fens, "qemu-aarch64") == scores(tmp_path / "net.nnue", fens)
+    if name not in ("crelu of all boards", "layered"):
+        return
+    net = exported({**NETS[name], "hidden": 16}, tmp_path)
+    games = built("games", net, "-O1 -static", "aarch64-linux-gnu-g++")
+    done = subprocess.run(["qemu-aarch64", games, net, "10"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("10 games, "), done.stdout
+
+
 @pytest.mark.parametrize("name", ["crelu of all boards", "layered"])
 def test_updated_accumulators_equal_refreshed_ones(name: str, tmp_path: Path) -> None:
     net = exported({**NETS[name], "hidden": 16}, tmp_path)
