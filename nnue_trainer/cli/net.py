@@ -18,7 +18,9 @@ from nnue_trainer.errors import UserError, shown
 from nnue_trainer.inputs import read_lines
 
 if TYPE_CHECKING:
+    from nnue_trainer.checkpoint import Checkpoint
     from nnue_trainer.export import Evaluation, QuantizedNet
+    from nnue_trainer.nets import Net
     from nnue_trainer.nnue_file.formats import NetFormat
 
 Arch = Annotated[
@@ -28,6 +30,23 @@ Arch = Annotated[
 Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="A position; may be given several times.")]
 Fens = Annotated[Path | None, typer.Option("--fens", metavar="FILE", help="Positions, one FEN per line.")]
 NetFile = Annotated[Path, typer.Argument(metavar="NET", help="A .nnue file.")]
+ReadNet = Annotated[Path, typer.Argument(metavar="NET", help="A .nnue file, or with --format one of that format.")]
+ReadFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME|FILE.yaml",
+        help="Of a net that does not say what it is, as given to nnue export: raw, or a layout of your own.",
+    ),
+]
+OfModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="FILE",
+        help="With --format: a recipe, checkpoint or net that has the architecture; FILE.yaml may have it under model.",
+    ),
+]
 
 _CHUNK = 4096
 
@@ -77,9 +96,11 @@ def export_command(
         checkpoint = checkpoints.of_run(checkpoint)
         _note(f"exporting {checkpoint}")
     loaded = checkpoints.load(checkpoint, ("model", "net"))
-    chosen = format_of(loaded, str(checkpoint)) if file_format is None else _format(file_format)
+    chosen, model = (format_of(loaded, str(checkpoint)), None) if file_format is None else _format(file_format)
     chosen = _with_header(chosen) if header else chosen
     quantized = net_from_checkpoint(loaded, str(checkpoint), any_l1=any_l1)
+    if model is not None and model != quantized.net:
+        raise UserError(f"{file_format}: model: found another net than that of {checkpoint} ({quantized.net.name})")
     where = file_format if file_format and file_format.endswith((".yaml", ".yml")) else f"format {chosen.kind}"
     data = chosen.to_bytes(exported(quantized, loaded), where)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -107,15 +128,68 @@ def export_command(
             )
 
 
-def _format(name: str) -> NetFormat:
-    """The format that `--format` names."""
-    from nnue_trainer import config
+def _format(name: str) -> tuple[NetFormat, Net | None]:
+    """The format that `--format` names, and the architecture that its file may have under `model`."""
+    from nnue_trainer import config, nets
     from nnue_trainer.export import parse_format
 
     if not name.endswith((".yaml", ".yml")):
-        return parse_format({"kind": name}, "--format")
+        return parse_format({"kind": name}, "--format"), None
     data = config.read_yaml(name)
-    return parse_format({"kind": "raw", **data} if isinstance(data, dict) else data, name)
+    if not isinstance(data, dict):
+        return parse_format(data, name), None
+    model = data.pop("model", None)
+    if model is not None and not isinstance(model, dict):
+        raise UserError(f"{name}: model: found {model!r:.80}, expected a section of keys")
+    return parse_format({"kind": "raw", **data}, name), None if model is None else nets.parse(model, f"{name}: model")
+
+
+def _read(
+    path: Path, arch: str | None, file_format: str | None, model: Path | None
+) -> tuple[QuantizedNet, Checkpoint | None]:
+    """A net; where it was read by a format that does not say what it holds, also its checkpoint."""
+    from nnue_trainer.export import exported, net_from_checkpoint, read_format, read_net
+    from nnue_trainer.nnue_file.reader import NetFile as OpenNet
+
+    if file_format is None or file_format == "nnue":
+        if model is not None:
+            raise UserError(f"--model: expected --format with it, as {shown(path)} says what it is")
+        return read_net(path, arch, _note), None
+    chosen, net = _format(file_format)
+    if model is not None:
+        net = _architecture(model)
+    if net is None:
+        raise UserError(f"--format {shown(file_format)}: says nothing of the net itself: give --model FILE")
+    with OpenNet(path) as file:
+        data = bytes(file.take(0, file.size, "net"))
+    quantized, checkpoint = read_format(data, chosen, net, str(path), _note)
+    try:
+        same = (
+            chosen.to_bytes(exported(net_from_checkpoint(checkpoint, str(path), any_l1=True), checkpoint), "") == data
+        )
+    except UserError as error:
+        _note(f"{path}: cannot be exported again: {error}")
+    else:
+        if not same:
+            _note(f"{path}: exported again it is another file, as its numbers are not those of the net")
+    return quantized, checkpoint
+
+
+def _architecture(path: Path) -> Net:
+    """Of a recipe, a checkpoint or a net."""
+    from nnue_trainer import checkpoint as checkpoints
+    from nnue_trainer import config, nets
+    from nnue_trainer.export import read_net
+
+    if path.suffix in (".yaml", ".yml"):
+        data = config.read_yaml(path)
+        model = data.get("model") if isinstance(data, dict) else None
+        if not isinstance(model, dict):
+            raise UserError(f"{path}: found no section model")
+        return nets.parse(model, f"{path}: model")
+    if path.suffix == ".safetensors":
+        return nets.parse(checkpoints.load(path, ()).architecture, str(path))
+    return read_net(path, note=_note).net
 
 
 def _with_header(chosen: NetFormat) -> NetFormat:
@@ -129,38 +203,41 @@ def _with_header(chosen: NetFormat) -> NetFormat:
 
 
 def import_command(
-    net: NetFile,
+    net: ReadNet,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The checkpoint to write (.safetensors).")],
     arch: Arch = None,
+    file_format: ReadFormat = None,
+    model: OfModel = None,
     plugin: Plugins = None,
 ) -> None:
     """Make a checkpoint of a net, to train on from it. Exported again, it is the same file."""
     from nnue_trainer import checkpoint as checkpoints
-    from nnue_trainer.export import checkpoint_from_net, read_net
+    from nnue_trainer.export import checkpoint_from_net
 
     plugins.load(plugin)
-    checkpoint = checkpoint_from_net(read_net(net, arch, _note), str(net))
+    quantized, checkpoint = _read(net, arch, file_format, model)
+    checkpoint = checkpoint or checkpoint_from_net(quantized, str(net))
     checkpoints.save(out, checkpoint)
     print(f"{shown(out)}: {json.dumps(checkpoint.architecture)}")
 
 
 def eval_command(
-    net: NetFile,
+    net: ReadNet,
     fen: Fen = None,
     fens: Fens = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per position, raw values included.")
     ] = False,
     arch: Arch = None,
+    file_format: ReadFormat = None,
+    model: OfModel = None,
     plugin: Plugins = None,
 ) -> None:
     """Evaluate positions with integers, exactly as the engine does."""
-    from nnue_trainer.export import read_net
-
     if not fen and fens is None:
         raise UserError("nothing to evaluate: give --fen FEN or --fens FILE")
     plugins.load(plugin)
-    quantized = read_net(net, arch, _note)
+    quantized, _ = _read(net, arch, file_format, model)
     positions = iter([*(fen or []), *(_read_fens(fens) if fens else [])])
     while chunk := list(islice(positions, _CHUNK)):
         evaluation = _evaluate(quantized, chunk)

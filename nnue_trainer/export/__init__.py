@@ -1,6 +1,13 @@
 """From checkpoints to net files and back, what a net file says of a position, and what an engine says of it."""
 
-from nnue_trainer.export.convert import checkpoint_from_net, exported, format_of, net_from_checkpoint, parse_format
+from nnue_trainer.export.convert import (
+    checkpoint_from_net,
+    exported,
+    format_of,
+    net_from_checkpoint,
+    parse_format,
+    read_format,
+)
 from nnue_trainer.export.evaluate import Evaluation, evaluate
 from nnue_trainer.export.net import QuantizedNet, read_net, to_bytes, write_net
 
@@ -13,6 +20,7 @@ __all__ = [
     "format_of",
     "net_from_checkpoint",
     "parse_format",
+    "read_format",
     "read_net",
     "to_bytes",
     "write_net",

@@ -8,6 +8,7 @@ takes them apart again, so that import → export gives the same file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.export.net import QuantizedNet
 from nnue_trainer.nets.base import Net, NetTensor, parse
 from nnue_trainer.nnue_file.description import describe
-from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat
+from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, TensorKind
 from nnue_trainer.schema import validate
 
 _CHUNK = 1 << 20  # elements at a time: the scratch arrays are of float64
@@ -181,17 +182,50 @@ def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
             if padding.any():
                 kept[tensor.name] = torch.from_numpy(padding.copy())
             steps = steps[..., : tensor.columns]
-        first, (rows, *_) = tensor.first_row, tensor.source_shape
-        into = model[tensor.source_parameter].numpy()[first : first + rows]
-        values = _dequantize(tensor, np.ascontiguousarray(steps), where)
-        if tensor.source is None:
-            into[:] = values
-        else:
-            into[tensor.source] = values
+        _put(tensor, _dequantize(tensor, np.ascontiguousarray(steps), where), model)
     description = quantized.description.decode("latin-1")
     state = {"net": {"name": net.name, "description": description, "layout": quantized.layout}}
     tensors = {"model": model, "net": kept} if kept else {"model": model}
     return Checkpoint(net.architecture, tensors, None, state)
+
+
+def _put(tensor: NetTensor, values: np.ndarray, model: Mapping[str, Tensor]) -> None:
+    """Puts the floats of a tensor, without padding columns, into the range of rows of its parameter."""
+    first, (rows, *_) = tensor.first_row, tensor.source_shape
+    into = model[tensor.source_parameter].numpy()[first : first + rows]
+    if tensor.source is None:
+        into[:] = values
+    else:
+        into[tensor.source] = values
+
+
+def read_format(
+    data: bytes, file_format: NetFormat, net: Net, where: str, note: Callable[[str], None]
+) -> tuple[QuantizedNet, Checkpoint]:
+    """A file of a format that does not say what it holds, such as a raw one: its integers, and the checkpoint that
+    exports to the same file. What the file has as floats, or at another scale than the net, is rounded for the
+    integers and kept for the checkpoint; `note` is told, also where the same file cannot be made again."""
+    kinds = [TensorKind(tensor.name, tensor.dtype, tensor.shape, tensor.scale) for tensor in net.tensors()]
+    found = file_format.from_bytes(data, kinds, where, note)
+    others = [tensor for tensor in net.tensors() if found[tensor.name].integers is None]
+    integers: dict[str, np.ndarray] = {}
+    for tensor in net.tensors():
+        read = found[tensor.name]
+        if read.integers is None:
+            assert read.values is not None
+            integers[tensor.name] = quantize(replace(tensor, parameter=tensor.name, first_row=0), read.values, where)
+        else:
+            integers[tensor.name] = read.integers
+    if others:
+        names = ", ".join(tensor.name for tensor in others)
+        note(f"{where}: {names}: not as the net quantises it, so it is rounded; an engine computes otherwise")
+    quantized = QuantizedNet(net, describe(net.name, net.architecture), integers, net.layouts()[0].name)
+    checkpoint = checkpoint_from_net(quantized, where)
+    for tensor in others:
+        values = found[tensor.name].values
+        assert values is not None
+        _put(tensor, values[..., : tensor.columns] if tensor.columns else values, checkpoint.tensors["model"])
+    return quantized, checkpoint
 
 
 def _dequantize(tensor: NetTensor, steps: np.ndarray, where: str) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file import writer
 from nnue_trainer.nnue_file.layout import FileLayout
 from nnue_trainer.registry import Registry
@@ -29,6 +30,26 @@ class ExportedTensor:
     integers: np.ndarray
     scale: float
     values: Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """What a tensor of a net is, for a format that is to be read: its name, the dtype of its integers, its shape and
+    the steps in 1.0 that they count."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    scale: float
+
+
+@dataclass(frozen=True)
+class ReadTensor:
+    """One tensor as a file has it: `integers` of the net's own dtype and scale; `values` float32 instead where the file
+    has it as floats or at another scale."""
+
+    integers: np.ndarray | None
+    values: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,13 @@ class NetFormat(ABC):
     @abstractmethod
     def to_bytes(self, net: Exported, where: str) -> bytes:
         """The file. `where` names the origin of the format in errors: a UserError says what does not fit."""
+
+    def from_bytes(
+        self, data: bytes, tensors: Sequence[TensorKind], where: str, note: Callable[[str], None]
+    ) -> dict[str, ReadTensor]:
+        """The tensors in a file of this format, whose net has `tensors`. `note` is told what is odd about it. UserError
+        that begins with `where` for what is not such a file, and for a format that cannot be read back."""
+        raise UserError(f"{where}: files of format {self.kind} cannot be read back")
 
     def header_wanted(self) -> bool:
         """Whether a C++ header with the net's sizes is to be written beside the file (docs/engine.md)."""

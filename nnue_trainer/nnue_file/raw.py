@@ -7,14 +7,14 @@ layers that is the order of bullet's simple nets. With a list, one line per tens
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from nnue_trainer.errors import UserError
-from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat
+from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, ReadTensor, TensorKind
 from nnue_trainer.schema import section
 
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
@@ -60,9 +60,7 @@ class Raw(NetFormat):
 
     def to_bytes(self, net: Exported, where: str) -> bytes:
         known = {tensor.name: tensor for tensor in net.tensors}
-        make: Any = RawTensor  # mypy does not know what a section takes
-        lines: list[RawTensor] = self.tensors or [make(tensor=name) for name in known]
-        _check_complete(lines, known, where)
+        lines = self._lines({name: tensor.integers.shape for name, tensor in known.items()}, where)
         if self.header and self.tensors:
             raise UserError(f"{where}: header: expected no list of tensors with it: it is for the order of the net")
         data = bytearray()
@@ -71,15 +69,38 @@ class Raw(NetFormat):
             data += bytes(-len(data) % line.align)
         return bytes(data + bytes(-len(data) % self.align))
 
+    def from_bytes(
+        self, data: bytes, tensors: Sequence[TensorKind], where: str, note: Callable[[str], None]
+    ) -> dict[str, ReadTensor]:
+        known = {tensor.name: tensor for tensor in tensors}
+        found: dict[str, list[tuple[RawTensor, np.ndarray]]] = {}
+        offset = 0
+        for number, line in enumerate(self._lines({tensor.name: tensor.shape for tensor in tensors}, where)):
+            values, offset = _decoded(line, known[line.tensor], data, offset, f"{where}: tensors.{number}")
+            offset = _skip_zeros(data, offset, -offset % line.align, f"{where}: behind {_named(line)}")
+            found.setdefault(line.tensor, []).append((line, values))
+        end = offset + -offset % self.align
+        if len(data) != end:
+            raise UserError(f"{where}: {len(data):,} bytes, expected {end:,} of such a net")
+        if any(data[offset:]):
+            note(f"{where}: the last {end - offset} bytes are padding, but not zeros; exported again they are")
+        return {tensor.name: _joined(tensor, found[tensor.name], where) for tensor in tensors}
 
-def _check_complete(lines: Sequence[RawTensor], known: dict[str, ExportedTensor], where: str) -> None:
-    """UserError unless every tensor is there, once."""
+    def _lines(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> list[RawTensor]:
+        """What lies in the file. UserError unless every tensor is there, once."""
+        make: Any = RawTensor  # mypy does not know what a section takes
+        lines: list[RawTensor] = self.tensors or [make(tensor=name) for name in shapes]
+        _check_complete(lines, shapes, where)
+        return lines
+
+
+def _check_complete(lines: Sequence[RawTensor], known: Mapping[str, tuple[int, ...]], where: str) -> None:
     given: dict[str, set[int]] = {name: set() for name in known}
     for number, line in enumerate(lines):
         key = f"{where}: tensors.{number}"
         if line.tensor not in known:
             raise UserError(f"{key}.tensor: found {line.tensor!r:.80}, expected one of {', '.join(known)}")
-        parts = len(known[line.tensor].integers)
+        parts = known[line.tensor][0]
         if line.part is not None and line.part >= parts:
             raise UserError(f"{key}.part: found {line.part}, expected 0 … {parts - 1} of {line.tensor}")
         these = set(range(parts)) if line.part is None else {line.part}
@@ -87,7 +108,7 @@ def _check_complete(lines: Sequence[RawTensor], known: dict[str, ExportedTensor]
             raise UserError(f"{key}: {_named(line)} is given twice")
         given[line.tensor] |= these
     for name, found in given.items():
-        missing = set(range(len(known[name].integers))) - found
+        missing = set(range(known[name][0])) - found
         if missing:
             which = name if not found else f"part {min(missing)} of {name}"
             raise UserError(f"{where}: tensors: no line for {which}")
@@ -98,12 +119,10 @@ def _named(line: RawTensor) -> str:
 
 
 def _encoded(line: RawTensor, tensor: ExportedTensor, where: str) -> bytes:
-    as_quantised = line.scale is None and line.rounding == "nearest" and line.type != "f32"
+    as_quantised = _is_as_quantised(line)
     found = tensor.integers if as_quantised else tensor.values()
     values = found if line.part is None else found[line.part]
-    if line.transpose and sorted(line.transpose) != list(range(values.ndim)):
-        expected = f"each of 0 … {values.ndim - 1} once, as {_named(line)} is {list(values.shape)}"
-        raise UserError(f"{where}.transpose: found {line.transpose}, expected {expected}")
+    _check_transpose(line, values.shape, where)
     if values.ndim == 0:
         values = values.reshape(1)
     dtype = np.dtype(DTYPES[line.type] if line.type else tensor.integers.dtype.str)
@@ -150,3 +169,63 @@ def _converted(
             f"{line.type or dtype.name}; lower its scale or take a larger type"
         )
     return steps
+
+
+def _is_as_quantised(line: RawTensor) -> bool:
+    return line.scale is None and line.rounding == "nearest" and line.type != "f32"
+
+
+def _check_transpose(line: RawTensor, shape: tuple[int, ...], where: str) -> None:
+    if line.transpose and sorted(line.transpose) != list(range(len(shape))):
+        expected = f"each of 0 … {len(shape) - 1} once, as {_named(line)} is {list(shape)}"
+        raise UserError(f"{where}.transpose: found {line.transpose}, expected {expected}")
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _decoded(line: RawTensor, tensor: TensorKind, data: bytes, offset: int, where: str) -> tuple[np.ndarray, int]:
+    """What a line stands for, in the shape of the tensor or of its part and as the file has it, and where it ends."""
+    shape = tensor.shape if line.part is None else tensor.shape[1:]
+    _check_transpose(line, shape, where)
+    order = line.transpose or list(range(len(shape)))
+    lying = [shape[dimension] for dimension in order] or [1]
+    padded = [*lying[:-1], lying[-1] + -lying[-1] % line.pad_columns]
+    dtype = np.dtype(DTYPES[line.type] if line.type else tensor.dtype)
+    end = offset + math.prod(padded) * dtype.itemsize
+    if end > len(data):
+        raise UserError(f"{where}: {_named(line)} ends at byte {end:,}, but the file has {len(data):,}")
+    values = np.frombuffer(data, dtype, math.prod(padded), offset).reshape(padded)
+    if values[..., lying[-1] :].any():
+        raise UserError(f"{where}: {_named(line)}: what pads its columns is not zeros")
+    values = values[..., : lying[-1]]
+    return (values.transpose(np.argsort(order)) if shape else values.reshape(())), end
+
+
+def _skip_zeros(data: bytes, offset: int, count: int, where: str) -> int:
+    if any(data[offset : offset + count]):
+        raise UserError(f"{where}: {count} bytes of padding at {offset:,} are not zeros")
+    return offset + count
+
+
+def _joined(tensor: TensorKind, found: Sequence[tuple[RawTensor, np.ndarray]], where: str) -> ReadTensor:
+    """A tensor of the lines that hold its parts."""
+    exact = all(_is_as_quantised(line) for line, _ in found)
+    out = np.empty(tensor.shape, tensor.dtype if exact else np.float32)
+    for line, values in found:
+        into: Any = ... if line.part is None else line.part
+        if exact:
+            limits = np.iinfo(tensor.dtype)
+            if values.size and not limits.min <= values.min() <= values.max() <= limits.max:
+                beyond = values.max() if values.max() > limits.max else values.min()
+                raise UserError(
+                    f"{where}: {_named(line)} has {beyond}, expected {limits.min} … {limits.max} of the net"
+                )
+            out[into] = values
+        else:
+            scale = line.scale or (1.0 if line.type == "f32" else tensor.scale)
+            # A truncated number stands for all that were cut to it: the middle of these is the best guess, and is cut to
+            # the same number again.
+            cut = line.rounding == "truncate" and values.dtype.kind == "i"
+            out[into] = (values + 0.5 * np.sign(values) if cut else values) / np.float64(scale)
+    return ReadTensor(out) if exact else ReadTensor(None, out)
