@@ -224,8 +224,8 @@ def _joined(tensor: TensorKind, found: Sequence[tuple[RawTensor, np.ndarray]], w
             out[into] = values
         else:
             scale = line.scale or (1.0 if line.type == "f32" else tensor.scale)
-            # A truncated number stands for all that were cut to it: the middle of these is the best guess, and is cut to
-            # the same number again.
+            # A truncated number stands for all that were cut to it: their middle is the best guess, and is cut to the
+            # same number again.
             cut = line.rounding == "truncate" and values.dtype.kind == "i"
             out[into] = (values + 0.5 * np.sign(values) if cut else values) / np.float64(scale)
     return ReadTensor(out) if exact else ReadTensor(None, out)

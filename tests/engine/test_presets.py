@@ -14,7 +14,7 @@ from nnue_trainer.export.check_positions import CHECK_POSITIONS
 
 @pytest.mark.compiler
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("preset", ["buckets", "layered"])
+@pytest.mark.parametrize("preset", ["simple", "buckets", "layered"])
 def test_a_preset_learns_exports_and_is_evaluated(preset: str, project_root: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     sample = project_root / "samples" / "train.binpack"
