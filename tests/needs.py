@@ -5,6 +5,7 @@ GPU, leaves GPU tests out by name (`pytest -m "not cuda"`). Tests marked `shared
 project carries, so they are skipped even then."""
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -61,6 +62,11 @@ def no_tool(name: str) -> Callable[[], str | None]:
     return lambda: None if shutil.which(name) else f"no {name}"
 
 
+def no_onnx() -> str | None:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    return f"no {' or '.join(missing)}" if missing else None
+
+
 def no_arm() -> str | None:
     return no_tool("aarch64-linux-gnu-g++")() or no_tool("qemu-aarch64")()
 
@@ -71,5 +77,6 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "engine": no_engine,
     "compiler": no_tool("g++"),
     "arm": no_arm,
+    "onnx": no_onnx,
 }
 """Marker → what is missing here for the tests that have it."""

@@ -119,7 +119,14 @@ def exported(quantized: QuantizedNet, checkpoint: Checkpoint) -> Exported:
         ExportedTensor(tensor.name, quantized.tensors[tensor.name], tensor.scale, values_of(tensor))
         for tensor in quantized.net.tensors()
     ]
-    return Exported(tensors, quantized.file_layout, quantized.description)
+
+    def graph(rounded: bool, where: str) -> bytes:
+        from nnue_trainer.export.onnx_graph import onnx_graph
+
+        weights = checkpoint_from_net(quantized, where).tensors["model"] if rounded else model
+        return onnx_graph(quantized.net, weights, where)
+
+    return Exported(tensors, quantized.file_layout, quantized.description, graph)
 
 
 def format_of(checkpoint: Checkpoint, where: str) -> NetFormat:

@@ -54,11 +54,13 @@ class ReadTensor:
 
 @dataclass(frozen=True)
 class Exported:
-    """A net as formats see it: its tensors in their order, and what its own container holds."""
+    """A net as formats see it: its tensors in their order, what its own container holds, and its float model as an ONNX
+    graph. `graph(rounded, where)` makes the bytes of that; `rounded`: with the weights of the integers."""
 
     tensors: Sequence[ExportedTensor]
     layout: FileLayout
     description: bytes
+    graph: Callable[[bool, str], bytes]
 
 
 class NetFormat(ABC):

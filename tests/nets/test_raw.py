@@ -129,7 +129,7 @@ NAMES = "feature_transformer.weight, feature_transformer.bias, output.weight, ou
         ("tensors: 5", "mine.yaml: tensors: found 5, expected a list"),
         ("- 5", "mine.yaml: found [5], expected a section of keys"),
         ("tensors: [", "mine.yaml:1:"),
-        ("kind: raww", "mine.yaml: kind: found 'raww', expected one of nnue, raw, or path/to/file.py:Class"),
+        ("kind: raww", "mine.yaml: kind: found 'raww', expected one of nnue, onnx, raw, or path/to/file.py:Class"),
         ("tensor: []", "mine.yaml: tensor: unknown key (did you mean 'tensors'?)"),
         ("tensors: [{tensor: l0w}]", f"mine.yaml: tensors.0.tensor: found 'l0w', expected one of {NAMES}"),
         (
@@ -166,7 +166,7 @@ def test_wrong_layouts_are_one_line_and_leave_nothing(export: Export, layout: st
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--format", "bullet"], "--format: kind: found 'bullet', expected one of nnue, raw"),
+        (["--format", "bullet"], "--format: kind: found 'bullet', expected one of nnue, onnx, raw"),
         (["--format", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
         (["--header"], "--header: expected --format raw with it, found format nnue"),
     ],

@@ -1,0 +1,136 @@
+"""A net's float model as an ONNX graph, for programs that run ONNX and nothing of ours.
+
+The graph takes what the model takes: index rows of both perspectives, who is to move, and the number of pieces. The
+sparse operators are not part of ONNX, so here the first layer is a gather and a sum of rows; everything else is traced
+as it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.features import feature_set
+from nnue_trainer.errors import UserError
+from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
+from nnue_trainer.nets.base import Net, NnueModel
+
+INPUTS = ("white", "black", "black_to_move", "piece_count")
+OUTPUT = "score"
+
+
+def onnx_graph(net: Net, tensors: Mapping[str, Tensor], where: str) -> bytes:
+    """The file of a graph. Its inputs are white and black int64 [B, K] (index rows, −1 behind the last feature),
+    black_to_move int64 [B] (0 or 1) and piece_count int64 [B]; its output is score fp32 [B], engine units from the side
+    to move. `tensors` are the parameters. UserError that begins with `where` if the packages for it are missing."""
+    for package in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise UserError(f"{where}: needs the package {package}: pip install 'nnue-trainer[onnx]'") from None
+    import onnx
+
+    with torch.random.fork_rng(devices=[]):
+        model = net.model()
+    model.load_state_dict(dict(tensors))
+    graph = _Graph(model).eval()
+    rows = torch.full((2, feature_set(net.feature_set).max_active), -1, dtype=torch.int64)
+    rows[:, 0] = 0
+    example = (rows, rows.clone(), torch.tensor([0, 1]), torch.tensor([32, 2]))
+    batch = torch.export.Dim("batch", min=1)
+    # The exporter talks on all channels.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _quiet():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph,
+            example,
+            dynamo=True,
+            verbose=False,
+            input_names=INPUTS,
+            output_names=[OUTPUT],
+            dynamic_shapes={name: {0: batch} for name in INPUTS},
+        )
+    assert program is not None
+    proto = program.model_proto
+    proto.producer_name = "nnue-trainer"
+    proto.doc_string = f"{net.name}; index rows of {net.feature_set}"
+    facts = {"feature_set": net.feature_set, "architecture": net.name}
+    onnx.helper.set_model_props(proto, facts)
+    return bytes(proto.SerializeToString())
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+class _Batch(Batch):
+    """Shifts of signed integers are not part of ONNX."""
+
+    @property
+    def bucket(self) -> Tensor:
+        return torch.div(self.piece_count.long() - 1, 4, rounding_mode="floor")
+
+
+class _Graph(nn.Module):
+    """A model with plain tensors for a batch, and engine units as its output."""
+
+    def __init__(self, model: NnueModel) -> None:
+        super().__init__()
+        self.model = model
+        self.scale = model.score_scale
+        for name, module in list(model.named_modules()):
+            if isinstance(module, PerspectiveTransformer):
+                model.set_submodule(name, _Transformer(module))
+
+    def forward(self, white: Tensor, black: Tensor, black_to_move: Tensor, piece_count: Tensor) -> Tensor:
+        nothing = torch.zeros_like(piece_count)
+        batch = _Batch(white, black, nothing, black_to_move, nothing, nothing, piece_count)
+        output: Tensor = self.model(batch)
+        return output * self.scale
+
+
+class _Transformer(nn.Module):
+    """What `PerspectiveTransformer` computes, without its operators."""
+
+    def __init__(self, layer: PerspectiveTransformer) -> None:
+        super().__init__()
+        self.activation, self.bound, self.product_scale = layer.activation, layer.bound, layer.product_scale
+        self.weight, self.bias, self.psqt = layer.weight, layer.bias, layer.psqt
+
+    def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        black_to_move = batch.black_to_move.unsqueeze(1) != 0
+        us = torch.where(black_to_move, batch.black, batch.white)
+        them = torch.where(black_to_move, batch.white, batch.black)
+        sides = [(_sum(rows, self.weight) + self.bias).clamp(0.0, self.bound) for rows in (us, them)]
+        if self.activation == "screlu":
+            sides = [side.square() for side in sides]
+        elif self.activation == "pairwise":
+            half = self.weight.shape[1] // 2
+            sides = [side[:, :half] * side[:, half:] * self.product_scale for side in sides]
+        psqt = None
+        if self.psqt is not None:
+            assert bucket is not None
+            both = _sum(us, self.psqt) - _sum(them, self.psqt)
+            psqt = both.gather(1, bucket.unsqueeze(1)).squeeze(1) / 2
+        return torch.cat(sides, dim=1), psqt
+
+
+def _sum(rows: Tensor, weight: Tensor) -> Tensor:
+    """Sum of the rows of `weight` [F, N] that index rows [B, K] name → [B, N]."""
+    active = (rows >= 0).unsqueeze(2).to(weight.dtype)
+    return (nn.functional.embedding(rows.clamp(min=0), weight) * active).sum(1)

@@ -1,0 +1,20 @@
+"""A net as an ONNX graph."""
+
+from __future__ import annotations
+
+from nnue_trainer.nnue_file.formats import FORMATS, Exported, NetFormat
+from nnue_trainer.schema import section
+
+
+@FORMATS.register("onnx")
+@section
+class Onnx(NetFormat):
+    """The float model as an ONNX graph, which takes index rows; needs the packages onnx and onnxscript."""
+
+    suffix = ".onnx"
+
+    rounded: bool = False
+    """with weights as the net's integers have them, instead of those that were trained; activations are floats anyhow"""
+
+    def to_bytes(self, net: Exported, where: str) -> bytes:
+        return net.graph(self.rounded, where)
