@@ -78,5 +78,6 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "compiler": no_tool("g++"),
     "arm": no_arm,
     "onnx": no_onnx,
+    "rust": lambda: no_tool("rustc")() or no_tool("cargo")(),
 }
 """Marker → what is missing here for the tests that have it."""

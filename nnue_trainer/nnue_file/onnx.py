@@ -14,7 +14,7 @@ class Onnx(NetFormat):
     suffix = ".onnx"
 
     rounded: bool = False
-    """with weights as the net's integers have them, instead of those that were trained; activations are floats anyhow"""
+    """with the weights of the net's integers instead of those that were trained; activations are floats either way"""
 
     def to_bytes(self, net: Exported, where: str) -> bytes:
         return net.graph(self.rounded, where)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command import nnue
 
 from nnue_trainer import checkpoint, nets
 from nnue_trainer.checkpoint import Checkpoint
-from nnue_trainer.cli.main import app
 from nnue_trainer.data import Loader
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint, write_net
@@ -278,12 +277,6 @@ def test_every_net_says_what_its_weights_mean() -> None:
 def test_training_starts_where_the_source_was(tmp_path: Path, project_root: Path) -> None:
     """The whole command: the table on the terminal and in the run folder, the loss in the metrics, and no trace of it
     after a resume."""
-
-    def nnue(*arguments: object) -> str:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result.output
 
     samples = project_root / "samples"
     recipe = tmp_path / "mine.yaml"

@@ -1,0 +1,175 @@
+"""The programs in docs/engine.md: they compile as they stand there, and score as `nnue eval` does."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inference_support import ENGINE, ROOT, exported, positions, scores
+
+from nnue_trainer import config, presets
+
+LAYERED: dict[str, Any] = {
+    "kind": "layered",
+    "inputs": [{"kings": [0, 1, 2, 2] + [1] * 4 + [2] * 24, "mirror": "e-h"}, "PP_3Wide"],
+    "hidden": 16,
+    "output_buckets": {"count": 4},
+    "layers": [{"outputs": 8}],
+}
+
+
+def blocks(language: str) -> list[str]:
+    text = (ROOT / "docs" / "engine.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def compiled(*command: str | Path, cwd: Path) -> None:
+    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def boards(fens: Path) -> str:
+    """A line for each position: 64 numbers as the engine has them, then 1 if black is to move."""
+    lines = []
+    for line in fens.read_text().splitlines()[2:]:
+        rows, side = line.split()[:2]
+        squares = "".join("." * int(c) if c.isdigit() else c for c in rows).split("/")
+        codes = ["PpNnBbRrQqKk".find(c) if c != "." else 15 for row in reversed(squares) for c in row]
+        lines.append(" ".join(map(str, [*codes, int(side == "b")])))
+    return "\n".join(lines) + "\n"
+
+
+def printed(program: Path, lines: str, cwd: Path) -> list[int]:
+    done = subprocess.run([program], cwd=cwd, input=lines, capture_output=True, text=True, check=True)
+    return [int(line) for line in done.stdout.splitlines()]
+
+
+READ = """
+fn main() {
+    START
+    for line in std::io::stdin().lines() {
+        let numbers: Vec<u8> = line.unwrap().split(' ').map(|word| word.parse().unwrap()).collect();
+        let board: [u8; 64] = numbers[..64].try_into().unwrap();
+        let black_to_move = numbers[64] == 1;
+        EACH
+    }
+}
+"""
+
+
+@pytest.mark.rust
+@pytest.mark.compiler
+def test_rust_through_c(tmp_path: Path) -> None:
+    exported(LAYERED, tmp_path)
+    fens = positions("val.binpack", 200, tmp_path / "fens.txt")
+    build, source, _ = blocks("rust")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "nnue").mkdir()
+    for name in ("nnue.h", "c_api.h", "c_api.cpp"):
+        shutil.copy(ENGINE / name, tmp_path / "nnue" / name)
+    (tmp_path / "Cargo.toml").write_text('[package]\nname = "engine"\nversion = "0.1.0"\nedition = "2021"\n')
+    (tmp_path / "build.rs").write_text(build)
+    (tmp_path / "src" / "nnue.rs").write_text(source)
+    start = "nnue::load(); let mut stack = nnue::Accumulators::new(2); let mut before: Option<nnue::Board> = None;"
+    # Every other position is reached by an update of the one before, however far it is from it.
+    each = """
+        match before.take() {
+            None => {
+                stack.refresh(0, &board);
+                println!("{}", stack.evaluate(0, &board, black_to_move));
+                before = Some(board);
+            }
+            Some(old) => {
+                stack.update(1, &old, &board);
+                println!("{}", stack.evaluate(1, &board, black_to_move));
+            }
+        }"""
+    (tmp_path / "src" / "main.rs").write_text("mod nnue;\n" + READ.replace("START", start).replace("EACH", each))
+    compiled("cargo", "build", "--offline", "--quiet", cwd=tmp_path)
+    found = printed(tmp_path / "target" / "debug" / "engine", boards(fens), tmp_path)
+    assert found == scores(tmp_path / "net.nnue", fens)
+
+
+@pytest.mark.rust
+def test_rust_alone(tmp_path: Path) -> None:
+    """The preset buckets, as the page says."""
+    exported(config.load(presets.path("buckets")).model.architecture, tmp_path)
+    fens = positions("val.binpack", 100, tmp_path / "fens.txt")
+    each = """
+        let mut accumulator: Accumulator = [NET.bias; 2];
+        let mut pieces = 0;
+        for perspective in 0..2 {
+            let king = board.iter().position(|&code| code as usize == 10 + perspective).unwrap();
+            for square in 0..64 {
+                if board[square] != 15 {
+                    let (kind, colour) = (board[square] as usize / 2, board[square] as usize % 2);
+                    change(&mut accumulator[perspective], feature(perspective, king, kind, colour, square), true);
+                    pieces += 1;
+                }
+            }
+        }
+        println!("{}", evaluate(&accumulator, black_to_move as usize, pieces / 2));"""
+    (tmp_path / "src").mkdir()
+    program = blocks("rust")[2] + READ.replace("START", "").replace("EACH", each)
+    (tmp_path / "src" / "main.rs").write_text(program)
+    compiled("rustc", "--edition", "2021", "-O", "src/main.rs", "-o", "engine", cwd=tmp_path)
+    assert printed(tmp_path / "engine", boards(fens), tmp_path) == scores(tmp_path / "net.nnue", fens)
+
+
+@pytest.mark.compiler
+def test_cpp(tmp_path: Path) -> None:
+    """The four places, and the net built into the executable: each position is a move from the one before."""
+    exported(LAYERED, tmp_path)
+    fens = positions("val.binpack", 200, tmp_path / "fens.txt")
+    whole, built_in = blocks("cpp")
+    includes, rest = whole.split("\n", 1)
+    load, rest = rest.split("struct Ply", 1)
+    plies, rest = f"struct Ply{rest}".split("\nnetwork.refresh", 1)
+    refresh, rest = f"network.refresh{rest}".split("\nstack[ply + 1]", 1)
+    update, evaluate = f"stack[ply + 1]{rest}".split("\nint score", 1)
+    network, error, loading = load.strip().split("\n")
+    symbols, loaded = built_in.strip().rsplit("\n", 1)
+    program = f"""
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+{includes}
+{symbols}
+{network}
+{plies}
+using Move = nnue::Board;
+nnue::Board board_after(const Move& move) {{ return move; }}
+[[noreturn]] void fail(const std::string& error) {{ std::puts(error.c_str()); std::exit(1); }}
+bool read(nnue::Board& board) {{
+    board = nnue::Board();
+    for (int square = 0, code; square < 64; ++square) {{
+        if (!(std::cin >> code)) return false;
+        if (code != 15) board.put(square, nnue::Type(code / 2), nnue::Colour(code % 2));
+    }}
+    int black;
+    std::cin >> black;
+    board.black_to_move = black;
+    return true;
+}}
+int main() {{
+    {error}
+    {loading}
+    {loaded}
+    int ply = 0;
+    if (!read(stack[0].board)) return 1;
+    {refresh}
+    for (Move move;; ++ply) {{
+        {{
+            int score{evaluate}
+            std::printf("%d\\n", score);
+        }}
+        if (!read(move)) return 0;
+        {update}
+    }}
+}}
+"""
+    (tmp_path / "main.cpp").write_text(program)
+    compiled("g++", "-std=c++17", "-O1", "-Wall", f"-I{ENGINE}", "main.cpp", "-o", "engine", cwd=tmp_path)
+    assert printed(tmp_path / "engine", boards(fens), tmp_path) == scores(tmp_path / "net.nnue", fens)
