@@ -258,4 +258,5 @@ PYBIND11_MODULE(_data, m) {
 
     bind_pipeline(m);
     bind_tools(m);
+    bind_evaluate(m);
 }

@@ -111,3 +111,6 @@ void bind_pipeline(py::module_& m);
 
 // Readers, writers and tools of data files: bindings_tools.cpp.
 void bind_tools(py::module_& m);
+
+// Evaluation with the integers of a net: bindings_evaluate.cpp.
+void bind_evaluate(py::module_& m);

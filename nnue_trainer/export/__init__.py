@@ -8,11 +8,12 @@ from nnue_trainer.export.convert import (
     parse_format,
     read_format,
 )
-from nnue_trainer.export.evaluate import Evaluation, evaluate
+from nnue_trainer.export.evaluate import Evaluation, Evaluator, evaluate
 from nnue_trainer.export.net import QuantizedNet, read_net, to_bytes, write_net
 
 __all__ = [
     "Evaluation",
+    "Evaluator",
     "QuantizedNet",
     "checkpoint_from_net",
     "evaluate",

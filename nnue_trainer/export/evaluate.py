@@ -1,17 +1,26 @@
 """The integer evaluator: what an engine computes, bit for bit, for many positions at once.
 
-The arithmetic is that of each net (`Net.evaluate`), in NumPy. This is the one door to it: an evaluator in C++ is to be
-asked here first.
+A net that describes its integer forward (`Net.integer_forward`) is evaluated in C++ (data_loader/evaluate), on all
+CPUs; a net from outside that says its arithmetic in Python is asked for it, chunk by chunk.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from nnue_trainer import _data
+from nnue_trainer.data import expand, records_from_fens
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.export.net import QuantizedNet
+from nnue_trainer.nets.integer_forward import IntegerForward
+
+Positions = Batch | npt.NDArray[np.uint8] | Sequence[str]
+"""Index rows of `Net.integer_feature_set`, or records uint8 [B, 32], or FENs."""
 
 _CHUNK = 512
 
@@ -27,24 +36,83 @@ class Evaluation:
     score: np.ndarray
 
 
-def evaluate(quantized: QuantizedNet, batch: Batch) -> Evaluation:
-    """Evaluates positions whose index rows are of `quantized.net.integer_feature_set`."""
-    net = quantized.net
-    parts = [net.evaluate(quantized.tensors, _slice(batch, begin)) for begin in range(0, max(len(batch), 1), _CHUNK)]
-    psqt, positional = (np.concatenate(values) for values in zip(*parts, strict=True))
-    bucket = net.bucket(batch)
-    used = (np.arange(len(batch)), bucket if psqt.shape[1] > 1 else 0)
-    return Evaluation(bucket, psqt, positional, net.score(psqt[used], positional[used]))
+class Evaluator:
+    """A net, ready to evaluate with. It keeps the net's tensors: none of them may change meanwhile.
+
+    `threads`: at most so many at a time, 0 one per CPU. `isa`: one of `nnue_trainer._data.isas()`, None the best that
+    this CPU can run; all give the same integers. UserError for a description that does not hold together.
+    """
+
+    def __init__(self, quantized: QuantizedNet, *, threads: int = 0, isa: str | None = None) -> None:
+        self.quantized, self._threads, self._isa = quantized, threads, isa or ""
+        self._compiled = _compiled(quantized)
+
+    def evaluate(self, positions: Positions, *, every_stack: bool = True) -> Evaluation:
+        """Evaluates `positions`; `every_stack` False: only the stack in use, which is all that the score needs.
+
+        Memory beyond the result is a few MiB for each thread. Ctrl-C ends it within a moment. UserError for a FEN or a
+        record that is no position, naming it.
+        """
+        if not isinstance(positions, Batch | np.ndarray):
+            positions = records_from_fens(list(positions))
+        if self._compiled is None:
+            return self._in_python(positions, every_stack)
+        how = every_stack, self._threads, self._isa
+        if isinstance(positions, Batch):
+            rows = (positions.white, positions.black, positions.black_to_move, positions.piece_count)
+            return Evaluation(*self._compiled.evaluate_rows(*(field.numpy() for field in rows), *how))
+        return Evaluation(*self._compiled.evaluate_records(positions, *how))
+
+    def _in_python(self, positions: Batch | npt.NDArray[np.uint8], every_stack: bool) -> Evaluation:
+        net, tensors = self.quantized.net, self.quantized.tensors
+        parts = []
+        for batch in self._batches(positions):
+            psqt, positional = net.evaluate(tensors, batch)
+            bucket = net.bucket(batch)
+            used = (np.arange(len(batch)), bucket if psqt.shape[1] > 1 else 0)
+            score = net.score(psqt[used], positional[used])
+            if not every_stack:
+                psqt, positional = psqt[used][:, np.newaxis], positional[used][:, np.newaxis]
+            parts.append((bucket, psqt, positional, score))
+        return Evaluation(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+    def _batches(self, positions: Batch | npt.NDArray[np.uint8]) -> Iterator[Batch]:
+        for begin in range(0, max(len(positions), 1), _CHUNK):
+            if isinstance(positions, Batch):
+                part = slice(begin, begin + _CHUNK)
+                yield Batch(**{name: field[part] for name, field in vars(positions).items() if name != "storage"})
+            else:
+                yield expand(positions[begin : begin + _CHUNK], self.quantized.net.integer_feature_set, self._threads)
 
 
-def _slice(batch: Batch, begin: int) -> Batch:
-    part = slice(begin, begin + _CHUNK)
-    return Batch(
-        batch.white[part],
-        batch.black[part],
-        batch.counts[part],
-        batch.black_to_move[part],
-        batch.score[part],
-        batch.result[part],
-        batch.piece_count[part],
-    )
+def evaluate(
+    quantized: QuantizedNet, positions: Positions, *, every_stack: bool = True, threads: int = 0
+) -> Evaluation:
+    """Evaluates `positions` with a net, as `Evaluator` says; make one of those to evaluate again and again."""
+    return Evaluator(quantized, threads=threads).evaluate(positions, every_stack=every_stack)
+
+
+def _compiled(quantized: QuantizedNet) -> _data.Evaluator | None:
+    """The net's description for the evaluator in C++, which finds tensors in the places of their names."""
+    forward = quantized.net.integer_forward()
+    return None if forward is None else _data.Evaluator(compiled_description(forward, quantized))
+
+
+def compiled_description(forward: IntegerForward, quantized: QuantizedNet) -> dict[str, Any]:
+    """`forward` as plain data, with (name, array) for every name of a tensor."""
+
+    def named(name: str) -> tuple[str, np.ndarray]:
+        return name, quantized.tensors[name]
+
+    first = asdict(forward.first)
+    first |= {"bias": named(forward.first.bias)}
+    first |= {key: [named(name) for name in getattr(forward.first, key)] for key in ("weights", "psqt")}
+    layers = [asdict(layer) | {"weight": named(layer.weight), "bias": named(layer.bias)} for layer in forward.layers]
+    rest = {key: getattr(forward, key) for key in vars(forward) if key not in ("first", "layers", "skips")}
+    return {
+        "feature_set": quantized.net.integer_feature_set,
+        "first": first,
+        "layers": layers,
+        "skips": [asdict(skip) for skip in forward.skips],
+        **rest,
+    }

@@ -131,13 +131,23 @@ def _fitting(
         try:
             fitting.append((net, layout, file.walk(layout, header, net.name)))
         except LayoutError as error:
-            failures.append((error.evidence, error.offset, net, layout))
+            failures.append((error, net, layout))
     if fitting:
         return fitting
+
     # The one with the most hashes and magics in their places; of equal ones that which goes wrong last.
-    evidence, offset, _, layout = max(failures, key=lambda failure: failure[:2])
-    closest = [net.name for e, o, net, _ in failures if (e, o) == (evidence, offset)]
-    file.walk(layout, header, " or ".join(dict.fromkeys(closest)))
+    def closeness(failure: tuple[LayoutError, Net, FileLayout]) -> tuple[int, int]:
+        return failure[0].evidence, failure[0].offset
+
+    closest = max(failures, key=closeness)
+    names = list(
+        dict.fromkeys(
+            net.name for error, net, layout in failures if closeness((error, net, layout)) == closeness(closest)
+        )
+    )
+    if len(names) == 1:
+        raise closest[0]
+    file.walk(closest[2], header, " or ".join(names))
     raise AssertionError("the file changed while it was read")
 
 

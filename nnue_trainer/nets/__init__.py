@@ -1,5 +1,20 @@
 """The nets, one file per family: config, float model, integers, file layout and integer forward (base.py says how)."""
 
-from nnue_trainer.nets.base import NETS, Net, NetTensor, NnueModel, RawValues, VirtualRows, WeightBound, build, parse
+from nnue_trainer.nets.base import NETS, Net, NetTensor, NnueModel, VirtualRows, WeightBound, build, parse
+from nnue_trainer.nets.integer_forward import FirstLayer, IntegerForward, IntegerLayer, RawValues, Skip
 
-__all__ = ["NETS", "Net", "NetTensor", "NnueModel", "RawValues", "VirtualRows", "WeightBound", "build", "parse"]
+__all__ = [
+    "NETS",
+    "FirstLayer",
+    "IntegerForward",
+    "IntegerLayer",
+    "Net",
+    "NetTensor",
+    "NnueModel",
+    "RawValues",
+    "Skip",
+    "VirtualRows",
+    "WeightBound",
+    "build",
+    "parse",
+]

@@ -6,7 +6,8 @@ under `model`, and what checkpoints and net files carry as the architecture. Its
 - `model()`: the net in floating point, to train;
 - `tensors()`: its integers, each with scale, limit and the range of rows of the parameter that it is made of, in the
   order of the file;
-- `evaluate()`: what an engine computes with those integers;
+- `integer_forward()`: what an engine computes with those integers, as data that the evaluator runs; or, for a net that
+  the stages of such a description do not fit, `evaluate()` and `score()` in Python;
 - `layouts()`: the files that it may lie in, for nets that engines of others read. By default it is the container of
   this project.
 
@@ -29,10 +30,13 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
+from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, accumulate, reference, tdiv, wrap32
 from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
+
+__all__ = ["accumulate", "tdiv", "wrap32"]  # for nets that say their arithmetic in Python
 
 INT8_MAX = 2**7 - 1
 INT16_MAX = 2**15 - 1
@@ -105,14 +109,6 @@ class NetTensor:
         return Piece(self.name, self.dtype, self.shape if index is None else self.shape[1:], index)
 
 
-class RawValues(NamedTuple):
-    """What the integers of a net give for B positions, side to move's view, before the output scale: int64 [B, S] each
-    for all of its S stacks, or [B, 1] each where it computes only the one in use."""
-
-    psqt: np.ndarray
-    positional: np.ndarray
-
-
 class Net(ABC):
     """A net. Subclasses are sections, registered in `NETS`."""
 
@@ -136,14 +132,25 @@ class Net(ABC):
     def tensors(self) -> Sequence[NetTensor]:
         """The integers, in the order of the file."""
 
-    @abstractmethod
-    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
-        """What an engine computes with integers. `tensors` are those of `tensors()`, by name; the index rows of `batch`
-        are of `integer_feature_set`."""
+    def integer_forward(self) -> IntegerForward | None:
+        """What an engine computes with integers, as data; None for a net that says it in Python, by `evaluate` and
+        `score`, and is evaluated slowly."""
+        return None
 
-    @abstractmethod
+    def _described(self) -> IntegerForward:
+        forward = self.integer_forward()
+        if forward is None:
+            raise NotImplementedError(f"{type(self).__name__} has neither integer_forward() nor evaluate() and score()")
+        return forward
+
+    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
+        """What an engine computes with integers, in NumPy. `tensors` are those of `tensors()`, by name; the index rows
+        of `batch` are of `integer_feature_set`. `export.evaluate` computes the same, and faster."""
+        return reference(self._described(), tensors, batch)
+
     def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
         """Engine units, side to move's view, of raw values int64."""
+        return self._described().score(psqt_raw, positional_raw)
 
     @property
     def name(self) -> str:
@@ -161,7 +168,11 @@ class Net(ABC):
         return 1
 
     def bucket(self, batch: Batch) -> np.ndarray:
-        """int64 [B]: the stack of each position; by number of pieces where there are several, as in Stockfish."""
+        """int64 [B]: the stack of each position: as the integer forward says; else by number of pieces where there are
+        several, as in Stockfish."""
+        forward = self.integer_forward()
+        if forward is not None:
+            return forward.stack(batch)
         return batch.bucket.numpy() if self.num_stacks > 1 else np.zeros(len(batch), np.int64)
 
     @property
@@ -337,39 +348,6 @@ def virtual_rows(features: str | FeatureSet) -> list[VirtualRows]:
 
 
 # ---- For the integers of nets ----------------------------------------------------------------------------------------
-
-
-def tdiv(a: np.ndarray, b: int) -> np.ndarray:
-    """Integer division toward zero, as C does it; `b` positive."""
-    return np.asarray(np.sign(a) * (np.abs(a) // b))
-
-
-def wrap32(values: np.ndarray) -> np.ndarray:
-    """int64 values as 32-bit integers hold them."""
-    return np.asarray(values, np.int64).astype(np.int32).astype(np.int64)
-
-
-def accumulate(
-    batch: Batch, bias: np.ndarray, parts: Sequence[tuple[int, np.ndarray]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """bias + the sum of the active rows, of the side to move and of the other side: [B, N] each, in the integers of the
-    bias [N], which wrap around as an engine's do. `parts` are (first feature, weight [F, N]) of the sets in a sum."""
-    white, black = (_accumulate(rows.numpy(), bias, parts) for rows in (batch.white, batch.black))
-    black_to_move = batch.black_to_move.numpy().astype(bool)[:, np.newaxis]
-    return np.where(black_to_move, black, white), np.where(black_to_move, white, black)
-
-
-def _accumulate(rows: np.ndarray, bias: np.ndarray, parts: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
-    total = np.repeat(bias[np.newaxis], len(rows), axis=0)
-    for first, weight in parts:
-        active = (rows >= first) & (rows < first + len(weight))
-        counts = active.sum(1)
-        some = np.flatnonzero(counts)
-        if some.size:
-            gathered = weight[rows[active] - first]
-            starts = np.cumsum(counts[some]) - counts[some]
-            total[some] += np.add.reduceat(gathered, starts, axis=0, dtype=bias.dtype)
-    return total
 
 
 def stacked_layer(weight: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:

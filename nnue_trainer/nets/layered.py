@@ -14,11 +14,10 @@ The arithmetic in words: docs/nets.md, "The layered net".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
@@ -36,14 +35,11 @@ from nnue_trainer.nets.base import (
     Net,
     NetTensor,
     NnueModel,
-    RawValues,
     VirtualRows,
-    accumulate,
-    tdiv,
     transformer,
     virtual_rows,
-    wrap32,
 )
+from nnue_trainer.nets.integer_forward import FirstLayer, IntegerForward, IntegerLayer, Skip
 from nnue_trainer.nets.meaning import (
     OUTPUT,
     PIECE_COUNTS,
@@ -372,9 +368,6 @@ class Layered(Net):
     def num_stacks(self) -> int:
         return self.output_buckets.count
 
-    def bucket(self, batch: Batch) -> np.ndarray:
-        return np.asarray(np.asarray(self.output_buckets.by_pieces)[batch.piece_count.numpy()])
-
     def model(self) -> LayeredModel:
         return LayeredModel(self)
 
@@ -493,79 +486,48 @@ class Layered(Net):
 
         return engine_header(self)
 
-    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
-        """Of the stack in use alone, int64 [B, 1] each."""
-        bucket = self.bucket(batch)
-        x = self.activations(tensors, batch)
-        positional = np.zeros(len(batch), np.int64)
-        for used in np.unique(bucket):
-            rows = bucket == used
-            positional[rows] = self._stack(tensors, int(used), x[rows])
-        psqt = np.zeros(len(batch), np.int64)
-        if self.psqt:
-            zero = np.zeros(self.num_stacks, np.int32)
-            us, them = accumulate(batch, zero, self._parts(tensors, "feature_transformer.psqt"))
-            psqt = tdiv((us - them).astype(np.int64), 2)[np.arange(len(batch)), bucket]
-        return RawValues(psqt[:, np.newaxis], positional[:, np.newaxis])
-
-    def _parts(self, tensors: Mapping[str, np.ndarray], tensor: str) -> list[tuple[int, np.ndarray]]:
-        parts = find_feature_set(self.feature_set).parts
-        return [(part.first_feature, tensors[name]) for name, part in zip(self._names(tensor), parts, strict=True)]
-
-    def activations(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
-        """What the layers see: int64 [B, inputs], side to move first."""
-        plan, shift = self.plan(), self.quantisation.first.product_shift
-        weights = self._parts(tensors, "feature_transformer.weight")
-        sides = accumulate(batch, tensors["feature_transformer.bias"], weights)
-        clipped = [np.clip(side, 0, plan.first_clip).astype(np.int64) for side in sides]
-        match self.activation:
-            case "screlu":
-                clipped = [side * side >> shift for side in clipped]
-            case "pairwise":
-                half = self.hidden // 2
-                clipped = [side[:, :half] * side[:, half:] >> shift for side in clipped]
-        return np.concatenate(clipped, axis=1)
-
-    def _stack(self, tensors: Mapping[str, np.ndarray], stack: int, x: np.ndarray) -> np.ndarray:
-        """Raw output of one stack, int64 [B], of inputs int64 [B, inputs]."""
-        plan = self.plan()
-        skip = np.zeros(len(x), np.int64)
-        kept = []
+    def integer_forward(self) -> IntegerForward:
+        plan, quantisation = self.plan(), self.quantisation.first
+        first = FirstLayer(
+            "feature_transformer.bias",
+            tuple(self._names("feature_transformer.weight")),
+            self.activation,
+            plan.first_clip,
+            quantisation.product_shift,
+            psqt=tuple(self._names("feature_transformer.psqt")) if self.psqt else (),
+        )
+        layers, skips, kept = [], [], []
         for number, (layer, step) in enumerate(zip(self.layers, plan.layers, strict=True)):
-            name = f"layers.{number}"
-            y = _sums(step, tensors[f"{name}.weight"][stack], tensors[f"{name}.bias"][stack], x)
+            name, end = f"layers.{number}", step.outputs - 1
+            layers.append(
+                IntegerLayer(
+                    f"{name}.weight",
+                    f"{name}.bias",
+                    step.outputs,
+                    (number,),
+                    step.divide,
+                    layer.activated,
+                    layer.activation,
+                    step.shift,
+                    step.square_shift,
+                    step.clip,
+                )
+            )
             if layer.skip != "none":
-                straight = y[:, -1] if layer.skip == "last" else y[:, -2] - y[:, -1]
-                skip = skip + tdiv(straight * plan.output.one, step.one)
-            x = _activated(step, y[:, : layer.activated])
+                plus, minus = (end, None) if layer.skip == "last" else (end - 1, end)
+                skips.append(Skip(number, plus, minus, plan.output.one, step.one))
             if layer.to_output and number < len(self.layers) - 1:
-                kept.append(x)
-        x = np.concatenate([*kept, x], axis=1)
-        y = _sums(plan.output, tensors["output.weight"][stack], tensors["output.bias"][stack], x)
-        return np.asarray(y[:, 0] + skip)
-
-    def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
-        return tdiv((psqt_raw + positional_raw) * self.score_scale, self.plan().output.one)
-
-
-def _sums(step: _Step, weight: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """tdiv(Σ weight · x, divide) + bias in 32 bits: weight [out, in], bias [out], x int64 [B, in] → int64 [B, out]."""
-    # Inputs have at most 16 bits and weights too: sums are far below 2^53, so they are exact in float64, and fast.
-    total = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int64)
-    return wrap32(tdiv(total, step.divide) + bias)
-
-
-def _activated(step: _Step, y: np.ndarray) -> np.ndarray:
-    clamped: np.ndarray = np.clip(y >> step.shift, 0, step.clip)
-    shift = 2 * step.shift + step.square_shift
-    match step.activation:
-        case "crelu":
-            return clamped
-        case "screlu":
-            return np.asarray(np.clip(y, 0, step.clip << step.shift) ** 2 >> shift)
-        case "dual":
-            return np.concatenate([np.minimum(y * y >> shift, step.clip), clamped], axis=1)
-    return np.asarray(np.clip(y >> step.shift, -INT16_MAX - 1, INT16_MAX))
+                kept.append(number + 1)
+        output = IntegerLayer("output.weight", "output.bias", 1, (*kept, len(layers)), plan.output.divide)
+        return IntegerForward(
+            first,
+            (*layers, output),
+            self.num_stacks,
+            tuple(self.output_buckets.by_pieces),
+            tuple(skips),
+            score_multiply=self.score_scale,
+            score_divide=plan.output.one,
+        )
 
 
 class LayeredModel(NnueModel):

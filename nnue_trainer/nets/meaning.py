@@ -15,7 +15,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 Key = tuple[Hashable, ...]
-PIECE_COUNTS = 33  # 0 … 32 pieces
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -17,11 +16,9 @@ from nnue_trainer.nets.base import (
     Net,
     NetTensor,
     NnueModel,
-    RawValues,
-    accumulate,
-    tdiv,
     transformer,
 )
+from nnue_trainer.nets.integer_forward import FirstLayer, IntegerForward, IntegerLayer
 from nnue_trainer.nets.meaning import OUTPUT, PIECE_COUNTS, NetMeaning, buckets, first_activations, first_layer, stacked
 from nnue_trainer.schema import section
 
@@ -57,13 +54,10 @@ class Simple(Net):
             NetTensor("output.bias", "<i2", (1,), QA * QB, INT16_MAX),
         )
 
-    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
-        sides = accumulate(batch, tensors["feature_transformer.bias"], [(0, tensors["feature_transformer.weight"])])
-        x = np.concatenate([np.clip(side, 0, QA) for side in sides], axis=1).astype(np.int64)
-        weight = tensors["output.weight"][0].astype(np.int64)
-        total = tdiv(x * x @ weight, QA) if self.activation == "screlu" else x @ weight
-        total = total + tensors["output.bias"].astype(np.int64)
-        return RawValues(np.zeros((len(batch), 1), np.int64), total[:, np.newaxis])
+    def integer_forward(self) -> IntegerForward:
+        first = FirstLayer("feature_transformer.bias", ("feature_transformer.weight",), self.activation, QA)
+        output = IntegerLayer("output.weight", "output.bias", 1, (0,), QA if self.activation == "screlu" else 1)
+        return IntegerForward(first, (output,), score_multiply=self.score_scale, score_divide=QA * QB)
 
     def meaning(self) -> NetMeaning:
         one = buckets([0] * PIECE_COUNTS, 1)
@@ -79,9 +73,6 @@ class Simple(Net):
             inputs=[self.feature_set], hidden=self.hidden, activation=self.activation, score_scale=self.score_scale
         )
         return layered.header()
-
-    def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
-        return tdiv((psqt_raw + positional_raw) * self.score_scale, QA * QB)
 
 
 class SimpleModel(NnueModel):

@@ -36,15 +36,11 @@ from nnue_trainer.nets.base import (
     Net,
     NetTensor,
     NnueModel,
-    RawValues,
     VirtualRows,
-    accumulate,
-    stacked_layer,
-    tdiv,
     transformer,
     virtual_rows,
-    wrap32,
 )
+from nnue_trainer.nets.integer_forward import FirstLayer, IntegerForward, IntegerLayer, Skip
 from nnue_trainer.nets.meaning import (
     OUTPUT,
     PIECE_COUNTS,
@@ -282,52 +278,69 @@ class StockfishNet(Net):
                 columns=inputs,
             )
 
-    def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
-        if self.facts.sums_parts:
-            return tdiv(psqt_raw + positional_raw, OUTPUT_STEPS)
-        return np.asarray(tdiv(psqt_raw, OUTPUT_STEPS) + tdiv(positional_raw, OUTPUT_STEPS))
+    def integer_forward(self) -> IntegerForward:
+        return _integer_forward(self)
 
-    def _weights(self, tensors: Mapping[str, np.ndarray], tensor: str) -> list[tuple[int, np.ndarray]]:
+    def _integer_forward(self) -> IntegerForward:
+        d = self.facts
         parts = find_feature_set(self.integer_feature_set).parts
-        return [(part.first_feature, tensors[self._part(tensor, part.name)]) for part in parts]
 
-    def activations(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
-        """The vector that enters the layers: uint8 [B, inputs of fc0], side to move first."""
-        d = self.facts
-        bias, weights = tensors["feature_transformer.bias"], self._weights(tensors, "feature_transformer.weight")
-        sides = accumulate(batch, bias, weights)
-        clip, shift = d.clip, d.product_shift
-        if d.doubled:  # in 16 bits, so that a sum beyond 16,383 wraps around as it does in the engine
-            sides = (sides[0] * np.int16(2), sides[1] * np.int16(2))
-            clip, shift = 2 * clip, shift + 2
-        clipped = [np.clip(side, 0, clip).astype(np.int32) for side in sides]
-        if d.pairwise:
-            half = self.l1 // 2
-            clipped = [side[:, :half] * side[:, half:] >> shift for side in clipped]
-        return np.concatenate(clipped, axis=1).astype(np.uint8)
+        def named(tensor: str) -> tuple[str, ...]:
+            return tuple(self._part(tensor, part.name) for part in parts)
 
-    def evaluate(self, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
-        d = self.facts
-        psqt = np.zeros((len(batch), d.stacks), np.int64)
-        if d.psqt:
-            zero = np.zeros(d.stacks, np.int32)
-            us, them = accumulate(batch, zero, self._weights(tensors, "feature_transformer.psqt"))
-            psqt = tdiv((us - them).astype(np.int64), 2)
+        first = FirstLayer(
+            "feature_transformer.bias",
+            named("feature_transformer.weight"),
+            "pairwise" if d.pairwise else "crelu",
+            # An engine that doubles does it in 16 bits, so that a sum beyond 16,383 wraps around.
+            2 * d.clip if d.doubled else d.clip,
+            (d.product_shift + 2 if d.doubled else d.product_shift) if d.pairwise else 0,
+            1 if d.doubled else 0,
+            named("feature_transformer.psqt") if d.psqt else (),
+        )
 
-        def layer(number: int, x: np.ndarray) -> np.ndarray:
-            return stacked_layer(tensors[f"fc{number}.weight"], tensors[f"fc{number}.bias"], x)
+        def layer(number: int, inputs: tuple[int, ...], shift: int, squared: bool, activated: int) -> IntegerLayer:
+            _, outputs = d.layers(self.l1)[number]
+            return IntegerLayer(
+                f"fc{number}.weight",
+                f"fc{number}.bias",
+                outputs,
+                inputs,
+                activated=activated,
+                # The square loses the sign: negatives count as well.
+                activation="dual" if squared else "crelu",
+                shift=shift,
+                square_shift=7 if squared else 0,
+                clip=INT8_MAX,
+            )
 
-        first_shift = d.fc0_scale.bit_length() - 1
-        y0 = layer(0, self.activations(tensors, batch))
-        h0 = _clipped(y0[:, :, : d.hidden], first_shift, d.squared)
-        h1 = _clipped(layer(1, h0), 6, d.dual)
-        positional = layer(2, np.concatenate([h0, h1], axis=2) if d.dual else h1)[:, :, 0]
-        skip = y0[:, :, -1] if d.skip == 1 else y0[:, :, -2] - y0[:, :, -1] if d.skip else np.zeros_like(positional)
+        layers = (
+            layer(0, (0,), d.fc0_scale.bit_length() - 1, d.squared, d.hidden),
+            layer(1, (1,), 6, d.dual, d.l3),
+            layer(2, (1, 2) if d.dual else (2,), 0, False, 0),
+        )
         steps = SCORE_SCALE * OUTPUT_STEPS
-        if d.output_scale is None:
-            # The layer counts 64 · 127 to the unit; the engine's product has 32 bits.
-            return RawValues(psqt, positional + tdiv(wrap32(skip * steps), d.fc0_scale * d.one))
-        return RawValues(psqt, tdiv((positional + skip) * steps, d.output_scale))
+        skips: tuple[Skip, ...] = ()
+        if d.skip:
+            plus, minus = (d.l2 - 1, None) if d.skip == 1 else (d.l2 - 2, d.l2 - 1)
+            # Where the output is in sixteenths of engine units, fc0 counts 64 · 127 to the unit all the same, and the
+            # engine's product has 32 bits.
+            skips = (
+                (Skip(0, plus, minus, steps, d.fc0_scale * d.one, wraps=True),)
+                if d.output_scale is None
+                else (Skip(0, plus, minus),)
+            )
+        return IntegerForward(
+            first,
+            layers,
+            d.stacks,
+            tuple(max(pieces - 1, 0) * d.stacks // 32 for pieces in range(PIECE_COUNTS)),
+            skips,
+            1 if d.output_scale is None else steps,
+            1 if d.output_scale is None else d.output_scale,
+            score_divide=OUTPUT_STEPS,
+            score_apart=not d.sums_parts,
+        )
 
     # ---- the file ----
 
@@ -395,19 +408,17 @@ def _layouts(net: StockfishNet) -> tuple[FileLayout, ...]:
     return tuple(net._layouts())
 
 
+@cache
+def _integer_forward(net: StockfishNet) -> IntegerForward:
+    return net._integer_forward()
+
+
 def _default_width(kind: type[StockfishNet]) -> int:
     """Of the version; every one has its own."""
     fields: dict[str, dataclasses.Field[int]] = vars(kind)["__dataclass_fields__"]
     width = fields["l1"].default
     assert isinstance(width, int)
     return width
-
-
-def _clipped(y: np.ndarray, shift: int, squared: bool) -> np.ndarray:
-    """Sums of a layer as the bytes that the next one sees: clipped to 0 … 127, behind their squares if `squared`. The
-    square loses the sign: negatives count as well."""
-    clipped = np.clip(y >> shift, 0, INT8_MAX)
-    return np.concatenate([np.minimum(y * y >> 2 * shift + 7, INT8_MAX), clipped], axis=2) if squared else clipped
 
 
 def king_plane_rows(trained: FeaturePart, read: FeaturePart) -> np.ndarray:

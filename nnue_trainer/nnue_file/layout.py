@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,15 +31,15 @@ class Piece:
     shape: tuple[int, ...]
     index: int | None = None
 
-    @property
+    @cached_property
     def label(self) -> str:
         return self.tensor if self.index is None else f"stack {self.index} {self.tensor}"
 
-    @property
+    @cached_property
     def count(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.count * np.dtype(self.dtype).itemsize
 
@@ -50,15 +51,15 @@ class Block:
     pieces: tuple[Piece, ...]
     compressed: bool = False
 
-    @property
+    @cached_property
     def label(self) -> str:
         return " and ".join(piece.label for piece in self.pieces)
 
-    @property
+    @cached_property
     def count(self) -> int:
         return sum(piece.count for piece in self.pieces)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of an uncompressed block."""
         return sum(piece.size for piece in self.pieces)

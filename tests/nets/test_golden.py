@@ -11,6 +11,7 @@ from net_support import batch_of, fnv1a64, vectors
 
 from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.nets.integer_forward import first_activations
 
 # docs/nets.md, "Golden nets".
 GOLDEN = {
@@ -50,6 +51,9 @@ def test_golden_net(name: str, tmp_path) -> None:
     batch = batch_of(net, [p["fen"] for p in positions])
     found = evaluate(net, batch)
     np.testing.assert_array_equal(found.bucket, [p["bucket"] for p in positions])
+    psqt, positional = net.net.evaluate(net.tensors, batch)
+    np.testing.assert_array_equal(psqt, found.psqt_raw)
+    np.testing.assert_array_equal(positional, found.positional_raw)
     np.testing.assert_array_equal(found.psqt_raw, [p["psqt_raw"] for p in positions])
     np.testing.assert_array_equal(found.positional_raw, [p["positional_raw"] for p in positions])
     for i, p in enumerate(positions):
@@ -59,7 +63,7 @@ def test_golden_net(name: str, tmp_path) -> None:
     hashes = [p["ft_act_fnv1a64"] for p in positions if "ft_act_fnv1a64" in p]
     assert len(hashes) == (106 if name in ("sfnnv5", "sfnnv16", "sfnnv17") else 0)
     if hashes:
-        assert [fnv1a64(row) for row in net.net.activations(net.tensors, batch)] == hashes
+        assert [fnv1a64(row) for row in first_activations(net.net.integer_forward(), net.tensors, batch)] == hashes
 
 
 def test_a_whole_net_is_imported_and_exported_unchanged() -> None:

@@ -141,8 +141,8 @@ def test_integers_are_the_written_out_arithmetic(architecture: dict[str, Any]) -
         sides = [[k for k in rows[i].tolist() if k >= 0] for rows in (batch.white, batch.black)]
         us, them = reversed(sides) if fen.split()[1] == "b" else sides
         psqt, positional = by_hand(net, us, them, int(found.bucket[i]))
-        assert found.psqt_raw[i].tolist() == [psqt]
-        assert found.positional_raw[i].tolist() == [positional]
+        assert found.psqt_raw[i, found.bucket[i]] == psqt
+        assert found.positional_raw[i, found.bucket[i]] == positional
         assert found.score[i] == to_zero((psqt + positional) * 400, one)
     assert len(set(found.score.tolist())) > 10
 
@@ -226,9 +226,10 @@ def test_it_can_be_the_net_of_stockfish_19() -> None:
     found = evaluate(QuantizedNet(layered, b"", ours, "own"), batch_of(stockfish, FENS))
     np.testing.assert_array_equal(found.bucket, theirs.bucket)
     used = (np.arange(len(FENS)), theirs.bucket)
-    np.testing.assert_array_equal(found.psqt_raw[:, 0], theirs.psqt_raw[used])
+    np.testing.assert_array_equal(found.psqt_raw, theirs.psqt_raw)
+    found_positional = found.positional_raw[used]
     # Stockfish has the output in sixteenths of its units already.
-    as_theirs = np.sign(found.positional_raw[:, 0]) * (np.abs(found.positional_raw[:, 0]) * 9600 // 16384)
+    as_theirs = np.sign(found_positional) * (np.abs(found_positional) * 9600 // 16384)
     np.testing.assert_array_equal(as_theirs, theirs.positional_raw[used])
     assert np.abs(as_theirs).max() > 1000
 

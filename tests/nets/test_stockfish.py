@@ -16,6 +16,7 @@ from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.engine_check import EngineWithNet, expected, verify
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets.base import accumulate
+from nnue_trainer.nets.integer_forward import first_activations
 from nnue_trainer.stockfish_eval import unit_of
 from nnue_trainer.uci import find_engine
 
@@ -71,7 +72,8 @@ def test_its_own_net_evaluates_as_instrumented(own_net) -> None:
     np.testing.assert_array_equal(found.bucket, [p["bucket"] for p in positions])
     np.testing.assert_array_equal(found.psqt_raw, [p["psqt_raw"] for p in positions])
     np.testing.assert_array_equal(found.positional_raw, [p["positional_raw"] for p in positions])
-    assert [fnv1a64(row) for row in net.net.activations(net.tensors, batch)] == [p["ft_act_fnv1a64"] for p in positions]
+    rows = first_activations(net.net.integer_forward(), net.tensors, batch)
+    assert [fnv1a64(row) for row in rows] == [p["ft_act_fnv1a64"] for p in positions]
 
 
 def test_its_own_net_imported_agrees_in_floating_point(own_net) -> None:

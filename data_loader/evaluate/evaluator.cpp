@@ -1,0 +1,578 @@
+#include "evaluate/evaluator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include "chess/fen.h"
+#include "chess/record.h"
+#include "pipeline/parallel.h"
+
+namespace nnue::data {
+namespace {
+
+constexpr std::size_t kPieceCounts = kMaxPieces + 1;
+constexpr std::size_t kChunk = 64;  // positions that a thread takes at a time
+constexpr int kMost16 = std::numeric_limits<std::int16_t>::max();
+constexpr double kMost32 = 2147483648.0;
+constexpr double kMost64 = 4.6e18;  // below 2^62
+constexpr std::int64_t kHalf16 = 1 << 15;
+
+[[noreturn]] void refuse(const std::string& what) {
+    throw FormatError("integer forward: " + what);
+}
+
+void require(bool holds, const std::string& what) {
+    if (!holds) refuse(what);
+}
+
+std::size_t padded(std::size_t n) {
+    return (n + kEvaluateLanes - 1) / kEvaluateLanes * kEvaluateLanes;
+}
+
+// Truncated to 16 and 32 bits; C++20 defines it.
+std::int64_t wrap32(std::int64_t value) {
+    return static_cast<std::int32_t>(static_cast<std::uint64_t>(value));
+}
+
+std::int64_t element(const IntegerTensor& tensor, std::size_t at) {
+    switch (tensor.bytes) {
+        case 1:
+            return static_cast<const std::int8_t*>(tensor.data)[at];
+        case 2:
+            return static_cast<const std::int16_t*>(tensor.data)[at];
+        default:
+            return static_cast<const std::int32_t*>(tensor.data)[at];
+    }
+}
+
+std::string shape(const IntegerTensor& t) {
+    return t.name + ": int" + std::to_string(8 * t.bytes) + " [" + std::to_string(t.rows) + ", " +
+           std::to_string(t.columns) + "]";
+}
+
+// A layer, ready to compute with: weights in 16 bits, rows padded with zeros.
+struct PackedLayer {
+    std::size_t inputs = 0, columns = 0, outputs = 0;  // columns: inputs, padded
+    std::vector<std::int16_t> weight;                  // [stacks, outputs, columns]
+    std::vector<std::int64_t> bias;                    // [stacks, outputs]; that of a shifted input is in it
+    std::vector<std::int64_t> correction;              // [stacks, outputs]: 32768 · Σ weight where inputs are shifted
+    // Columns whose sum of products has 32 bits for sure; 0: not even kEvaluateLanes of them. Where nothing is divided,
+    // sums may wrap around on the way, and it is all columns.
+    std::size_t exact_columns = 0;
+};
+
+// One thread's room.
+struct Scratch {
+    std::vector<std::int32_t> white, black;  // index rows of a chunk
+    std::vector<std::int16_t> counts, score;
+    std::vector<std::int8_t> result;
+    std::vector<std::uint8_t> black_to_move, piece_count;
+    std::vector<const std::int8_t*> rows8;
+    std::vector<const std::int16_t*> rows16;
+    std::vector<std::uint16_t> accumulator;         // both perspectives', padded
+    std::vector<std::vector<std::int16_t>> vectors;  // 0: the first activations, shifted by 32768 where they must be
+    std::vector<std::int16_t> joined;                // of several vectors
+    std::vector<std::vector<std::int64_t>> sums;     // of each layer
+    std::vector<std::uint32_t> products;
+    std::vector<std::int64_t> psqt[2];
+};
+
+}  // namespace
+
+class Evaluator::Impl {
+  public:
+    explicit Impl(Forward forward) : forward_(std::move(forward)), set_(feature_set(forward_.feature_set)) {
+        check_first();
+        double first_largest = forward_.first.clip;
+        if (forward_.first.activation != FirstActivation::kCrelu) {
+            first_largest = std::floor(first_largest * first_largest / std::ldexp(1.0, forward_.first.product_shift));
+        }
+        require(first_largest < 2 * kHalf16, "the first activations do not fit 16 bits");
+        shifted_ = first_largest > kMost16;
+        pack_layers(first_largest);
+        check_results();
+    }
+
+    const FeatureSet& features() const { return set_; }
+    int num_stacks() const { return forward_.num_stacks; }
+
+    Scratch scratch() const {
+        Scratch s;
+        const std::size_t rows = kChunk * static_cast<std::size_t>(set_.max_active);
+        s.white.resize(rows);
+        s.black.resize(rows);
+        s.counts.resize(kChunk);
+        s.score.resize(kChunk);
+        s.result.resize(kChunk);
+        s.black_to_move.resize(kChunk);
+        s.piece_count.resize(kChunk);
+        s.accumulator.resize(2 * padded(width_));
+        s.vectors.emplace_back(padded(vector_sizes_[0]));
+        std::size_t most_outputs = 1, most_columns = 0;
+        for (std::size_t k = 0; k < layers_.size(); ++k) {
+            s.vectors.emplace_back(padded(vector_sizes_[k + 1]));
+            s.sums.emplace_back(layers_[k].outputs);
+            most_outputs = std::max(most_outputs, layers_[k].outputs);
+            most_columns = std::max(most_columns, layers_[k].columns);
+        }
+        s.joined.resize(most_columns);
+        s.products.resize(most_outputs);
+        for (auto& sums : s.psqt) sums.resize(static_cast<std::size_t>(forward_.num_stacks));
+        return s;
+    }
+
+    // Positions begin … end − 1, as they lie in `rows` and `out` from `begin` on.
+    void evaluate(const IndexRows& rows, std::size_t begin, std::size_t end, const Evaluations& out,
+                  const EvaluateKernels& kernels, std::size_t first_row, Scratch& s) const {
+        for (std::size_t i = begin; i < end; ++i) position(rows, i - first_row, i, out, kernels, s);
+    }
+
+  private:
+    using Row = const std::int32_t*;
+
+    void check_first() {
+        const FirstLayer& first = forward_.first;
+        width_ = first.bias.columns;
+        require(first.bias.bytes == 2 && first.bias.rows == 1 && width_ > 0,
+                shape(first.bias) + ", expected int16 [1, n]");
+        require(first.weights.size() == set_.parts.size(), std::to_string(first.weights.size()) +
+                                                               " first weights, expected " +
+                                                               std::to_string(set_.parts.size()));
+        require(first.psqt.empty() || first.psqt.size() == set_.parts.size(), "PSQT columns of some parts only");
+        require(forward_.num_stacks >= 1, "no stacks");
+        const auto stacks = static_cast<std::size_t>(forward_.num_stacks);
+        for (std::size_t part = 0; part < set_.parts.size(); ++part) {
+            const auto features = static_cast<std::size_t>(set_.parts[part].num_features);
+            const IntegerTensor& weight = first.weights[part];
+            require((weight.bytes == 1 || weight.bytes == 2) && weight.rows == features && weight.columns == width_,
+                    shape(weight) + ", expected int8 or int16 [" + std::to_string(features) + ", " +
+                        std::to_string(width_) + "]");
+            if (first.psqt.empty()) continue;
+            const IntegerTensor& psqt = first.psqt[part];
+            require(psqt.bytes == 4 && psqt.rows == features && psqt.columns == stacks,
+                    shape(psqt) + ", expected int32 [" + std::to_string(features) + ", " + std::to_string(stacks) +
+                        "]");
+        }
+        require(first.clip >= 0 && first.clip <= kMost16, "a first clip that is not in 0 … 32767");
+        require(first.product_shift >= 0 && first.product_shift <= 30, "a product shift that is not in 0 … 30");
+        require(first.accumulator_shift >= 0 && first.accumulator_shift <= 15,
+                "an accumulator shift that is not in 0 … 15");
+        require(first.activation != FirstActivation::kPairwise || width_ % 2 == 0, "pairs of an odd width");
+        require(forward_.stacks.size() == kPieceCounts, "stacks for " + std::to_string(forward_.stacks.size()) +
+                                                            " numbers of pieces, expected 33");
+        for (const int stack : forward_.stacks) {
+            require(stack >= 0 && stack < forward_.num_stacks, "stack " + std::to_string(stack) + " of " +
+                                                                   std::to_string(forward_.num_stacks));
+        }
+    }
+
+    void pack_layers(double first_largest) {
+        const bool pairs = forward_.first.activation == FirstActivation::kPairwise;
+        vector_sizes_ = {pairs ? width_ : 2 * width_};
+        std::vector<double> largest{first_largest};
+        require(!forward_.layers.empty() && forward_.layers.back().outputs == 1, "no last layer with one output");
+        for (std::size_t k = 0; k < forward_.layers.size(); ++k) {
+            const ForwardLayer& layer = forward_.layers[k];
+            const std::string name = "layer " + std::to_string(k) + ": ";
+            require(layer.outputs >= 1 && layer.activated >= 0 && layer.activated <= layer.outputs,
+                    name + std::to_string(layer.activated) + " activated of " + std::to_string(layer.outputs));
+            require(layer.shift >= 0 && layer.shift <= 30 && layer.square_shift >= 0 && layer.square_shift <= 60 &&
+                        2 * layer.shift + layer.square_shift <= 62,
+                    name + "shifts beyond 62 bits");
+            require(layer.clip >= 0 && layer.clip <= kMost16 && layer.divide >= 1,
+                    name + "a clip that is not in 0 … 32767, or a divisor below 1");
+            PackedLayer packed;
+            packed.outputs = static_cast<std::size_t>(layer.outputs);
+            double most_input = 0;
+            require(!layer.inputs.empty(), name + "no inputs");
+            for (const int input : layer.inputs) {
+                require(input >= 0 && static_cast<std::size_t>(input) <= k, name + "an input that comes later");
+                require(!(shifted_ && input == 0) || layer.inputs.size() == 1,
+                        name + "first activations of 16 bits and others");
+                packed.inputs += vector_sizes_[static_cast<std::size_t>(input)];
+                most_input = std::max(most_input, largest[static_cast<std::size_t>(input)]);
+            }
+            const bool shifted = shifted_ && layer.inputs[0] == 0;
+            if (shifted) most_input = static_cast<double>(kHalf16);
+            packed.columns = padded(packed.inputs);
+            const double most_sum = pack(name, layer, shifted, most_input, packed);
+            layers_.push_back(std::move(packed));
+            most_sums_.push_back(std::min(most_sum, kMost32));
+            const bool dual = layer.activation == LayerActivation::kDual;
+            vector_sizes_.push_back(static_cast<std::size_t>(layer.activated) * (dual ? 2 : 1));
+            largest.push_back(layer.activation == LayerActivation::kNone ? kHalf16
+                              : layer.activation == LayerActivation::kScrelu
+                                  ? screlu_largest(name, layer)
+                                  : static_cast<double>(layer.clip));
+        }
+    }
+
+    static double screlu_largest(const std::string& name, const ForwardLayer& layer) {
+        require(std::ldexp(layer.clip, layer.shift) < kMost32, name + "a clip beyond 32 bits");
+        const double most = std::floor(std::ldexp(static_cast<double>(layer.clip) * layer.clip, -layer.square_shift));
+        require(most <= kMost16, name + "squares that do not fit 16 bits");
+        return most;
+    }
+
+    // Fills weights and biases; returns a bound of the sums.
+    double pack(const std::string& name, const ForwardLayer& layer, bool shifted, double most_input,
+                PackedLayer& packed) const {
+        const std::size_t rows = static_cast<std::size_t>(forward_.num_stacks) * packed.outputs;
+        require((layer.weight.bytes == 1 || layer.weight.bytes == 2) && layer.weight.rows == rows &&
+                    layer.weight.columns >= packed.inputs,
+                name + shape(layer.weight) + ", expected int8 or int16 [" + std::to_string(rows) + ", " +
+                    std::to_string(packed.inputs) + " or more]");
+        require((layer.bias.bytes == 2 || layer.bias.bytes == 4) && layer.bias.rows * layer.bias.columns == rows,
+                name + shape(layer.bias) + ", expected int16 or int32, " + std::to_string(rows) + " numbers");
+        packed.weight.resize(rows * packed.columns);
+        packed.bias.resize(rows);
+        packed.correction.resize(rows);
+        std::int64_t most_weight = 0, most_bias = 0, most_row = 0;
+        for (std::size_t row = 0; row < rows; ++row) {
+            std::int64_t sum = 0, magnitude = 0;
+            for (std::size_t i = 0; i < packed.inputs; ++i) {
+                const std::int64_t weight = element(layer.weight, row * layer.weight.columns + i);
+                packed.weight[row * packed.columns + i] = static_cast<std::int16_t>(weight);
+                sum += weight;
+                magnitude += std::abs(weight);
+                most_weight = std::max(most_weight, std::abs(weight));
+            }
+            packed.bias[row] = element(layer.bias, row);
+            packed.correction[row] = shifted ? kHalf16 * sum : 0;
+            most_bias = std::max(most_bias, std::abs(packed.bias[row]));
+            most_row = std::max(most_row, magnitude);
+        }
+        if (layer.divide == 1) {
+            packed.exact_columns = packed.columns;
+        } else {
+            const double each = std::max(1.0, most_input * static_cast<double>(most_weight));
+            packed.exact_columns = static_cast<std::size_t>(std::floor((kMost32 - 1) / each / kEvaluateLanes)) *
+                                   kEvaluateLanes;
+        }
+        // Inputs that are shifted reach twice as far.
+        return static_cast<double>(most_row) * most_input * (shifted ? 2 : 1) / static_cast<double>(layer.divide) +
+               static_cast<double>(most_bias);
+    }
+
+    void check_results() const {
+        double most = most_sums_.back();
+        for (const Skip& skip : forward_.skips) {
+            require(skip.layer >= 0 && static_cast<std::size_t>(skip.layer) < layers_.size(), "a skip of no layer");
+            const auto layer = static_cast<std::size_t>(skip.layer);
+            const int outputs = forward_.layers[layer].outputs;
+            require(skip.plus >= 0 && skip.plus < outputs && skip.minus >= -1 && skip.minus < outputs,
+                    "a skip of no output");
+            require(skip.multiply >= 1 && skip.divide >= 1, "a factor or divisor of a skip below 1");
+            const double product = 2 * most_sums_[layer] * static_cast<double>(skip.multiply);
+            require(product < kMost64, "a skip connection may reach " + std::to_string(product));
+            most += product / static_cast<double>(skip.divide);
+        }
+        require(forward_.multiply >= 1 && forward_.divide >= 1 && forward_.score_multiply >= 1 &&
+                    forward_.score_divide >= 1,
+                "a factor or divisor below 1");
+        most *= static_cast<double>(forward_.multiply);
+        require(most < kMost64, "the output may reach " + std::to_string(most));
+        most = (most / static_cast<double>(forward_.divide) + kMost32) * static_cast<double>(forward_.score_multiply);
+        require(most < kMost64, "the score may reach " + std::to_string(most));
+    }
+
+    void position(const IndexRows& rows, std::size_t row, std::size_t i, const Evaluations& out,
+                  const EvaluateKernels& kernels, Scratch& s) const {
+        const int pieces = rows.piece_count[row];
+        if (pieces > kMaxPieces) {
+            throw FormatError("position " + std::to_string(i) + ": " + std::to_string(pieces) +
+                              " pieces, expected at most 32");
+        }
+        Row sides[2] = {rows.white + row * rows.max_active, rows.black + row * rows.max_active};
+        if (rows.black_to_move[row]) std::swap(sides[0], sides[1]);
+        const auto used = static_cast<std::size_t>(forward_.stacks[static_cast<std::size_t>(pieces)]);
+        const auto num_stacks = static_cast<std::size_t>(forward_.num_stacks);
+        const std::size_t begin = out.every_stack ? 0 : used, end = out.every_stack ? num_stacks : used + 1;
+        const std::size_t stride = end - begin;
+        for (int side = 0; side < 2; ++side) accumulate(sides[side], rows.max_active, i, side, begin, end, kernels, s);
+        first_activation(kernels, s);
+        out.stack[i] = static_cast<std::int64_t>(used);
+        for (std::size_t stack = begin; stack < end; ++stack) {
+            const std::size_t at = i * stride + stack - begin;
+            // The engine subtracts in 32 bits.
+            out.psqt[at] = wrap32(s.psqt[0][stack] - s.psqt[1][stack]) / 2;
+            out.positional[at] = positional(stack, kernels, s);
+            if (stack == used) out.score[i] = score(out.psqt[at], out.positional[at]);
+        }
+    }
+
+    std::int64_t score(std::int64_t psqt, std::int64_t positional) const {
+        const auto scaled = [&](std::int64_t raw) { return raw * forward_.score_multiply / forward_.score_divide; };
+        return forward_.score_apart ? scaled(psqt) + scaled(positional) : scaled(psqt + positional);
+    }
+
+    // One perspective's accumulator, and its PSQT sums of the stacks begin … end − 1.
+    void accumulate(Row row, std::size_t max_active, std::size_t i, int side, std::size_t begin, std::size_t end,
+                    const EvaluateKernels& kernels, Scratch& s) const {
+        s.rows8.clear();
+        s.rows16.clear();
+        const auto num_stacks = static_cast<std::size_t>(forward_.num_stacks);
+        std::vector<std::int64_t>& psqt = s.psqt[side];
+        std::fill(psqt.begin(), psqt.end(), 0);
+        for (std::size_t k = 0; k < max_active && row[k] != -1; ++k) {
+            const std::int32_t index = row[k];
+            if (index < 0 || index >= set_.num_features) {
+                throw FormatError("position " + std::to_string(i) + ": index " + std::to_string(index) +
+                                  ", expected 0 … " + std::to_string(set_.num_features - 1));
+            }
+            std::size_t part = 0;
+            while (index >= set_.parts[part].first_feature + set_.parts[part].num_features) ++part;
+            const auto feature = static_cast<std::size_t>(index - set_.parts[part].first_feature);
+            const IntegerTensor& weight = forward_.first.weights[part];
+            if (weight.bytes == 1) {
+                s.rows8.push_back(static_cast<const std::int8_t*>(weight.data) + feature * width_);
+            } else {
+                s.rows16.push_back(static_cast<const std::int16_t*>(weight.data) + feature * width_);
+            }
+            if (forward_.first.psqt.empty()) continue;
+            const auto* columns =
+                static_cast<const std::int32_t*>(forward_.first.psqt[part].data) + feature * num_stacks;
+            for (std::size_t stack = begin; stack < end; ++stack) psqt[stack] += columns[stack];
+        }
+        std::uint16_t* sum = s.accumulator.data() + static_cast<std::size_t>(side) * padded(width_);
+        const auto* bias = static_cast<const std::uint16_t*>(forward_.first.bias.data);
+        std::copy_n(bias, width_, sum);
+        kernels.add_rows_i16(s.rows16.data(), s.rows16.size(), sum, width_);
+        kernels.add_rows_i8(s.rows8.data(), s.rows8.size(), sum, width_);
+        kernels.clip(sum, width_, forward_.first.accumulator_shift, forward_.first.clip);
+        for (std::int64_t& value : psqt) value = wrap32(value);
+    }
+
+    void first_activation(const EvaluateKernels& kernels, Scratch& s) const {
+        const FirstLayer& first = forward_.first;
+        auto* x = reinterpret_cast<std::uint16_t*>(s.vectors[0].data());
+        const bool narrow = first.clip < 256;  // 255² has 16 bits
+        for (std::size_t side = 0; side < 2; ++side) {
+            const std::uint16_t* a = s.accumulator.data() + side * padded(width_);
+            if (first.activation == FirstActivation::kCrelu) {
+                std::copy_n(a, width_, x);
+                x += width_;
+                continue;
+            }
+            const bool pairs = first.activation == FirstActivation::kPairwise;
+            const std::size_t n = pairs ? width_ / 2 : width_;
+            const std::uint16_t* b = pairs ? a + n : a;
+            (narrow ? kernels.narrow_products : kernels.products)(a, b, x, n, first.product_shift);
+            x += n;
+        }
+        if (shifted_) {
+            for (std::int16_t& value : s.vectors[0]) value = static_cast<std::int16_t>(value ^ 0x8000);
+        }
+    }
+
+    std::int64_t positional(std::size_t stack, const EvaluateKernels& kernels, Scratch& s) const {
+        for (std::size_t k = 0; k < layers_.size(); ++k) {
+            layer_sums(k, stack, inputs_of(k, s), kernels, s);
+            activate(forward_.layers[k], s.sums[k].data(), s.vectors[k + 1].data());
+        }
+        std::int64_t output = s.sums.back()[0];
+        for (const Skip& skip : forward_.skips) {
+            const std::vector<std::int64_t>& y = s.sums[static_cast<std::size_t>(skip.layer)];
+            std::int64_t straight = y[static_cast<std::size_t>(skip.plus)];
+            if (skip.minus >= 0) straight -= y[static_cast<std::size_t>(skip.minus)];
+            straight *= skip.multiply;
+            output += (skip.wraps ? wrap32(straight) : straight) / skip.divide;
+        }
+        return output * forward_.multiply / forward_.divide;
+    }
+
+    const std::int16_t* inputs_of(std::size_t k, Scratch& s) const {
+        const std::vector<int>& inputs = forward_.layers[k].inputs;
+        if (inputs.size() == 1) return s.vectors[static_cast<std::size_t>(inputs[0])].data();
+        std::int16_t* x = s.joined.data();
+        for (const int input : inputs) {
+            const auto number = static_cast<std::size_t>(input);
+            x = std::copy_n(s.vectors[number].data(), vector_sizes_[number], x);
+        }
+        return s.joined.data();
+    }
+
+    void layer_sums(std::size_t k, std::size_t stack, const std::int16_t* x, const EvaluateKernels& kernels,
+                    Scratch& s) const {
+        const PackedLayer& layer = layers_[k];
+        const std::int64_t divide = forward_.layers[k].divide;
+        const std::size_t first = stack * layer.outputs;
+        const std::int16_t* weight = layer.weight.data() + first * layer.columns;
+        std::vector<std::int64_t>& sums = s.sums[k];
+        if (layer.exact_columns >= layer.columns) {
+            kernels.multiply(x, weight, layer.columns, layer.outputs, s.products.data());
+            for (std::size_t o = 0; o < layer.outputs; ++o) sums[o] = static_cast<std::int32_t>(s.products[o]);
+        } else {
+            for (std::size_t o = 0; o < layer.outputs; ++o) {
+                sums[o] = exact_sum(x, weight + o * layer.columns, layer, kernels);
+            }
+        }
+        for (std::size_t o = 0; o < layer.outputs; ++o) {
+            sums[o] = wrap32((sums[o] + layer.correction[first + o]) / divide + layer.bias[first + o]);
+        }
+    }
+
+    static std::int64_t exact_sum(const std::int16_t* x, const std::int16_t* weight, const PackedLayer& layer,
+                                  const EvaluateKernels& kernels) {
+        std::int64_t sum = 0;
+        if (layer.exact_columns == 0) {
+            for (std::size_t i = 0; i < layer.columns; ++i) sum += std::int64_t{x[i]} * weight[i];
+            return sum;
+        }
+        for (std::size_t i = 0; i < layer.columns; i += layer.exact_columns) {
+            std::uint32_t part = 0;
+            kernels.multiply(x + i, weight + i, std::min(layer.exact_columns, layer.columns - i), 1, &part);
+            sum += static_cast<std::int32_t>(part);
+        }
+        return sum;
+    }
+
+    static void activate(const ForwardLayer& layer, const std::int64_t* y, std::int16_t* out) {
+        const int shift = 2 * layer.shift + layer.square_shift;
+        const auto n = static_cast<std::size_t>(layer.activated);
+        const std::int64_t clip = layer.clip;
+        for (std::size_t o = 0; o < n; ++o) {
+            const std::int64_t clamped = std::clamp<std::int64_t>(y[o] >> layer.shift, 0, clip);
+            std::int64_t value = clamped;
+            switch (layer.activation) {
+                case LayerActivation::kCrelu:
+                    break;
+                case LayerActivation::kScrelu: {
+                    const std::int64_t inside = std::clamp<std::int64_t>(y[o], 0, clip << layer.shift);
+                    value = inside * inside >> shift;
+                    break;
+                }
+                case LayerActivation::kDual:
+                    value = std::min(y[o] * y[o] >> shift, clip);
+                    out[n + o] = static_cast<std::int16_t>(clamped);
+                    break;
+                case LayerActivation::kNone:
+                    value = std::clamp<std::int64_t>(y[o] >> layer.shift, -kMost16 - 1, kMost16);
+                    break;
+            }
+            out[o] = static_cast<std::int16_t>(value);
+        }
+    }
+
+    Forward forward_;
+    const FeatureSet& set_;
+    std::size_t width_ = 0;
+    bool shifted_ = false;  // the first activations need all 16 bits, and are kept 32768 lower
+    std::vector<PackedLayer> layers_;
+    std::vector<std::size_t> vector_sizes_;
+    std::vector<double> most_sums_;  // bounds of each layer's
+};
+
+namespace {
+
+// Calls body(begin, end, scratch) for chunks of [0, n) on several threads, which take the next chunk as they are ready.
+// The first exception ends the work and is rethrown.
+template <class MakeScratch, class Body>
+void in_chunks(std::size_t n, const EvaluateOptions& options, MakeScratch&& make_scratch, Body&& body) {
+    constexpr auto kPollEvery = std::chrono::milliseconds(100);
+    constexpr int kMostThreads = 256;
+    std::atomic<std::size_t> next = 0;
+    std::mutex mutex;
+    std::exception_ptr error;
+    std::size_t error_at = n;
+    const auto fail = [&](std::size_t at) {
+        const std::lock_guard lock(mutex);
+        if (!error || at < error_at) {
+            error = std::current_exception();
+            error_at = at;
+        }
+        next = n;
+    };
+    const auto work = [&](bool polls) {
+        std::size_t begin = 0;
+        try {
+            auto scratch = make_scratch();
+            auto polled = std::chrono::steady_clock::now();
+            while ((begin = next.fetch_add(kChunk)) < n) {
+                body(begin, std::min(begin + kChunk, n), scratch);
+                if (!polls || !options.poll) continue;
+                const auto now = std::chrono::steady_clock::now();
+                if (now - polled < kPollEvery) continue;
+                polled = now;
+                options.poll();
+            }
+        } catch (...) {
+            fail(begin);
+        }
+    };
+    const std::size_t chunks = (n + kChunk - 1) / kChunk;
+    const int wanted = std::min(options.threads <= 0 ? default_threads() : options.threads, kMostThreads);
+    std::vector<std::jthread> workers;
+    try {
+        while (workers.size() + 1 < std::min(chunks, static_cast<std::size_t>(wanted))) {
+            workers.emplace_back([&] { work(false); });
+        }
+    } catch (const std::system_error&) {
+        // The system gives no more threads: those that there are do it all.
+    }
+    work(true);
+    workers.clear();  // joins
+    if (error) std::rethrow_exception(error);
+}
+
+const Kernels& kernels_of(const EvaluateOptions& options) {
+    return options.kernels ? *options.kernels : kernels();
+}
+
+}  // namespace
+
+Evaluator::Evaluator(Forward forward) : impl_(std::make_unique<const Impl>(std::move(forward))) {}
+Evaluator::~Evaluator() = default;
+Evaluator::Evaluator(Evaluator&&) noexcept = default;
+
+const FeatureSet& Evaluator::features() const {
+    return impl_->features();
+}
+
+int Evaluator::num_stacks() const {
+    return impl_->num_stacks();
+}
+
+void Evaluator::evaluate(std::span<const Record> records, const Evaluations& out,
+                         const EvaluateOptions& options) const {
+    const Kernels& expanding = kernels_of(options);
+    const EvaluateKernels& kernels = evaluate_kernels(expanding.isa);
+    const FeatureSet& set = features();
+    const auto max_active = static_cast<std::size_t>(set.max_active);
+    in_chunks(
+        records.size(), options, [&] { return impl_->scratch(); },
+        [&](std::size_t begin, std::size_t end, Scratch& s) {
+            Entry entry;
+            for (std::size_t i = begin; i < end; ++i) {
+                if (const char* what = unpack(records[i], entry)) {
+                    throw FormatError("record " + std::to_string(i) + ": " + what);
+                }
+            }
+            const BatchRows rows{s.white.data(), s.black.data(),         s.counts.data(),     s.score.data(),
+                                 s.result.data(), s.black_to_move.data(), s.piece_count.data()};
+            expanding.expand(records.data() + begin, nullptr, end - begin, set, rows);
+            const IndexRows indices{rows.white, rows.black, rows.black_to_move, rows.piece_count, end - begin,
+                                    max_active};
+            impl_->evaluate(indices, begin, end, out, kernels, begin, s);
+        });
+}
+
+void Evaluator::evaluate(const IndexRows& rows, const Evaluations& out, const EvaluateOptions& options) const {
+    const EvaluateKernels& kernels = evaluate_kernels(kernels_of(options).isa);
+    in_chunks(
+        rows.n, options, [&] { return impl_->scratch(); },
+        [&](std::size_t begin, std::size_t end, Scratch& s) {
+            impl_->evaluate(rows, begin, end, out, kernels, 0, s);
+        });
+}
+
+}  // namespace nnue::data

@@ -1,0 +1,63 @@
+// Evaluates positions with the integers of a net, bit for bit as the engine does, from any description of its forward.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "chess/types.h"
+#include "evaluate/forward.h"
+#include "evaluate/kernels.h"
+#include "features/feature_set.h"
+#include "pipeline/kernels.h"
+
+namespace nnue::data {
+
+// Index rows of n positions: max_active entries each, the first −1 ends a row.
+struct IndexRows {
+    const std::int32_t* white;
+    const std::int32_t* black;
+    const std::uint8_t* black_to_move;
+    const std::uint8_t* piece_count;
+    std::size_t n, max_active;
+};
+
+// Memory of the caller for n positions. psqt and positional have n · stacks entries if every_stack, else n of the stack
+// in use; `stack` says which one that is.
+struct Evaluations {
+    std::int64_t* stack;
+    std::int64_t* psqt;
+    std::int64_t* positional;
+    std::int64_t* score;
+    bool every_stack;
+};
+
+struct EvaluateOptions {
+    int threads = 0;  // at most so many; ≤ 0: one per CPU
+    // Called by the calling thread ten times a second or so. What it throws ends the work.
+    std::function<void()> poll = {};
+    const Kernels* kernels = nullptr;  // null: the best that this CPU can run
+};
+
+class Evaluator {
+  public:
+    // The tensors must outlive the evaluator. Throws FormatError if the description does not hold together, or if its
+    // sums may not fit 64 bits.
+    explicit Evaluator(Forward forward);
+    ~Evaluator();
+    Evaluator(Evaluator&&) noexcept;
+
+    // Records that are not sound, and indices that are no features, are a FormatError naming the position.
+    void evaluate(std::span<const Record> records, const Evaluations& out, const EvaluateOptions& options = {}) const;
+    void evaluate(const IndexRows& rows, const Evaluations& out, const EvaluateOptions& options = {}) const;
+
+    const FeatureSet& features() const;
+    int num_stacks() const;
+
+  private:
+    class Impl;
+    std::unique_ptr<const Impl> impl_;
+};
+
+}  // namespace nnue::data

@@ -1,0 +1,61 @@
+// What a net computes with its integers, as data. The words, stage by stage, are those of
+// nnue_trainer/nets/integer_forward.py, which is also the reference. No net has a name here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace nnue::data {
+
+// Integers of a net, row-major, in the caller's memory.
+struct IntegerTensor {
+    std::string name;  // for messages
+    const void* data = nullptr;
+    int bytes = 0;  // of an element: 1, 2 or 4, signed
+    std::size_t rows = 0, columns = 0;
+};
+
+enum class FirstActivation { kCrelu, kScrelu, kPairwise };
+enum class LayerActivation { kCrelu, kScrelu, kDual, kNone };
+
+struct FirstLayer {
+    IntegerTensor bias;                  // int16 [1, width]
+    std::vector<IntegerTensor> weights;  // int8 or int16 [features, width], one for each part of the feature set
+    std::vector<IntegerTensor> psqt;     // int32 [features, stacks], as many or none
+    FirstActivation activation = FirstActivation::kCrelu;
+    int clip = 0, product_shift = 0, accumulator_shift = 0;
+};
+
+struct ForwardLayer {
+    IntegerTensor weight;  // int8 or int16 [stacks · outputs, at least the inputs]
+    IntegerTensor bias;    // int16 or int32, stacks · outputs numbers
+    int outputs = 0;
+    std::vector<int> inputs;  // vectors: 0 the first activations, k + 1 those of layer k
+    std::int64_t divide = 1;
+    int activated = 0;
+    LayerActivation activation = LayerActivation::kCrelu;
+    int shift = 0, square_shift = 0, clip = 0;
+};
+
+struct Skip {
+    int layer = 0, plus = 0, minus = -1;  // minus −1: nothing is subtracted
+    std::int64_t multiply = 1, divide = 1;
+    bool wraps = false;
+};
+
+struct Forward {
+    std::string feature_set;
+    FirstLayer first;
+    std::vector<ForwardLayer> layers;
+    int num_stacks = 1;
+    std::vector<int> stacks;  // the stack for each number of pieces, 0 to 32
+    std::vector<Skip> skips;
+    std::int64_t multiply = 1, divide = 1;
+    std::int64_t score_multiply = 1, score_divide = 1;
+    bool score_apart = false;
+};
+
+}  // namespace nnue::data

@@ -1,0 +1,230 @@
+"""What a net computes with its integers, as data: stages that a program can run without knowing the net.
+
+A net describes its integer forward once (`Net.integer_forward`). The evaluator in C++ (data_loader/evaluate) runs any
+such description, with AVX2 where there is, in several threads; `reference` runs it here, slowly and plainly, and says
+what the words mean. Both give the same integers. Nothing in either knows the name of a net.
+
+The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and int16 and int32 wrap around.
+
+1. For each perspective an accumulator, int16: bias + the rows of the active features, then `<< accumulator_shift`.
+2. The first activation clips accumulators to [0, clip] and takes them as they are (crelu), their squares (screlu) or
+   the products of their halves (pairwise), squares and products `>> product_shift`. Those of the side to move come
+   first, then those of the other side: vector 0.
+3. The number of pieces chooses the stack of layers, and the PSQT column (`stacks`).
+4. Each layer: y = tdiv(Σ weight · x, divide) + bias, int32, where x are the vectors that it names, one after another.
+   The activations of its first `activated` outputs are the next vector: vector k + 1 behind layer k.
+5. The last layer has one output. What skip connections bring is added, then
+   positional = tdiv((output + skips) · multiply, divide).
+6. psqt = tdiv(side to move − other side, 2) of the sums of the PSQT columns, int32.
+7. score = tdiv((psqt + positional) · score_multiply, score_divide), together or each part by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from nnue_trainer.data.batch import Batch
+
+PIECE_COUNTS = 33  # 0 … 32 pieces
+INT16_MIN, INT16_MAX = -(2**15), 2**15 - 1
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """Stages 1, 2 and 6. Tensors are named as in `Net.tensors()`; `weights` and `psqt` have one for each part of
+    `Net.integer_feature_set`, in its order."""
+
+    bias: str
+    """int16 [H]"""
+    weights: tuple[str, ...]
+    """int8 or int16 [features, H] each"""
+    activation: Literal["crelu", "screlu", "pairwise"]
+    clip: int
+    product_shift: int = 0
+    accumulator_shift: int = 0
+    psqt: tuple[str, ...] = ()
+    """int32 [features, stacks] each"""
+
+    @property
+    def largest(self) -> int:
+        """The largest activation."""
+        return self.clip if self.activation == "crelu" else self.clip**2 >> self.product_shift
+
+
+@dataclass(frozen=True)
+class IntegerLayer:
+    """Stage 4. Activations of an output y, with s = square_shift + 2 · shift:
+
+    - crelu: clip(y >> shift, 0, clip)
+    - screlu: clip(y, 0, clip << shift)² >> s
+    - dual: min(y² >> s, clip) of all outputs, then crelu of all
+    - none: clip(y >> shift, −32768, 32767)
+    """
+
+    weight: str
+    """int8 or int16, stacks · outputs rows of at least as many columns as there are inputs"""
+    bias: str
+    """int16 or int32, stacks · outputs numbers"""
+    outputs: int
+    inputs: tuple[int, ...]
+    """vectors: 0 the first activations, k + 1 those of layer k"""
+    divide: int = 1
+    activated: int = 0
+    activation: Literal["crelu", "screlu", "dual", "none"] = "crelu"
+    shift: int = 0
+    square_shift: int = 0
+    clip: int = INT16_MAX
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A skip connection: tdiv((output `plus` − `minus`) · multiply, divide) of a layer, before its activation."""
+
+    layer: int
+    plus: int
+    minus: int | None = None
+    multiply: int = 1
+    divide: int = 1
+    wraps: bool = False
+    """the product has 32 bits"""
+
+
+@dataclass(frozen=True)
+class IntegerForward:
+    """All stages. Nothing in it depends on values of tensors."""
+
+    first: FirstLayer
+    layers: tuple[IntegerLayer, ...]
+    """the last one has one output"""
+    num_stacks: int = 1
+    stacks: tuple[int, ...] = (0,) * PIECE_COUNTS
+    """the stack for each number of pieces, 0 to 32"""
+    skips: tuple[Skip, ...] = ()
+    multiply: int = 1
+    divide: int = 1
+    score_multiply: int = 1
+    score_divide: int = 1
+    score_apart: bool = False
+    """PSQT and layers are scaled each by itself"""
+
+    def score(self, psqt: np.ndarray, positional: np.ndarray) -> np.ndarray:
+        """Stage 7, int64."""
+        parts = (psqt, positional) if self.score_apart else (psqt + positional,)
+        return np.asarray(sum(tdiv(part * self.score_multiply, self.score_divide) for part in parts))
+
+    def stack(self, batch: Batch) -> np.ndarray:
+        """Stage 3: int64 [B]."""
+        return np.asarray(self.stacks, np.int64)[batch.piece_count.numpy()]
+
+
+class RawValues(NamedTuple):
+    """What the integers of a net give for B positions, side to move's view, before the output scale: int64 [B, S] each
+    for all of its S stacks, or [B, 1] each where it computes only the one in use."""
+
+    psqt: np.ndarray
+    positional: np.ndarray
+
+
+def tdiv(a: np.ndarray, b: int) -> np.ndarray:
+    """Integer division toward zero, as C does it; `b` positive."""
+    return np.asarray(np.sign(a) * (np.abs(a) // b))
+
+
+def wrap32(values: np.ndarray) -> np.ndarray:
+    """int64 values as 32-bit integers hold them."""
+    return np.asarray(np.asarray(values, np.int64).astype(np.int32).astype(np.int64))
+
+
+def accumulate(batch: Batch, bias: np.ndarray, parts: list[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """bias + the sum of the active rows, of the side to move and of the other side: [B, N] each, in the integers of the
+    bias [N], which wrap around as an engine's do. `parts` are (first feature, weight [F, N]) of the sets in a sum."""
+    white, black = (_accumulate(rows.numpy(), bias, parts) for rows in (batch.white, batch.black))
+    black_to_move = batch.black_to_move.numpy().astype(bool)[:, np.newaxis]
+    return np.where(black_to_move, black, white), np.where(black_to_move, white, black)
+
+
+def _accumulate(rows: np.ndarray, bias: np.ndarray, parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
+    total = np.repeat(bias[np.newaxis], len(rows), axis=0)
+    for first, weight in parts:
+        active = (rows >= first) & (rows < first + len(weight))
+        counts = active.sum(1)
+        some = np.flatnonzero(counts)
+        if some.size:
+            gathered = weight[rows[active] - first]
+            starts = np.cumsum(counts[some]) - counts[some]
+            total[some] += np.add.reduceat(gathered, starts, axis=0, dtype=bias.dtype)
+    return total
+
+
+def side_by_side(tensors: Mapping[str, np.ndarray], names: tuple[str, ...]) -> list[tuple[int, np.ndarray]]:
+    """(first feature, tensor) of tensors that have the features of a sum one after the other."""
+    parts, first = [], 0
+    for name in names:
+        parts.append((first, tensors[name]))
+        first += len(tensors[name])
+    return parts
+
+
+def first_activations(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch) -> np.ndarray:
+    """Stages 1 and 2: vector 0, int64 [B, N], side to move first."""
+    first = forward.first
+    sides = accumulate(batch, tensors[first.bias], side_by_side(tensors, first.weights))
+    shifted = [side << np.int16(first.accumulator_shift) for side in sides]
+    clipped = [np.clip(side, 0, first.clip).astype(np.int64) for side in shifted]
+    match first.activation:
+        case "screlu":
+            clipped = [side * side >> first.product_shift for side in clipped]
+        case "pairwise":
+            half = clipped[0].shape[1] // 2
+            clipped = [side[:, :half] * side[:, half:] >> first.product_shift for side in clipped]
+    return np.concatenate(clipped, axis=1)
+
+
+def reference(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
+    """Stages 1 to 6 in NumPy, of every stack: what the evaluator in C++ is held against."""
+    psqt = np.zeros((len(batch), forward.num_stacks), np.int64)
+    if forward.first.psqt:
+        zero = np.zeros(forward.num_stacks, np.int32)
+        us, them = accumulate(batch, zero, side_by_side(tensors, forward.first.psqt))
+        psqt = tdiv((us - them).astype(np.int64), 2)
+    x = first_activations(forward, tensors, batch)
+    positional = [_stack(forward, tensors, stack, x) for stack in range(forward.num_stacks)]
+    return RawValues(psqt, np.stack(positional, axis=1))
+
+
+def _stack(forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: int, x: np.ndarray) -> np.ndarray:
+    """Stages 4 and 5 in one stack, int64 [B]."""
+    vectors, sums = [x], []
+    for layer in forward.layers:
+        inputs = np.concatenate([vectors[number] for number in layer.inputs], axis=1)
+        columns = tensors[layer.weight].shape[-1]
+        weight = tensors[layer.weight].reshape(-1, layer.outputs, columns)[stack, :, : inputs.shape[1]]
+        bias = tensors[layer.bias].reshape(-1, layer.outputs)[stack].astype(np.int64)
+        # Inputs have at most 16 bits and weights too: sums are far below 2^53, so they are exact in float64, and fast.
+        total = (inputs.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int64)
+        sums.append(wrap32(tdiv(total, layer.divide) + bias))
+        vectors.append(_activated(layer, sums[-1][:, : layer.activated]))
+    output = sums[-1][:, 0]
+    for skip in forward.skips:
+        y = sums[skip.layer]
+        straight = (y[:, skip.plus] if skip.minus is None else y[:, skip.plus] - y[:, skip.minus]) * skip.multiply
+        output = output + tdiv(wrap32(straight) if skip.wraps else straight, skip.divide)
+    return tdiv(output * forward.multiply, forward.divide)
+
+
+def _activated(layer: IntegerLayer, y: np.ndarray) -> np.ndarray:
+    clamped: np.ndarray = np.clip(y >> layer.shift, 0, layer.clip)
+    shift = 2 * layer.shift + layer.square_shift
+    match layer.activation:
+        case "screlu":
+            return np.asarray(np.clip(y, 0, layer.clip << layer.shift) ** 2 >> shift)
+        case "dual":
+            return np.concatenate([np.minimum(y * y >> shift, layer.clip), clamped], axis=1)
+        case "none":
+            return np.asarray(np.clip(y >> layer.shift, INT16_MIN, INT16_MAX))
+    return clamped
