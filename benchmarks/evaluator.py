@@ -55,7 +55,9 @@ def main() -> None:
             best_cpu = min(best_cpu, time.process_time() - cpu)
             best_wall = min(best_wall, time.perf_counter() - wall)
         n = len(records)
-        print(f"{name}: {n / best_cpu:,.0f} per CPU second, {n / best_wall:,.0f} per second; best of 3, {n:,} positions")
+        print(
+            f"{name}: {n / best_cpu:,.0f} per CPU second, {n / best_wall:,.0f} per second; best of 3, {n:,} positions"
+        )
 
 
 if __name__ == "__main__":

@@ -32,9 +32,12 @@ class EvaluatorHandle {
             white.shape(1) != black.shape(1) || black_to_move.size() != n) {
             throw FormatError("evaluate: the rows of a batch have different sizes");
         }
-        const IndexRows rows{white.data(),       black.data(),
-                             black_to_move.data(), piece_count.data(),
-                             static_cast<std::size_t>(n), static_cast<std::size_t>(white.shape(1))};
+        const IndexRows rows{white.data(),
+                             black.data(),
+                             black_to_move.data(),
+                             piece_count.data(),
+                             static_cast<std::size_t>(n),
+                             static_cast<std::size_t>(white.shape(1))};
         return run(rows.n, every_stack, threads, isa, [&](const Evaluations& out, const EvaluateOptions& options) {
             evaluator_.evaluate(rows, out, options);
         });
@@ -100,10 +103,10 @@ class EvaluatorHandle {
         forward.first.bias = tensor(first["bias"]);
         forward.first.weights = tensors(first["weights"]);
         forward.first.psqt = tensors(first["psqt"]);
-        forward.first.activation = choose<FirstActivation>(
-            first["activation"], {{"crelu", FirstActivation::kCrelu},
-                                  {"screlu", FirstActivation::kScrelu},
-                                  {"pairwise", FirstActivation::kPairwise}});
+        forward.first.activation =
+            choose<FirstActivation>(first["activation"], {{"crelu", FirstActivation::kCrelu},
+                                                          {"screlu", FirstActivation::kScrelu},
+                                                          {"pairwise", FirstActivation::kPairwise}});
         forward.first.clip = first["clip"].cast<int>();
         forward.first.product_shift = first["product_shift"].cast<int>();
         forward.first.accumulator_shift = first["accumulator_shift"].cast<int>();
@@ -127,10 +130,9 @@ class EvaluatorHandle {
         }
         for (const py::handle& item : d["skips"]) {
             const auto s = item.cast<py::dict>();
-            forward.skips.push_back({s["layer"].cast<int>(), s["plus"].cast<int>(),
-                                     s["minus"].is_none() ? -1 : s["minus"].cast<int>(),
-                                     s["multiply"].cast<std::int64_t>(), s["divide"].cast<std::int64_t>(),
-                                     s["wraps"].cast<bool>()});
+            forward.skips.push_back(
+                {s["layer"].cast<int>(), s["plus"].cast<int>(), s["minus"].is_none() ? -1 : s["minus"].cast<int>(),
+                 s["multiply"].cast<std::int64_t>(), s["divide"].cast<std::int64_t>(), s["wraps"].cast<bool>()});
         }
         forward.num_stacks = d["num_stacks"].cast<int>();
         forward.stacks = d["stacks"].cast<std::vector<int>>();

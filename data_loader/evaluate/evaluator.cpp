@@ -78,7 +78,7 @@ struct Scratch {
     std::vector<std::uint8_t> black_to_move, piece_count;
     std::vector<const std::int8_t*> rows8;
     std::vector<const std::int16_t*> rows16;
-    std::vector<std::uint16_t> accumulator;         // both perspectives', padded
+    std::vector<std::uint16_t> accumulator;          // both perspectives', padded
     std::vector<std::vector<std::int16_t>> vectors;  // 0: the first activations, shifted by 32768 where they must be
     std::vector<std::int16_t> joined;                // of several vectors
     std::vector<std::vector<std::int64_t>> sums;     // of each layer
@@ -144,9 +144,8 @@ class Evaluator::Impl {
         width_ = first.bias.columns;
         require(first.bias.bytes == 2 && first.bias.rows == 1 && width_ > 0,
                 shape(first.bias) + ", expected int16 [1, n]");
-        require(first.weights.size() == set_.parts.size(), std::to_string(first.weights.size()) +
-                                                               " first weights, expected " +
-                                                               std::to_string(set_.parts.size()));
+        require(first.weights.size() == set_.parts.size(),
+                std::to_string(first.weights.size()) + " first weights, expected " + std::to_string(set_.parts.size()));
         require(first.psqt.empty() || first.psqt.size() == set_.parts.size(), "PSQT columns of some parts only");
         require(forward_.num_stacks >= 1, "no stacks");
         const auto stacks = static_cast<std::size_t>(forward_.num_stacks);
@@ -158,20 +157,20 @@ class Evaluator::Impl {
                         std::to_string(width_) + "]");
             if (first.psqt.empty()) continue;
             const IntegerTensor& psqt = first.psqt[part];
-            require(psqt.bytes == 4 && psqt.rows == features && psqt.columns == stacks,
-                    shape(psqt) + ", expected int32 [" + std::to_string(features) + ", " + std::to_string(stacks) +
-                        "]");
+            require(
+                psqt.bytes == 4 && psqt.rows == features && psqt.columns == stacks,
+                shape(psqt) + ", expected int32 [" + std::to_string(features) + ", " + std::to_string(stacks) + "]");
         }
         require(first.clip >= 0 && first.clip <= kMost16, "a first clip that is not in 0 … 32767");
         require(first.product_shift >= 0 && first.product_shift <= 30, "a product shift that is not in 0 … 30");
         require(first.accumulator_shift >= 0 && first.accumulator_shift <= 15,
                 "an accumulator shift that is not in 0 … 15");
         require(first.activation != FirstActivation::kPairwise || width_ % 2 == 0, "pairs of an odd width");
-        require(forward_.stacks.size() == kPieceCounts, "stacks for " + std::to_string(forward_.stacks.size()) +
-                                                            " numbers of pieces, expected 33");
+        require(forward_.stacks.size() == kPieceCounts,
+                "stacks for " + std::to_string(forward_.stacks.size()) + " numbers of pieces, expected 33");
         for (const int stack : forward_.stacks) {
-            require(stack >= 0 && stack < forward_.num_stacks, "stack " + std::to_string(stack) + " of " +
-                                                                   std::to_string(forward_.num_stacks));
+            require(stack >= 0 && stack < forward_.num_stacks,
+                    "stack " + std::to_string(stack) + " of " + std::to_string(forward_.num_stacks));
         }
     }
 
@@ -209,10 +208,9 @@ class Evaluator::Impl {
             most_sums_.push_back(std::min(most_sum, kMost32));
             const bool dual = layer.activation == LayerActivation::kDual;
             vector_sizes_.push_back(static_cast<std::size_t>(layer.activated) * (dual ? 2 : 1));
-            largest.push_back(layer.activation == LayerActivation::kNone ? kHalf16
-                              : layer.activation == LayerActivation::kScrelu
-                                  ? screlu_largest(name, layer)
-                                  : static_cast<double>(layer.clip));
+            largest.push_back(layer.activation == LayerActivation::kNone     ? kHalf16
+                              : layer.activation == LayerActivation::kScrelu ? screlu_largest(name, layer)
+                                                                             : static_cast<double>(layer.clip));
         }
     }
 
@@ -255,8 +253,8 @@ class Evaluator::Impl {
             packed.exact_columns = packed.columns;
         } else {
             const double each = std::max(1.0, most_input * static_cast<double>(most_weight));
-            packed.exact_columns = static_cast<std::size_t>(std::floor((kMost32 - 1) / each / kEvaluateLanes)) *
-                                   kEvaluateLanes;
+            packed.exact_columns =
+                static_cast<std::size_t>(std::floor((kMost32 - 1) / each / kEvaluateLanes)) * kEvaluateLanes;
         }
         // Inputs that are shifted reach twice as far.
         return static_cast<double>(most_row) * most_input * (shifted ? 2 : 1) / static_cast<double>(layer.divide) +
@@ -478,7 +476,6 @@ namespace {
 // The first exception ends the work and is rethrown.
 template <class MakeScratch, class Body>
 void in_chunks(std::size_t n, const EvaluateOptions& options, MakeScratch&& make_scratch, Body&& body) {
-    constexpr auto kPollEvery = std::chrono::milliseconds(100);
     constexpr int kMostThreads = 256;
     std::atomic<std::size_t> next = 0;
     std::mutex mutex;
@@ -501,7 +498,7 @@ void in_chunks(std::size_t n, const EvaluateOptions& options, MakeScratch&& make
                 body(begin, std::min(begin + kChunk, n), scratch);
                 if (!polls || !options.poll) continue;
                 const auto now = std::chrono::steady_clock::now();
-                if (now - polled < kPollEvery) continue;
+                if (now - polled < options.poll_every) continue;
                 polled = now;
                 options.poll();
             }
@@ -557,11 +554,11 @@ void Evaluator::evaluate(std::span<const Record> records, const Evaluations& out
                     throw FormatError("record " + std::to_string(i) + ": " + what);
                 }
             }
-            const BatchRows rows{s.white.data(), s.black.data(),         s.counts.data(),     s.score.data(),
+            const BatchRows rows{s.white.data(),  s.black.data(),         s.counts.data(),     s.score.data(),
                                  s.result.data(), s.black_to_move.data(), s.piece_count.data()};
             expanding.expand(records.data() + begin, nullptr, end - begin, set, rows);
-            const IndexRows indices{rows.white, rows.black, rows.black_to_move, rows.piece_count, end - begin,
-                                    max_active};
+            const IndexRows indices{rows.white,       rows.black,  rows.black_to_move,
+                                    rows.piece_count, end - begin, max_active};
             impl_->evaluate(indices, begin, end, out, kernels, begin, s);
         });
 }
@@ -570,9 +567,7 @@ void Evaluator::evaluate(const IndexRows& rows, const Evaluations& out, const Ev
     const EvaluateKernels& kernels = evaluate_kernels(kernels_of(options).isa);
     in_chunks(
         rows.n, options, [&] { return impl_->scratch(); },
-        [&](std::size_t begin, std::size_t end, Scratch& s) {
-            impl_->evaluate(rows, begin, end, out, kernels, 0, s);
-        });
+        [&](std::size_t begin, std::size_t end, Scratch& s) { impl_->evaluate(rows, begin, end, out, kernels, 0, s); });
 }
 
 }  // namespace nnue::data

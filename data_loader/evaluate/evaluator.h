@@ -1,6 +1,7 @@
 // Evaluates positions with the integers of a net, bit for bit as the engine does, from any description of its forward.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,9 +36,10 @@ struct Evaluations {
 
 struct EvaluateOptions {
     int threads = 0;  // at most so many; ≤ 0: one per CPU
-    // Called by the calling thread ten times a second or so. What it throws ends the work.
+    // Called by the calling thread every `poll_every`. What it throws ends the work.
     std::function<void()> poll = {};
     const Kernels* kernels = nullptr;  // null: the best that this CPU can run
+    std::chrono::milliseconds poll_every{100};
 };
 
 class Evaluator {

@@ -71,8 +71,7 @@ inline void multiply(const std::int16_t* x, const std::int16_t* weight, std::siz
     }
 }
 
-inline constexpr EvaluateKernels kEvaluateTable{add_rows_i8,     add_rows_i16, clip,
-                                                narrow_products, products,     multiply};
+inline constexpr EvaluateKernels kEvaluateTable{add_rows_i8, add_rows_i16, clip, narrow_products, products, multiply};
 
 }  // namespace NNUE_ISA
 }  // namespace nnue::data

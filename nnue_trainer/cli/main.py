@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from nnue_trainer.cli import data, data_tools, info, net, train
+from nnue_trainer.cli import data, data_tools, info, net, rescore, train
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.progress import Unfailing
 
@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 data_tools.register(data.app)
+rescore.register(data.app)
 info.register(app)
 net.register(app)
 train.register(app)

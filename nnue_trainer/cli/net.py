@@ -225,15 +225,23 @@ def eval_command(
     net: ReadNet,
     fen: Fen = None,
     fens: Fens = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="The positions of a data file in any format.")
+    ] = None,
+    positions: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Evaluate the first N positions only.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per position, raw values included.")
     ] = False,
+    threads: Annotated[int, typer.Option(min=0, max=256, help="At most so many threads; 0: one per CPU.")] = 0,
     arch: Arch = None,
     file_format: ReadFormat = None,
     model: OfModel = None,
     plugin: Plugins = None,
 ) -> None:
     """Evaluate positions with integers, exactly as the engine does."""
+<<<<<<< HEAD
     if not fen and fens is None:
         raise UserError("nothing to evaluate: give --fen FEN or --fens FILE")
     plugins.load(plugin)
@@ -242,6 +250,20 @@ def eval_command(
     while chunk := list(islice(positions, _CHUNK)):
         evaluation = _evaluate(quantized, chunk)
         for i, position in enumerate(chunk):
+=======
+    from nnue_trainer.export import Evaluator, read_net
+
+    if not fen and fens is None and data is None:
+        raise UserError("nothing to evaluate: give --fen FEN, --fens FILE or --data FILE")
+    plugins.load(plugin)
+    quantized = read_net(net, arch, _note)
+    evaluator = Evaluator(quantized, threads=threads)
+    given = chain(fen or [], _read_fens(fens) if fens else [], _fens_of_data(data) if data else [])
+    at_hand = islice(given, positions)
+    while part := list(islice(at_hand, _CHUNK)):
+        evaluation = evaluator.evaluate(part)
+        for i, position in enumerate(part):
+>>>>>>> d5d7fea (Test the evaluator against its reference; eval of files, data rescore)
             print(_json_line(evaluation, i, position) if as_json else _table(quantized, evaluation, i, position))
 
 
@@ -294,7 +316,20 @@ def _read_fens(path: Path) -> Iterator[str]:
     return (line.strip() for line in read_lines(path) if line.strip() and not line.startswith("#"))
 
 
+<<<<<<< HEAD
 def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> Evaluation:
+=======
+def _fens_of_data(path: Path) -> Iterator[str]:
+    from nnue_trainer.data import PositionReader, fens_from_records
+
+    with PositionReader(path) as reader:
+        for records in reader:
+            for begin in range(0, len(records), _CHUNK):
+                yield from fens_from_records(records[begin : begin + _CHUNK])
+
+
+def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> tuple[Evaluation, np.ndarray]:
+>>>>>>> d5d7fea (Test the evaluator against its reference; eval of files, data rescore)
     from nnue_trainer import data
     from nnue_trainer.export import evaluate
 

@@ -6,7 +6,7 @@ CPUs; a net from outside that says its arithmetic in Python is asked for it, chu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,8 +59,9 @@ class Evaluator:
             return self._in_python(positions, every_stack)
         how = every_stack, self._threads, self._isa
         if isinstance(positions, Batch):
-            rows = (positions.white, positions.black, positions.black_to_move, positions.piece_count)
-            return Evaluation(*self._compiled.evaluate_rows(*(field.numpy() for field in rows), *how))
+            white, black = positions.white.numpy(), positions.black.numpy()
+            mover, pieces = positions.black_to_move.numpy(), positions.piece_count.numpy()
+            return Evaluation(*self._compiled.evaluate_rows(white, black, mover, pieces, *how))
         return Evaluation(*self._compiled.evaluate_records(positions, *how))
 
     def _in_python(self, positions: Batch | npt.NDArray[np.uint8], every_stack: bool) -> Evaluation:
@@ -93,26 +94,26 @@ def evaluate(
 
 
 def _compiled(quantized: QuantizedNet) -> _data.Evaluator | None:
-    """The net's description for the evaluator in C++, which finds tensors in the places of their names."""
     forward = quantized.net.integer_forward()
-    return None if forward is None else _data.Evaluator(compiled_description(forward, quantized))
+    if forward is None:
+        return None
+    return _data.Evaluator(compiled_description(forward, quantized.net.integer_feature_set, quantized.tensors))
 
 
-def compiled_description(forward: IntegerForward, quantized: QuantizedNet) -> dict[str, Any]:
-    """`forward` as plain data, with (name, array) for every name of a tensor."""
+def compiled_description(
+    forward: IntegerForward, feature_set: str, tensors: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """`forward` as plain data for the evaluator in C++, which finds (name, array) where a tensor is named."""
 
     def named(name: str) -> tuple[str, np.ndarray]:
-        return name, quantized.tensors[name]
+        return name, np.ascontiguousarray(tensors[name])
 
-    first = asdict(forward.first)
-    first |= {"bias": named(forward.first.bias)}
-    first |= {key: [named(name) for name in getattr(forward.first, key)] for key in ("weights", "psqt")}
-    layers = [asdict(layer) | {"weight": named(layer.weight), "bias": named(layer.bias)} for layer in forward.layers]
-    rest = {key: getattr(forward, key) for key in vars(forward) if key not in ("first", "layers", "skips")}
-    return {
-        "feature_set": quantized.net.integer_feature_set,
-        "first": first,
-        "layers": layers,
-        "skips": [asdict(skip) for skip in forward.skips],
-        **rest,
+    first = forward.first
+    weights, psqt = ([named(name) for name in names] for names in (first.weights, first.psqt))
+    return asdict(forward) | {
+        "feature_set": feature_set,
+        "first": asdict(first) | {"bias": named(first.bias), "weights": weights, "psqt": psqt},
+        "layers": [
+            asdict(layer) | {"weight": named(layer.weight), "bias": named(layer.bias)} for layer in forward.layers
+        ],
     }

@@ -83,7 +83,7 @@ class IntegerLayer:
 
 @dataclass(frozen=True)
 class Skip:
-    """A skip connection: tdiv((output `plus` − `minus`) · multiply, divide) of a layer, before its activation."""
+    """A skip connection: tdiv((output `plus` − output `minus`) · multiply, divide) of a layer's sums y."""
 
     layer: int
     plus: int
@@ -119,7 +119,8 @@ class IntegerForward:
 
     def stack(self, batch: Batch) -> np.ndarray:
         """Stage 3: int64 [B]."""
-        return np.asarray(self.stacks, np.int64)[batch.piece_count.numpy()]
+        stack: np.ndarray = np.asarray(self.stacks, np.int64)[batch.piece_count.numpy()]
+        return stack
 
 
 class RawValues(NamedTuple):
@@ -137,7 +138,8 @@ def tdiv(a: np.ndarray, b: int) -> np.ndarray:
 
 def wrap32(values: np.ndarray) -> np.ndarray:
     """int64 values as 32-bit integers hold them."""
-    return np.asarray(np.asarray(values, np.int64).astype(np.int32).astype(np.int64))
+    wrapped: np.ndarray = np.asarray(values, np.int64).astype(np.int32).astype(np.int64)
+    return wrapped
 
 
 def accumulate(batch: Batch, bias: np.ndarray, parts: list[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,51 @@
+"""Data files whose scores are those of a net: a stronger net's knowledge for the training of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnue_trainer import _data
+from nnue_trainer.data.files import PositionWriter, Progress, StrPath, check_new, format_for, read_files
+from nnue_trainer.data.transform import Report, _check_outputs
+from nnue_trainer.errors import UserError
+from nnue_trainer.export.evaluate import Evaluator
+
+LARGEST_SCORE = 32001
+"""Behind it comes the number that stands for "no score"."""
+
+
+def rescore(
+    inputs: Sequence[StrPath],
+    output: StrPath,
+    evaluator: Evaluator,
+    *,
+    to: str | None = None,
+    score_scale: float = 1.0,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """All positions of `inputs`, one file after the other, each with the net's own evaluation as its score, multiplied
+    by `score_scale`; positions without a score get one, too. Beyond ±`LARGEST_SCORE` scores are cut and counted.
+
+    The output appears whole or not at all. `progress` takes bytes done and bytes in all.
+    """
+    if not 0 < score_scale < float("inf"):
+        raise UserError(f"score scale {score_scale}, expected a positive number")
+    to = format_for(output, to)
+    _check_outputs(inputs, [output], overwrite)
+    report = Report()
+    with PositionWriter(output, to) as writer:
+        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
+            for records in blocks:
+                scores = evaluator.evaluate(records, every_stack=False).score
+                if score_scale != 1:
+                    scores = np.rint(scores * score_scale).astype(np.int64)
+                report.cut_scores += _data.set_scores(records, scores)
+                writer.write(records)
+            report.add_reader(reader)
+        check_new(output, overwrite)
+    report.add_writer(writer)
+    return report
