@@ -270,9 +270,13 @@ def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int |
     return fits and _device_has_kernels(weight.device.index or 0)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _device_has_kernels(device: int) -> bool:
     return bool(torch.ops.nnue.perspective_transformer_available(device))
+
+
+# What torch.compiler.assume_constant_result does. Calling that imports torch._dynamo, which takes every command that
+# compiles nothing two seconds.
+_device_has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class PerspectivePlan(NamedTuple):

@@ -189,21 +189,27 @@ def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
             if padding.any():
                 kept[tensor.name] = torch.from_numpy(padding.copy())
             steps = steps[..., : tensor.columns]
-        _put(tensor, _dequantize(tensor, np.ascontiguousarray(steps), where), model)
+        into = _rows_of(tensor, model)
+        if tensor.source is None:
+            _dequantize(tensor, np.ascontiguousarray(steps), where, into)
+        else:
+            into[tensor.source] = _dequantize(tensor, np.ascontiguousarray(steps), where)
     description = quantized.description.decode("latin-1")
     state = {"net": {"name": net.name, "description": description, "layout": quantized.layout}}
     tensors = {"model": model, "net": kept} if kept else {"model": model}
     return Checkpoint(net.architecture, tensors, None, state)
 
 
+def _rows_of(tensor: NetTensor, model: Mapping[str, Tensor]) -> np.ndarray:
+    """The rows of a parameter that a tensor is made of; writing to them changes the parameter."""
+    first, (rows, *_) = tensor.first_row, tensor.source_shape
+    return model[tensor.source_parameter].numpy()[first : first + rows]
+
+
 def _put(tensor: NetTensor, values: np.ndarray, model: Mapping[str, Tensor]) -> None:
     """Puts the floats of a tensor, without padding columns, into the range of rows of its parameter."""
-    first, (rows, *_) = tensor.first_row, tensor.source_shape
-    into = model[tensor.source_parameter].numpy()[first : first + rows]
-    if tensor.source is None:
-        into[:] = values
-    else:
-        into[tensor.source] = values
+    into = _rows_of(tensor, model)
+    into[... if tensor.source is None else tensor.source] = values
 
 
 def read_format(
@@ -235,8 +241,9 @@ def read_format(
     return quantized, checkpoint
 
 
-def _dequantize(tensor: NetTensor, steps: np.ndarray, where: str) -> np.ndarray:
-    values = np.empty(steps.shape, np.float32)
+def _dequantize(tensor: NetTensor, steps: np.ndarray, where: str, out: np.ndarray | None = None) -> np.ndarray:
+    """The floats that `steps` stand for, fp32, in `out` if it is given."""
+    values = np.empty(steps.shape, np.float32) if out is None else out
     flat, result = steps.reshape(-1), values.reshape(-1)
     for begin in range(0, flat.size, _CHUNK):
         part = slice(begin, begin + _CHUNK)
