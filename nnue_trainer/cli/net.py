@@ -241,29 +241,18 @@ def eval_command(
     plugin: Plugins = None,
 ) -> None:
     """Evaluate positions with integers, exactly as the engine does."""
-<<<<<<< HEAD
-    if not fen and fens is None:
-        raise UserError("nothing to evaluate: give --fen FEN or --fens FILE")
-    plugins.load(plugin)
-    quantized, _ = _read(net, arch, file_format, model)
-    positions = iter([*(fen or []), *(_read_fens(fens) if fens else [])])
-    while chunk := list(islice(positions, _CHUNK)):
-        evaluation = _evaluate(quantized, chunk)
-        for i, position in enumerate(chunk):
-=======
-    from nnue_trainer.export import Evaluator, read_net
+    from nnue_trainer.export import Evaluator
 
     if not fen and fens is None and data is None:
         raise UserError("nothing to evaluate: give --fen FEN, --fens FILE or --data FILE")
     plugins.load(plugin)
-    quantized = read_net(net, arch, _note)
+    quantized, _ = _read(net, arch, file_format, model)
     evaluator = Evaluator(quantized, threads=threads)
     given = chain(fen or [], _read_fens(fens) if fens else [], _fens_of_data(data) if data else [])
     at_hand = islice(given, positions)
     while part := list(islice(at_hand, _CHUNK)):
         evaluation = evaluator.evaluate(part)
         for i, position in enumerate(part):
->>>>>>> d5d7fea (Test the evaluator against its reference; eval of files, data rescore)
             print(_json_line(evaluation, i, position) if as_json else _table(quantized, evaluation, i, position))
 
 
@@ -316,9 +305,6 @@ def _read_fens(path: Path) -> Iterator[str]:
     return (line.strip() for line in read_lines(path) if line.strip() and not line.startswith("#"))
 
 
-<<<<<<< HEAD
-def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> Evaluation:
-=======
 def _fens_of_data(path: Path) -> Iterator[str]:
     from nnue_trainer.data import PositionReader, fens_from_records
 
@@ -328,8 +314,7 @@ def _fens_of_data(path: Path) -> Iterator[str]:
                 yield from fens_from_records(records[begin : begin + _CHUNK])
 
 
-def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> tuple[Evaluation, np.ndarray]:
->>>>>>> d5d7fea (Test the evaluator against its reference; eval of files, data rescore)
+def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> Evaluation:
     from nnue_trainer import data
     from nnue_trainer.export import evaluate
 
