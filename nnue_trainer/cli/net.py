@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -312,13 +312,6 @@ def _fens_of_data(path: Path) -> Iterator[str]:
         for records in reader:
             for begin in range(0, len(records), _CHUNK):
                 yield from fens_from_records(records[begin : begin + _CHUNK])
-
-
-def _evaluate(quantized: QuantizedNet, fens: Iterable[str]) -> Evaluation:
-    from nnue_trainer import data
-    from nnue_trainer.export import evaluate
-
-    return evaluate(quantized, data.expand(data.records_from_fens(list(fens)), quantized.net.integer_feature_set))
 
 
 def _json_line(evaluation: Evaluation, i: int, fen: str) -> str:

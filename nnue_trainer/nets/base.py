@@ -30,13 +30,13 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
-from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, accumulate, reference, tdiv, wrap32
+from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
+from nnue_trainer.nets.integer_forward import accumulate as accumulate  # for nets that say their arithmetic in Python
+from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
-
-__all__ = ["accumulate", "tdiv", "wrap32"]  # for nets that say their arithmetic in Python
 
 INT8_MAX = 2**7 - 1
 INT16_MAX = 2**15 - 1
