@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from net_support import batch_of, fnv1a64, vectors
 
-from nnue_trainer.export import checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes
+from nnue_trainer import _data
+from nnue_trainer.export import Evaluator, checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets.integer_forward import first_activations
 
@@ -51,6 +52,10 @@ def test_golden_net(name: str, tmp_path) -> None:
     batch = batch_of(net, [p["fen"] for p in positions])
     found = evaluate(net, batch)
     np.testing.assert_array_equal(found.bucket, [p["bucket"] for p in positions])
+    for isa in _data.isas():
+        same = Evaluator(net, isa=isa).evaluate([p["fen"] for p in positions])
+        np.testing.assert_array_equal(same.positional_raw, found.positional_raw, err_msg=isa)
+        np.testing.assert_array_equal(same.score, found.score, err_msg=isa)
     psqt, positional = net.net.evaluate(net.tensors, batch)
     np.testing.assert_array_equal(psqt, found.psqt_raw)
     np.testing.assert_array_equal(positional, found.positional_raw)
