@@ -39,10 +39,9 @@ from nnue_trainer.nets.base import (
     transformer,
     virtual_rows,
 )
-from nnue_trainer.nets.integer_forward import FirstLayer, IntegerForward, IntegerLayer, Skip
+from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer, Skip
 from nnue_trainer.nets.meaning import (
     OUTPUT,
-    PIECE_COUNTS,
     Key,
     NetMeaning,
     activations,
