@@ -13,6 +13,12 @@
 //
 // expand_features returns new tensors; expand_features_into writes to the contiguous tensors that it is given.
 //
+// add_feature_set makes a set known to this library, which was compiled from a header (features/general_set.h);
+// `library` is the shared library. add_cuda_feature_set does so on CUDA. Its features stand behind those of the other
+// parts, and only then may the two rows of a position differ in length: `counts` is that of the longer one. A row that
+// does not fit what the set says of itself (an index, too many features) is an error as below; on CUDA, where the error
+// is off, its features are left out.
+//
 // A record that cannot be expanded (record_scan.h: too many pieces, not one king per side, ...) is an error that names
 // the row and the reason. Whether a position is legal in chess is not checked. On CUDA the error is reported as that of
 // an illegal index is (cuda/index_check.cuh). With check_records = false, or with the index check off, there is no
@@ -97,6 +103,12 @@ inline Outputs check_outputs(const OutputTensors& tensors, const Tensor& records
 // The error for a record that cannot be expanded, with the same words on every device.
 [[noreturn]] inline void fail_record(int64_t row, data::RecordFault fault) {
     fail(kName, "records", std::string(data::fault_name(fault)) + " in row " + text(row), "a position");
+}
+
+// The error for a row that does not fit what its set says of itself.
+[[noreturn]] inline void fail_features(const std::string& set, int64_t row, const std::string& what) {
+    throw std::runtime_error("nnue::" + std::string(kName) + ": feature set '" + set + "': " + what + " in row " +
+                             text(row));
 }
 
 }  // namespace nnue::expand_features

@@ -47,6 +47,9 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "Tensor(c!) counts, Tensor(d!) black_to_move, Tensor(e!) score, Tensor(f!) result, Tensor(g!) piece_count, "
         "bool check_records=True) -> ()");
 
+    m.def("add_feature_set(str name, str library) -> ()");
+    m.def("add_cuda_feature_set(str name, str library, str cuda_library) -> ()");
+
     // Contracts: optimizer.h.
     m.def(
         "optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!) step, "

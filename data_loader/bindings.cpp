@@ -15,6 +15,7 @@
 #include "formats/binpack.h"
 #include "formats/statistics.h"
 #include "formats/validation.h"
+#include "pipeline/expand.h"
 #include "pipeline/kernels.h"
 #include "pipeline/parallel.h"
 
@@ -60,8 +61,36 @@ void expand_into(const Array<std::uint8_t>& records, const std::string& set_name
     py::gil_scoped_release release;
     parallel_for(n, threads, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) unpack_or_throw(in[i], i);
-        kernels().expand(in + begin, nullptr, end - begin, set, rows.from(begin, set.max_active));
+        expand_positions(in + begin, nullptr, end - begin, set, rows.from(begin, set.max_active));
     });
+}
+
+// A set in Python: `append(records, white, black, counts, first_feature)` gets arrays that are views of the pipeline's
+// memory, valid until it returns.
+void add_python_feature_set(const std::string& name, const std::tuple<int, int, int, int>& sizes,
+                            const py::object& append) {
+    const auto [num_features, max_active, bucket_size, num_virtual] = sizes;
+    // Never let go of: a thread may be in it for as long as the program runs.
+    const py::handle function = py::object(append).release();
+    add_feature_set(
+        name, {num_features, max_active, bucket_size, num_virtual},
+        [name, function](const std::uint8_t* records, std::size_t n, const AppendRows& rows) {
+            const py::gil_scoped_acquire acquire;
+            const py::capsule nobody(records, [](void*) {});  // an array with an owner does not copy
+            const auto length = static_cast<std::size_t>(rows.length);
+            const Array<std::uint8_t> positions({n, sizeof(Record)}, records, nobody);
+            const Array<std::int32_t> white({n, length}, rows.white, nobody), black({n, length}, rows.black, nobody);
+            const Array<std::int16_t> counts({static_cast<py::ssize_t>(n)}, rows.counts, nobody);
+            positions.attr("flags").attr("writeable") = false;
+            try {
+                function(positions, white, black, counts, rows.first_feature);
+            } catch (const py::error_already_set& error) {
+                // Its own words, without the traceback that what() has. A UserError is one line for the user already.
+                const std::string kind = py::str(error.type().attr("__name__"));
+                throw FormatError("feature set '" + name + "': " + (kind == "UserError" ? std::string() : kind + ": ") +
+                                  std::string(py::str(error.value())));
+            }
+        });
 }
 
 py::dict statistics_dict(const Statistics& s) {
@@ -149,8 +178,14 @@ PYBIND11_MODULE(_data, m) {
             parts.append(py::make_tuple(part.name, part.first_feature, part.num_features, part.max_active,
                                         part.bucket_size, part.num_virtual));
         }
+        for (const AppendedPart& part : set.appended) {
+            parts.append(py::make_tuple(part.name, part.first_feature, part.is.num_features, part.is.max_active,
+                                        part.is.bucket_size, part.is.num_virtual));
+        }
         return parts;
     });
+    m.def("add_python_feature_set", &add_python_feature_set, py::arg("name"), py::arg("sizes"), py::arg("append"));
+    m.def("add_compiled_feature_set", &add_compiled_feature_set, py::arg("name"), py::arg("library"));
     m.def("records_from_fens", &records_from_fens, py::arg("fens"),
           "Records uint8 [n, 32] of n FENs, with score, result and ply 0. UserError names the FEN and what is wrong.");
     m.def("fens_from_records", &fens_from_records, py::arg("records"), "The FENs of records uint8 [n, 32].");

@@ -10,6 +10,8 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <optional>
 
 namespace nnue::expand_features {
 namespace {
@@ -22,6 +24,8 @@ data::RecordFault fault_of(const uint8_t* record) {
 
 void expand(const data::FeatureSet& set, const uint8_t* records, int64_t rows, const Outputs& out) {
     std::atomic<int64_t> first_bad{rows};
+    std::mutex mutex;
+    std::optional<data::BadFeatures> bad_features;
     torch::stable::parallel_for(0, rows, 1024, [&](int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; ++b) {
             const uint8_t* record = records + b * kRecordBytes;
@@ -40,9 +44,20 @@ void expand(const data::FeatureSet& set, const uint8_t* records, int64_t rows, c
             out.result[b] = static_cast<int8_t>(data::record_result(record));
             out.piece_count[b] = static_cast<uint8_t>(pieces.count);
         }
+        if (set.appended.empty()) return;
+        const int64_t first_index = begin * set.max_active;
+        try {
+            set.append(records + begin * kRecordBytes, static_cast<size_t>(end - begin),
+                       {out.white + first_index, out.black + first_index, out.counts + begin, set.max_active, 0});
+        } catch (data::BadFeatures& bad) {
+            bad.position += begin;
+            const std::lock_guard lock(mutex);
+            if (!bad_features || bad.position < bad_features->position) bad_features = bad;
+        }
     });
     const int64_t bad = first_bad.load();
     if (bad < rows) fail_record(bad, fault_of(records + bad * kRecordBytes));
+    if (bad_features) fail_features(set.name, bad_features->position, bad_features->text);
 }
 
 void expand_into_op(const Tensor& records_in, const std::string& feature_set, const Tensor& white, const Tensor& black,
@@ -63,8 +78,20 @@ OutputTensors expand_op(const Tensor& records, const std::string& feature_set, b
     return out;
 }
 
+void add_feature_set_op(const std::string& name, const std::string& library) {
+    try {
+        data::add_compiled_feature_set(name, library);
+    } catch (const data::FormatError& error) {
+        throw std::runtime_error(std::string("nnue::add_feature_set: ") + error.what());
+    }
+}
+
 }  // namespace
 }  // namespace nnue::expand_features
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
+    m.impl("add_feature_set", TORCH_BOX(&nnue::expand_features::add_feature_set_op));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
     m.impl("expand_features", TORCH_BOX(&nnue::expand_features::expand_op));

@@ -15,12 +15,16 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <type_traits>
 
 #include "../expand_features.h"
 #include "common.cuh"
+#include "features/general_sets.h"
+#include "general_set.cuh"
 #include "index_check.cuh"
 
 namespace nnue::expand_features {
@@ -401,10 +405,67 @@ void with_shape(const data::FeatureSet& set, Visit&& visit) {
         });
     } else if (pairs) {
         visit.template operator()<Shape<void, true>>();
-    } else if (set.parts.size() > 1) {
+    } else if (!set.is_single()) {
         visit.template operator()<Shape<void, false>>();
     } else {
         visit.template operator()<Shape<void, false, true>>();
+    }
+}
+
+// ---- appended parts -------------------------------------------------------------------------------------------------
+
+struct Appenders {
+    std::mutex mutex;
+    std::map<std::string, LaunchAppend> by_name;
+};
+
+Appenders& appenders() {
+    static Appenders& all = *[] {
+        auto* made = new Appenders;
+        data::GeneralSets::for_each([&]<class Set>() { made->by_name[Set::kName] = launch_append<Set>; });
+        return made;
+    }();
+    return all;
+}
+
+LaunchAppend appender_of(const data::FeatureSet& set, const data::AppendedPart& part) {
+    const std::lock_guard lock(appenders().mutex);
+    const auto found = appenders().by_name.find(part.name);
+    if (found != appenders().by_name.end()) return found->second;
+    fail(kName, "feature_set", "'" + set.name + "', without code for CUDA of '" + part.name + "'",
+         "a set that nvcc has compiled; expand it on the CPU");
+}
+
+void append_parts(const data::FeatureSet& set, const uint8_t* records, int64_t rows, const Outputs& out,
+                  FindingSink sink, cudaStream_t stream) {
+    // The finding's value is the index, or, where there are too many, their number on top of the number of features.
+    sink.raise = [](const Finding& found) {
+        if (found.value > found.num_features) {
+            fail_features("from outside", found.row,
+                          text(found.value - found.num_features) + " features, more than the set says it has");
+        }
+        fail_features(
+            "from outside", found.row,
+            "feature " + text(found.value) + ", expected one king bucket and 0 to " + text(found.num_features - 1));
+    };
+    for (const data::AppendedPart& part : set.appended) {
+        sink.num_features = part.is.num_features;
+        check_cuda(
+            appender_of(set, part)(
+                records, rows, {out.white, out.black, out.counts, set.max_active, part.first_feature}, sink, stream),
+            part.name.c_str());
+    }
+}
+
+void add_feature_set_op(const std::string& name, const std::string& library, const std::string& cuda_library) {
+    try {
+        data::add_compiled_feature_set(name, library);
+        const auto launch_it =
+            reinterpret_cast<LaunchAppend>(data::symbol_of_library(cuda_library, "nnue_append_features", name));
+        const std::lock_guard lock(appenders().mutex);
+        appenders().by_name[name] = launch_it;
+    } catch (const data::FormatError& error) {
+        throw std::runtime_error(std::string("nnue::add_cuda_feature_set: ") + error.what());
     }
 }
 
@@ -432,6 +493,8 @@ void expand_into_op(const Tensor& records_in, const std::string& feature_set, co
                dim3(kWarp, Shape::kWarps), 0, stream, static_cast<const uint4*>(records.const_data_ptr()), rows, out,
                checked ? checked->sink() : FindingSink{}, device_set(set));
     });
+    append_parts(set, static_cast<const uint8_t*>(records.const_data_ptr()), rows, out,
+                 checked ? checked->sink() : FindingSink{}, stream);
     if (checked) checked->finish();
 }
 
@@ -445,6 +508,10 @@ OutputTensors expand_op(const Tensor& records, const std::string& feature_set, b
 
 }  // namespace
 }  // namespace nnue::expand_features
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
+    m.impl("add_cuda_feature_set", TORCH_BOX(&nnue::expand_features::add_feature_set_op));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
     m.impl("expand_features", TORCH_BOX(&nnue::expand_features::expand_op));

@@ -1,5 +1,7 @@
 #include "features/feature_set.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -10,6 +12,7 @@
 
 #include "chess/fen.h"
 #include "features/feature_sets.h"
+#include "features/general_sets.h"
 
 namespace nnue::data {
 namespace {
@@ -21,13 +24,19 @@ std::string quoted(std::string_view text) {
     return "'" + std::string(text) + "'";
 }
 
+// The parts of a text between separators; those inside of parentheses do not count.
 std::vector<std::string_view> split(std::string_view text, char separator) {
     std::vector<std::string_view> parts;
-    for (std::size_t at = 0; at <= text.size();) {
-        const std::size_t end = std::min(text.find(separator, at), text.size());
-        parts.push_back(text.substr(at, end - at));
-        at = end + 1;
+    std::size_t begin = 0;
+    int depth = 0;
+    for (std::size_t at = 0; at < text.size(); ++at) {
+        depth += (text[at] == '(') - (text[at] == ')');
+        if (text[at] == separator && depth <= 0) {
+            parts.push_back(text.substr(begin, at - begin));
+            begin = at + 1;
+        }
     }
+    parts.push_back(text.substr(begin));
     return parts;
 }
 
@@ -146,33 +155,119 @@ FeaturePart declared_part(std::string_view name) {
         FeaturePart::kDeclared, tables};
 }
 
+// ---- sets that are appended -----------------------------------------------------------------------------------------
+
+struct Appendable {
+    SetDescription is;
+    std::shared_ptr<const AppendFeatures> append;
+};
+
+struct Known {
+    std::mutex mutex;
+    std::map<std::string, std::unique_ptr<const FeatureSet>, std::less<>> sets;  // that were asked for
+    std::map<std::string, Appendable, std::less<>> appendable;
+    std::vector<std::unique_ptr<const FeatureSet>> replaced;  // somebody may still use them
+};
+
+Known& known() {
+    static Known& all = *new Known;  // never destroyed: threads may still use it while the program ends
+    return all;
+}
+
+// An append function for what has the CompiledSet's function.
+AppendFeatures checked(SetDescription is, BadRow (*append)(const std::uint8_t*, std::size_t, AppendRows)) {
+    return [is, append](const std::uint8_t* records, std::size_t n, const AppendRows& rows) {
+        const BadRow bad = append(records, n, rows);
+        if (bad.position < 0) return;
+        const std::string who = std::string(bad.perspective ? "black" : "white") + " ";
+        switch (bad.fault) {
+            case SetFault::kTooMany:
+                throw BadFeatures(bad.position, who + "has " + std::to_string(bad.value) +
+                                                    " features or more, expected at most " +
+                                                    std::to_string(is.max_active));
+            case SetFault::kBuckets:
+                throw BadFeatures(bad.position, who + "has feature " + std::to_string(bad.value) +
+                                                    ", which lies in another king bucket than those before it");
+            default:
+                throw BadFeatures(bad.position, who + "has feature " + std::to_string(bad.value) + ", expected 0 to " +
+                                                    std::to_string(is.num_features - 1));
+        }
+    };
+}
+
+void check_sizes(const std::string& name, const SetDescription& is) {
+    constexpr int kMost = 1 << 24;
+    const auto check = [&](const char* what, int value, int least, int most) {
+        if (value >= least && value <= most) return;
+        refuse(name, std::string(what) + " is " + std::to_string(value) + ", expected " + std::to_string(least) +
+                         " to " + std::to_string(most));
+    };
+    check("the number of features", is.num_features, 1, kMost);
+    check("the largest number of active features", is.max_active, 1, 4096);
+    check("the bucket size", is.bucket_size, 0, is.num_features);
+    check("the number of virtual rows", is.num_virtual, 0, is.num_features);
+    for (const auto& [what, size] : {std::pair{"bucket size", is.bucket_size}, {"virtual rows", is.num_virtual}}) {
+        if (size > 0 && is.num_features % size) {
+            refuse(name, std::to_string(is.num_features) + " features with a number of " + std::to_string(size) + " (" +
+                             what + "), expected a divisor of it");
+        }
+    }
+}
+
+std::optional<AppendedPart> appended_part(std::string_view name) {
+    std::optional<AppendedPart> found;
+    GeneralSets::for_each([&]<class Set>() {
+        if (name != Set::kName) return;
+        const SetDescription is = GeneralSetCheck<Set>::kIs;
+        found = AppendedPart{Set::kName, 0, is, std::make_shared<AppendFeatures>(checked(is, append_general<Set>))};
+    });
+    if (const auto outside = known().appendable.find(name); !found && outside != known().appendable.end()) {
+        found = AppendedPart{std::string(name), 0, outside->second.is, outside->second.append};
+    }
+    return found;
+}
+
 FeatureSet parse(std::string_view name) {
     FeatureSet set;
     set.name = name;
+    const auto add = [&](auto part, int num_features, int max_active, auto& parts) {
+        const auto has = [&](const auto& others) {
+            return std::any_of(others.begin(), others.end(),
+                               [&](const auto& other) { return other.name == part.name; });
+        };
+        if (has(set.parts) || has(set.appended)) refuse(name, "has " + quoted(part.name) + " twice");
+        part.first_feature = set.num_features;
+        set.num_features += num_features;
+        set.max_active += max_active;
+        parts.push_back(std::move(part));
+    };
     const std::vector<std::string_view> names = split(name, '+');
     if (names.size() > kMaxParts) {
         refuse(name,
                "has " + std::to_string(names.size()) + " parts, expected no more than " + std::to_string(kMaxParts));
     }
     for (const std::string_view part_name : names) {
+        if (std::optional<AppendedPart> appended = appended_part(part_name)) {
+            add(*appended, appended->is.num_features, appended->is.max_active, set.appended);
+            continue;
+        }
         std::optional<FeaturePart> part = basic_part(part_name);
         if (!part && part_name.starts_with(kDeclaredName) && part_name.substr(kDeclaredName.size()).starts_with("(")) {
             part = declared_part(part_name);
         }
+        if (!part && part_name.find(':') != part_name.npos) {
+            throw FormatError("feature set " + quoted(part_name) +
+                              " comes from outside and has not been loaded: name its file with --plugin, or call "
+                              "nnue_trainer.load_plugin");
+        }
         if (!part) {
-            std::string known;
-            for (const std::string& basic : basic_feature_sets()) known += basic + ", ";
+            std::string names_of_sets;
+            for (const std::string& basic : basic_feature_sets()) names_of_sets += basic + ", ";
             throw FormatError("unknown feature set " + quoted(part_name) +
                               (names.size() > 1 ? " in " + quoted(name) : std::string()) + ", expected one of " +
-                              known + "PieceSquare(...), or a sum of them, A+B");
+                              names_of_sets + "PieceSquare(...), or a sum of them, A+B");
         }
-        for (const FeaturePart& other : set.parts) {
-            if (other.name == part->name) refuse(name, "has " + quoted(part->name) + " twice");
-        }
-        part->first_feature = set.num_features;
-        set.num_features += part->num_features;
-        set.max_active += part->max_active;
-        set.parts.push_back(*std::move(part));
+        add(*part, part->num_features, part->max_active, set.parts);
     }
     return set;
 }
@@ -180,19 +275,52 @@ FeatureSet parse(std::string_view name) {
 }  // namespace
 
 const FeatureSet& feature_set(std::string_view name) {
-    static std::mutex mutex;
-    static std::map<std::string, std::unique_ptr<const FeatureSet>, std::less<>> known;
-    const std::lock_guard lock(mutex);
-    auto found = known.find(name);
-    if (found == known.end()) {
-        found = known.emplace(std::string(name), std::make_unique<const FeatureSet>(parse(name))).first;
+    Known& all = known();
+    const std::lock_guard lock(all.mutex);
+    auto found = all.sets.find(name);
+    if (found == all.sets.end()) {
+        found = all.sets.emplace(std::string(name), std::make_unique<const FeatureSet>(parse(name))).first;
     }
     return *found->second;
+}
+
+void add_feature_set(const std::string& name, const SetDescription& is, AppendFeatures append) {
+    check_sizes(name, is);
+    Known& all = known();
+    const std::lock_guard lock(all.mutex);
+    all.appendable[name] = {is, std::make_shared<const AppendFeatures>(std::move(append))};
+    for (auto set = all.sets.begin(); set != all.sets.end();) {
+        const std::vector<AppendedPart>& parts = set->second->appended;
+        const bool has_it =
+            std::any_of(parts.begin(), parts.end(), [&](const auto& part) { return part.name == name; });
+        if (has_it) all.replaced.push_back(std::move(set->second));
+        set = has_it ? all.sets.erase(set) : std::next(set);
+    }
+}
+
+void add_compiled_feature_set(const std::string& name, const std::string& library) {
+    const auto* set = static_cast<const CompiledSet*>(symbol_of_library(library, "nnue_feature_set", name));
+    if (set->version != kCompiledSetVersion) {
+        refuse(name, library + " is of version " + std::to_string(set->version) + ", expected " +
+                         std::to_string(kCompiledSetVersion));
+    }
+    add_feature_set(name, set->is, checked(set->is, set->append));
+}
+
+void* symbol_of_library(const std::string& library, const char* symbol, const std::string& what) {
+    void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: code of it may run at any time
+    void* found = handle ? dlsym(handle, symbol) : nullptr;
+    if (!found) {
+        const char* why = dlerror();
+        refuse(what, why ? why : library);
+    }
+    return found;
 }
 
 std::vector<std::string> basic_feature_sets() {
     std::vector<std::string> names;
     BasicSets::for_each([&]<class Set>(int) { names.emplace_back(Set::kName); });
+    GeneralSets::for_each([&]<class Set>() { names.emplace_back(Set::kName); });
     return names;
 }
 

@@ -10,9 +10,14 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "features/appended.h"
 
 namespace nnue::data {
 
@@ -40,17 +45,59 @@ struct FeaturePart {
     PieceSquareTables tables{};
 };
 
+// Appends the features of n sound records (32 bytes each) to their rows, or throws BadFeatures.
+using AppendFeatures = std::function<void(const std::uint8_t* records, std::size_t n, const AppendRows& rows)>;
+
+// A set gave a row that does not fit what it says of itself.
+struct BadFeatures : std::exception {
+    std::int64_t position;
+    std::string text;
+    BadFeatures(std::int64_t at, std::string why) : position(at), text(std::move(why)) {}
+    const char* what() const noexcept override { return text.c_str(); }
+};
+
+// A part of a set whose features stand in the rows behind those of all other parts, wherever its indices begin.
+struct AppendedPart {
+    std::string name;
+    int first_feature;
+    SetDescription is;
+    std::shared_ptr<const AppendFeatures> append;
+};
+
 struct FeatureSet {
     std::string name;
     std::vector<FeaturePart> parts;
+    std::vector<AppendedPart> appended;
     int num_features = 0;
     int max_active = 0;
+
+    // Is it one set that the hot loops know? They have a form of their own for it.
+    bool is_single() const { return parts.size() == 1 && appended.empty(); }
+    // Appends the features of the appended parts of n sound records; throws BadFeatures. `rows.first_feature` is
+    // ignored.
+    void append(const std::uint8_t* records, std::size_t n, AppendRows rows) const {
+        for (const AppendedPart& part : appended) {
+            if (n == 0) return;
+            rows.first_feature = part.first_feature;
+            (*part.append)(records, n, rows);
+        }
+    }
 };
 
 // The set of that name, which lives as long as the program. Throws FormatError that says what is wrong with the name.
 const FeatureSet& feature_set(std::string_view name);
 
-// The names of the basic sets, in the order of BasicSets.
+// Makes a set from outside known by its name, which may then be part of a sum. It takes the place of one of that name,
+// for those who ask from now on. Throws FormatError for sizes that cannot be.
+void add_feature_set(const std::string& name, const SetDescription& is, AppendFeatures append);
+
+// The same for a shared library that was made of a header (CompiledSet). Throws FormatError if it is none.
+void add_compiled_feature_set(const std::string& name, const std::string& library);
+
+// A symbol of a shared library, which stays loaded; FormatError if there is none. Whose error it is, `what` says.
+void* symbol_of_library(const std::string& library, const char* symbol, const std::string& what);
+
+// The names of the built-in sets.
 std::vector<std::string> basic_feature_sets();
 
 }  // namespace nnue::data

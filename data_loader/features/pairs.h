@@ -63,7 +63,18 @@ struct CodePlanes {
         const auto differs = [this](int k, int bit) { return bits[k + 1] ^ (Bitboard{0} - (bit & 1)); };
         return occupied & ~(differs(0, type) | differs(1, type >> 1) | differs(2, type >> 2));
     }
-    // Pawns on ranks 2 to 7, where features are; on others there are none but in broken records.
+    // Pieces of a code, 2·type + colour.
+    NNUE_HOST_DEVICE Bitboard of(int code) const {
+        return of_type(code >> 1) & (black() ^ (Bitboard{0} - (~code & 1)));
+    }
+    // The code of the piece on a square; kNoPiece where there is none.
+    NNUE_HOST_DEVICE int code_at(int square) const {
+        int code = 0;
+        for (int k = 0; k < 4; ++k) code |= static_cast<int>(bits[k] >> square & 1) << k;
+        return occupied >> square & 1 ? code : static_cast<int>(kNoPiece);
+    }
+    NNUE_HOST_DEVICE int king(int color) const { return lowest(of(kKing << 1 | color)); }
+    // Pawns on ranks 2 to 7, where features are. Only broken records have pawns elsewhere.
     NNUE_HOST_DEVICE Bitboard pawns() const { return of_type(kPawn) & 0x00ffffffffffff00ULL; }
 };
 

@@ -79,7 +79,7 @@ inline void expand_batch(const Record* records, const std::uint32_t* order, std:
 inline void expand(const Record* records, const std::uint32_t* order, std::size_t n, const FeatureSet& set,
                    const BatchRows& rows) {
     const auto max_active = static_cast<std::size_t>(set.max_active);
-    if (set.parts.size() > 1) {
+    if (!set.is_single()) {
         expand_batch(records, order, n, max_active, rows,
                      [&](const std::uint8_t* record, const Pieces& p, std::int32_t* white, std::int32_t* black) {
                          return expand_rows(set, record, p, white, black);

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "pipeline/expand.h"
 #include "pipeline/parallel.h"
 #include "pipeline/random.h"
 
@@ -297,7 +298,7 @@ void Pipeline::fill_part(const Part& part, std::size_t shard, std::size_t row, S
     }
     if (options_.features) {
         const BatchRows rows = slot.rows.from(row, options_.features->max_active);
-        kernels().expand(window.records.get(), scratch.order.data(), part.size, *options_.features, rows);
+        expand_positions(window.records.get(), scratch.order.data(), part.size, *options_.features, rows);
     } else {
         kernels().gather(window.records.get(), scratch.order.data(), part.size, slot.records + row);
     }

@@ -1,0 +1,48 @@
+// Parts of a feature set whose features are appended to rows that the built-in parts have been written to: sets from
+// outside this library, and built-in ones that are four functions and no more (general_set.h).
+//
+// Plain data alone, because a set that was compiled from a user's header is another shared library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nnue::data {
+
+// What a set says of itself; the fields mean what they mean in FeaturePart.
+struct SetDescription {
+    std::int32_t num_features;
+    std::int32_t max_active;
+    std::int32_t bucket_size;
+    std::int32_t num_virtual;
+};
+
+// The rows of n positions, left-packed and filled up with −1. Features are appended to each row behind its last entry.
+struct AppendRows {
+    std::int32_t* white;
+    std::int32_t* black;
+    std::int16_t* counts;  // entries of the longer row of each position
+    std::int32_t length;   // of a row
+    std::int32_t first_feature;
+};
+
+// What is wrong with the rows that a set gives.
+enum class SetFault : std::int32_t { kNone, kRange, kTooMany, kBuckets };
+
+struct BadRow {
+    std::int64_t position = -1;  // the first that is wrong; −1: none
+    std::int32_t perspective = 0;
+    SetFault fault = SetFault::kNone;
+    std::int32_t value = 0;  // the index, or how many features
+};
+
+// What the library that is made of a user's header exports, under the name `nnue_feature_set`.
+struct CompiledSet {
+    std::uint32_t version;  // kCompiledSetVersion
+    SetDescription is;
+    // Appends the features of n sound records.
+    BadRow (*append)(const std::uint8_t* records, std::size_t n, AppendRows rows);
+};
+inline constexpr std::uint32_t kCompiledSetVersion = 1;
+
+}  // namespace nnue::data

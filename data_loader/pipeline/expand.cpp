@@ -1,0 +1,33 @@
+#include "pipeline/expand.h"
+
+#include <vector>
+
+#include "chess/fen.h"
+#include "chess/record.h"
+
+namespace nnue::data {
+namespace {
+
+std::string fen_of(const Record& record) {
+    Entry entry;
+    return unpack(record, entry) ? "a record that is no position" : format_fen(entry.position);
+}
+
+}  // namespace
+
+void expand_positions(const Record* records, const std::uint32_t* order, std::size_t n, const FeatureSet& set,
+                      const BatchRows& rows) {
+    kernels().expand(records, order, n, set, rows);
+    if (set.appended.empty()) return;
+    std::vector<Record> in_order(order ? n : 0);
+    if (order) kernels().gather(records, order, n, in_order.data());
+    const Record* read = order ? in_order.data() : records;
+    try {
+        set.append(read->bytes.data(), n, {rows.white, rows.black, rows.counts, set.max_active, 0});
+    } catch (const BadFeatures& bad) {
+        throw FormatError("feature set '" + set.name + "': " + bad.text + " in " +
+                          fen_of(read[static_cast<std::size_t>(bad.position)]));
+    }
+}
+
+}  // namespace nnue::data

@@ -1,0 +1,13 @@
+// From records to index rows, whatever the parts of the feature set are.
+#pragma once
+
+#include "pipeline/kernels.h"
+
+namespace nnue::data {
+
+// Expands n sound records, record order[i] into row i (order may be null: record i). Throws FormatError with the FEN of
+// a position for which a set from outside gives a wrong row.
+void expand_positions(const Record* records, const std::uint32_t* order, std::size_t n, const FeatureSet& set,
+                      const BatchRows& rows);
+
+}  // namespace nnue::data
