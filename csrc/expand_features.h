@@ -57,7 +57,10 @@ inline const data::FeatureSet& check_feature_set(const std::string& name) {
     try {
         return data::feature_set(name);
     } catch (const data::FormatError& error) {
-        throw std::runtime_error("nnue::" + std::string(kName) + ": feature_set: " + error.what());
+        const bool in_python = name.find(".py:") != name.npos;
+        throw std::runtime_error(
+            "nnue::" + std::string(kName) + ": feature_set: " +
+            (in_python ? "'" + name + "' is a set in Python, which nnue_trainer.data.expand expands" : error.what()));
     }
 }
 

@@ -343,6 +343,7 @@ def expand_features(records: Tensor, feature_set: str, *, check_records: bool = 
     Args:
         records: uint8 [B, 32], positions as binpack files and `nnue_trainer.data.RecordLoader` hold them.
         feature_set: a name such as "HalfKAv2_hm" or "HalfKAv2_hm+Full_Threats_v16" (`nnue_trainer.data.feature_set`).
+            A set in a C++ header must be known (call that function first). Sets in Python are not for operators.
         check_records: on CUDA, report a record that is not a position, as `set_index_check` says. Use False for records
             that are known to be valid, such as a loader's; an invalid one gets empty rows. The CPU always checks.
 
@@ -353,12 +354,22 @@ def expand_features(records: Tensor, feature_set: str, *, check_records: bool = 
         RuntimeError: `records` has the wrong shape or dtype, or holds something that is not a position (the error gives
             row and reason), or there is no such feature set.
     """
+    _prepare(records, feature_set)
     return Expanded(*torch.ops.nnue.expand_features(records, feature_set, check_records))
 
 
 def expand_features_into(records: Tensor, feature_set: str, out: Expanded, *, check_records: bool = True) -> None:
     """`expand_features` into existing tensors: contiguous, with the same shapes and dtypes, on the same device."""
+    _prepare(records, feature_set)
     torch.ops.nnue.expand_features_into(records, feature_set, *out, check_records)
+
+
+def _prepare(records: Tensor, feature_set: str) -> None:
+    """A set in a user's header is compiled for CUDA at its first use there."""
+    if records.is_cuda and ":" in feature_set and not torch.compiler.is_compiling():
+        from nnue_trainer.data.features import feature_set as described
+
+        described(feature_set).prepare(records.device)
 
 
 def set_index_check(mode: IndexCheck) -> IndexCheck:

@@ -44,7 +44,8 @@ MAY_IMPORT = "may_import"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A file of the user's that was imported. `sha256` is of its bytes, in hexadecimal."""
+    """A file of the user's that was imported. `sha256` is of its bytes, in hexadecimal. What is no Python file has a
+    module as well (`_LOADERS`): its attributes are the classes in it."""
 
     path: Path
     sha256: str
@@ -56,8 +57,13 @@ _packages: dict[str, str] = {}  # "REGISTRY:KIND" → "PACKAGE VERSION"
 _registries: list[Registry[Any]] = []
 
 
+_LOADERS = {".h": "nnue_trainer.data.feature_sets.header"}
+"""Suffix → the module whose `load(path, name)` makes a module of a file that is not Python."""
+
+
 def load_plugin(path: str | Path) -> Plugin:
-    """Imports a Python file, once. UserError if there is none, or if it fails, with the line in it that failed."""
+    """Imports a Python file, once. UserError if there is none, or if it fails, with the line in it that failed. A C++
+    header with feature sets (.h) is taken note of, and compiled when one of them is asked for."""
     path = Path(path)
     try:
         code = path.read_bytes()
@@ -69,6 +75,10 @@ def load_plugin(path: str | Path) -> Plugin:
         if loaded.sha256 != digest:
             raise UserError(f"plugin {path}: another file of this name was loaded already, {loaded.path}; rename one")
         return loaded
+    if path.suffix in _LOADERS:
+        made = importlib.import_module(_LOADERS[path.suffix]).load(path, f"nnue_plugin_{path.stem}_h")
+        _plugins[path.name] = Plugin(path, digest, made)
+        return _plugins[path.name]
     name = f"nnue_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if path.suffix != ".py" or spec is None or spec.loader is None:
@@ -164,7 +174,7 @@ class Registry(Generic[T]):
         known = self._classes.get(kind, self._outside.get(kind))
         if known is not None:
             return known
-        if colon and file.endswith(".py"):
+        if colon and file.endswith((".py", *_LOADERS)):
             return self._of_plugin(kind, Path(file), name, may_import)
         offered = self._entry_points().get(kind)
         if offered is not None:
@@ -237,7 +247,8 @@ class Registry(Generic[T]):
         cls = getattr(plugin.module, name, None)
         if not isinstance(cls, type):
             raise UserError(f"{plugin.path}: has no class {name!r}")
-        self._outside[kind] = self._checked(kind, cls)
+        # Known already by another path to the same file: it keeps the kind that it was first asked for by.
+        self._outside[kind] = cls if cls in self._outside.values() else self._checked(kind, cls)
         return self._outside[kind]
 
     def _checked(self, kind: str, cls: Any) -> type[T]:

@@ -258,7 +258,7 @@ FeatureSet parse(std::string_view name) {
         if (!part && part_name.find(':') != part_name.npos) {
             throw FormatError("feature set " + quoted(part_name) +
                               " comes from outside and has not been loaded: name its file with --plugin, or call "
-                              "nnue_trainer.load_plugin");
+                              "nnue_trainer.registry.load_plugin");
         }
         if (!part) {
             std::string names_of_sets;

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.data.features import FeatureSet, feature_set
+from nnue_trainer.data.features import FeatureSet, expand, feature_set
 
 
 class Expander:
@@ -21,7 +21,9 @@ class Expander:
     Batches take turns in `buffers` pieces of memory: one is valid until that many more have been made. All work is
     queued on the current stream, which must come after whatever still reads the batch whose turn it is. From
     page-locked memory the copy is asynchronous: the records must stay as they are until it is done. `check_records` is
-    that of `ops.expand_features`; what a `RecordLoader` gives is sound.
+    that of `ops.expand_features`; what a `RecordLoader` gives is sound, so only the rows of sets from outside need it.
+    Rows of sets that the device's operators do not know (in Python) are made on the CPU, in the calling thread, and
+    copied.
     """
 
     def __init__(
@@ -30,12 +32,13 @@ class Expander:
         device: torch.device | str,
         *,
         buffers: int = 2,
-        check_records: bool = False,
+        check_records: bool | None = None,
     ) -> None:
         self.feature_set = feature_set(features)
         self.device = torch.device(device)
         self.buffers = buffers
-        self.check_records = check_records
+        self._on_device = self.feature_set.prepare(self.device)
+        self.check_records = self.feature_set.is_from_outside if check_records is None else check_records
         self._size = -1
         self._batches: list[Batch] = []
         self._turn = 0
@@ -55,8 +58,16 @@ class Expander:
         self._turn = (self._turn + 1) % self.buffers
         if len(records) < self._size:
             batch = batch.head(len(records))
-        if records.device != self._records.device:
+        if self._on_device and records.device != self._records.device:
             records = self._records[: len(records)].copy_(records, non_blocking=True)
+        if not self._on_device:
+            return self._through_host(records, batch)
         out = ops.Expanded(*(getattr(batch, field) for field in ops.Expanded._fields))
         ops.expand_features_into(records, self.feature_set.name, out, check_records=self.check_records)
+        return batch
+
+    def _through_host(self, records: Tensor, batch: Batch) -> Batch:
+        made = expand(records.cpu().numpy(), self.feature_set)
+        for field in ops.Expanded._fields:
+            getattr(batch, field).copy_(getattr(made, field))
         return batch

@@ -1,8 +1,8 @@
 """The input feature sets by name, and the expansion of records into index rows on the CPU.
 
 A name says everything about a set: a basic one ("HalfKAv2_hm"), a piece-square set in its own words
-(`piece_square_set`), or a sum of such sets in any order, "A+B+C". Operators and exported graphs know a set by this
-name.
+(`piece_square_set`), a set from outside ("my_features.py:MySet", "my_features.h:MySet(…)": feature_sets/), or a sum of
+such sets in any order, "A+B+C". Operators and exported graphs know a set by this name.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from nnue_trainer import _data
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.feature_sets import base
 
 
 class FeaturePart(NamedTuple):
@@ -33,6 +35,11 @@ class FeaturePart(NamedTuple):
     bucket_size: int
     num_virtual: int
 
+    @property
+    def short_name(self) -> str:
+        """The name without parameters and file: "MySet"."""
+        return self.name.partition("(")[0].rpartition(":")[2]
+
 
 class FeatureSet(NamedTuple):
     """A set is its parts, one after the other."""
@@ -49,19 +56,61 @@ class FeatureSet(NamedTuple):
         """The length of an index row: no legal position has more features."""
         return sum(part.max_active for part in self.parts)
 
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether a part of it comes from a file or an installed package."""
+        return any(part.name in _outside for part in self.parts)
+
+    def prepare(self, device: torch.device | str) -> bool:
+        """Makes the operators that expand on a CUDA `device` ready for the set, which may compile a header with nvcc.
+        False where they cannot expand it, and index rows must be made on the CPU (`expand`, `Loader`): sets in Python.
+        """
+        if torch.device(device).type != "cuda":
+            return True
+        return all(_ready_for_cuda(part.name) for part in self.parts if part.name in _outside)
+
 
 BASIC_FEATURE_SETS: tuple[str, ...] = tuple(_data.basic_feature_sets())
 """The names of the sets that are built in."""
 
 
-def feature_set(name: str | FeatureSet) -> FeatureSet:
-    """The set of that name; UserError says what is wrong with the name, or which names there are."""
-    return name if isinstance(name, FeatureSet) else _described(name)
+_outside: dict[str, base.Features] = {}  # sets from outside that the data library knows, by name
+
+
+def feature_set(name: str | FeatureSet, *, may_import: bool = False) -> FeatureSet:
+    """The set of that name; UserError says what is wrong with the name, or which names there are.
+
+    With `may_import` a part "path/to/file.py:Class" or "path/to/file.h:Struct" imports or compiles that file; without
+    it, the file must have been loaded before (`nnue_trainer.registry.load_plugin`)."""
+    if isinstance(name, FeatureSet):
+        return name
+    return _described("+".join(_known(term, may_import) for term in base.terms(name)))
+
+
+def _known(term: str, may_import: bool) -> str:
+    """The name of a part, which the data library then knows."""
+    if not base.is_outside(term):
+        return term
+    features = base.parse(term, may_import=may_import)
+    name = features.name
+    known = _outside.get(name)
+    if type(known) is not type(features):  # another, or a file that was loaded anew
+        features.register()
+        _outside[name] = features
+        _ready_for_cuda.cache_clear()
+        _described.cache_clear()
+    return name
+
+
+@cache
+def _ready_for_cuda(name: str) -> bool:
+    return _outside[name].prepare_cuda()
 
 
 @cache
 def _described(name: str) -> FeatureSet:
-    return FeatureSet(name, tuple(FeaturePart(*part) for part in _data.describe_feature_set(name)))
+    parts = sorted((FeaturePart(*part) for part in _data.describe_feature_set(name)), key=lambda p: p.first_feature)
+    return FeatureSet(name, tuple(parts))
 
 
 def piece_square_set(

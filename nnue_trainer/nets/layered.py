@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.feature_sets import FEATURE_SETS, Features
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.features import piece_square_set
 from nnue_trainer.errors import UserError
@@ -51,6 +52,7 @@ from nnue_trainer.nets.meaning import (
     layer_outputs,
     stacked,
 )
+from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
 
 # The field clips weights of 16 bits to 1.98: an accumulator of 32 pieces then stays within 16 bits at a scale of 255,
@@ -94,19 +96,25 @@ class PieceSquares:
             raise ValueError(str(error)) from None
 
 
-def _known_set(name: str) -> str:
+def _known_set(name: str, info: ValidationInfo) -> str:
+    """A recipe in hand may name files, which are loaded now; whoever asks for the set later finds it."""
     try:
-        return find_feature_set(name).name
+        find_feature_set(name, may_import=bool((info.context or {}).get(MAY_IMPORT, False)))
     except UserError as error:
         raise ValueError(str(error)) from None
+    return name
 
 
 def _kind_of_input(value: Any) -> str:
+    if isinstance(value, Features) or (isinstance(value, dict) and "kind" in value):
+        return "outside"
     return "section" if isinstance(value, dict | PieceSquares) else "name"
 
 
 Input = Annotated[
-    Annotated[Annotated[str, AfterValidator(_known_set)], Tag("name")] | Annotated[PieceSquares, Tag("section")],
+    Annotated[Annotated[str, AfterValidator(_known_set)], Tag("name")]
+    | Annotated[PieceSquares, Tag("section")]
+    | Annotated[Annotated[Features, FEATURE_SETS], Tag("outside")],
     Discriminator(_kind_of_input),
 ]
 
@@ -301,7 +309,8 @@ class Layered(Net):
     inputs: Annotated[
         list[Input], BeforeValidator(lambda value: [value] if isinstance(value, str | dict) else value)
     ] = Field(default=["Chess768"], min_length=1)
-    """input features, side by side: names of sets, and piece-square sets with king buckets of your own as sections"""
+    """input features, side by side: names of sets, sums of them, piece-square sets with king buckets of your own as
+    sections, and sets from outside (my_features.py:MySet), as names or as sections with a kind"""
     factorised: bool = True
     """features in king buckets are trained with a part that all buckets share (which is never part of the net)"""
     hidden: int = Field(256, ge=8, le=16384, multiple_of=8)
@@ -411,7 +420,7 @@ class Layered(Net):
         parts = find_feature_set(self.feature_set).parts
         if len(parts) == 1:
             return [tensor]
-        short = [part.name.partition("(")[0] for part in parts]
+        short = [part.short_name for part in parts]
         numbered = [
             f"{name}_{short[: index + 1].count(name)}" if short.count(name) > 1 else name
             for index, name in enumerate(short)

@@ -20,6 +20,7 @@ from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
+from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
@@ -256,8 +257,8 @@ def differences(before: Any, after: Any, key: str = "") -> Iterable[tuple[str, A
 
 
 def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> Loader | RecordLoader:
-    """The endless stream that the recipe trains on. For CUDA packed records, to be expanded there; order and state are
-    the same."""
+    """The endless stream that the recipe trains on. For CUDA packed records, to be expanded there, unless the feature
+    set is in Python; order and state are the same."""
     data = recipe.data
     options: dict[str, Any] = {
         "seed": recipe.training.seed,
@@ -269,9 +270,9 @@ def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> 
         "threads": data.threads,
         "reuse": True,
     }
-    if device.type == "cuda":
+    if device.type == "cuda" and feature_set(model.feature_set).prepare(device):
         return RecordLoader(data.train, data.batch_size, pin_memory=True, **options)
-    return Loader(data.train, model.feature_set, data.batch_size, **options)
+    return Loader(data.train, model.feature_set, data.batch_size, pin_memory=device.type == "cuda", **options)
 
 
 class HeldOut:

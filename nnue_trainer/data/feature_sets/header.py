@@ -1,0 +1,284 @@
+"""Feature sets in a C++ header of the user's, `my_features.h:MySet`: compiled at their first use, once.
+
+The header holds a struct with four functions (data_loader/features/general_set.h says which). It is compiled with the
+compiler of this machine: for the CPU with g++ or clang++, and with nvcc when a CUDA device is to expand. Libraries are
+kept in the user's cache folder, under a name that is a hash of every file they are made of, of the compiler and its
+options: what has changed is compiled again, and nothing else is.
+
+A header is only ever read because a recipe in hand or `--plugin` names it (nnue_trainer/registry.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nnue_trainer import _data, _library
+from nnue_trainer.data.feature_sets.base import Features
+from nnue_trainer.data.feature_sets.view import View
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.progress import Unfailing, progress_bar
+from nnue_trainer.schema import section
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_SHOWN_ERRORS = 3
+
+_CPU_SOURCE = """\
+#include "features/general_set.h"
+#include "{header}"
+extern "C" {{
+__attribute__((visibility("default"))) extern const nnue::data::CompiledSet nnue_feature_set;
+}}
+const nnue::data::CompiledSet nnue_feature_set{{nnue::data::kCompiledSetVersion,
+    nnue::data::GeneralSetCheck<::{struct}>::kIs, nnue::data::append_general<::{struct}>}};
+"""
+
+_CUDA_SOURCE = """\
+#include "cuda/general_set.cuh"
+#include "{header}"
+extern "C" __attribute__((visibility("default"))) cudaError_t nnue_append_features(
+    const uint8_t* records, int64_t n, const nnue::data::AppendRows& rows, const nnue::cuda::FindingSink& sink,
+    cudaStream_t stream) {{
+    return nnue::cuda::launch_append<::{struct}>(records, n, rows, sink, stream);
+}}
+"""
+
+
+class HeaderFeatures(Features):
+    """A feature set of a header. The subclass for each struct is made by `load`."""
+
+    header: ClassVar[Path]
+    struct: ClassVar[str]
+
+    def _sizes(self) -> tuple[int, ...]:
+        (part,) = _data.describe_feature_set(self.name)
+        return part[2:]
+
+    @property
+    def num_features(self) -> int:
+        return self._sizes()[0]
+
+    @property
+    def max_active(self) -> int:
+        return self._sizes()[1]
+
+    @property
+    def bucket_size(self) -> int:
+        return self._sizes()[2]
+
+    @property
+    def num_virtual(self) -> int:
+        return self._sizes()[3]
+
+    def indices(self, view: View) -> npt.NDArray[np.integer[Any]]:
+        raise NotImplementedError("sets of headers are expanded by compiled code")
+
+    def register(self) -> None:
+        library = str(compiled(self.header, self.struct))
+        _data.add_compiled_feature_set(self.name, library)
+        if _library.load().cpu_error is None:
+            torch.ops.nnue.add_feature_set(self.name, library)
+
+    def prepare_cuda(self) -> bool:
+        if _library.load().cuda_error is not None:
+            return False
+        devices = range(torch.cuda.device_count())
+        architectures = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
+        try:
+            nvcc = find_nvcc()
+        except UserError as error:
+            print(f"nnue: note: {shown(error)}: its index rows are made on the CPU", file=Unfailing(sys.stderr))
+            return False
+        cpu, cuda = compiled(self.header, self.struct), compiled_for_cuda(self.header, self.struct, architectures, nvcc)
+        torch.ops.nnue.add_cuda_feature_set(self.name, str(cpu), str(cuda))
+        return True
+
+
+class _Structs(ModuleType):
+    """What `registry.load_plugin` gives for a header: its structs, as classes, when they are asked for."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name)
+        self.path = path
+
+    def __getattr__(self, name: str) -> Any:
+        path: Path = self.__dict__["path"]
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = path.read_text(encoding="utf-8")
+            if re.fullmatch(r"[A-Za-z_]\w*", name) and re.search(rf"\b(struct|class|using)\s+{name}\b", text):
+                values = {"header": path, "struct": name, "__module__": self.__name__, "__annotations__": {}}
+                values["__doc__"] = f"The feature set {name} of {path.name}."
+                made = section(type(name, (HeaderFeatures,), values))
+                setattr(self, name, made)
+                return made
+        raise AttributeError(name)
+
+
+def load(path: Path, name: str) -> ModuleType:
+    """The module for a header. Compiles nothing yet."""
+    return _Structs(name, path)
+
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+
+
+def compiled(header: Path, struct: str) -> Path:
+    """The shared library for the CPU. UserError if there is no compiler, or with its first errors."""
+    compiler = find_compiler()
+    flags = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *_instruction_sets()]
+    source = _CPU_SOURCE.format(header=_quotable(header), struct=struct)
+    return _library_of(header, struct, source, ".cpp", compiler, [*flags, "-shared"], "the CPU", compiler)
+
+
+def compiled_for_cuda(header: Path, struct: str, architectures: list[str], nvcc: str) -> Path:
+    """The shared library for CUDA devices of the compute capabilities, such as "90"."""
+    flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden"]
+    flags += ["-cudart=static", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures)]
+    source = _CUDA_SOURCE.format(header=_quotable(header), struct=struct)
+    # The files that it is made of are asked of the host compiler, which is quicker and sees the same ones.
+    what = "CUDA " + ", ".join(f"{a[:-1]}.{a[-1]}" for a in architectures)
+    return _library_of(header, struct, source, ".cu", [nvcc], flags, what, find_compiler())
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler: $CXX, or g++, c++, clang++ on PATH."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["g++"], ["c++"], ["clang++"]]:
+        if shutil.which(command[0]):
+            return command
+    found = f"$CXX is {' '.join(named)!r}, which is not there" if named else "no g++, c++ or clang++"
+    raise UserError(f"feature sets in C++ headers need a C++20 compiler: {found}; install g++")
+
+
+def find_nvcc() -> str:
+    """nvcc of $CUDA_HOME, on PATH or in its usual place."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    for candidate in [f"{home}/bin/nvcc"] * bool(home) + ["nvcc", "/usr/local/cuda/bin/nvcc"]:
+        if found := shutil.which(candidate):
+            return found
+    raise UserError("feature sets in C++ headers need nvcc for CUDA, which is neither on PATH nor in $CUDA_HOME")
+
+
+def cache_folder() -> Path:
+    """Where compiled feature sets are kept: $XDG_CACHE_HOME/nnue-trainer/feature-sets, by default below ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        home = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        raise UserError("no home folder to keep compiled feature sets in: set XDG_CACHE_HOME") from None
+    return home / "nnue-trainer" / "feature-sets"
+
+
+def include_folders() -> list[Path]:
+    """Where our headers are: in the package where it is installed, in the project where it is not."""
+    installed = _PACKAGE / "nnue_trainer" / "include"
+    return [installed] if installed.is_dir() else [_PACKAGE / "data_loader", _PACKAGE / "csrc"]
+
+
+def _instruction_sets() -> list[str]:
+    """The options for the instruction set that the data library has chosen."""
+    isa = _data.isa()
+    if isa == "baseline" or platform.machine() != "x86_64":
+        return []
+    return ["-march=x86-64-v3", *(["-DNNUE_BMI2"] if isa == "avx2_bmi2" else [])]
+
+
+def _quotable(header: Path) -> str:
+    path = str(header.resolve())
+    if re.search(r'["\\\n\r]', path):
+        raise UserError(f"{header}: expected a path without quotes and backslashes, as compilers do")
+    return path
+
+
+def _library_of(
+    header: Path,
+    struct: str,
+    source: str,
+    suffix: str,
+    command: list[str],
+    flags: list[str],
+    what: str,
+    host_compiler: list[str],
+) -> Path:
+    folder = cache_folder()
+    name = f"{header.name}:{struct}"
+    includes = [f"-I{path}" for path in include_folders()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = tempfile.TemporaryDirectory(dir=folder, prefix="compiling-")
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written: {error.strerror}; compiled feature sets are kept there (XDG_CACHE_HOME)"
+        ) from None
+    with scratch as inner:
+        unit = Path(inner) / f"set{suffix}"
+        unit.write_text(source)
+        digest = hashlib.sha256(repr([source, command, flags, _version(command)]).encode())
+        for path in _files_of(name, header, unit, host_compiler, includes):
+            digest.update(path.read_bytes())
+        library = folder / f"{struct}-{digest.hexdigest()[:24]}.so"
+        if library.is_file():
+            return library
+        built = Path(inner) / "set.so"
+        print(f"nnue: {shown(name)}: compiling for {what}, once; kept in {shown(folder)}", file=Unfailing(sys.stderr))
+        with progress_bar(f"compiling {name} for {what}"):
+            _run([*command, *flags, *includes, str(unit), "-o", str(built)], name, header)
+        built.replace(library)  # a reader never sees half of it
+    return library
+
+
+def _files_of(name: str, header: Path, unit: Path, compiler: list[str], includes: list[str]) -> list[Path]:
+    """Every file that a unit is made of, those of the system left out; their text is part of the library's name."""
+    source = unit.with_name("files.cpp")
+    lines = [line for line in unit.read_text().splitlines() if line.startswith("#include")]
+    own = [path for path in (folder / "cuda" for folder in include_folders()) if path.is_dir()]
+    if unit.suffix == ".cu":
+        lines = ['#include "features/general_set.h"', *lines[1:]]
+    source.write_text("\n".join(lines) + "\n")
+    listed = _run([*compiler, "-std=c++20", "-MM", *includes, str(source)], name, header)
+    files = [Path(path.replace("\\ ", " ")) for path in re.findall(r"(?:\\ |\S)+", listed.partition(":")[2])]
+    kept = [path for path in files if path != source and path.is_file()]
+    if unit.suffix == ".cu":
+        kept += [folder / "general_set.cuh" for folder in own] + [folder / "index_check.cuh" for folder in own]
+    return sorted(kept)
+
+
+def _version(command: list[str]) -> str:
+    """What a compiler says of itself."""
+    try:
+        said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"{shown(command[0])}: cannot be run: {error.strerror}") from None
+    return said.stdout
+
+
+def _run(command: list[str], name: str, header: Path) -> str:
+    """Runs a compiler. UserError with the first of its errors, in one line."""
+    env = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, check=False)
+    except OSError as error:
+        raise UserError(f"{shown(command[0])}: cannot be run: {error.strerror}") from None
+    if done.returncode == 0:
+        return done.stdout
+    said = (done.stderr + done.stdout).replace(str(header.resolve()), str(header))
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror\b", line)] or lines or [f"status {done.returncode}"]
+    more = f" (and {len(errors) - _SHOWN_ERRORS} more)" if len(errors) > _SHOWN_ERRORS else ""
+    first = "; ".join(shown(line) for line in errors[:_SHOWN_ERRORS])
+    raise UserError(f"feature set {shown(name)}: {Path(command[0]).name}: {first}{more}")
