@@ -35,7 +35,7 @@ from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import Unfailing, progress_bar
 from nnue_trainer.schema import section
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PROJECT = Path(__file__).resolve().parents[3]
 _SHOWN_ERRORS = 3
 
 _CPU_SOURCE = """\
@@ -186,8 +186,8 @@ def cache_folder() -> Path:
 
 def include_folders() -> list[Path]:
     """Where our headers are: in the package where it is installed, in the project where it is not."""
-    installed = _PACKAGE / "nnue_trainer" / "include"
-    return [installed] if installed.is_dir() else [_PACKAGE / "data_loader", _PACKAGE / "csrc"]
+    installed = _PROJECT / "nnue_trainer" / "include"
+    return [installed] if installed.is_dir() else [_PROJECT / "data_loader", _PROJECT / "csrc"]
 
 
 def _instruction_sets() -> list[str]:
