@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
 
@@ -28,6 +29,27 @@ OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", f"-DNNUE_VERSION={VERS
 # Feature sets and records: one definition for the data pipeline, the CPU operator and the CUDA kernel.
 SHARED_HEADERS = ("data_loader/chess/*.h", "data_loader/features/*.h")
 SHARED_SOURCES = ("data_loader/features/*.cpp",)
+
+
+# What a feature set in a user's header is compiled with: beside the package where it is installed.
+SET_HEADERS = {
+    "data_loader": ("chess/*.h", "features/*.h"),
+    "csrc": ("cuda/general_set.cuh", "cuda/index_check.cuh"),
+}
+
+
+class BuildPy(build_py):
+    """Puts these headers into the package, as nnue_trainer/include; not where it is built in place."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for root, patterns in SET_HEADERS.items():
+            for path in (found for pattern in patterns for found in (ROOT / root).glob(pattern)):
+                target = Path(self.build_lib) / "nnue_trainer" / "include" / path.relative_to(ROOT / root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
 
 
 def sources(*patterns: str) -> list[str]:
@@ -184,7 +206,7 @@ def native_parts() -> dict[str, object]:
         )
         cuda_ops.libraries = ["torch_cpu"]
         extensions.append(cuda_ops)
-    return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildExtension}}
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildExtension, "build_py": BuildPy}}
 
 
-setup(**({} if os.environ.get("NNUE_NO_EXTENSIONS") == "1" else native_parts()))
+setup(**({"cmdclass": {"build_py": BuildPy}} if os.environ.get("NNUE_NO_EXTENSIONS") == "1" else native_parts()))

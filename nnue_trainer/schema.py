@@ -114,6 +114,9 @@ def describe(
             yield key, _type_name(field.annotation, field.metadata), _default(field), _description(kind, name)
         elif len(members) == 1:
             yield from describe(members[0], f"{key}.", _outer)
+            for tag, member in _registry_of_member(field) or ():
+                yield f"{key}.kind", f"= {tag}", "", _one_line(member.__doc__)
+                yield from describe(member, f"{key}.", _outer)
         else:
             for member in members:
                 (tag,) = typing.get_args(_fields(member)["kind"].annotation)
@@ -185,7 +188,7 @@ def _pick(field: FieldInfo | None, data: Any) -> type[Any] | None:
     """The section that `data`, the value of the field, is meant to be."""
     if field is None or not isinstance(data, dict):
         return None
-    registry = _registry(field)
+    registry = _registry(field) or (_registry_of_member(field) if "kind" in data else None)
     if registry is not None:
         kind = data.get("kind", registry.default)
         return registry.kinds().get(kind) if isinstance(kind, str) else None
@@ -197,6 +200,12 @@ def _pick(field: FieldInfo | None, data: Any) -> type[Any] | None:
 
 def _registry(field: FieldInfo) -> Registry[Any] | None:
     return next((meta for meta in field.metadata if isinstance(meta, Registry)), None)
+
+
+def _registry_of_member(field: FieldInfo) -> Registry[Any] | None:
+    """That of a union of which one member is any class of a registry."""
+    members = (FieldInfo.from_annotation(member) for member in typing.get_args(field.annotation))
+    return next((registry for registry in map(_registry, members) if registry is not None), None)
 
 
 def _item(field: FieldInfo) -> FieldInfo | None:

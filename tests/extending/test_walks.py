@@ -137,6 +137,117 @@ def test_all_parts_at_once_and_a_process_that_is_killed(folder, project_root):
     assert_same(Path("whole"), Path("parts"))
 
 
+# Each set alone, beside a built-in one, and a declared one in the recipe: the files it needs, and `model.inputs`.
+FEATURES = {
+    "declared": ([], f"[{{kings: {16 * [0] + 16 * [1]}, mirror: a-d, planes: 10, order: interleaved}}, PP_3Wide]"),
+    "declared-64": ([], f"[{{kings: {32 * [0, 1]}, planes: 12}}]"),
+    "python": (["my_features.py"], "[HalfKP, {kind: my_features.py:KingDistance, both_kings: true}]"),
+    "python-name": (["my_features.py"], "HalfKP + my_features.py:KingDistance"),
+    "header": (["my_features.h"], "my_features.h:Neighbours"),
+    "header-section": (["my_features.h"], "[{kind: my_features.h:Neighbours}, HalfKAv2_hm]"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def compiled_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.mark.compiler
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("walk", FEATURES)
+def test_a_feature_set_from_outside(walk, folder, project_root, monkeypatch):
+    """Trained, interrupted, resumed to the bit, exported and evaluated."""
+    files, inputs = FEATURES[walk]
+    for file in files:
+        shutil.copy(project_root / "examples" / "extending" / file, folder)
+    plugins = [argument for file in files for argument in ("--plugin", file)]
+    model = [f"model={{kind: layered, hidden: 32, inputs: {inputs}}}"]
+    model += ["model.factorised=false"] if walk == "declared-64" else []
+    nnue("train", "--config", "recipe.yaml", "--run-dir", "whole", *model)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 6)
+        assert "stopped after step" in nnue("train", "--config", "recipe.yaml", "--run-dir", "parts", *model)
+
+    registry.forget_plugins()
+    fen = "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"
+    if files:
+        missing = rf"files do not make it import code: name the file with --plugin {files[0]}$"
+        with pytest.raises(UserError, match=missing):
+            nnue("train", "--resume", "parts")
+        with pytest.raises(UserError, match=missing):
+            nnue("export", "whole/checkpoints/last.safetensors", "whole.nnue")
+    assert "resumed at step" in nnue("train", "--resume", "parts", *plugins)
+    assert_same(Path("whole"), Path("parts"))
+    saved = checkpoint.load("whole/checkpoints/last.safetensors")
+    assert sorted(saved.state["plugins"]) == files
+
+    for run in ("whole", "parts"):
+        for kind in ("nnue", "raw"):
+            nnue("export", f"{run}/checkpoints/last.safetensors", f"{run}.{kind}", "--format", kind, *plugins)
+    assert Path("whole.nnue").read_bytes() == Path("parts.nnue").read_bytes()
+    assert Path("whole.raw").read_bytes() == Path("parts.raw").read_bytes()
+    registry.forget_plugins()
+    if files:
+        with pytest.raises(UserError, match=missing):
+            nnue("eval", "whole.nnue", "--fen", fen)
+    said = [nnue("eval", net, "--fen", fen, "--json", *plugins) for net in ("whole.nnue", "parts.nnue")]
+    assert said[0] == said[1]
+    assert '"score"' in said[0]
+    nnue("import", "whole.nnue", "again.safetensors", *plugins)
+    nnue("export", "again.safetensors", "again.nnue", *plugins)
+    assert Path("again.nnue").read_bytes() == Path("whole.nnue").read_bytes()
+
+
+@pytest.mark.compiler
+@pytest.mark.usefixtures("compiled_once")
+def test_all_roads_in_one_net_and_a_process_that_is_killed(folder, project_root):
+    """features.yaml beside the examples, with real processes and SIGKILL."""
+    files = ["my_features.py", "my_features.h"]
+    for file in [*files, "features.yaml"]:
+        shutil.copy(project_root / "examples" / "extending" / file, folder)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(project_root)}
+    command = [sys.executable, "-m", "nnue_trainer", "train"]
+    process = subprocess.Popen([*command, "--config", "features.yaml", "--run-dir", "parts"], env=env)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if list(Path("parts").glob("checkpoints/last.safetensors")):
+            break
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    nnue("train", "--config", "features.yaml", "--run-dir", "whole")
+    plugins = [argument for file in files for argument in ("--plugin", file)]
+    second = subprocess.run([*command, "--resume", "parts", *plugins], env=env, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert_same(Path("whole"), Path("parts"))
+    names = checkpoint.load("whole/checkpoints/last.safetensors").tensors["model"]["feature_transformer.weight"]
+    assert len(names) == 4 * 704 + 192 + 576
+
+
+def test_the_reference_shows_feature_sets_from_outside(folder, project_root):
+    shutil.copy(project_root / "examples" / "extending" / "my_features.py", folder)
+    reference = nnue("config", "--reference", "--plugin", "my_features.py")
+    assert "model.inputs.N.kind = my_features.py:KingDistance\n    Each piece with its distance" in reference
+    assert "model.inputs.N.both_kings: bool [false]\n    the distance from the enemy king" in reference
+
+
+def test_mistakes_in_inputs_are_one_line(folder, project_root):
+    shutil.copy(project_root / "examples" / "extending" / "my_features.py", folder)
+    for inputs, message in (
+        (
+            "[{kind: my_features.py:KingDistance, both_king: 1}]",
+            r"model\.inputs\.0\.both_king: unknown key \(did you mean 'both_kings'",
+        ),
+        ("[HalfKP, my_features.py:Nope]", r"model\.inputs\.1: .*my_features\.py: has no class 'Nope'"),
+        ("[{kind: nowhere.py:Set}]", r"model\.inputs\.0\.kind: plugin nowhere\.py: cannot be read: No such file"),
+        ("nowhere.h:Set", r"model\.inputs\.0: .*plugin nowhere\.h: cannot be read: No such file"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            nnue("config", "recipe.yaml", f"model={{kind: layered, inputs: {inputs}}}")
+        assert "\n" not in str(caught.value)
+
+
 def test_a_file_that_has_changed_is_told_of(folder, project_root, capsys):
     shutil.copy(project_root / "examples" / "extending" / "my_loss.py", folder)
     nnue("train", "--config", "recipe.yaml", "--run-dir", "run", PARTS["my_loss.py"], "training.epochs=1")
@@ -188,5 +299,9 @@ def test_what_the_guide_shows_is_what_the_file_says(project_root):
     guide = (project_root / "docs" / "extending.md").read_text(encoding="utf-8")
     shown = guide.split("```python\n")[1].split("```")[0].strip()
     assert shown in (project_root / "examples" / "extending" / "my_loss.py").read_text(encoding="utf-8")
-    for file in PARTS:
+    shown = guide.split("```cpp\n")[1].split("```")[0].strip()
+    assert shown in (project_root / "examples" / "extending" / "my_features.h").read_text(encoding="utf-8")
+    shown = guide.split("### A feature set")[1].split("```python\n")[1].split("```")[0].strip()
+    assert shown in (project_root / "examples" / "extending" / "my_features.py").read_text(encoding="utf-8")
+    for file in [*PARTS, "my_features.py", "my_features.h"]:
         assert f"(../examples/extending/{file})" in guide

@@ -125,7 +125,7 @@ class Features(ABC):
             )
         return found[:, : max(int(count.max(initial=0)), 0)]
 
-    def _refuse(self, view: View, wrong: npt.NDArray[np.bool_], what: Callable[[int], str]) -> None:
+    def _refuse(self, view: View, wrong: Any, what: Callable[[int], str]) -> None:
         if wrong.any():
             first = int(wrong.argmax())
             side = "black" if view.perspective else "white"

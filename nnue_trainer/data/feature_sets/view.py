@@ -87,16 +87,16 @@ class _Pieces:
 
     def __init__(self, records: npt.NDArray[np.uint8]) -> None:
         occupied = np.unpackbits(records[:, 7::-1], axis=1, bitorder="little").view(bool)
-        self.count = occupied.sum(axis=1, dtype=np.int32)
-        self.present = np.arange(MAX_PIECES) < self.count[:, None]
+        self.count: npt.NDArray[np.int32] = occupied.sum(axis=1, dtype=np.int32)
+        self.present: npt.NDArray[np.bool_] = np.arange(MAX_PIECES) < self.count[:, None]
         square = np.nonzero(occupied)[1]
         nibbles = np.stack([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=2).reshape(len(records), MAX_PIECES)
         nibble = nibbles[self.present]
         code = fields.CODES[nibble]
         code += (nibble == fields.PUSHED_PAWN) & (square >= 32)  # of pushed pawns those on the fifth rank are black's
-        self.square = np.full(self.present.shape, -1, np.int32)
+        self.square: npt.NDArray[np.int32] = np.full(self.present.shape, -1, np.int32)
         self.square[self.present] = square
-        self.code = np.full(self.present.shape, -1, np.int32)
+        self.code: npt.NDArray[np.int32] = np.full(self.present.shape, -1, np.int32)
         self.code[self.present] = code
         self.black_to_move = ((nibbles == fields.BLACK_KING_TO_MOVE) & self.present).any(axis=1)
 
