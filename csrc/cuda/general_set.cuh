@@ -122,8 +122,8 @@ cudaError_t launch_append(const uint8_t* records, int64_t n, const data::AppendR
     if (n == 0) return cudaSuccess;
     const int64_t blocks = (n + kWarps - 1) / kWarps;
     const unsigned grid = static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20);
-    append_features<Set>
-        <<<grid, dim3(kLanes, kWarps), 0, stream>>>(reinterpret_cast<const uint64_t*>(records), n, rows, sink);
+    const auto kernel = append_features<Set>;
+    kernel<<<grid, dim3(kLanes, kWarps), 0, stream>>>(reinterpret_cast<const uint64_t*>(records), n, rows, sink);
     return cudaGetLastError();
 }
 

@@ -1,12 +1,12 @@
-// What a feature set is, for callers that do not know it at compile time: its name says all of it.
+// What a feature set is, for callers that do not know it at compile time. The name of a set says everything about it.
 //
 // A set is one part or the sum of several, "A+B+C": their indices follow one another, and so do their entries in a row.
-// A part is one of the basic sets (feature_sets.h, where adding one is adding a struct), or a piece-square set that its
-// own name describes:
+// A part is one of the built-in sets (feature_sets.h, general_sets.h), a set from outside (appended.h), or a
+// piece-square set that its own name describes:
 //
 //     PieceSquare(planes=12,order=grouped,mirror=a-d,kings=0.1.2.3. ...)
 //
-// Everybody who is given such a name, operators and exported graphs included, makes the same set of it.
+// Everything that is given such a name, operators and exported graphs included, makes the same set from it.
 #pragma once
 
 #include <cstdint>
@@ -33,22 +33,22 @@ struct FeaturePart {
     std::string name;
     int first_feature;  // in the whole set
     int num_features;
-    int max_active;   // entries of a row, at the most
-    int bucket_size;  // features of a king bucket: those of a row lie in one; 0: the part is not bucketed
+    int max_active;   // the most entries that a row can have
+    int bucket_size;  // features per king bucket (those of a row all lie in one); 0: the part is unbucketed
     int num_virtual;  // virtual rows of a factoriser: feature r of the part shares row r mod num_virtual; 0: none
     int basic;        // its place in BasicSets, or kDeclared
 
     static constexpr int kDeclared = -1;
 
     bool is_piece_square() const { return bucket_size > 0; }
-    // Of a piece-square part.
+    // Only for piece-square parts.
     PieceSquareTables tables{};
 };
 
 // Appends the features of n sound records (32 bytes each) to their rows, or throws BadFeatures.
 using AppendFeatures = std::function<void(const std::uint8_t* records, std::size_t n, const AppendRows& rows)>;
 
-// A set gave a row that does not fit what it says of itself.
+// Thrown where a set gives a row that does not fit its own description.
 struct BadFeatures : std::exception {
     std::int64_t position;
     std::string text;
@@ -71,7 +71,7 @@ struct FeatureSet {
     int num_features = 0;
     int max_active = 0;
 
-    // Is it one set that the hot loops know? They have a form of their own for it.
+    // Whether it is a single part that the hot loops know, for which they have a faster form.
     bool is_single() const { return parts.size() == 1 && appended.empty(); }
     // Appends the features of the appended parts of n sound records; throws BadFeatures. `rows.first_feature` is
     // ignored.
@@ -94,7 +94,8 @@ void add_feature_set(const std::string& name, const SetDescription& is, AppendFe
 // The same for a shared library that was made of a header (CompiledSet). Throws FormatError if it is none.
 void add_compiled_feature_set(const std::string& name, const std::string& library);
 
-// A symbol of a shared library, which stays loaded; FormatError if there is none. Whose error it is, `what` says.
+// The address of a symbol in a shared library, which stays loaded. Throws FormatError if there is none; `what` is the
+// set that the message names.
 void* symbol_of_library(const std::string& library, const char* symbol, const std::string& what);
 
 // The names of the built-in sets.

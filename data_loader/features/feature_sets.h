@@ -32,7 +32,7 @@ inline namespace NNUE_ISA {
 #if !defined(__CUDA_ARCH__)
 namespace detail {
 
-// For each rank's occupancy byte the files that are set, packed to the low end, a byte each.
+// For the occupancy byte of a rank: the files of its pieces, one byte per piece, the lowest file first.
 struct FileLists {
     std::uint64_t lists[256]{};
     constexpr FileLists() {
@@ -55,7 +55,7 @@ NNUE_HOST_DEVICE inline void list_squares(Bitboard bits, std::uint8_t* squares) 
 #if defined(__CUDA_ARCH__)
     for (; bits; bits &= bits - 1) *squares++ = static_cast<std::uint8_t>(lowest(bits));
 #else
-    // A rank at a time, without a branch: how many pieces there are is noise to the branch predictor.
+    // One rank at a time and without a branch, because no branch predictor can guess how many pieces a rank has.
     for (int rank = 0; rank < 8; ++rank) {
         const auto byte = static_cast<std::uint8_t>(bits >> (8 * rank));
         const std::uint64_t list = detail::kFileLists.lists[byte] + 0x0808080808080808ULL * static_cast<unsigned>(rank);
@@ -65,15 +65,15 @@ NNUE_HOST_DEVICE inline void list_squares(Bitboard bits, std::uint8_t* squares) 
 #endif
 }
 
-// Index of the one nibble of `low`, `high` (16 each, low first) that is 15; 0 if there is none.
+// Index of the only nibble that is 15 among the 16 of `low` and then the 16 of `high`; 0 if there is none.
 NNUE_HOST_DEVICE inline int find_fifteen(std::uint64_t low, std::uint64_t high) {
     const std::uint64_t in_low = fifteens(low), in_high = fifteens(high);
     if (in_low) return lowest(in_low) / 4;
     return in_high ? 16 + lowest(in_high) / 4 : 0;
 }
 
-// The piece code that a record's nibble stands for on `square`. Masks, not choices: of a chain of choices GCC makes a
-// switch, and then no vector code of the loop around it.
+// The piece code that a record's nibble stands for on `square`. Masks and no conditions: GCC
+// turns a chain of conditions into a switch, and then it does not vectorise the loop around it.
 NNUE_HOST_DEVICE constexpr std::uint8_t plain_code(std::uint8_t nibble, std::uint8_t square) {
     constexpr unsigned kRooks = kWhiteCastlingRook - (kRook << 1 | kWhite);
     static_assert(kBlackCastlingRook - (kRook << 1 | kBlack) == kRooks);
@@ -221,7 +221,7 @@ struct PP3Wide {
     static constexpr int kNumFeatures = 4560, kMaxActive = 96, kNumVirtual = 0;
 };
 
-// A part's number, FeaturePart::basic, is its place in this list. It is not stored anywhere: names are.
+// The number of a part, FeaturePart::basic, is its place in this list. Files and graphs store the name instead.
 template <class... Sets>
 struct BasicSetList {
     // visit.template operator()<Set>(number) for every set in order.

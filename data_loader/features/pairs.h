@@ -78,7 +78,7 @@ struct CodePlanes {
     NNUE_HOST_DEVICE Bitboard pawns() const { return of_type(kPawn) & 0x00ffffffffffff00ULL; }
 };
 
-// Of a record that is known to be sound. In agreement with plain_code().
+// The board of a record that is known to be sound. It agrees with plain_code().
 inline CodePlanes code_planes(const std::uint8_t* record) {
     std::uint64_t nibbles[2];
     std::memcpy(nibbles, record + 8, sizeof nibbles);
@@ -137,14 +137,14 @@ struct alignas(16) ThreatTables {
                 next += Version::kSlots[type] * total[attacker];
             }
         }
-        // A wrong table does not compile.
+        // Throwing here means that a wrong table does not compile.
         if (next != Version::kNumFeatures) throw next;
     }
 };
 
 namespace detail {
 
-// Bit 6·victim + attacker, by piece type: there are such features.
+// Bit 6·victim + attacker (piece types) says whether there are such features.
 template <class Version>
 constexpr std::uint64_t victim_bits() {
     std::uint64_t bits = 0;

@@ -1,12 +1,12 @@
-// What is known of a record before its pieces are looked at one by one: counts, kings, and whether it can be expanded
-// at all. Word arithmetic without loops, so that one GPU thread can do it for a whole record.
+// What can be said about a record without looking at its pieces one by one: counts, kings, and whether it can be
+// expanded at all. It is arithmetic on words without loops, so that one GPU thread can do it for a whole record.
 #pragma once
 
 #include "chess/record.h"
 
 namespace nnue::data {
 
-// Why a record has no index rows. Less than unpack() asks of a position: only what the rows are made of.
+// Why a record has no index rows. unpack() asks more of a position; this is only what the rows depend on.
 enum class RecordFault : std::uint8_t { kNone, kTooManyPieces, kKings, kLeftOver, kResult, kTooManyPawns };
 
 constexpr const char* fault_name(RecordFault fault) {
@@ -68,7 +68,7 @@ NNUE_HOST_DEVICE inline RecordScan scan_record(Bitboard occupied, std::uint64_t 
     }
     scan.black_to_move = (kings[1][0] & first >> 2) | (kings[1][1] & second >> 2);
     if (result < -1 || result > 1) scan.fault = RecordFault::kResult;
-    // Pawns are 0, 1 and 12. The nibbles beyond the last piece are 0 as well, and are taken off again.
+    // Pawns are 0, 1 and 12. The nibbles behind the last piece are 0 as well, so they are subtracted again.
     constexpr std::uint64_t kThrees = 3 * kEach;
     const int zeros_and_ones = popcount(fifteens(~first | kEach)) + popcount(fifteens(~second | kEach));
     const int twelves = popcount(fifteens(first ^ kThrees)) + popcount(fifteens(second ^ kThrees));

@@ -285,6 +285,9 @@ inline int __ffs(int x) {
 inline int __clz(int x) {
     return x == 0 ? 32 : __builtin_clz(unsigned(x));
 }
+inline int __clzll(long long x) {
+    return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
 inline unsigned __umulhi(unsigned a, unsigned b) {
     return unsigned(uint64_t(a) * b >> 32);
 }
