@@ -149,6 +149,7 @@ def native_parts() -> dict[str, object]:
             ]
         },
     )
+    cpu_ops.extra_link_args = ["-ldl"]  # compiled feature sets of users
     # The stable ABI is all in libtorch: nothing of Python, nothing of c10.
     cpu_ops.libraries = ["torch_cpu"]
 
@@ -160,7 +161,7 @@ def native_parts() -> dict[str, object]:
         ),
         include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
         extra_compile_args={"cxx": [*CXX_FLAGS, "-pthread"]},
-        extra_link_args=["-pthread"],
+        extra_link_args=["-pthread", "-ldl"],
     )
     # Torch-free: neither its headers' defines nor its libraries belong in here.
     data_module.libraries = []

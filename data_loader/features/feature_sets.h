@@ -6,7 +6,7 @@
 // together at run time (feature_set.h). Index layouts: docs/data.md, "Feature sets". Perspective 0 is white, 1 is
 // black.
 //
-// To add a set, add a struct and its name to BasicSets.
+// To add a piece-square set, add a struct and its name to BasicSets. To add another set: general_sets.h.
 #pragma once
 
 #include <cstring>

@@ -45,8 +45,8 @@ struct Kernels {
     DecodeResult (*decode_chains)(const std::uint8_t* payload, std::size_t size, std::size_t offset, Record* out,
                                   std::uint8_t* flags, std::size_t capacity);
 
-    // Expands n records, record order[i] into row i (order may be null: record i). The records must be sound. Leaves the
-    // appended parts of the set out: expand_positions (expand.h) has all of it.
+    // Expands n records, record order[i] into row i (order may be null: record i). The records must be sound. Appended
+    // parts of the set are left out; expand_positions (expand.h) expands everything.
     void (*expand)(const Record* records, const std::uint32_t* order, std::size_t n, const FeatureSet& set,
                    const BatchRows& rows);
 

@@ -241,7 +241,7 @@ def test_mistakes_in_inputs_are_one_line(folder, project_root):
         ),
         ("[HalfKP, my_features.py:Nope]", r"model\.inputs\.1: .*my_features\.py: has no class 'Nope'"),
         ("[{kind: nowhere.py:Set}]", r"model\.inputs\.0\.kind: plugin nowhere\.py: cannot be read: No such file"),
-        ("nowhere.h:Set", r"model\.inputs\.0: .*plugin nowhere\.h: cannot be read: No such file"),
+        ("nowhere.h:Set", r"model\.inputs: .*plugin nowhere\.h: cannot be read: No such file"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             nnue("config", "recipe.yaml", f"model={{kind: layered, inputs: {inputs}}}")
