@@ -1,7 +1,6 @@
 """Feature sets from outside: functions in Python and C++ headers, against plain Python and against built-in sets."""
 
 import re
-import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import no_tool, require
 
 from nnue_trainer import ops, registry
 from nnue_trainer.data import (
@@ -574,8 +574,8 @@ def test_a_cache_that_cannot_be_written(four: Path, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.compiler
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 def test_headers_compile_for_cuda(cache: Path) -> None:
+    require(no_tool("nvcc")())
     library = header.compiled_for_cuda(WALKS / "my_features.h", "Neighbours", ["80", "90"], header.find_nvcc())
     symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     assert re.search(r" T nnue_append_features$", symbols, re.MULTILINE)
