@@ -24,17 +24,16 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "perspective_plan(Tensor white, Tensor black, Tensor black_to_move, int num_features, int bucket_size, "
         "int num_bucketed) -> Tensor");
     m.def(
-        "perspective_transformer_forward(Tensor white, Tensor black, Tensor plan, Tensor weight, Tensor bias, "
-        "Tensor? psqt, Tensor? psqt_bucket, int bucket_size, int num_bucketed, str activation, float bound, float "
-        "scale, "
-        "str output_dtype, bool save) -> (Tensor output, Tensor psqt_output, Tensor saved, "
-        "Tensor lists)");
+        "perspective_transformer_forward(Tensor[] batch, int[] buckets, Tensor weight, Tensor bias, Tensor? psqt, "
+        "str activation, float[] bound_and_scale, str output_dtype, bool save) "
+        "-> (Tensor output, Tensor psqt_output, Tensor saved, Tensor lists)");
     m.def(
-        "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor white, Tensor black, "
-        "Tensor plan, Tensor saved, Tensor lists, Tensor? psqt_bucket, int num_features, int num_outputs, "
-        "int psqt_buckets, int bucket_size, int num_bucketed, str activation, float bound, float scale, str "
-        "weight_dtype) "
+        "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "
+        "Tensor[] kept, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
+    m.def(
+        "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
+        "int num_bucketed) -> str");
     m.def("perspective_transformer_available(int device) -> bool");
 
     // Contracts: expand_features.h.
@@ -62,7 +61,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "float beta1, float beta2, float positive, bool follows_begin=False) -> ()");
 
     // Contracts: cuda/index_check.cuh.
-    m.def("set_cuda_index_check(int mode) -> int");
+    m.def("set_cuda_index_check(str mode) -> str");
     m.def("raise_cuda_index_errors() -> ()");
 }
 

@@ -12,11 +12,18 @@
 //   psqt output     float32 [B]     (the sum of psqt[i, psqt_bucket[b]] over the side to move's indices - the same over
 //                                   the other side's) / 2; no elements if there is no psqt
 //
-// perspective_plan makes the plan of a batch, which forward and backward share. The layouts of the plan, and of `saved`
-// and `lists`, which the forward leaves for the backward if `save` is set, are private to this version of the library
-// and to the device. The backward takes the shapes that it needs as numbers; with psqt_buckets = 0 it does not compute
-// the gradient of psqt. A PSQT bucket outside [0, P) is an error, which CUDA reports as it reports an illegal index
-// (cuda/index_check.cuh).
+// perspective_plan makes the plan of a batch, which forward and backward share. What belongs together goes in and out
+// in one list:
+//
+//   batch            [white, black, plan]; with psqt also psqt_bucket
+//   buckets          [bucket_size, num_bucketed], as the plan was made with
+//   bound_and_scale  [bound, scale]
+//   kept             [saved, lists]: what the forward leaves for the backward if `save` is set
+//   sizes            [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
+//
+// The layouts of `plan`, `saved` and `lists` are private to this version of the library and to the device;
+// perspective_transformer_layout describes those of CUDA, for fake kernels and tests. A PSQT bucket outside [0, P) is
+// an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).
 //
 // On CUDA the plan groups the rows by king bucket. The first `num_bucketed` features are divided into buckets of
 // `bucket_size` consecutive ones. The kernels are made for feature sets in which all bucketed features of a row lie in
@@ -33,8 +40,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "activation.h"
 #include "feature_transformer.h"
@@ -44,6 +53,62 @@ namespace nnue::perspective_transformer {
 constexpr const char* kPlan = "perspective_plan";
 constexpr const char* kForward = "perspective_transformer_forward";
 constexpr const char* kBackward = "perspective_transformer_backward";
+
+struct Batch {
+    Tensor white, black, plan;
+    std::optional<Tensor> psqt_bucket;
+};
+
+inline Batch batch_of(const char* op, const std::vector<Tensor>& batch) {
+    if (batch.size() != 3 && batch.size() != 4) {
+        fail(op, "batch", text(batch.size()) + " tensors", "white, black, plan and perhaps psqt_bucket");
+    }
+    return {batch[0], batch[1], batch[2], batch.size() == 4 ? std::optional(batch[3]) : std::nullopt};
+}
+
+// The numbers of a list that has exactly kCount of them.
+template <size_t kCount, typename T>
+const T* numbers_of(const char* op, const char* argument, const std::vector<T>& numbers, const char* what) {
+    if (numbers.size() != kCount) fail(op, argument, text(numbers.size()) + " numbers", what);
+    return numbers.data();
+}
+
+struct Buckets {
+    int64_t size, num_bucketed;
+};
+
+inline Buckets buckets_of(const char* op, const std::vector<int64_t>& buckets) {
+    const int64_t* given = numbers_of<2>(op, "buckets", buckets, "bucket_size and num_bucketed");
+    return {given[0], given[1]};
+}
+
+struct Range {
+    float bound, scale;
+};
+
+inline Range range_of(const char* op, const std::vector<double>& bound_and_scale) {
+    const double* given = numbers_of<2>(op, "bound_and_scale", bound_and_scale, "bound and scale");
+    return {static_cast<float>(given[0]), static_cast<float>(given[1])};
+}
+
+struct Kept {
+    Tensor saved, lists;
+};
+
+inline Kept kept_of(const std::vector<Tensor>& kept) {
+    if (kept.size() != 2) fail(kBackward, "kept", text(kept.size()) + " tensors", "saved and lists");
+    return {kept[0], kept[1]};
+}
+
+// What the backward takes in the place of tensors.
+struct Sizes {
+    int64_t num_features, num_outputs, psqt_buckets;
+};
+
+inline Sizes sizes_of(const std::vector<int64_t>& sizes) {
+    const int64_t* given = numbers_of<3>(kBackward, "sizes", sizes, "F, N and P");
+    return {given[0], given[1], given[2]};
+}
 
 // The gradients of weight, bias and psqt.
 using Three = std::tuple<Tensor, Tensor, Tensor>;

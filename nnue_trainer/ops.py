@@ -384,7 +384,7 @@ def set_index_check(mode: IndexCheck) -> IndexCheck:
         raise ValueError(f"set_index_check: found {mode!r}, expected one of {', '.join(_MODES)}")
     before = _index_check
     if _libraries.cuda_error is None:
-        torch.ops.nnue.set_cuda_index_check(_MODES.index(mode))
+        torch.ops.nnue.set_cuda_index_check(mode)
     _index_check = mode
     return before
 

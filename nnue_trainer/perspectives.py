@@ -8,10 +8,14 @@ and one fused backward (csrc/perspective_transformer.h, docs/kernels.md). Elsewh
 
 from __future__ import annotations
 
+import functools
+import json
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer import _derivatives, ops
 
@@ -34,197 +38,131 @@ def _name(dtype: torch.dtype) -> str:
 # ---- fake kernels, autograd -----------------------------------------------------------------------------------------
 
 
-def _num_buckets(num_bucketed: int, bucket_size: int) -> int:
-    return max(1, (num_bucketed + bucket_size - 1) // bucket_size)
+class _Layout(NamedTuple):
+    """Sizes of what the operators make on CUDA, which is private to the library."""
+
+    slots: int | torch.SymInt  # rows of `saved`
+    plan_bytes: int | torch.SymInt
+    list_bytes: int | torch.SymInt
 
 
-def _slots(positions: int, bucket_size: int, num_bucketed: int) -> int:
-    # BucketPlan::tiles in csrc/cuda/bucket_plan.cuh, 64 slots each.
-    return ((2 * positions + 63) // 64 + _num_buckets(num_bucketed, bucket_size)) * 64
+@functools.lru_cache(maxsize=1024)
+def _layout_of(namespace: str, sizes: tuple[int, ...]) -> _Layout:
+    with _disable_current_modes():
+        said = json.loads(getattr(torch.ops, namespace).perspective_transformer_layout(*sizes))
+    return _Layout(said["slots"], said["plan"]["bytes"], said["lists"]["bytes"])
 
 
-def _bucket_plan_pieces(
-    positions: int, max_active: int, bucket_size: int, num_bucketed: int, has_unbucketed: bool
-) -> dict[str, int]:
-    """Bytes of each piece of a plan on CUDA, in order, without the one for unbucketed features."""
-    # carve_bucket_plan in csrc/cuda/bucket_plan.cuh.
-    buckets = _num_buckets(num_bucketed, bucket_size)
-    slots = _slots(positions, bucket_size, num_bucketed)
-    pitch = (max(1, min(max_active, 768)) + 7) // 8 * 8
-    chunks = (2 * positions + 255) // 256
-    return {
-        "slot_target": 4 * slots,
-        "tile_begin": 4 * (buckets + 1),
-        "ranked": 4 * 768 * buckets,
-        "dense": 4 * buckets,
-        "used": 4 * buckets,
-        "row_slot": 8 * positions,
-        "feature_bits": 8 * 768 * (slots // 64),
-        "near_bits": 48 * slots,
-        "far_begin": 4 * 65 * (slots // 64),
-        "far": 2 * slots * pitch,
-        **({} if has_unbucketed else {"entries": 16 * slots, "near": 2 * slots * pitch}),
-        "listed": 512 * chunks,
-        "chunk_rows": 4 * buckets * chunks,
-        "counts": 8 * ((771 * buckets + 2) // 2),  # and other counters that are zeroed with them
-    }
+def _layout(
+    namespace: str, rows: Tensor, num_features: int | torch.SymInt, bucket_size: int, num_bucketed: int
+) -> _Layout:
+    """From the library itself. While a graph for any batch size is traced, only a run can tell."""
+    sizes = (*rows.shape, num_features, bucket_size, num_bucketed)
+    if all(isinstance(size, int) for size in sizes):
+        return _layout_of(namespace, sizes)
+    ctx = torch.library.get_ctx()
+    return _Layout(*(ctx.new_dynamic_size() for _ in _Layout._fields))
 
 
-def _plan_bytes(positions: int, max_active: int, num_features: int, bucket_size: int, num_bucketed: int) -> int:
-    has_unbucketed = num_features > num_bucketed
-    pieces = list(_bucket_plan_pieces(positions, max_active, bucket_size, num_bucketed, has_unbucketed).values())
-    if has_unbucketed:  # carve_row_order in csrc/cuda/unbucketed_lists.cuh
-        pieces.append(16 * _slots(positions, bucket_size, num_bucketed))
-    return _carved(pieces)
+def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[str, Callable[..., Any]]:
+    """The fake kernels. `has_layout`: whether a device's tensors are laid out as on CUDA."""
+
+    def plan(
+        white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, bucket_size: int, num_bucketed: int
+    ) -> Tensor:
+        size = white.shape[0]
+        if has_layout(white.device):
+            size = _layout(namespace, white, num_features, bucket_size, num_bucketed).plan_bytes  # type: ignore[assignment]
+        return white.new_empty((size,), dtype=torch.uint8)
+
+    def forward(
+        batch: list[Tensor],
+        buckets: list[int],
+        weight: Tensor,
+        bias: Tensor,
+        psqt: Tensor | None,
+        activation: str,
+        bound_and_scale: list[float],
+        output_dtype: str,
+        save: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        white, (num_features, num_outputs) = batch[0], weight.shape
+        positions = white.shape[0]
+        width = num_outputs if activation == "pairwise" else 2 * num_outputs
+        saves, saved_rows, list_bytes = save and activation != "identity", 2 * positions, 0
+        saved_dtype = torch.float32
+        if has_layout(weight.device):
+            makes_lists = save and buckets[1] < num_features
+            if saves or makes_lists:
+                layout = _layout(namespace, white, num_features, *buckets)
+                saved_rows, list_bytes = layout.slots, layout.list_bytes if makes_lists else 0  # type: ignore[assignment]
+            if weight.dtype != torch.float32:
+                saved_dtype = torch.float16
+        return (
+            weight.new_empty((positions, width), dtype=getattr(torch, output_dtype)),
+            weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
+            weight.new_empty((saved_rows if saves else 0, num_outputs), dtype=saved_dtype),
+            white.new_empty((list_bytes,), dtype=torch.uint8),
+        )
+
+    def backward(
+        grad_output: Tensor,
+        grad_psqt: Tensor | None,
+        batch: list[Tensor],
+        buckets: list[int],
+        kept: list[Tensor],
+        sizes: list[int],
+        activation: str,
+        bound_and_scale: list[float],
+        weight_dtype: str,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        num_features, num_outputs, psqt_buckets = sizes
+        return (
+            grad_output.new_empty((num_features, num_outputs), dtype=getattr(torch, weight_dtype)),
+            grad_output.new_empty((num_outputs,), dtype=torch.float32),
+            grad_output.new_empty((num_features, psqt_buckets) if psqt_buckets else (0,), dtype=torch.float32),
+        )
+
+    return {PLAN: plan, FORWARD: forward, BACKWARD: backward}
 
 
-def _lists_pieces(
-    positions: int, max_active: int, num_features: int, bucket_size: int, num_bucketed: int
-) -> dict[str, int]:
-    """Bytes of each piece of `lists` on CUDA, in order."""
-    # carve_unbucketed_lists in csrc/cuda/unbucketed_lists.cuh.
-    tiles = _slots(positions, bucket_size, num_bucketed) // 64
-    chunks = (tiles + 3) // 4
-    unbucketed = num_features - num_bucketed
-    return {
-        "zeroed": 4 * (unbucketed + 512 * 19 + 2) + 2 * positions,  # sampled … left_out
-        "summary": 16,
-        "by_rank": 12 * unbucketed,
-        "rank": 4 * unbucketed,
-        "dense_bit": 2 * unbucketed,
-        "begins": 4 * chunks * 257,
-        "keys": 4 * chunks * 256 * max_active,
-        "found": 8 * unbucketed,
-        "slots": 4 * (chunks * 256 * max_active + 3 * unbucketed),
-        "dense_bits": 8 * 768 * tiles,
-    }
-
-
-def _lists_bytes(positions: int, max_active: int, num_features: int, bucket_size: int, num_bucketed: int) -> int:
-    return _carved(list(_lists_pieces(positions, max_active, num_features, bucket_size, num_bucketed).values()))
-
-
-def _carved(pieces: list[int]) -> int:
-    # Carver in csrc/cuda/bucket_plan.cuh.
-    used = 0
-    for piece in pieces:
-        used = (used + 255) // 256 * 256 + piece
-    return used
-
-
-def _plan_fake(
-    white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, bucket_size: int, num_bucketed: int
-) -> Tensor:
-    positions, max_active = white.shape
-    on_cpu = white.device.type == "cpu"
-    size = positions if on_cpu else _plan_bytes(positions, max_active, num_features, bucket_size, num_bucketed)
-    return white.new_empty((size,), dtype=torch.uint8)
-
-
-def _forward_fake(
-    white: Tensor,
-    black: Tensor,
-    plan: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    psqt: Tensor | None,
-    psqt_bucket: Tensor | None,
-    bucket_size: int,
-    num_bucketed: int,
-    activation: str,
-    bound: float,
-    scale: float,
-    output_dtype: str,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (positions, max_active), (num_features, num_outputs) = white.shape, weight.shape
-    width = num_outputs if activation == "pairwise" else 2 * num_outputs
-    on_cpu = weight.device.type == "cpu"
-    saved_rows = 2 * positions if on_cpu else _slots(positions, bucket_size, num_bucketed)
-    if not save or activation == "identity":
-        saved_rows = 0
-    list_bytes = 0
-    if save and not on_cpu and num_features > num_bucketed:
-        list_bytes = _lists_bytes(positions, max_active, num_features, bucket_size, num_bucketed)
-    return (
-        weight.new_empty((positions, width), dtype=getattr(torch, output_dtype)),
-        weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
-        weight.new_empty(
-            (saved_rows, num_outputs),
-            dtype=torch.float32 if on_cpu or weight.dtype == torch.float32 else torch.float16,
-        ),
-        white.new_empty((list_bytes,), dtype=torch.uint8),
-    )
-
-
-def _backward_fake(
-    grad_output: Tensor,
-    grad_psqt: Tensor | None,
-    white: Tensor,
-    black: Tensor,
-    plan: Tensor,
-    saved: Tensor,
-    lists: Tensor,
-    psqt_bucket: Tensor | None,
-    num_features: int,
-    num_outputs: int,
-    psqt_buckets: int,
-    bucket_size: int,
-    num_bucketed: int,
-    activation: str,
-    bound: float,
-    scale: float,
-    weight_dtype: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        grad_output.new_empty((num_features, num_outputs), dtype=getattr(torch, weight_dtype)),
-        grad_output.new_empty((num_outputs,), dtype=torch.float32),
-        grad_output.new_empty((num_features, psqt_buckets) if psqt_buckets else (0,), dtype=torch.float32),
-    )
-
-
-torch.library.register_fake(PLAN, _plan_fake)
-torch.library.register_fake(FORWARD, _forward_fake)
-torch.library.register_fake(BACKWARD, _backward_fake)
+for _op, _fake in _fakes("nnue", lambda device: device.type != "cpu").items():
+    torch.library.register_fake(_op, _fake)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    white, black, plan, weight, _, psqt, psqt_bucket, *constants, output_dtype, save = inputs
-    ctx.save_for_backward(white, black, plan, psqt_bucket, *output[2:])
+    batch, ctx.buckets, weight, _, psqt, ctx.activation, ctx.bound_and_scale, output_dtype, ctx.save = inputs
+    ctx.save_for_backward(*output[2:], *batch)
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
     ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
     ctx.psqt_buckets = 0 if psqt is None else psqt.shape[1]
     ctx.output_shape, ctx.output_dtype = output[0].shape, getattr(torch, output_dtype)
-    ctx.constants, ctx.save = constants, save  # bucket_size, num_bucketed, activation, bound, scale
 
 
 def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     if grad_output is None and grad_psqt is None:
-        return (None,) * 14
+        return (None,) * 9
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
-    white, black, plan, psqt_bucket, saved, lists = ctx.saved_tensors
+    saved, lists, *batch = ctx.saved_tensors
     if grad_output is None:
-        grad_output = white.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
+        grad_output = saved.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
     # The fp32 kernels of CUDA read fp32 gradients.
     grad = grad_output.float() if ctx.weight_dtype == torch.float32 else grad_output
-    psqt_buckets = ctx.psqt_buckets if grad_psqt is not None and ctx.needs_input_grad[5] else 0
+    psqt_buckets = ctx.psqt_buckets if grad_psqt is not None and ctx.needs_input_grad[4] else 0
     grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward(
         grad,
         grad_psqt,
-        white,
-        black,
-        plan,
-        saved,
-        lists,
-        psqt_bucket,
-        *ctx.weight_shape,
-        psqt_buckets,
-        *ctx.constants,
+        batch,
+        ctx.buckets,
+        [saved, lists],
+        [*ctx.weight_shape, psqt_buckets],
+        ctx.activation,
+        ctx.bound_and_scale,
         _name(ctx.weight_dtype),
     )
-    return None, None, None, grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None, *(None,) * 8
+    return None, None, grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None, *(None,) * 4
 
 
 def _double_backward(ctx: Any, *grads: Tensor) -> None:
@@ -463,18 +401,13 @@ def perspective_transformer(
             plan = perspective_plan(white, black, black_to_move, weight.shape[0], bucket_size, num_bucketed)
         parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
         out, psqt_out, *_ = torch.ops.nnue.perspective_transformer_forward(
-            white,
-            black,
-            plan.data,
+            [white, black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])],
+            [bucket_size or 0, num_bucketed],
             weight,
             bias.float(),
             psqt,
-            psqt_bucket,
-            bucket_size or 0,
-            num_bucketed,
             activation,
-            bound,
-            scale,
+            [bound, scale],
             _name(output_dtype),
             torch.is_grad_enabled() and any(p.requires_grad for p in parameters),
         )

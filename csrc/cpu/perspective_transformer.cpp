@@ -177,10 +177,12 @@ Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_
     return rows;
 }
 
-Four forward_op(const Tensor& white, const Tensor& black, const Tensor& plan_in, const Tensor& weight_in,
-                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& psqt_bucket,
-                int64_t /*bucket_size*/, int64_t /*num_bucketed*/, const std::string& activation_in, double bound,
-                double scale, const std::string& output_dtype, bool save) {
+Four forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const Tensor& weight_in, const Tensor& bias_in,
+                const std::optional<Tensor>& psqt, const std::string& activation_in,
+                std::vector<double> bound_and_scale, const std::string& output_dtype, bool save) {
+    const auto [white, black, plan_in, psqt_bucket] = batch_of(kForward, batch);
+    buckets_of(kForward, buckets);  // which the CPU ignores
+    const auto [bound, scale] = range_of(kForward, bound_and_scale);
     check_parameters(weight_in, bias_in, white, Device::cpu);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_index_rows(kForward, white, black, num_features, Device::cpu);
@@ -205,7 +207,7 @@ Four forward_op(const Tensor& white, const Tensor& black, const Tensor& plan_in,
                                              rows.count(),
                                              num_outputs,
                                              width,
-                                             {activation, static_cast<float>(bound), static_cast<float>(scale)}};
+                                             {activation, bound, scale}};
             torch::stable::parallel_for(0, divide_up(rows.count(), kRowChunk), 1, [&](int64_t begin, int64_t end) {
                 for (int64_t chunk = begin; chunk < end; ++chunk) {
                     NNUE_CALL_BEST_ISA(forward_rows, a, chunk * kRowChunk,
@@ -241,11 +243,15 @@ Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const s
     return grad_psqt;
 }
 
-Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, const Tensor& white,
-                  const Tensor& black, const Tensor& plan_in, const Tensor& saved_in, const Tensor& /*lists*/,
-                  const std::optional<Tensor>& psqt_bucket, int64_t num_features, int64_t num_outputs,
-                  int64_t psqt_buckets, int64_t /*bucket_size*/, int64_t /*num_bucketed*/,
-                  const std::string& activation_in, double bound, double scale, const std::string& weight_dtype) {
+Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, std::vector<Tensor> batch,
+                  std::vector<int64_t> buckets, std::vector<Tensor> kept, std::vector<int64_t> sizes,
+                  const std::string& activation_in, std::vector<double> bound_and_scale,
+                  const std::string& weight_dtype) {
+    const auto [white, black, plan_in, psqt_bucket] = batch_of(kBackward, batch);
+    buckets_of(kBackward, buckets);  // which the CPU ignores
+    const Tensor& saved_in = kept_of(kept).saved;
+    const auto [num_features, num_outputs, psqt_buckets] = sizes_of(sizes);
+    const auto [bound, scale] = range_of(kBackward, bound_and_scale);
     check_index_rows(kBackward, white, black, num_features, Device::cpu);
     const Activation activation = check_activation(kBackward, activation_in, num_outputs, 2);
     const int64_t width = output_width(activation, num_outputs) / 2;
@@ -294,7 +300,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
                                         width,
                                         column,
                                         columns,
-                                        {activation, static_cast<float>(bound), static_cast<float>(scale)}};
+                                        {activation, bound, scale}};
                 torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
                     for (int64_t chunk = begin; chunk < end; ++chunk) {
                         NNUE_CALL_BEST_ISA(row_gradients, g, chunk * kRowChunk,

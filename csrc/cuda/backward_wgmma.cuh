@@ -912,14 +912,14 @@ void carve_scratch(Carver& carver, BackwardProblem& p) {
     const int max_tiles = p.max_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
     const int slabs = Shape::slabs(p.num_outputs);
     const size_t operands = size_t(slabs) * max_tiles;
-    p.grad_rows = carver.take<char>(operands * Shape::kOperandBytes);
-    p.exponents = carver.take<int32_t>(kParts == 2 ? operands : 0);
-    p.partial = carver.take<float>(size_t(max_partials(max_tiles, slabs)) * Shape::kPartialFloats);
-    p.bias_partial = carver.take<float>(size_t(stretches(max_tiles)) * p.num_outputs);
-    p.rare = carver.take<SlotList>(size_t(p.in.num_buckets) * kBucketFeatures);
-    p.rare_slots = carver.take<int>(rare_place(max_tiles));
-    p.merges = carver.take<MergeUnit>(kMaxMergeUnits + 1);
-    p.sync = carver.take<GradientSync>(1);
+    p.grad_rows = carver.take<char>("grad_rows", operands * Shape::kOperandBytes);
+    p.exponents = carver.take<int32_t>("exponents", kParts == 2 ? operands : 0);
+    p.partial = carver.take<float>("partial", size_t(max_partials(max_tiles, slabs)) * Shape::kPartialFloats);
+    p.bias_partial = carver.take<float>("bias_partial", size_t(stretches(max_tiles)) * p.num_outputs);
+    p.rare = carver.take<SlotList>("rare", size_t(p.in.num_buckets) * kBucketFeatures);
+    p.rare_slots = carver.take<int>("rare_slots", rare_place(max_tiles));
+    p.merges = carver.take<MergeUnit>("merges", kMaxMergeUnits + 1);
+    p.sync = carver.take<GradientSync>("sync", 1);
 }
 inline void carve_scratch(Carver& carver, BackwardProblem& p) {
     if (p.weight_type == Float::kFloat32)

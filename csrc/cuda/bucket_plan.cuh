@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <type_traits>
 
 #include "hopper.cuh"
@@ -134,10 +135,12 @@ struct BucketPlan {
 struct Carver {
     char* base;
     size_t used = 0;
+    std::function<void(const char* name, size_t begin, size_t bytes)> each = nullptr;  // called with every piece
     template <typename T>
-    T* take(size_t count) {
+    T* take(const char* name, size_t count) {
         used = (used + 255) / 256 * 256;
         T* piece = base == nullptr ? nullptr : reinterpret_cast<T*>(base + used);
+        if (each) each(name, used, count * sizeof(T));
         used += count * sizeof(T);
         return piece;
     }
@@ -151,23 +154,23 @@ inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
     plan.chunks = int((row_count + BucketPlan::kChunkRows - 1) / BucketPlan::kChunkRows);
     plan.span_chunks = (plan.chunks + BucketPlan::kMaxSpans - 1) / BucketPlan::kMaxSpans;
     plan.bucket_inverse = uint32_t(((uint64_t(1) << 32) + in.bucket_size - 1) / std::max(in.bucket_size, 2));
-    plan.slot_target = carver.take<int32_t>(slots);
-    plan.tile_begin = carver.take<int32_t>(buckets + 1);
-    plan.ranked = carver.take<int32_t>(buckets * kBucketFeatures);
-    plan.dense = carver.take<int32_t>(buckets);
-    plan.used = carver.take<int32_t>(buckets);
-    plan.row_slot = carver.take<int32_t>(row_count);
-    plan.feature_bits = carver.take<uint2>(tiles * kBucketFeatures);
-    plan.near_bits = carver.take<uint32_t>(slots * kNearWords);
-    plan.far_begin = carver.take<int32_t>(tiles * (kTileRows + 1));
-    plan.far = carver.take<uint16_t>(slots * plan.pitch);
+    plan.slot_target = carver.take<int32_t>("slot_target", slots);
+    plan.tile_begin = carver.take<int32_t>("tile_begin", buckets + 1);
+    plan.ranked = carver.take<int32_t>("ranked", buckets * kBucketFeatures);
+    plan.dense = carver.take<int32_t>("dense", buckets);
+    plan.used = carver.take<int32_t>("used", buckets);
+    plan.row_slot = carver.take<int32_t>("row_slot", row_count);
+    plan.feature_bits = carver.take<uint2>("feature_bits", tiles * kBucketFeatures);
+    plan.near_bits = carver.take<uint32_t>("near_bits", slots * kNearWords);
+    plan.far_begin = carver.take<int32_t>("far_begin", tiles * (kTileRows + 1));
+    plan.far = carver.take<uint16_t>("far", slots * plan.pitch);
     if (in.num_unbucketed == 0) {
-        plan.entries = carver.take<RowEntry>(slots);
-        plan.near = carver.take<uint16_t>(slots * plan.pitch);
+        plan.entries = carver.take<RowEntry>("entries", slots);
+        plan.near = carver.take<uint16_t>("near", slots * plan.pitch);
     }
-    plan.listed = carver.take<uint16_t>(size_t(plan.chunks) * BucketPlan::kChunkRows);
-    plan.chunk_rows = carver.take<uint32_t>(buckets * plan.chunks);
-    plan.bucket_cost = carver.take<unsigned long long>((BucketPlan::zeroed(in.num_buckets) + 1) / 2);
+    plan.listed = carver.take<uint16_t>("listed", size_t(plan.chunks) * BucketPlan::kChunkRows);
+    plan.chunk_rows = carver.take<uint32_t>("chunk_rows", buckets * plan.chunks);
+    plan.bucket_cost = carver.take<unsigned long long>("bucket_cost", (BucketPlan::zeroed(in.num_buckets) + 1) / 2);
     plan.counts = reinterpret_cast<int32_t*>(plan.bucket_cost + buckets);
     plan.totals = plan.counts + buckets * kBucketFeatures;
     plan.irregular = plan.totals + buckets;

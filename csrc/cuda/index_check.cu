@@ -4,7 +4,9 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -25,6 +27,7 @@ struct Report {
 namespace {
 
 enum Mode : int { sync_mode, async_mode, off_mode };
+constexpr const char* kModes[] = {"sync", "async", "off"};  // in the order of Mode
 std::atomic<int> mode{sync_mode};
 
 struct DeviceReports {
@@ -167,9 +170,11 @@ IndexCheck::IndexCheck(const char* op, const int32_t* indices, int64_t rows, int
 
 namespace {
 
-int64_t set_cuda_index_check(int64_t new_mode) {
-    if (new_mode < sync_mode || new_mode > off_mode) fail("set_cuda_index_check", "mode", new_mode, "0, 1 or 2");
-    return mode.exchange(static_cast<int>(new_mode));
+// Returns the mode before.
+std::string set_cuda_index_check(const std::string& name) {
+    const auto found = std::find(std::begin(kModes), std::end(kModes), name);
+    if (found == std::end(kModes)) fail("set_cuda_index_check", "mode", "'" + name + "'", "sync, async or off");
+    return kModes[mode.exchange(static_cast<int>(found - std::begin(kModes)))];
 }
 
 void raise_cuda_index_errors() {

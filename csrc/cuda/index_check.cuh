@@ -1,10 +1,10 @@
 // How CUDA operators report data that breaks their contract, such as an illegal index. A kernel finds it: for index
 // rows a small kernel beside the work, for records the kernel that expands them. There are three modes:
 //
-//   sync   (0) The operator itself throws. The host waits for that kernel alone, after it has queued the work, so
-//              the device does not run dry.
-//   async  (1) The host never waits. The next operator on the device, or raise_cuda_index_errors, throws.
-//   off    (2) There is no check.
+//   sync   The operator itself throws. The host waits for that kernel alone, after it has queued the work, so the
+//          device does not run dry.
+//   async  The host never waits. The next operator on the device, or raise_cuda_index_errors, throws.
+//   off    There is no check.
 //
 // While a stream is captured into a CUDA graph, the check is async and runs with every replay. Kernels leave out
 // illegal indices by themselves (for_each_entry), so no mode leads to an illegal access.

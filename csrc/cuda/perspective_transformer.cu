@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "../build_info.h"
 #include "../perspective_transformer.h"
@@ -56,17 +57,24 @@ Tensor aligned(const Tensor& tensor) {
     return reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0 ? out : torch::stable::clone(out);
 }
 
-IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t bucket_size,
-                     int64_t num_bucketed) {
+// Index rows as far as sizes go.
+IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
+                        int64_t num_bucketed) {
     IndexRows in{};
-    in.white = const_data<int32_t>(white);
-    in.black = const_data<int32_t>(black);
-    in.positions = static_cast<int>(white.size(0));
-    in.max_active = static_cast<int>(white.size(1));
+    in.positions = static_cast<int>(positions);
+    in.max_active = static_cast<int>(max_active);
     in.num_bucketed = static_cast<int>(num_bucketed);
     in.num_unbucketed = static_cast<int>(num_features - num_bucketed);
     in.bucket_size = static_cast<int>(bucket_size);
     in.num_buckets = static_cast<int>(std::max<int64_t>(1, divide_up(num_bucketed, bucket_size)));
+    return in;
+}
+
+IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t bucket_size,
+                     int64_t num_bucketed) {
+    IndexRows in = sizes_of_rows(white.size(0), white.size(1), num_features, bucket_size, num_bucketed);
+    in.white = const_data<int32_t>(white);
+    in.black = const_data<int32_t>(black);
     return in;
 }
 
@@ -215,10 +223,12 @@ cudaError_t run_forward(const ForwardProblem& p, const UnbucketedLists* lists, c
     }
 }
 
-Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& plan, const Tensor& weight_in,
-                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::optional<Tensor>& psqt_bucket,
-                int64_t bucket_size, int64_t num_bucketed, const std::string& activation, double bound, double scale,
+Four forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const Tensor& weight_in, const Tensor& bias_in,
+                const std::optional<Tensor>& psqt, const std::string& activation, std::vector<double> bound_and_scale,
                 const std::string& output_dtype, bool save) {
+    const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kForward, batch);
+    const auto [bucket_size, num_bucketed] = buckets_of(kForward, buckets);
+    const auto [bound, scale] = range_of(kForward, bound_and_scale);
     check_parameters(weight_in, bias_in, white_in, Device::cuda);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_plan_arguments(kForward, white_in, black_in, num_features, bucket_size, num_bucketed);
@@ -238,8 +248,8 @@ Four forward_op(const Tensor& white_in, const Tensor& black_in, const Tensor& pl
     p.order = open.order;
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = check_activation(kForward, activation, num_outputs, kMultiple);
-    p.bound = static_cast<float>(bound);
-    p.scale = static_cast<float>(scale);
+    p.bound = bound;
+    p.scale = scale;
     p.out_type = float_type(kForward, "output_dtype", out_dtype);
     Tensor out = torch::stable::new_empty(weight, {p.in.positions, output_width(p.activation, num_outputs)}, out_dtype);
     // The gradient of the identity needs no sums.
@@ -294,11 +304,14 @@ cudaError_t run_backward_16(const BackwardProblem& p, cudaStream_t stream) {
                                           : run_backward<Weight, uint16_t>(p, stream);
 }
 
-Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, const Tensor& white_in,
-                  const Tensor& black_in, const Tensor& plan, const Tensor& saved_in, const Tensor& lists,
-                  const std::optional<Tensor>& psqt_bucket, int64_t num_features, int64_t num_outputs,
-                  int64_t psqt_buckets, int64_t bucket_size, int64_t num_bucketed, const std::string& activation,
-                  double bound, double scale, const std::string& weight_dtype) {
+Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, std::vector<Tensor> batch,
+                  std::vector<int64_t> buckets, std::vector<Tensor> kept, std::vector<int64_t> sizes,
+                  const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype) {
+    const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kBackward, batch);
+    const auto [bucket_size, num_bucketed] = buckets_of(kBackward, buckets);
+    const auto [saved_in, lists] = kept_of(kept);
+    const auto [num_features, num_outputs, psqt_buckets] = sizes_of(sizes);
+    const auto [bound, scale] = range_of(kBackward, bound_and_scale);
     check_plan_arguments(kBackward, white_in, black_in, num_features, bucket_size, num_bucketed);
     BackwardProblem p{};
     p.activation = check_activation(kBackward, activation, num_outputs, kMultiple);
@@ -321,8 +334,8 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     p.plan = open.buckets;
     if (p.in.num_unbucketed > 0) p.unbucketed = open_lists(kBackward, lists, p.in);
     p.num_outputs = static_cast<int>(num_outputs);
-    p.bound = static_cast<float>(bound);
-    p.scale = static_cast<float>(scale);
+    p.bound = bound;
+    p.scale = scale;
     p.grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
     p.weight_type = float_type(kBackward, "weight_dtype", dtype);
     if (p.activation != Activation::kIdentity) {
@@ -357,6 +370,25 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     return {grad_weight, grad_bias, grad_psqt};
 }
 
+// Where everything lies in a plan, in the lists and in `saved`, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
+// "pieces": {name: [begin, bytes], …}}, "lists": the same}.
+std::string layout(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
+                   int64_t num_bucketed) {
+    const IndexRows in = sizes_of_rows(positions, max_active, num_features, bucket_size, num_bucketed);
+    const auto described = [&](const auto& carve) {
+        std::string pieces;
+        Carver carver{nullptr};
+        carver.each = [&](const char* name, size_t begin, size_t bytes) {
+            pieces += (pieces.empty() ? "\"" : ", \"") + std::string(name) + "\": [" + std::to_string(begin) + ", " +
+                      std::to_string(bytes) + "]";
+        };
+        carve(carver, in);
+        return "{\"bytes\": " + std::to_string(carver.used) + ", \"pieces\": {" + pieces + "}}";
+    };
+    return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan) +
+           ", \"lists\": " + described(carve_unbucketed_lists) + "}";
+}
+
 // Whether this library has the fused kernels for a device.
 bool available(int64_t device) {
     if (std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") == nullptr) return false;
@@ -380,4 +412,5 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
     m.impl("perspective_transformer_available", TORCH_BOX(&nnue::perspective_transformer::available));
+    m.impl("perspective_transformer_layout", TORCH_BOX(&nnue::perspective_transformer::layout));
 }

@@ -175,10 +175,10 @@ inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowO
 inline TileFeatures carve_tile_features(Carver& carver, const IndexRows& in) {
     const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets), places = tiles * TileFeatures::most(in);
     TileFeatures out{};
-    out.features = carver.take<int32_t>(places);
-    out.bits = carver.take<uint2>(places);  // the same number: a chunk has 64 features and 64 rows
-    out.chunks = carver.take<int32_t>(tiles);
-    out.left_out = carver.take<uint64_t>(tiles);
+    out.features = carver.take<int32_t>("features", places);
+    out.bits = carver.take<uint2>("bits", places);  // the same number: a chunk has 64 features and 64 rows
+    out.chunks = carver.take<int32_t>("chunks", tiles);
+    out.left_out = carver.take<uint64_t>("left_out", tiles);
     return out;
 }
 

@@ -83,14 +83,14 @@ struct UnbucketedLists {
 // [slots]: the slots of each tile, those with the most entries first; padding comes last, with target −1.
 inline RowOrder* carve_row_order(Carver& carver, const IndexRows& in) {
     if (in.num_unbucketed == 0) return nullptr;
-    return carver.take<RowOrder>(size_t(BucketPlan::tiles(in.positions, in.num_buckets)) * kTileRows);
+    return carver.take<RowOrder>("order", size_t(BucketPlan::tiles(in.positions, in.num_buckets)) * kTileRows);
 }
 
 inline UnbucketedLists carve_unbucketed_lists(Carver& carver, const IndexRows& in) {
     const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets), chunks = UnbucketedLists::chunks(in);
     UnbucketedLists lists{};
     if (in.num_unbucketed == 0) return lists;
-    lists.sampled = reinterpret_cast<uint32_t*>(carver.take<char>(UnbucketedLists::zeroed(in)));
+    lists.sampled = reinterpret_cast<uint32_t*>(carver.take<char>("sampled", UnbucketedLists::zeroed(in)));
     lists.at_least = lists.sampled + in.num_unbucketed;
     lists.taken = lists.at_least + UnbucketedLists::kBins * UnbucketedLists::kBinPitch;
     lists.bins = lists.taken + UnbucketedLists::kBins;
@@ -98,15 +98,15 @@ inline UnbucketedLists carve_unbucketed_lists(Carver& carver, const IndexRows& i
     lists.allotted = lists.ranked + UnbucketedLists::kBins;
     lists.left_out_rows = reinterpret_cast<int32_t*>(lists.allotted + 1);
     lists.left_out = reinterpret_cast<uint8_t*>(lists.left_out_rows + 1);
-    lists.summary = carver.take<UnbucketedSummary>(1);
-    lists.by_rank = carver.take<SlotList>(in.num_unbucketed);
-    lists.rank = carver.take<int32_t>(in.num_unbucketed);
-    lists.dense_bit = carver.take<int16_t>(in.num_unbucketed);
-    lists.begins = carver.take<uint32_t>(chunks * (UnbucketedLists::kResidues + 1));
-    lists.keys = carver.take<uint32_t>(UnbucketedLists::keys_of_chunks(in));
-    lists.found = carver.take<uint2>(in.num_unbucketed);
-    lists.slots = carver.take<int32_t>(UnbucketedLists::places(in));
-    lists.dense_bits = carver.take<uint2>(tiles * kBucketFeatures);
+    lists.summary = carver.take<UnbucketedSummary>("summary", 1);
+    lists.by_rank = carver.take<SlotList>("by_rank", in.num_unbucketed);
+    lists.rank = carver.take<int32_t>("rank", in.num_unbucketed);
+    lists.dense_bit = carver.take<int16_t>("dense_bit", in.num_unbucketed);
+    lists.begins = carver.take<uint32_t>("begins", chunks * (UnbucketedLists::kResidues + 1));
+    lists.keys = carver.take<uint32_t>("keys", UnbucketedLists::keys_of_chunks(in));
+    lists.found = carver.take<uint2>("found", in.num_unbucketed);
+    lists.slots = carver.take<int32_t>("slots", UnbucketedLists::places(in));
+    lists.dense_bits = carver.take<uint2>("dense_bits", tiles * kBucketFeatures);
     return lists;
 }
 

@@ -129,7 +129,10 @@ def operators(text: str, library: str, prefix: str) -> str:
     text = text.replace("Device::cuda", "Device::cpu")
     text = re.sub(r"const torch::stable::accelerator::DeviceGuard guard\([^;]*;", "", text)
     text = text.replace("STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m)", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, CPU, m)")
-    text = re.sub(r"STABLE_TORCH_LIBRARY_IMPL\(nnue, CompositeExplicitAutograd, m\) \{.*?\n\}", "", text, flags=re.S)
+    text = text.replace(
+        "STABLE_TORCH_LIBRARY_IMPL(nnue, Composite", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, Composite"
+    )
+    text = re.sub(r'\n *m\.impl\("\w+_available".*', "", text)  # which asks for a device
     schemas = [m[0] for m in SCHEMA.finditer(library) if f'"{prefix}' in m[0] and "available" not in m[0]]
     assert len(schemas) == text.count("m.impl("), schemas
     return text + "\nSTABLE_TORCH_LIBRARY_FRAGMENT(nnue_emulated, m) {\n" + "\n".join(schemas) + "\n}\n"

@@ -4,6 +4,7 @@ And what the forward makes of unbucketed features for the backward.
 """
 
 import ctypes
+import json
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nnue_trainer.perspectives import _bucket_plan_pieces, _carved, _lists_pieces, is_fused, perspective_plan
+from nnue_trainer.perspectives import is_fused, perspective_plan
 
 NEAR = 384
 DENSE = 640  # unbucketed features in a product at the most
@@ -26,17 +27,18 @@ INDEX_OF_BIT = np.array([(p >> 4 & 1) | (p >> 2 & 3) << 1 | (p >> 1 & 1) << 4 | 
 DTYPES = {
     **dict.fromkeys(["feature_bits", "near_bits", "chunk_rows", "dense_bits"], np.uint32),
     **dict.fromkeys(["far", "near", "listed"], np.uint16),
-    **dict.fromkeys(["zeroed", "dense_bit"], np.uint8),
+    **dict.fromkeys(["sampled", "dense_bit"], np.uint8),
 }
 
 
-def open_pieces(memory: NDArray[np.uint8], pieces: dict[str, int]) -> dict[str, NDArray[Any]]:
-    found, begin = {}, 0
-    for name, size in pieces.items():
-        begin = (begin + 255) // 256 * 256
-        found[name] = memory[begin : begin + size].copy().view(DTYPES.get(name, np.int32))
-        begin += size
-    return found
+def open_pieces(memory: NDArray[np.uint8], kind: str, library: str, sizes: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    """The pieces of a "plan" or of "lists", where the library says that they lie."""
+    layout = json.loads(getattr(torch.ops, library).perspective_transformer_layout(*sizes))[kind]
+    assert len(memory) == layout["bytes"]
+    return {
+        name: memory[begin : begin + size].copy().view(DTYPES.get(name, np.int32))
+        for name, (begin, size) in layout["pieces"].items()
+    }
 
 
 def unpack(words: NDArray[Any]) -> NDArray[np.bool_]:
@@ -65,14 +67,14 @@ def places_of(has: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
 
 
 def check_lists(
-    memory: NDArray[np.uint8], white: Tensor, black: Tensor, black_to_move: Tensor, num_bucketed: int, bucket_size: int,
-    has_unbucketed: bool = False,
+    library: str, memory: NDArray[np.uint8], white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int,
+    num_bucketed: int, bucket_size: int,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
     rows = torch.cat([white, black]).numpy()
     buckets = max(1, -(-num_bucketed // bucket_size))
-    pieces = _bucket_plan_pieces(positions, max_active, bucket_size, num_bucketed, has_unbucketed)
-    found = open_pieces(memory, pieces)
+    found = open_pieces(memory, "plan", library, (positions, max_active, num_features, bucket_size, num_bucketed))
+    assert ("near" in found) == (num_features == num_bucketed)
     alive = np.cumsum(rows < 0, axis=1) == 0
     inside = alive & (rows < num_bucketed)
     features = [row[has] for row, has in zip(rows, inside, strict=True)]
@@ -97,7 +99,7 @@ def check_lists(
     is_black = np.arange(2 * positions) >= positions
     target[slot] = 2 * (np.arange(2 * positions) % positions) + (is_black != np.tile(black_to_move.numpy() != 0, 2))
     np.testing.assert_array_equal(found["slot_target"][:slots], target)
-    assert found["counts"][771 * buckets] == (~regular).sum()
+    assert found["bucket_cost"][771 * buckets] == (~regular).sum()
 
     ranked = found["ranked"].reshape(buckets, 768)
     features_at = np.where(ranked < 0, ~ranked, ranked)
@@ -133,13 +135,12 @@ def check_lists(
             listed = far[tile, far_begin[tile, in_tile] : far_begin[tile, in_tile + 1]]
             expected = features_at[of_tile, NEAR:][has[64 * tile + in_tile, NEAR:]]
             np.testing.assert_array_equal(np.sort(listed), np.sort(expected))
-    if has_unbucketed:
+    if num_features > num_bucketed:
         rows_at = np.full(slots, -1)
         rows_at[slot] = np.arange(2 * positions)
         length = np.where(rows_at >= 0, alive.sum(1)[rows_at], -1)
         by_length = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
-        begin = (_carved(list(pieces.values())) + 255) // 256 * 256
-        ordered = memory[begin:].view(np.int32).reshape(-1, 4)[:slots]
+        ordered = found["order"].reshape(-1, 4)[:slots]
         there = ordered[:, 1] >= 0
         np.testing.assert_array_equal(there, length[by_length.ravel()] >= 0)
         rows_at, by_slot = rows_at[by_length.ravel()][there], by_length.ravel()[there]
@@ -227,7 +228,9 @@ def test_lists(cuda: torch.device, case: tuple[int, ...]) -> None:
     memory = perspective_plan(
         white.to(cuda), black.to(cuda), black_to_move.to(cuda), num_bucketed + unbucketed, case[3], num_bucketed
     ).data
-    check_lists(memory.cpu().numpy(), white, black, black_to_move, num_bucketed, case[3], unbucketed > 0)
+    check_lists(
+        "nnue", memory.cpu().numpy(), white, black, black_to_move, num_bucketed + unbucketed, num_bucketed, case[3]
+    )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -238,7 +241,9 @@ def test_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...])
     memory = torch.ops.nnue_emulated.perspective_plan(
         white, black, black_to_move, num_bucketed + unbucketed, case[3], num_bucketed
     )
-    check_lists(memory.numpy(), white, black, black_to_move, num_bucketed, case[3], unbucketed > 0)
+    check_lists(
+        "nnue_emulated", memory.numpy(), white, black, black_to_move, num_bucketed + unbucketed, num_bucketed, case[3]
+    )
 
 
 def bin_of_count(counts: NDArray[Any]) -> NDArray[Any]:
@@ -248,13 +253,14 @@ def bin_of_count(counts: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_unbucketed_lists(
-    memory: NDArray[np.uint8], row_slot: NDArray[Any], tiles: int, white: Tensor, black: Tensor, num_features: int,
+    lists: NDArray[np.uint8], plan: NDArray[np.uint8], white: Tensor, black: Tensor, num_features: int,
     num_bucketed: int, bucket_size: int,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
-    pieces = _lists_pieces(positions, max_active, num_features, bucket_size, num_bucketed)
-    assert len(memory) == _carved(list(pieces.values()))
-    found = open_pieces(memory, pieces)
+    sizes = (positions, max_active, num_features, bucket_size, num_bucketed)
+    found = open_pieces(lists, "lists", "nnue_emulated", sizes)
+    of_plan = open_pieces(plan, "plan", "nnue_emulated", sizes)
+    row_slot, tiles = of_plan["row_slot"], of_plan["tile_begin"][-1]
     rows, unbucketed = torch.cat([white, black]).numpy(), num_features - num_bucketed
     alive = (np.cumsum(rows < 0, axis=1) == 0) & (rows >= num_bucketed) & (rows < num_features)
     of_row, features = np.nonzero(alive)[0], rows[alive] - num_bucketed
@@ -294,8 +300,8 @@ def check_unbucketed_lists(
     np.add.at(has, (slot[of_row[rank < dense]], rank[rank < dense]), 1)
     left_out = (has[slot] > 1).any(axis=1) & (row_slot >= 0)
     begin = 4 * (unbucketed + 512 * 19 + 1)
-    assert found["zeroed"][begin : begin + 4].view(np.int32)[0] == left_out.sum()
-    np.testing.assert_array_equal(found["zeroed"][begin + 4 :] != 0, left_out)
+    assert found["sampled"][begin : begin + 4].view(np.int32)[0] == left_out.sum()
+    np.testing.assert_array_equal(found["sampled"][begin + 4 :] != 0, left_out)
     has[slot[left_out | (row_slot < 0)]] = 0
     bits = found["dense_bits"].reshape(-1, 768, 2)[:tiles, :DENSE]
     np.testing.assert_array_equal(unpack(bits).transpose(0, 2, 1).reshape(-1, DENSE), has != 0)
@@ -325,21 +331,14 @@ def test_unbucketed_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple
     emulator.emulator_configure(4, 1)
     plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *constants)
     memory = torch.ops.nnue_emulated.perspective_transformer_forward(
-        white,
-        black,
-        plan,
+        [white, black, plan],
+        list(constants),
         torch.zeros(features, 16),
         torch.zeros(16),
         None,
-        None,
-        *constants,
         "pairwise",
-        1.0,
-        1.0,
+        [1.0, 1.0],
         "float32",
         True,
     )[3].numpy()
-    pieces = open_pieces(plan.numpy(), _bucket_plan_pieces(*white.shape, *constants, True))
-    check_unbucketed_lists(
-        memory, pieces["row_slot"], pieces["tile_begin"][-1], white, black, features, num_bucketed, case[3]
-    )
+    check_unbucketed_lists(memory, plan.numpy(), white, black, features, num_bucketed, case[3])

@@ -35,21 +35,20 @@ class Case:
         """[output, psqt], and with `backward` the gradients of weight, bias and psqt."""
         namespace, pair = getattr(torch.ops, library), self.pair
         (features, outputs), dtype = pair.weight.shape, _name(pair.weight.dtype)
-        batch, constants = (pair.white, pair.black), (self.bucket_size, self.num_bucketed)
-        activation = self.activation, self.bound, self.scale
-        plan = namespace.perspective_plan(*batch, pair.black_to_move, features, *constants)
+        buckets, activation = [self.bucket_size, self.num_bucketed], (self.activation, [self.bound, self.scale])
+        plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *buckets)
+        batch = [pair.white, pair.black, plan, *([] if pair.psqt_bucket is None else [pair.psqt_bucket])]
         out, values, saved, lists = namespace.perspective_transformer_forward(
-            *batch, plan, pair.weight, pair.bias, pair.psqt, pair.psqt_bucket, *constants, *activation,
-            _name(self.output), backward,
-        )  # fmt: skip
+            batch, buckets, pair.weight, pair.bias, pair.psqt, *activation, _name(self.output), backward
+        )
         if not backward:
             return [out, values]
         g = torch.Generator().manual_seed(5)
         grad = torch.randn(out.shape, generator=g).to(self.grad)
         grad_psqt = None if pair.psqt is None else torch.randn(len(pair.white), generator=g)
         gradients = namespace.perspective_transformer_backward(
-            grad, grad_psqt, *batch, plan, saved, lists, pair.psqt_bucket, features, outputs,
-            0 if pair.psqt is None else pair.psqt.shape[1], *constants, *activation, dtype,
+            grad, grad_psqt, batch, buckets, [saved, lists],
+            [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype,
         )  # fmt: skip
         return [out, values, *gradients]
 

@@ -714,16 +714,9 @@ def test_opcheck(
     plan = perspective_plan(case.white, case.black, case.black_to_move, features, 96, 480)
     psqt = torch.randn(features, psqt_buckets, device=device, requires_grad=True) if psqt_buckets else None
     psqt_bucket = torch.arange(100, device=device) % psqt_buckets if psqt_buckets else None
-    forward = (
-        case.white,
-        case.black,
-        plan.data,
-        case.weight.requires_grad_(),
-        case.bias.requires_grad_(),
-        psqt,
-        psqt_bucket,
-    )
-    constants = (96, 480, activation, 1.0, 1.0, perspectives._name(dtype))
+    batch = [case.white, case.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
+    parameters = (case.weight.requires_grad_(), case.bias.requires_grad_(), psqt)
+    constants = (activation, [1.0, 1.0], perspectives._name(dtype))
     # On CUDA `plan`, `saved` and `lists` have padding that nothing reads or writes: its bits are not comparable.
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
@@ -732,15 +725,19 @@ def test_opcheck(
         test_utils=comparable,
     )
     torch.library.opcheck(
-        torch.ops.nnue.perspective_transformer_forward.default, (*forward, *constants, True), test_utils=comparable
+        torch.ops.nnue.perspective_transformer_forward.default,
+        (batch, [96, 480], *parameters, *constants, True),
+        test_utils=comparable,
     )
-    out, psqt_out, saved, lists = torch.ops.nnue.perspective_transformer_forward(*forward, *constants, True)
+    out, psqt_out, saved, lists = torch.ops.nnue.perspective_transformer_forward(
+        batch, [96, 480], *parameters, *constants, True
+    )
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
         (
-            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, case.white, case.black,
-            plan.data, saved.detach(), lists, psqt_bucket, features, 64, psqt_buckets, *constants,
+            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, [96, 480],
+            [saved.detach(), lists], [features, 64, psqt_buckets], *constants,
         ),
     )  # fmt: skip
 

@@ -213,16 +213,13 @@ def test_psqt_and_psqt_bucket_come_together() -> None:
             perspective_transformer(*pair.arguments, **options)
     with pytest.raises(RuntimeError, match="psqt_bucket: found none, expected a tensor, since there is psqt"):
         torch.ops.nnue.perspective_transformer_forward(
-            *pair.arguments[:3],
+            list(pair.arguments[:3]),
+            [768, 50],
             pair.weight,
             pair.bias,
             pair.psqt,
-            None,
-            768,
-            50,
             "identity",
-            1.0,
-            1.0,
+            [1.0, 1.0],
             "float32",
             False,
         )
