@@ -38,30 +38,21 @@ def _name(dtype: torch.dtype) -> str:
 # ---- fake kernels, autograd -----------------------------------------------------------------------------------------
 
 
-class _Layout(NamedTuple):
-    """Sizes of what the operators make on CUDA, which is private to the library."""
-
-    slots: int | torch.SymInt  # rows of `saved`
-    plan_bytes: int | torch.SymInt
-    list_bytes: int | torch.SymInt
-
-
 @functools.lru_cache(maxsize=1024)
-def _layout_of(namespace: str, sizes: tuple[int, ...]) -> _Layout:
+def _sizes_of(namespace: str, shape: tuple[int, ...]) -> dict[str, int]:
     with _disable_current_modes():
-        said = json.loads(getattr(torch.ops, namespace).perspective_transformer_layout(*sizes))
-    return _Layout(said["slots"], said["plan"]["bytes"], said["lists"]["bytes"])
+        layout = json.loads(getattr(torch.ops, namespace).perspective_transformer_layout(*shape))
+    return {"slots": layout["slots"], "plan": layout["plan"]["bytes"], "lists": layout["lists"]["bytes"]}
 
 
-def _layout(
-    namespace: str, rows: Tensor, num_features: int | torch.SymInt, bucket_size: int, num_bucketed: int
-) -> _Layout:
-    """From the library itself. While a graph for any batch size is traced, only a run can tell."""
-    sizes = (*rows.shape, num_features, bucket_size, num_bucketed)
-    if all(isinstance(size, int) for size in sizes):
-        return _layout_of(namespace, sizes)
-    ctx = torch.library.get_ctx()
-    return _Layout(*(ctx.new_dynamic_size() for _ in _Layout._fields))
+def _size(which: str, namespace: str, rows: Tensor, num_features: int, bucket_size: int, num_bucketed: int) -> int:
+    """The rows of `saved` ("slots"), or the bytes of "plan" or "lists" on CUDA. Only the library knows its layouts; in
+    a graph for any batch size only a run of it does."""
+    shape = (*rows.shape, num_features, bucket_size, num_bucketed)
+    if all(isinstance(size, int) for size in shape):
+        return _sizes_of(namespace, shape)[which]
+    size: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
+    return size
 
 
 def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[str, Callable[..., Any]]:
@@ -72,7 +63,7 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
     ) -> Tensor:
         size = white.shape[0]
         if has_layout(white.device):
-            size = _layout(namespace, white, num_features, bucket_size, num_bucketed).plan_bytes  # type: ignore[assignment]
+            size = _size("plan", namespace, white, num_features, bucket_size, num_bucketed)
         return white.new_empty((size,), dtype=torch.uint8)
 
     def forward(
@@ -89,19 +80,20 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         white, (num_features, num_outputs) = batch[0], weight.shape
         positions = white.shape[0]
         width = num_outputs if activation == "pairwise" else 2 * num_outputs
-        saves, saved_rows, list_bytes = save and activation != "identity", 2 * positions, 0
-        saved_dtype = torch.float32
-        if has_layout(weight.device):
-            makes_lists = save and buckets[1] < num_features
-            if saves or makes_lists:
-                layout = _layout(namespace, white, num_features, *buckets)
-                saved_rows, list_bytes = layout.slots, layout.list_bytes if makes_lists else 0  # type: ignore[assignment]
-            if weight.dtype != torch.float32:
-                saved_dtype = torch.float16
+        saved_rows, list_bytes, saved_dtype = 0, 0, torch.float32
+        on_cuda, (bucket_size, num_bucketed) = has_layout(weight.device), buckets
+        if save and activation != "identity":
+            saved_rows = 2 * positions
+            if on_cuda:
+                saved_rows = _size("slots", namespace, white, num_features, bucket_size, num_bucketed)
+        if save and on_cuda and num_bucketed < num_features:
+            list_bytes = _size("lists", namespace, white, num_features, bucket_size, num_bucketed)
+        if on_cuda and weight.dtype != torch.float32:
+            saved_dtype = torch.float16
         return (
             weight.new_empty((positions, width), dtype=getattr(torch, output_dtype)),
             weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
-            weight.new_empty((saved_rows if saves else 0, num_outputs), dtype=saved_dtype),
+            weight.new_empty((saved_rows, num_outputs), dtype=saved_dtype),
             white.new_empty((list_bytes,), dtype=torch.uint8),
         )
 

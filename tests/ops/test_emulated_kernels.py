@@ -15,7 +15,7 @@ import torch
 from sample_inputs import PairSample, assert_close
 from torch import Tensor
 
-from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, _name
+from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, _fakes, _name
 
 
 @dataclass
@@ -174,3 +174,37 @@ def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, seed: int)
     pair.weight[~used] = float("nan")
     for a, b in zip(case.run("nnue_emulated"), expected, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["one size", "any size"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_compiled(emulator: ctypes.CDLL, seed: int, dynamic: bool) -> None:
+    """The sizes of plan, saved sums and lists come from the library, or while a graph is run."""
+    case = make_case(seed)
+    for op, fake in _fakes("nnue_emulated", lambda device: True).items():
+        torch.library.register_fake(op.replace("nnue::", "nnue_emulated::"), fake, allow_override=True)
+    pair, buckets, numbers = case.pair, [case.bucket_size, case.num_bucketed], [case.bound, case.scale]
+    dtype = _name(pair.weight.dtype)
+
+    def both_ways(white: Tensor, black: Tensor, black_to_move: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        features, outputs = pair.weight.shape
+        op = torch.ops.nnue_emulated
+        plan = op.perspective_plan(white, black, black_to_move, features, *buckets)
+        batch = [white, black, plan]
+        out, _, saved, lists = op.perspective_transformer_forward(
+            batch, buckets, pair.weight, pair.bias, None, case.activation, numbers, "float32", True
+        )
+        sizes = [features, outputs, 0]
+        gradients = op.perspective_transformer_backward(
+            grad * out, None, batch, buckets, [saved, lists], sizes, case.activation, numbers, dtype
+        )
+        return (out, *gradients)
+
+    compiled = torch.compile(both_ways, fullgraph=True, dynamic=dynamic)
+    width = pair.weight.shape[1] * (1 if case.activation == "pairwise" else 2)
+    for positions in (len(pair.white), len(pair.white) // 2):
+        arguments = [t[:positions].clone() for t in (pair.white, pair.black, pair.black_to_move)]
+        grad = torch.linspace(-1, 1, positions * width).reshape(positions, width)
+        emulator.emulator_configure(2, 1)
+        for found, expected in zip(compiled(*arguments, grad), both_ways(*arguments, grad), strict=True):
+            assert torch.equal(found, expected)
