@@ -157,7 +157,10 @@ def native_parts() -> dict[str, object]:
         "nnue_trainer._data",
         sources(
             "data_loader/bindings*.cpp",
-            *(f"data_loader/{room}/*.cpp" for room in ("chess", "evaluate", "features", "filters", "formats", "pipeline")),
+            *(
+                f"data_loader/{room}/*.cpp"
+                for room in ("chess", "evaluate", "features", "filters", "formats", "pipeline")
+            ),
         ),
         include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
         extra_compile_args={"cxx": [*CXX_FLAGS, "-pthread"]},
