@@ -24,7 +24,7 @@ from nnue_trainer.nnue_file.description import describe
 from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, TensorKind
 from nnue_trainer.schema import validate
 
-_CHUNK = 1 << 20  # elements at a time: the scratch arrays are of float64
+_CHUNK = 1 << 20  # elements at a time: the scratch arrays may be of float64
 
 
 def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
@@ -33,7 +33,7 @@ def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
     out = np.empty(values.shape, tensor.dtype)
     flat, result = values.reshape(-1), out.reshape(-1)
     for begin in range(0, flat.size, _CHUNK):
-        steps = np.rint(flat[begin : begin + _CHUNK].astype(np.float64) * tensor.scale)
+        steps = _steps(tensor, flat[begin : begin + _CHUNK])
         wrong = ~(np.abs(steps) <= tensor.limit)
         if wrong.any():
             first = begin + int(wrong.argmax())
@@ -50,8 +50,15 @@ def quantize(tensor: NetTensor, values: np.ndarray, where: str) -> np.ndarray:
 
 
 def _count_wrong(tensor: NetTensor, flat: np.ndarray) -> int:
-    chunks = (flat[begin : begin + _CHUNK].astype(np.float64) for begin in range(0, flat.size, _CHUNK))
-    return sum(int((~(np.abs(np.rint(chunk * tensor.scale)) <= tensor.limit)).sum()) for chunk in chunks)
+    chunks = (flat[begin : begin + _CHUNK] for begin in range(0, flat.size, _CHUNK))
+    return sum(int((~(np.abs(_steps(tensor, chunk)) <= tensor.limit)).sum()) for chunk in chunks)
+
+
+def _steps(tensor: NetTensor, values: np.ndarray) -> np.ndarray:
+    """fp32 values in whole steps, in the very precision that quantisation-aware training rounds in."""
+    precision = np.float64 if tensor.steps.wide else np.float32
+    with np.errstate(over="ignore"):  # infinity does not fit, and is refused
+        return np.asarray(np.rint(values.astype(precision) * precision(tensor.scale)))
 
 
 def parameter_shapes(net: Net) -> dict[str, tuple[int, ...]]:

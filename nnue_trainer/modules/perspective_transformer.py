@@ -73,19 +73,34 @@ class PerspectiveTransformer(nn.Module):
         """
         if self.psqt is not None and bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
+        scale = self.product_scale if self.activation == "pairwise" else 1.0
+        return self.apply_with(batch, bucket, self.weight, self.bias, self.psqt, bound=self.bound, scale=scale)
+
+    def apply_with(
+        self,
+        batch: Batch,
+        bucket: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        psqt: Tensor | None,
+        *,
+        bound: float,
+        scale: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` with other weights, in whatever unit, and all of the output multiplied by `scale`."""
         result = perspectives.perspective_transformer(
             batch.white,
             batch.black,
             batch.black_to_move,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             activation=self.activation,
-            bound=self.bound,
-            scale=self.product_scale if self.activation == "pairwise" else 1.0,
+            bound=bound,
+            scale=scale,
             bucket_size=self.bucket_size,
             num_bucketed=self.num_bucketed,
-            psqt=self.psqt,
-            psqt_bucket=None if self.psqt is None else bucket,
+            psqt=psqt,
+            psqt_bucket=None if psqt is None else bucket,
         )
         return result if isinstance(result, tuple) else (result, None)
 

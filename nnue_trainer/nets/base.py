@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -29,11 +30,14 @@ from torch import Tensor, nn
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.errors import UserError
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
+from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
 from nnue_trainer.nets.integer_forward import accumulate as accumulate  # for nets that say their arithmetic in Python
 from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
+from nnue_trainer.nets.rounded_forward import Awareness, RoundedForward
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
@@ -104,6 +108,13 @@ class NetTensor:
         rows = self.shape[0] if self.rows is None else self.rows
         return (rows, *self.shape[1:-1], self.columns or last) if len(self.shape) > 1 else (rows,)
 
+    @property
+    def steps(self) -> Steps:
+        """How the rows of the parameter become integers. Those of up to 16 bits are rounded from an fp32 product, so
+        that export and every device agree on each of them."""
+        rows, *_ = self.source_shape
+        return Steps(self.first_row, rows, self.scale, self.limit, wide=self.limit > INT16_MAX)
+
     def piece(self, index: int | None = None) -> Piece:
         """The tensor as it lies in a file, or its part `index`."""
         return Piece(self.name, self.dtype, self.shape if index is None else self.shape[1:], index)
@@ -151,6 +162,11 @@ class Net(ABC):
     def score(self, psqt_raw: np.ndarray, positional_raw: np.ndarray) -> np.ndarray:
         """Engine units, side to move's view, of raw values int64."""
         return self._described().score(psqt_raw, positional_raw)
+
+    @property
+    def awareness(self) -> Awareness:
+        """Whether training computes as the engine will. A net that can has it as its field `quantisation`."""
+        return Awareness()
 
     @property
     def name(self) -> str:
@@ -207,8 +223,12 @@ class Net(ABC):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """The net as plain JSON data; `parse` makes it again."""
-        return {"kind": self.kind, **to_data(self)}
+        """The net as plain JSON data; `parse` makes it again. How it is trained (`awareness`) is not part of it."""
+        data = {"kind": self.kind, **to_data(self)}
+        if self.awareness is getattr(self, "quantisation", None):
+            rest = {key: value for key, value in data.pop("quantisation").items() if key not in to_data(Awareness())}
+            data |= {"quantisation": rest} if rest else {}
+        return data
 
 
 class NnueModel(nn.Module, ABC):
@@ -220,12 +240,15 @@ class NnueModel(nn.Module, ABC):
 
     feature_set: str
     score_scale: float
+    rounded: RoundedForward | None
+    """the forward pass with the engine's rounding, while `forward` is to compute that"""
 
     def __init__(self, net: Net | None = None) -> None:
         """`net` is the section that the model is made from. A model of no registered net, which trains but cannot be
         exported, overrides `architecture` and `weight_bounds` instead."""
         super().__init__()
         self.net = net
+        self.rounded = None
         if net is not None:
             self.feature_set = net.feature_set
             self.score_scale = float(net.score_scale)
@@ -238,7 +261,35 @@ class NnueModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """Output fp32 [B] for the side to move; `score_scale ·` output is the engine's score."""
+        """Output fp32 [B] for the side to move; `score_scale ·` output is the engine's score.
+
+        While `self.rounded` is set, the output is `self.rounded(self, batch)`."""
+
+    def rounded_forward(self) -> RoundedForward:
+        """The forward pass with the engine's rounding, for this model on the device that it is on. UserError for a net
+        that does not say how."""
+        try:
+            if self.net is None:
+                raise ValueError("it is no registered net")
+            return RoundedForward(self.net, self)
+        except ValueError as error:
+            name = type(self).__name__ if self.net is None else self.net.name
+            raise UserError(f"{name}: has no fake quantisation: {error}") from None
+
+    def set_rounding(self, on: bool) -> None:
+        """Whether `forward` computes as the engine does. UserError as `rounded_forward`."""
+        if on != (self.rounded is not None):
+            self.rounded = self.rounded_forward() if on else None
+
+    @contextmanager
+    def rounding(self, on: bool) -> Iterator[None]:
+        """`set_rounding`, and afterwards as before."""
+        before = self.rounded
+        self.set_rounding(on)
+        try:
+            yield
+        finally:
+            self.rounded = before
 
     def weight_bounds(self) -> Iterator[WeightBound]:
         """Rows of parameters with a limited range: by default those of the net's integers."""

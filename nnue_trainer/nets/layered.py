@@ -41,6 +41,7 @@ from nnue_trainer.nets.base import (
     virtual_rows,
 )
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer, Skip
+from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.nets.meaning import (
     OUTPUT,
     Key,
@@ -227,7 +228,7 @@ class OutputQuantisation:
 
 
 @section
-class Quantisation:
+class Quantisation(Awareness):
     """How the net becomes integers; hidden layers say it themselves."""
 
     first: FirstQuantisation = Field(default_factory=FirstQuantisation)
@@ -378,6 +379,10 @@ class Layered(Net):
 
     def model(self) -> LayeredModel:
         return LayeredModel(self)
+
+    @property
+    def awareness(self) -> Awareness:
+        return self.quantisation
 
     def plan(self) -> _Plan:
         """The layers in integers."""
@@ -562,6 +567,8 @@ class LayeredModel(NnueModel):
         self.register_buffer("by_pieces", torch.tensor(net.output_buckets.by_pieces), persistent=False)
 
     def forward(self, batch: Batch) -> Tensor:
+        if self.rounded is not None:
+            return self.rounded(self, batch)
         bucket = self.by_pieces[batch.piece_count.long()]
         x, psqt = self.feature_transformer(batch, bucket)
         straight: list[Tensor] = [] if psqt is None else [psqt]

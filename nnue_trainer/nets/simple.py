@@ -19,6 +19,7 @@ from nnue_trainer.nets.base import (
     transformer,
 )
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer
+from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.nets.meaning import OUTPUT, NetMeaning, buckets, first_activations, first_layer, stacked
 from nnue_trainer.schema import section
 
@@ -41,6 +42,11 @@ class Simple(Net):
     """of the hidden layer: clamp to [0, 1], or the square of that"""
     score_scale: Annotated[int, Field(ge=1, le=10000)] = 400
     """engine units in one unit of output"""
+    quantisation: Awareness = Field(default_factory=Awareness)
+
+    @property
+    def awareness(self) -> Awareness:
+        return self.quantisation
 
     def model(self) -> SimpleModel:
         return SimpleModel(self)
@@ -86,6 +92,8 @@ class SimpleModel(NnueModel):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, batch: Batch) -> Tensor:
+        if self.rounded is not None:
+            return self.rounded(self, batch)
         x, _ = self.feature_transformer(batch)
         y: Tensor = self.output(x)
         return y.squeeze(1)

@@ -41,6 +41,7 @@ from nnue_trainer.nets.base import (
     virtual_rows,
 )
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer, Skip
+from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.nets.meaning import (
     OUTPUT,
     NetMeaning,
@@ -159,6 +160,7 @@ class StockfishNet(Net):
     l1: Width
     """outputs of the feature transformer per perspective, a multiple of 32; Stockfish reads the width of the version
     only"""
+    quantisation: Awareness = Field(default_factory=Awareness)
 
     # ---- what it is ----
 
@@ -177,6 +179,10 @@ class StockfishNet(Net):
     @property
     def score_scale(self) -> float:
         return float(SCORE_SCALE)
+
+    @property
+    def awareness(self) -> Awareness:
+        return self.quantisation
 
     @property
     def num_stacks(self) -> int:
@@ -478,6 +484,8 @@ class StockfishModel(NnueModel):
             nn.init.zeros_(self.fc2.bias)
 
     def forward(self, batch: Batch) -> Tensor:
+        if self.rounded is not None:
+            return self.rounded(self, batch)
         d = self.facts
         bucket = batch.bucket if d.stacks > 1 else torch.zeros_like(batch.bucket)
         x, psqt = self.feature_transformer(batch, bucket)

@@ -87,15 +87,14 @@ class Trainer:
         self.bad_chunks = bad_chunks
         self.optimizer = Optimizer(model, recipe.optimizer)
         self.forward: Callable[[Batch], Tensor] = torch.compile(model) if recipe.training.compile else model
-        self.train_step: Callable[[Batch], None] = self._train_step
         wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
         if wanted and not possible:
             raise UserError(
                 f"training.cuda_graph: a step of the optimizer {recipe.optimizer.kind!r} cannot be recorded; leave it "
                 "out, or say false"
             )
-        if wanted or (wanted is None and possible and self.device.type == "cuda"):
-            self.train_step = GraphedStep(self._train_step, self.device)
+        self._graphed = bool(wanted or (wanted is None and possible and self.device.type == "cuda"))
+        self.train_step = self._recorded_step()
         self.steps_per_epoch = math.ceil(recipe.training.positions_per_epoch / recipe.data.batch_size)
         self.steps = recipe.training.epochs * self.steps_per_epoch
         self.step = 0
@@ -168,6 +167,7 @@ class Trainer:
 
     def advance(self) -> None:
         """One step. Launches work and returns."""
+        self._set_rounding()
         self.optimizer.set_lr(self.learning_rate())
         epochs = self.recipe.training.epochs
         self._lambda.fill_(self.recipe.lambda_.lambda_at(self.step, self.steps_per_epoch, epochs))
@@ -178,15 +178,26 @@ class Trainer:
         self.step += 1
         self._before_batch = None
 
+    def _recorded_step(self) -> Callable[[Batch], None]:
+        return GraphedStep(self._train_step, self.device) if self._graphed else self._train_step
+
+    def _set_rounding(self) -> None:
+        """Whether the step that comes next rounds as the engine does, a function of its number alone."""
+        rounding = self.recipe.model.awareness.active(self.step, self.steps)
+        if rounding != (self.model.rounded is not None):
+            self.model.set_rounding(rounding)
+            self.train_step = self._recorded_step()  # a recorded step has the other forward pass
+
     def validate(self) -> float | None:
-        """Loss over all held-out positions, with the λ of the end of the run, so that epochs compare."""
+        """Loss over all held-out positions, with the λ of the end of the run, and in a run that becomes aware of
+        quantisation with its rounding from the start, so that epochs compare."""
         if self.validation is None:
             return None
         lam = self.recipe.lambda_.final_lambda(self.steps_per_epoch, self.recipe.training.epochs)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         with self._interruptible():
             batches = iter(self.validation())
-        with torch.no_grad():
+        with torch.no_grad(), self.model.rounding(self.recipe.model.awareness.aware):
             while True:
                 with self._interruptible():
                     batch = next(batches, None)

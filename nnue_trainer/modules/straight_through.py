@@ -1,0 +1,123 @@
+"""Rounding whose gradient goes straight through: what quantisation-aware training is made of.
+
+Integers are held as floats. Sums and products of integers below 2^24 are exact in fp32, whatever their order, and those
+below 2^53 in float64; so a forward pass made of these functions gives the integers of an engine, not something near
+them. Nothing waits for the device, and everything can be compiled and recorded in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Rule = Literal["floor", "trunc", "round"]
+
+# A part of a large weight that stays in the cache of a CPU while three functions go over it.
+_CACHED = 1 << 16
+
+
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, rule: Rule, factor: float) -> Tensor:
+        return torch.floor(x) if rule == "floor" else torch.trunc(x) if rule == "trunc" else torch.round(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Rule, float], output: Tensor) -> None:
+        ctx.factor = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grads
+        return grad if ctx.factor == 1.0 else grad * ctx.factor, None, None
+
+
+def straight(x: Tensor, rule: Rule, factor: float = 1.0) -> Tensor:
+    """`x` rounded down, toward zero, or to the nearest integer (half to even). The gradient is that of `factor · x`."""
+    result: Tensor = _Straight.apply(x, rule, factor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class Steps(NamedTuple):
+    """How consecutive rows of a parameter become integers: round(value · scale), clipped to ±limit. `wide`: computed in
+    float64, as integers of more than 16 bits need it."""
+
+    first_row: int
+    rows: int
+    scale: float
+    limit: int
+    wide: bool
+
+    def of(self, values: Tensor) -> Tensor:
+        """Values in steps, clipped but not rounded."""
+        return ((values.double() if self.wide else values) * self.scale).clamp(-self.limit, self.limit)
+
+
+def integers(parameter: Tensor, steps: Steps) -> Tensor:
+    """A parameter as integers: fp32, or float64 where `steps.wide`. Gradient goes through where nothing is clipped."""
+    return straight(steps.of(parameter), "round")
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(parameter: Tensor, ranges: Sequence[Steps]) -> Tensor:
+        if parameter.device.type != "cpu" or torch.compiler.is_compiling():
+            parts = [steps.of(parameter[steps.first_row :][: steps.rows]).round() for steps in ranges]
+            return (torch.cat(parts) if len(parts) > 1 else parts[0]).float()
+        out = torch.empty_like(parameter)
+        width = max(1, parameter[:1].numel())
+        for steps in ranges:
+            end, size = steps.first_row + steps.rows, max(1, _CACHED // width)
+            for begin in range(steps.first_row, end, size):
+                part, into = (tensor[begin : min(begin + size, end)] for tensor in (parameter, out))
+                if steps.wide:
+                    into.copy_(steps.of(part).round())
+                else:
+                    torch.mul(part, steps.scale, out=into).clamp_(-steps.limit, steps.limit).round_()
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Sequence[Steps]], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+def integer_rows(parameter: Tensor, ranges: Sequence[Steps]) -> Tensor:
+    """A large parameter as integers in fp32; `ranges` follow each other and cover all of its rows.
+
+    The gradient is handed on as it is: neither multiplied by the scale, which whoever uses the result does on its own,
+    much smaller gradient, nor masked where a value is clipped, because the optimiser's bounds keep values within their
+    limits. Either would take one more pass over the largest gradient of a net.
+    """
+    result: Tensor = _Rows.apply(parameter, tuple(ranges))  # type: ignore[no-untyped-call]
+    return result
+
+
+class _WideLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x.double(), weight.double())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        grad = grads[0].to(x.dtype)
+        wanted_x, wanted_weight = ctx.needs_input_grad
+        return grad @ weight if wanted_x else None, grad.t() @ x if wanted_weight else None
+
+
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Σ weight · x of integers in fp32, x [B, in], weight [out, in] → float64 [B, out], exact below 2^53. Gradients are
+    computed in fp32."""
+    result: Tensor = _WideLinear.apply(x, weight)  # type: ignore[no-untyped-call]
+    return result
