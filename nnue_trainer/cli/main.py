@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from nnue_trainer.cli import data, data_tools, info, net, rescore, train
+from nnue_trainer.cli import check, data, data_tools, info, net, rescore, train
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.progress import Unfailing
 
@@ -38,6 +38,7 @@ data_tools.register(data.app)
 rescore.register(data.app)
 info.register(app)
 net.register(app)
+check.register(app)
 train.register(app)
 
 

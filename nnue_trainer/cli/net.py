@@ -58,7 +58,7 @@ def register(app: typer.Typer) -> None:
     app.command("verify")(verify_command)
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
     print(f"nnue: note: {shown(text)}", file=sys.stderr)
 
 
@@ -94,7 +94,7 @@ def export_command(
     plugins.load(plugin)
     if checkpoint.is_dir():
         checkpoint = checkpoints.of_run(checkpoint)
-        _note(f"exporting {checkpoint}")
+        note(f"exporting {checkpoint}")
     loaded = checkpoints.load(checkpoint, ("model", "net"))
     chosen, model = (format_of(loaded, str(checkpoint)), None) if file_format is None else _format(file_format)
     chosen = _with_header(chosen) if header else chosen
@@ -119,7 +119,7 @@ def export_command(
             output.write_bytes(content)
     bound, limit = accumulator_bound(quantized), quantized.net.accumulator_limit
     if bound > limit:
-        _note(f"{out}: accumulators may reach {bound}; the engine holds {limit} and wraps around beyond")
+        note(f"{out}: accumulators may reach {bound}; the engine holds {limit} and wraps around beyond")
     print(f"{shown(out)}: {quantized.net.name}, {len(data):,} bytes, sha256 {sha256}")
     if chosen.kind == "raw":
         for tensor in quantized.net.tensors():
@@ -154,7 +154,7 @@ def _read(
     if file_format is None or file_format == "nnue":
         if model is not None:
             raise UserError(f"--model: expected --format with it, as {shown(path)} says what it is")
-        return read_net(path, arch, _note), None
+        return read_net(path, arch, note), None
     chosen, net = _format(file_format)
     if model is not None:
         net = _architecture(model)
@@ -162,16 +162,16 @@ def _read(
         raise UserError(f"--format {shown(file_format)}: says nothing of the net itself: give --model FILE")
     with OpenNet(path) as file:
         data = bytes(file.take(0, file.size, "net"))
-    quantized, checkpoint = read_format(data, chosen, net, str(path), _note)
+    quantized, checkpoint = read_format(data, chosen, net, str(path), note)
     try:
         same = (
             chosen.to_bytes(exported(net_from_checkpoint(checkpoint, str(path), any_l1=True), checkpoint), "") == data
         )
     except UserError as error:
-        _note(f"{path}: cannot be exported again: {error}")
+        note(f"{path}: cannot be exported again: {error}")
     else:
         if not same:
-            _note(f"{path}: exported again it is another file, as its numbers are not those of the net")
+            note(f"{path}: exported again it is another file, as its numbers are not those of the net")
     return quantized, checkpoint
 
 
@@ -189,7 +189,7 @@ def _architecture(path: Path) -> Net:
         return nets.parse(model, f"{path}: model")
     if path.suffix == ".safetensors":
         return nets.parse(checkpoints.load(path, ()).architecture, str(path))
-    return read_net(path, note=_note).net
+    return read_net(path, note=note).net
 
 
 def _with_header(chosen: NetFormat) -> NetFormat:
@@ -284,7 +284,7 @@ def verify_command(
     from nnue_trainer.progress import progress_bar
     from nnue_trainer.uci import find_engine
 
-    quantized = read_net(net, arch, _note)
+    quantized = read_net(net, arch, note)
     path = find_engine(engine)
     at_hand = list(_read_fens(fens) if fens else CHECK_POSITIONS)
     if fens and len(at_hand) < (positions or 1):

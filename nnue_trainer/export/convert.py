@@ -56,7 +56,7 @@ def _count_wrong(tensor: NetTensor, flat: np.ndarray) -> int:
 
 def _steps(tensor: NetTensor, values: np.ndarray) -> np.ndarray:
     """fp32 values in whole steps, in the very precision that quantisation-aware training rounds in."""
-    precision = np.float64 if tensor.steps.wide else np.float32
+    precision: Any = np.float64 if tensor.steps.wide else np.float32
     with np.errstate(over="ignore"):  # infinity does not fit, and is refused
         return np.asarray(np.rint(values.astype(precision) * precision(tensor.scale)))
 

@@ -16,9 +16,6 @@ from torch.nn import functional as F
 
 Rule = Literal["floor", "trunc", "round"]
 
-# A part of a large weight that stays in the cache of a CPU while three functions go over it.
-_CACHED = 1 << 16
-
 
 class _Straight(torch.autograd.Function):
     @staticmethod
@@ -64,20 +61,11 @@ def integers(parameter: Tensor, steps: Steps) -> Tensor:
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(parameter: Tensor, ranges: Sequence[Steps]) -> Tensor:
-        if parameter.device.type != "cpu" or torch.compiler.is_compiling():
-            parts = [steps.of(parameter[steps.first_row :][: steps.rows]).round() for steps in ranges]
-            return (torch.cat(parts) if len(parts) > 1 else parts[0]).float()
-        out = torch.empty_like(parameter)
-        width = max(1, parameter[:1].numel())
+        first, *_ = ranges
+        out = (parameter.double() if first.wide else parameter) * first.scale
         for steps in ranges:
-            end, size = steps.first_row + steps.rows, max(1, _CACHED // width)
-            for begin in range(steps.first_row, end, size):
-                part, into = (tensor[begin : min(begin + size, end)] for tensor in (parameter, out))
-                if steps.wide:
-                    into.copy_(steps.of(part).round())
-                else:
-                    torch.mul(part, steps.scale, out=into).clamp_(-steps.limit, steps.limit).round_()
-        return out
+            out[steps.first_row : steps.first_row + steps.rows].clamp_(-steps.limit, steps.limit)
+        return out.round_().float()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Sequence[Steps]], output: Tensor) -> None:
@@ -89,35 +77,38 @@ class _Rows(torch.autograd.Function):
 
 
 def integer_rows(parameter: Tensor, ranges: Sequence[Steps]) -> Tensor:
-    """A large parameter as integers in fp32; `ranges` follow each other and cover all of its rows.
+    """A large parameter as integers in fp32; `ranges` are of one scale and cover all of its rows.
 
-    The gradient is handed on as it is: neither multiplied by the scale, which whoever uses the result does on its own,
-    much smaller gradient, nor masked where a value is clipped, because the optimiser's bounds keep values within their
+    The gradient is handed on as it is: neither multiplied by the scale, which is done for the much smaller gradients
+    of what is computed from it, nor masked where a value is clipped, because the optimiser keeps values within their
     limits. Either would take one more pass over the largest gradient of a net.
     """
     result: Tensor = _Rows.apply(parameter, tuple(ranges))  # type: ignore[no-untyped-call]
     return result
 
 
-class _WideLinear(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x.double(), weight.double())
+    def forward(x: Tensor, weight: Tensor, wide: bool, factor: float) -> Tensor:
+        return F.linear(x.double(), weight.double()) if wide else F.linear(x, weight)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool, float], output: Tensor) -> None:
+        x, weight, _, ctx.factor = inputs
+        ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].to(x.dtype)
-        wanted_x, wanted_weight = ctx.needs_input_grad
-        return grad @ weight if wanted_x else None, grad.t() @ x if wanted_weight else None
+        wanted_x, wanted_weight, *_ = ctx.needs_input_grad
+        # The gradient of a thin layer's outputs is far smaller than that of its inputs.
+        scaled = grad if ctx.factor == 1.0 else grad * ctx.factor
+        return scaled @ weight if wanted_x else None, grad.t() @ x if wanted_weight else None, None, None
 
 
-def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Σ weight · x of integers in fp32, x [B, in], weight [out, in] → float64 [B, out], exact below 2^53. Gradients are
-    computed in fp32."""
-    result: Tensor = _WideLinear.apply(x, weight)  # type: ignore[no-untyped-call]
+def integer_linear(x: Tensor, weight: Tensor, *, wide: bool = False, factor: float = 1.0) -> Tensor:
+    """Σ weight · x of integers in fp32, x [B, in], weight [out, in] → [B, out], fp32 or, if `wide`, float64. The
+    gradient of x is multiplied by `factor`; gradients are computed in fp32 either way."""
+    result: Tensor = _Linear.apply(x, weight, wide, factor)  # type: ignore[no-untyped-call]
     return result

@@ -1,0 +1,146 @@
+"""What training that is aware of quantisation gains, and what a step of it costs.
+
+    python benchmarks/quantisation.py [--steps 300] [--only sfnnv5,simple]
+
+Trains nets on the bundled sample: in floating point, with the engine's rounding from the start, and with it from the
+middle of the run on. Compares float, fake-quantised and integer evaluation on held-out positions, and gives the
+validation loss of the net as the engine computes it. Steps with and without rounding are then timed in turns, in this
+process, as CPU time. Prints a table and writes benchmarks/results/quantisation-cpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from nnue_trainer import checkpoint as checkpoints
+from nnue_trainer import config, nets
+from nnue_trainer.config import Recipe
+from nnue_trainer.data import Filters, Loader, RecordLoader
+from nnue_trainer.export.comparison import FLOAT, INTEGER, ROUNDED, Comparison, chunks
+from nnue_trainer.losses import mean
+from nnue_trainer.optim import Optimizer
+from nnue_trainer.training.run import HeldOut, keep_freed_memory, train
+from report import RESULTS, ROOT, environment, write
+
+SAMPLES = ROOT / "samples"
+BATCH = 2048
+# The presets' nets at a width that two cores train in minutes; sfnnv5 is whole.
+NARROW = {"simple": {"hidden": 256}, "buckets": {"hidden": 256}, "layered": {"hidden": 256}, "sfnnv16": {"l1": 128}}
+WAYS: dict[str, dict[str, Any]] = {
+    "float": {"aware": False},
+    "aware": {"aware": True},
+    "aware_from_half": {"aware": True, "aware_from": 0.5},
+}
+
+
+def recipe(preset: str, steps: int, quantisation: dict[str, Any]) -> Recipe:
+    """The preset's net and loss, `steps` steps of the bundled sample."""
+    data = yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())
+    data["model"] |= NARROW.get(preset, {})
+    data["model"]["quantisation"] = data["model"].get("quantisation", {}) | quantisation
+    data["data"] = {
+        "train": [str(SAMPLES / "train.binpack")], "validation": [str(SAMPLES / "val.binpack")],
+        "validation_positions": 20_000, "batch_size": BATCH, "shuffle_buffer": 1 << 19,
+    }  # fmt: skip
+    data["optimizer"] = {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.0}
+    data["schedule"] = {"kind": "cosine", "final_lr": 1e-5, "warmup_steps": 20}
+    data["training"] = {"epochs": 1, "positions_per_epoch": steps * BATCH, "device": "cpu", "keep_last": 1}
+    data["logging"] = {"tensorboard": False}
+    return config.parse(data)
+
+
+@torch.no_grad()
+def loss(chosen: Recipe, comparison: Comparison, rounding: bool) -> float:
+    """Validation loss of a net with or without the engine's rounding."""
+    model, sums = comparison.model, torch.zeros(2, dtype=torch.float64)
+    held_out = HeldOut(chosen, model, torch.device("cpu"))
+    lam = chosen.lambda_.final_lambda(1, 1)
+    with model.rounding(rounding):
+        for batch in held_out():
+            terms = chosen.loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam)
+            sums += torch.stack(terms).double()
+    held_out.close()
+    return float(sums[0] / sums[1])
+
+
+def trained(preset: str, steps: int, way: str, positions: int) -> dict[str, Any]:
+    chosen = recipe(preset, steps, WAYS[way])
+    with tempfile.TemporaryDirectory() as folder:
+        train(chosen, Path(folder) / "run")
+        saved = checkpoints.load(Path(folder) / "run" / "checkpoints" / "last.safetensors")
+    comparison, left = Comparison(saved, preset), positions
+    options: dict[str, Any] = {"shuffle": False, "filters": Filters.none()}
+    with RecordLoader([SAMPLES / "val.binpack"], 4096, **options) as loader:
+        for block in loader:
+            for records in chunks(block.numpy()[:left]):
+                comparison.add(records)
+                left -= len(records)
+            if left <= 0:
+                break
+    float_integer, exact = comparison.differences[FLOAT, INTEGER], comparison.differences[ROUNDED, INTEGER]
+    return {
+        "trained_minus_integer_rms": round(comparison.trained.rms, 4),
+        "float_minus_integer_rms": round(float_integer.rms, 3),
+        "float_minus_integer_largest": float_integer.largest,
+        "fake_quantised_minus_integer_largest": exact.largest,
+        "validation_loss_float": round(loss(chosen, comparison, False), 7),
+        "validation_loss_as_the_engine_computes": round(loss(chosen, comparison, True), 7),
+    }
+
+
+def step_times(preset: str, batch_size: int, turns: int) -> dict[str, float]:
+    """Median CPU milliseconds of a step, float and rounded steps in turns on the same batches and weights."""
+    chosen = recipe(preset, 100, {})
+    model = nets.build(chosen.model)
+    optimizer = Optimizer(model, chosen.optimizer)
+    with Loader([SAMPLES / "train.binpack"], model.feature_set, batch_size, seed=1, repeat=True, threads=1) as loader:
+        batches = [batch.clone() for _, batch in zip(range(4), loader, strict=False)]
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(2 * turns + 4):
+        rounding, batch = turn % 2 == 1, batches[turn // 2 % len(batches)]
+        model.set_rounding(rounding)
+        started = time.process_time()
+        output = model(batch) * model.score_scale
+        step_loss = mean(*chosen.loss.terms(output, batch.score, batch.result, 1.0))
+        step_loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step(step_loss)
+        if turn >= 4:
+            times[rounding].append(1e3 * (time.process_time() - started))
+    plain, rounded = (statistics.median(times[rounding]) for rounding in (False, True))
+    return {"float": round(plain, 1), "aware": round(rounded, 1), "ratio": round(rounded / plain, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--positions", type=int, default=8192)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--only", default="sfnnv5,simple,buckets,layered,sfnnv16")
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    report: dict[str, Any] = {"benchmark": "quantisation", **environment(), "batch_size": BATCH, "nets": {}}
+    report |= {"steps": arguments.steps, "positions": arguments.positions}
+    for preset in arguments.only.split(","):
+        ways = {way: trained(preset, arguments.steps, way, arguments.positions) for way in WAYS}
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # waiting threads count as CPU time where others use the machine
+        times = {size: step_times(preset, size, arguments.turns) for size in (BATCH, 8 * BATCH)}
+        torch.set_num_threads(threads)
+        kind = recipe(preset, 1, {}).model.architecture
+        report["nets"][preset] = {"model": kind, "ways": ways, "cpu_milliseconds_per_step": times}
+        for way, found in ways.items():
+            print(preset, way, found, flush=True)
+        print(preset, times, flush=True)
+        write(RESULTS / "quantisation-cpu.json", report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""`nnue check`: what rounding to integers costs a net, on real positions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nnue_trainer.cli import plugins
+from nnue_trainer.cli.net import checkpoint_of_run, note
+from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.terminable import terminable
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.progress import progress_bar
+
+if TYPE_CHECKING:
+    from nnue_trainer.export.comparison import Comparison
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check")(check_command)
+
+
+def check_command(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A checkpoint, or the folder of a run: its best checkpoint, or else its last."
+        ),
+    ],
+    data: Annotated[
+        list[str], typer.Option("--data", metavar="FILE", help="A file of positions; may be given several times.")
+    ],
+    positions: Annotated[
+        int, typer.Option(metavar="N", min=1, max=2**40, help="Compare the first N positions.")
+    ] = 10_000,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="UNITS",
+            min=0.0,
+            help="The root mean square difference, in engine units, of what training computed and what the engine "
+            "computes, beyond which the command fails. Default: 1 for a net trained with quantisation.aware, else 50.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Compare the float, fake-quantised and integer evaluation of a checkpoint on real positions."""
+    from nnue_trainer import checkpoint as checkpoints
+    from nnue_trainer.data import Filters, RecordLoader
+    from nnue_trainer.export.comparison import LIMIT_AWARE, LIMIT_UNAWARE, Comparison, chunks
+    from nnue_trainer.inputs import data_files
+
+    plugins.load(plugin)
+    if checkpoint.is_dir():
+        checkpoint = checkpoint_of_run(checkpoint)
+        note(f"checking {checkpoint}")
+    comparison = Comparison(checkpoints.load(checkpoint, ("model", "net")), str(checkpoint))
+    if comparison.rounded is None:
+        note(comparison.reason)
+    files, done = data_files(data, "--data"), 0
+    with terminable(), progress_bar("comparing", "positions") as progress:
+        progress(0, positions)
+        options: dict[str, Any] = {"shuffle": False, "drop_last": False, "filters": Filters.none()}
+        with RecordLoader(files, min(positions, 4096), **options) as loader:
+            for block in loader:
+                for records in chunks(block.numpy()[: positions - done]):
+                    comparison.add(records)
+                    done += len(records)
+                    progress(done, positions)
+                if done >= positions:
+                    break
+    if not done:
+        raise UserError(f"{', '.join(data)}: no positions to compare on")
+    if limit is None:
+        limit = LIMIT_AWARE if comparison.aware else LIMIT_UNAWARE
+    found, trained = comparison.trained.rms, "fake-quantised" if comparison.aware else "float"
+    ok = found <= limit
+    if as_json:
+        print(json.dumps(_report(comparison, checkpoint, done, limit, ok)))
+    else:
+        print("\n".join(_text(comparison, checkpoint, done)))
+        print(f"trained as {trained}: {found:.3f} rms from the engine, limit {limit:g}: {'ok' if ok else 'too far'}")
+    if not ok:
+        raise UserError(
+            f"{checkpoint}: the {trained} evaluation that was trained is {found:.3f} engine units (rms) from the "
+            f"integers, expected at most {limit:g}"
+        )
+
+
+def _report(comparison: Comparison, checkpoint: Path, positions: int, limit: float, ok: bool) -> dict[str, Any]:
+    return {
+        "checkpoint": str(checkpoint),
+        "net": comparison.quantized.net.name,
+        "positions": positions,
+        "aware": comparison.aware,
+        "limit": limit,
+        "rms": round(comparison.trained.rms, 6),
+        "ok": ok,
+        "differences": [
+            {"of": one, "and": other, "rms": round(d.rms, 6), "largest": d.largest, "worst": d.worst}
+            for (one, other), d in comparison.differences.items()
+        ],
+    }
+
+
+def _text(comparison: Comparison, checkpoint: Path, positions: int) -> list[str]:
+    from nnue_trainer.export.comparison import FLOAT, INTEGER, ROUNDED
+
+    exact = comparison.has_rounding and comparison.differences[ROUNDED, INTEGER].largest < 0.001
+    head = f"{shown(checkpoint)}: {comparison.quantized.net.name}, {positions:,} positions, engine units"
+    lines = [head, f"  {'difference':<26}{'rms':>10}{'largest':>10}"]
+    for (one, other), difference in comparison.differences.items():
+        name = f"{_words(one)} - {_words(other)}"
+        lines.append(f"  {name:<26}{difference.rms:>10.3f}{difference.largest:>10.3f}")
+    for (one, other), difference in comparison.differences.items():
+        # Where fake-quantised and integer evaluation agree, their distances from the float one are the same.
+        if difference.largest < 0.001 or ((one, other) == (FLOAT, ROUNDED) and exact):
+            continue
+        lines.append(f"largest {_words(one)} - {_words(other)}:")
+        for row in difference.worst:
+            values = ", ".join(f"{_words(key)} {row[key]:+.1f}" for key in row if key not in ("fen", "difference"))
+            lines.append(f"  {row['difference']:+10.3f}  {row['fen']}  ({values})")
+    return lines
+
+
+def _words(name: str) -> str:
+    return name.replace("_", "-")
