@@ -58,7 +58,13 @@ def test_batches_come_in_order_and_the_state_is_that_of_the_next_one():
     assert torch.equal(next(again).white.cpu(), made_up_batch(20).white)
 
 
-MODELS = ["model={kind: simple, hidden: 16}", "model={kind: sfnnv5, l1: 32}"]
+LATE = "quantisation: {aware: true, aware_from: 0.55}"
+MODELS = [
+    "model={kind: simple, hidden: 16}",
+    "model={kind: sfnnv5, l1: 32}",
+    f"model={{kind: simple, hidden: 16, {LATE}}}",
+    f"model={{kind: sfnnv5, l1: 32, {LATE}}}",
+]
 
 
 def test_it_learns(tmp_path):
@@ -121,6 +127,21 @@ def test_resume_changes_no_bit(tmp_path, name):
     second.resume(checkpoint.load(path), path)
     second.train()
     assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("model", MODELS[2:])
+def test_no_rounded_step_waits_for_the_device(tmp_path, model):
+    """The step is recorded anew from the 23rd of 40 on; the steps that replay it wait for nothing."""
+    run = trainer(tmp_path, model, "training.cuda_graph=true")
+    for _ in range(28):
+        run.advance()
+    assert run.model.rounded is not None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            run.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @OPTIMIZERS
