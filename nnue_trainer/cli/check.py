@@ -110,7 +110,7 @@ def _report(comparison: Comparison, checkpoint: Path, positions: int, limit: flo
 def _text(comparison: Comparison, checkpoint: Path, positions: int) -> list[str]:
     from nnue_trainer.export.comparison import FLOAT, INTEGER, ROUNDED
 
-    exact = comparison.has_rounding and comparison.differences[ROUNDED, INTEGER].largest < 0.001
+    exact = comparison.rounded is not None and comparison.differences[ROUNDED, INTEGER].largest < 0.001
     head = f"{shown(checkpoint)}: {comparison.quantized.net.name}, {positions:,} positions, engine units"
     lines = [head, f"  {'difference':<26}{'rms':>10}{'largest':>10}"]
     for (one, other), difference in comparison.differences.items():

@@ -15,8 +15,8 @@ from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, to_bytes
 from nnue_trainer.modules.straight_through import Steps, integer_linear, integer_rows, integers, straight
-from nnue_trainer.nets import NnueModel, arithmetic
-from nnue_trainer.nets.arithmetic import Awareness
+from nnue_trainer.nets import NnueModel, rounded_forward
+from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.optim import AdamW, Optimizer
 
 POSITIONS = 700
@@ -106,9 +106,9 @@ def test_without_its_rounding_it_is_the_float_model(name: str, records: np.ndarr
     gradients = []
     for rounding in (False, True):
         if rounding:
-            monkeypatch.setattr(arithmetic, "straight", smooth)
+            monkeypatch.setattr(rounded_forward, "straight", smooth)
             monkeypatch.setattr(torch.Tensor, "round_", lambda self: self)
-            monkeypatch.setattr(arithmetic, "integers", lambda parameter, steps: steps.of(parameter))
+            monkeypatch.setattr(rounded_forward, "integers", lambda parameter, steps: steps.of(parameter))
             model.set_rounding(True)
         model.zero_grad()
         output = model(batch)
@@ -247,7 +247,7 @@ def test_a_net_from_outside_says_that_it_cannot() -> None:
     registry.load_plugin(Path(__file__).parent / "my_net.py")
     kind = "my_net.py:MyNet"
     model = nets.build({"kind": kind, "hidden": 8})
-    with pytest.raises(UserError, match=r"MyNet: has no fake quantisation: its net defines no arithmetic"):
+    with pytest.raises(UserError, match=r"MyNet: has no fake quantisation: its net defines no integer_forward"):
         model.set_rounding(True)
     with pytest.raises(UserError, match=r"quantisation: unknown key"):
         nets.parse({"kind": kind, "quantisation": {"aware": True}}, "test")
