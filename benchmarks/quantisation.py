@@ -11,6 +11,7 @@ process, as CPU time. Prints a table and writes benchmarks/results/quantisation-
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -134,7 +135,9 @@ def main() -> None:
     arguments = parser.parse_args()
     keep_freed_memory()
     report: dict[str, Any] = {"benchmark": "quantisation", **environment(), "batch_size": BATCH, "nets": {}}
-    report |= {"steps": arguments.steps, "positions": arguments.positions}
+    results = RESULTS / "quantisation-cpu.json"
+    if results.exists():  # nets that are not trained this time keep what was found of them
+        report["nets"] = json.loads(results.read_text())["nets"]
     for preset in arguments.only.split(","):
         chosen = [way for way in WAYS if way != "aware_from_half" or preset in WARM_UP]
         ways = {way: trained(preset, arguments.steps, way, arguments.positions) for way in chosen}
@@ -143,11 +146,19 @@ def main() -> None:
         times = {size: step_times(preset, size, arguments.turns) for size in (2048, 16_384)}
         torch.set_num_threads(threads)
         kind = recipe(preset, 1, {}).model.architecture
-        report["nets"][preset] = {"model": kind, "ways": ways, "cpu_milliseconds_per_step": times}
+        report["nets"][preset] = {
+            "date": report["date"],
+            "command": report["command"],
+            "model": kind,
+            "steps": arguments.steps,
+            "positions": arguments.positions,
+            "ways": ways,
+            "cpu_milliseconds_per_step": times,
+        }
         for way, found in ways.items():
             print(preset, way, found, flush=True)
         print(preset, times, flush=True)
-        write(RESULTS / "quantisation-cpu.json", report)
+        write(results, report)
 
 
 if __name__ == "__main__":

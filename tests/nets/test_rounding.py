@@ -19,6 +19,8 @@ from nnue_trainer.nets import NnueModel, rounded_forward
 from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.optim import AdamW, Optimizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 POSITIONS = 700
 STOCKFISH = [kind for kind in nets.NETS.kinds() if kind.startswith("sfnn") or kind == "small128"]
 NETS: dict[str, dict[str, Any]] = {
@@ -29,14 +31,6 @@ NETS: dict[str, dict[str, Any]] = {
     "simple crelu": {"kind": "simple", "hidden": 32, "activation": "crelu"},
     **{f"layered {name}": architecture for name, architecture in ALL.items()},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +201,6 @@ def test_it_compiles(name: str, records: np.ndarray) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", NETS)
 def test_cuda_gives_the_same_scores(name: str, records: np.ndarray) -> None:
     model, _ = made(NETS[name])
