@@ -37,9 +37,8 @@ BATCH = 1024
 NARROW = {
     "simple": {"hidden": 256},
     "buckets": {"hidden": 256},
-    "layered": {"hidden": 128},
+    "layered": {"hidden": 64},
     "sfnnv5": {"l1": 256},
-    "sfnnv16": {"l1": 64},
 }
 WARM_UP = ("simple", "sfnnv5")  # trained in floating point at first as well
 WAYS: dict[str, dict[str, Any]] = {
@@ -131,7 +130,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--positions", type=int, default=8192)
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--only", default="simple,sfnnv5,buckets,layered,sfnnv16")
+    parser.add_argument("--only", default="simple,sfnnv5,buckets,layered")
     arguments = parser.parse_args()
     keep_freed_memory()
     report: dict[str, Any] = {"benchmark": "quantisation", **environment(), "batch_size": BATCH, "nets": {}}
