@@ -37,7 +37,7 @@ BATCH = 1024
 NARROW = {
     "simple": {"hidden": 256},
     "buckets": {"hidden": 256},
-    "layered": {"hidden": 64},
+    "layered": {"hidden": 128},
     "sfnnv5": {"l1": 256},
 }
 WARM_UP = ("simple", "sfnnv5")  # trained in floating point at first as well

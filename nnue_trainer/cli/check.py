@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.net import checkpoint_of_run, note
+from nnue_trainer.cli.net import note
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, shown
@@ -56,7 +56,7 @@ def check_command(
 
     plugins.load(plugin)
     if checkpoint.is_dir():
-        checkpoint = checkpoint_of_run(checkpoint)
+        checkpoint = checkpoints.of_run(checkpoint)
         note(f"checking {checkpoint}")
     comparison = Comparison(checkpoints.load(checkpoint, ("model", "net")), str(checkpoint))
     if comparison.rounded is None:

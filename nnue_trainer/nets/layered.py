@@ -41,7 +41,6 @@ from nnue_trainer.nets.base import (
     virtual_rows,
 )
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer, Skip
-from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.nets.meaning import (
     OUTPUT,
     Key,
@@ -53,6 +52,7 @@ from nnue_trainer.nets.meaning import (
     layer_outputs,
     stacked,
 )
+from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
 
