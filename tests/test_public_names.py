@@ -54,3 +54,9 @@ def test_the_recipe_error_in_the_documentation_is_printed(project_root: Path) ->
     with pytest.raises(UserError) as caught:
         config.parse(data, [], "configs/mine.yaml")
     assert f"{caught.value}\n" in (project_root / "docs" / "training.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_what_is_public(project_root: Path) -> None:
+    tool = project_root / "tools" / "api_page.py"
+    done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
