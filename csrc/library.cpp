@@ -60,6 +60,28 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "Tensor numbers, Tensor(h!) failed, float[] rates, float[] decays, float[] lows, float[] highs, int rule, "
         "float beta1, float beta2, float positive, bool follows_begin=False) -> ()");
 
+    // Contracts: rolling.h.
+    m.def(
+        "rolling(Tensor x, Tensor? y, str statistic, int first, int length, int min_periods, float ddof=1.0) -> "
+        "Tensor");
+    m.def(
+        "rolling_quantile(Tensor x, int first, int length, int min_periods, float quantile, str interpolation) -> "
+        "Tensor");
+
+    // Contract: ewm.h.
+    m.def(
+        "ewm(Tensor x, str statistic, float alpha, bool adjust=True, bool ignore_na=False, bool bias=False, "
+        "int min_periods=0) -> Tensor");
+
+    // Contract: random.h.
+    m.def(
+        "random_fill(Tensor(a!) out, str distribution, int seed, int stream, int offset, float a=0.0, float b=1.0, "
+        "int low=0, int high=0) -> ()");
+
+    // Contracts: rows.h.
+    m.def("transpose(Tensor x) -> Tensor");
+    m.def("row_norms(Tensor x, Tensor(a!)? sums, Tensor(b!)? roots, Tensor(c!)? largest) -> ()");
+
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(str mode) -> str");
     m.def("raise_cuda_index_errors() -> ()");

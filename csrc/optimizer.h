@@ -51,12 +51,7 @@
 #include <vector>
 
 #include "checks.h"
-
-#ifdef __CUDACC__
-#define NNUE_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define NNUE_HOST_DEVICE inline __attribute__((always_inline))
-#endif
+#include "host_device.h"
 
 namespace nnue::optimizer {
 

@@ -1,0 +1,30 @@
+// Operator random_fill on CPU, threads from torch's own pool; the contract is in random.h.
+
+#include "../random.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+
+namespace nnue::random {
+namespace {
+
+void random_fill_op(const Tensor& out, const std::string& distribution, int64_t seed, int64_t stream, int64_t offset,
+                    double a, double b, int64_t low, int64_t high) {
+    const Rule rule = check_rule(out, Device::cpu, distribution, seed, stream, offset, a, b, low, high);
+    dispatch(out.scalar_type(), [&]<class T>(T*) {
+        T* const to = mutable_data<T>(out);
+        torch::stable::parallel_for(0, out.numel(), 1 << 12, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) to[i] = rule.element<T>(static_cast<uint64_t>(i));
+        });
+    });
+}
+
+}  // namespace
+}  // namespace nnue::random
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
+    m.impl("random_fill", TORCH_BOX(&nnue::random::random_fill_op));
+}

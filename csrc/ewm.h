@@ -1,0 +1,127 @@
+// Exponentially weighted moments along the last dimension: the contract of the operator, its state, and the checks that
+// hold on every device.
+//
+//   x           [..., n] float32 or float64. NaN and infinity are no observations, as in pandas.
+//   statistic   mean, var or std
+//   alpha       0 < alpha <= 1: the weights of all that has been fall by 1 - alpha with every element (with ignore_na:
+//               with every observation)
+//   adjust      true: an observation weighs 1. false: y = (1 - alpha) y + alpha x; the first observation weighs 1, and
+//               after each the weights are scaled to the sum 1. So after a gap of g elements the old ones weigh
+//               (1 - alpha)^g, and the new one alpha.
+//   bias        false: var times (sum of weights)^2 / ((sum of weights)^2 - sum of squares of weights)
+//   min_periods with fewer observations so far an output is NaN; at least 1
+//   output      the shape and dtype of x. Everything is computed in double.
+//
+// The state of a range of elements is an affine map of what was before: how the weights of all before it fall, and the
+// weight, mean and moments of its own observations. States of neighbouring ranges merge, so rows are scanned in tiles.
+// How an element changes the weights depends on the rest of the row only where adjust is false: then on the place of the
+// observation before, which is found first.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "checks.h"
+#include "dtypes.h"
+#include "host_device.h"
+
+namespace nnue::ewm {
+
+constexpr const char* kName = "ewm";
+
+enum class Statistic { mean, var, std };
+
+// `decay` is the factor of all weights before the range, `weight` the sum of the range's own weights; `mean` and `var`
+// are weighted with these, and `focus` is the sum of the squares of the weights divided by the square of their sum.
+template <bool kVariance>
+struct State {
+    double decay = 1, count = 0, weight = 0, mean = 0, spread = 0, var = 0;
+};
+template <>
+struct State<false> {
+    double decay = 1, count = 0, weight = 0, mean = 0;
+};
+
+template <bool kVariance>
+NNUE_HOST_DEVICE State<kVariance> merge(const State<kVariance>& a, const State<kVariance>& b) {
+    State<kVariance> s;
+    s.decay = a.decay * b.decay;
+    s.count = a.count + b.count;
+    const double before = a.weight * b.decay;
+    s.weight = before + b.weight;
+    // The shares of a and b in the sum. All weights may have fallen to 0, and mean and var stay where they are.
+    const bool some = s.weight > 0;
+    const double mine = some ? b.weight / s.weight : (b.count > 0 ? 1 : 0), rest = some ? before / s.weight : 1 - mine;
+    const double d = a.count > 0 ? b.mean - a.mean : 0;
+    s.mean = a.count > 0 ? a.mean + mine * d : b.mean;
+    if constexpr (kVariance) {
+        s.spread = 2 * rest * mine + rest * rest * a.spread + mine * mine * b.spread;
+        s.var = rest * a.var + mine * b.var + rest * mine * d * d;
+    }
+    return s;
+}
+
+struct Rule {
+    double alpha;
+    bool adjust, ignore_na, bias;
+    Statistic statistic;
+    double min_periods;
+
+    // Whether an element has to know the observation before it.
+    bool needs_last() const { return !adjust; }
+
+    // Element i of a row; `last` is the place of the observation before it, -1 if there is none.
+    template <bool kVariance>
+    NNUE_HOST_DEVICE State<kVariance> element(double x, int64_t i, int64_t last) const {
+        State<kVariance> s;
+        if (!(x - x == 0)) {
+            if (adjust && !ignore_na) s.decay = 1 - alpha;
+            return s;
+        }
+        s.count = 1;
+        s.mean = x;
+        if (adjust) {
+            s.decay = 1 - alpha, s.weight = 1;
+        } else if (last < 0) {
+            s.decay = 0, s.weight = 1;
+        } else {
+            const int64_t gap = ignore_na ? 1 : i - last;
+            const double old = gap == 1 ? 1 - alpha : pow(1 - alpha, static_cast<double>(gap));
+            s.weight = alpha / (old + alpha);
+            s.decay = old / (old + alpha);
+        }
+        return s;
+    }
+
+    NNUE_HOST_DEVICE double finish(const State<false>& s) const {
+        return s.count < min_periods ? std::numeric_limits<double>::quiet_NaN() : s.mean;
+    }
+    NNUE_HOST_DEVICE double finish(const State<true>& s) const {
+        const double nan = std::numeric_limits<double>::quiet_NaN();
+        if (s.count < min_periods) return nan;
+        double var = s.var;
+        if (!bias) {
+            if (s.spread == 0) return nan;
+            var /= s.spread;
+        }
+        return statistic == Statistic::var ? var : sqrt(var);
+    }
+};
+
+inline Rule check_rule(const Tensor& x, Device device, const std::string& statistic, double alpha, bool adjust,
+                       bool ignore_na, bool bias, int64_t min_periods) {
+    check_device(kName, "x", x, device, x, "x");
+    check_dtype(kName, "x", x, {ScalarType::Float, ScalarType::Double});
+    if (x.dim() == 0) fail(kName, "x", "no dimension", "shape [..., n]");
+    if (!(alpha > 0 && alpha <= 1)) fail(kName, "alpha", std::to_string(alpha), "0 < alpha <= 1");
+    if (min_periods < 0) fail(kName, "min_periods", min_periods, "0 or more");
+    const bool mean = statistic == "mean", var = statistic == "var";
+    if (!mean && !var && statistic != "std") fail(kName, "statistic", "'" + statistic + "'", "mean, var or std");
+    return {alpha, adjust, ignore_na, bias, mean ? Statistic::mean : var ? Statistic::var : Statistic::std,
+            static_cast<double>(std::max<int64_t>(min_periods, 1))};
+}
+
+}  // namespace nnue::ewm

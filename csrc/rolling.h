@@ -1,0 +1,363 @@
+// Statistics of sliding windows along the last dimension: the contract of the operators, the statistics as monoids, and
+// the checks that hold on every device.
+//
+//   x           [..., n] float32 or float64. NaN and infinity are no observations, as in pandas.
+//   y           like x, for cov and corr, else absent: a pair counts where both are observations.
+//   first, length   the window of output i is the part of [i + first, i + first + length) that lies in [0, n).
+//   min_periods with fewer observations in its window an output is NaN.
+//   ddof        of var, std and cov: the divisor is count - ddof.
+//   output      the shape and dtype of x. Everything is computed in double.
+//
+// A statistic is a monoid: a state of a few doubles, an identity, one more observation, and the merge of the states of
+// two neighbouring ranges. NaN leaves a state alone. Nothing is ever subtracted from a state, so nothing cancels and
+// nothing drifts, however long the row is. A window is cut where tiles of a fixed length end:
+//
+//   | tile       | tile       | tile       | tile       |
+//          [ suffix  | whole tiles ...      | prefix ]
+//
+// For all windows that begin in one tile, suffixes and prefixes are running states, and the whole tiles in between are
+// the same. These are merged by doubling over the tiles' states. So the time does not depend on the window.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "checks.h"
+#include "dtypes.h"
+#include "host_device.h"
+
+namespace nnue::rolling {
+
+constexpr const char* kName = "rolling";
+constexpr const char* kQuantileName = "rolling_quantile";
+
+enum class Statistic { sum, mean, var, std, min, max, skew, kurt, cov, corr };
+
+// F is double, or a vector of the compiler: the same statements then work on as many states.
+template <class F, int N>
+struct State {
+    F at[N];
+};
+
+template <class F>
+NNUE_HOST_DEVICE F at_least_one(F n) {
+    const F one = F{} + 1.0;
+    return n > one ? n : one;
+}
+
+template <class F>
+NNUE_HOST_DEVICE F of_finite(F x, F value) {
+    return (x - x) == F{} ? value : F{};
+}
+
+// count, sum
+struct Sum {
+    static constexpr int kNumbers = 2;
+    static constexpr bool kPair = false;
+
+    template <class F>
+    static NNUE_HOST_DEVICE State<F, 2> identity() {
+        return {};
+    }
+    template <class F>
+    static NNUE_HOST_DEVICE void append(State<F, 2>& s, F x, F /*y*/) {
+        s.at[0] += of_finite(x, F{} + 1.0);
+        s.at[1] += of_finite(x, x);
+    }
+    template <class F>
+    static NNUE_HOST_DEVICE State<F, 2> merge(const State<F, 2>& a, const State<F, 2>& b) {
+        return {{a.at[0] + b.at[0], a.at[1] + b.at[1]}};
+    }
+};
+
+// count, and the largest of sign · x
+template <int sign>
+struct Extreme {
+    static constexpr int kNumbers = 2;
+    static constexpr bool kPair = false;
+
+    template <class F>
+    static NNUE_HOST_DEVICE State<F, 2> identity() {
+        return {{F{}, F{} - std::numeric_limits<double>::infinity()}};
+    }
+    template <class F>
+    static NNUE_HOST_DEVICE void append(State<F, 2>& s, F x, F /*y*/) {
+        const F value = (x - x) == F{} ? x * static_cast<double>(sign) : F{} - std::numeric_limits<double>::infinity();
+        s.at[0] += of_finite(x, F{} + 1.0);
+        s.at[1] = value > s.at[1] ? value : s.at[1];
+    }
+    template <class F>
+    static NNUE_HOST_DEVICE State<F, 2> merge(const State<F, 2>& a, const State<F, 2>& b) {
+        return {{a.at[0] + b.at[0], a.at[1] > b.at[1] ? a.at[1] : b.at[1]}};
+    }
+};
+
+// count, mean, and the sums of the 2nd to kOrder-th power of x - mean; the formulas of Chan and Pébay.
+template <int kOrder>
+struct Moments {
+    static constexpr int kNumbers = kOrder + 1;
+    static constexpr bool kPair = false;
+
+    template <class F>
+    static NNUE_HOST_DEVICE State<F, kNumbers> identity() {
+        return {};
+    }
+    template <class F>
+    static NNUE_HOST_DEVICE void append(State<F, kNumbers>& s, F x, F /*y*/) {
+        const F before = s.at[0], n = before + of_finite(x, F{} + 1.0);
+        const F d = of_finite(x, x - s.at[1]), share = d / at_least_one(n), t = d * share * before;
+        if constexpr (kOrder >= 4) {
+            s.at[4] += t * share * share * (n * n - 3.0 * n + 3.0) + 6.0 * share * share * s.at[2] -
+                       4.0 * share * s.at[3];
+        }
+        if constexpr (kOrder >= 3) s.at[3] += t * share * (n - 2.0) - 3.0 * share * s.at[2];
+        s.at[2] += t;
+        s.at[1] += share;
+        s.at[0] = n;
+    }
+    // The order of the factors matters: a state without observations has mean 0, whose difference to a huge mean must
+    // meet the factor 0 before it is squared.
+    template <class F>
+    static NNUE_HOST_DEVICE State<F, kNumbers> merge(const State<F, kNumbers>& a, const State<F, kNumbers>& b) {
+        const F na = a.at[0], nb = b.at[0], n = na + nb, d = b.at[1] - a.at[1];
+        const F inverse = 1.0 / at_least_one(n), step = d * (nb * inverse), t = step * na * d;
+        State<F, kNumbers> s;
+        s.at[0] = n;
+        s.at[1] = a.at[1] + step;
+        s.at[2] = a.at[2] + b.at[2] + t;
+        if constexpr (kOrder >= 3) {
+            const F e = d * inverse;
+            s.at[3] = a.at[3] + b.at[3] + t * e * (na - nb) + 3.0 * e * (na * b.at[2] - nb * a.at[2]);
+            if constexpr (kOrder >= 4) {
+                s.at[4] = a.at[4] + b.at[4] + t * e * e * (na * na - na * nb + nb * nb) +
+                          6.0 * e * e * (na * na * b.at[2] + nb * nb * a.at[2]) +
+                          4.0 * e * (na * b.at[3] - nb * a.at[3]);
+            }
+        }
+        return s;
+    }
+};
+
+// count, means of x and y, and the sums of products of their deviations: xy, xx, yy
+struct Pairs {
+    static constexpr int kNumbers = 6;
+    static constexpr bool kPair = true;
+
+    template <class F>
+    static NNUE_HOST_DEVICE State<F, 6> identity() {
+        return {};
+    }
+    template <class F>
+    static NNUE_HOST_DEVICE void append(State<F, 6>& s, F x, F y) {
+        const F both = (x - x) + (y - y), before = s.at[0], n = before + of_finite(both, F{} + 1.0);
+        const F dx = of_finite(both, x - s.at[1]), dy = of_finite(both, y - s.at[2]);
+        const F inverse = 1.0 / at_least_one(n), tx = dx * inverse * before, ty = dy * inverse * before;
+        s.at[3] += tx * dy;
+        s.at[4] += tx * dx;
+        s.at[5] += ty * dy;
+        s.at[1] += dx * inverse;
+        s.at[2] += dy * inverse;
+        s.at[0] = n;
+    }
+    template <class F>
+    static NNUE_HOST_DEVICE State<F, 6> merge(const State<F, 6>& a, const State<F, 6>& b) {
+        const F na = a.at[0], nb = b.at[0], n = na + nb, dx = b.at[1] - a.at[1], dy = b.at[2] - a.at[2];
+        const F share = nb / at_least_one(n), sx = dx * share, sy = dy * share, tx = sx * na, ty = sy * na;
+        return {{n, a.at[1] + sx, a.at[2] + sy, a.at[3] + b.at[3] + tx * dy, a.at[4] + b.at[4] + tx * dx,
+                 a.at[5] + b.at[5] + ty * dy}};
+    }
+};
+
+// What a state says. n is the count of observations; with none there is a sum, 0, and nothing else.
+struct Finish {
+    Statistic statistic;
+    double min_periods, ddof;
+
+    template <int N>
+    NNUE_HOST_DEVICE double operator()(const State<double, N>& s) const {
+        const double n = s.at[0], nan = std::numeric_limits<double>::quiet_NaN();
+        if (n < min_periods) return nan;
+        if (statistic == Statistic::sum) return s.at[1];
+        if (n == 0) return nan;
+        switch (statistic) {
+            case Statistic::mean:
+                return s.at[1] / n;
+            case Statistic::max:
+                return s.at[1];
+            case Statistic::min:
+                return -s.at[1];
+            default:
+                break;
+        }
+        if constexpr (N == 3) {
+            if (n <= ddof) return nan;
+            const double var = s.at[2] / (n - ddof);
+            return statistic == Statistic::var ? var : sqrt(var);
+        }
+        if constexpr (N == 4) {
+            if (n < 3 || s.at[2] == 0) return nan;
+            return n * sqrt(n - 1) / (n - 2) * (s.at[3] / (s.at[2] * sqrt(s.at[2])));
+        }
+        if constexpr (N == 5) {
+            if (n < 4 || s.at[2] == 0) return nan;
+            return (n - 1) / ((n - 2) * (n - 3)) * (n * (n + 1) * (s.at[4] / s.at[2] / s.at[2]) - 3 * (n - 1));
+        }
+        if constexpr (N == 6) {
+            if (statistic == Statistic::cov) return n <= ddof ? nan : s.at[3] / (n - ddof);
+            const double scale = sqrt(s.at[4]) * sqrt(s.at[5]);
+            if (scale == 0) return nan;
+            const double r = s.at[3] / scale;
+            return r > 1 ? 1 : r < -1 ? -1 : r;
+        }
+        return nan;
+    }
+};
+
+// Calls body.operator()<Monoid>() with the monoid of a statistic.
+template <class Body>
+void with_monoid(Statistic statistic, const Body& body) {
+    switch (statistic) {
+        case Statistic::sum:
+        case Statistic::mean:
+            return body.template operator()<Sum>();
+        case Statistic::max:
+            return body.template operator()<Extreme<1>>();
+        case Statistic::min:
+            return body.template operator()<Extreme<-1>>();
+        case Statistic::var:
+        case Statistic::std:
+            return body.template operator()<Moments<2>>();
+        case Statistic::skew:
+            return body.template operator()<Moments<3>>();
+        case Statistic::kurt:
+            return body.template operator()<Moments<4>>();
+        default:
+            return body.template operator()<Pairs>();
+    }
+}
+
+// Windows of rows [rows, n], and how they are cut. Offsets are such that the window of output i is a part of
+// [i + first, i + first + length).
+struct Windows {
+    int64_t rows, n, first, length;
+
+    // Tiles begin at `first` and are `tile` long: output tile t has the windows that begin in tile t. A window has
+    // `whole` tiles, the one that it begins in included, and `rest` elements more.
+    int64_t tile, tiles, whole, rest;
+
+    // Leaves out what no window reaches, so that first and length are at most about n, and cuts.
+    void clip() {
+        const int64_t end = std::min(first + length, n);
+        first = std::max(first, -n);
+        length = std::max<int64_t>(end - first, 0);
+    }
+    void cut(int64_t tile_size) {
+        tile = tile_size;
+        tiles = divide_up(n, tile);
+        whole = length / tile;
+        rest = length % tile;
+    }
+    // Tiles whose states are needed: those up to the last whole one of any window, less those behind the row.
+    int64_t summed_tiles() const { return std::min(tiles + whole, divide_up(std::max<int64_t>(n - first, 0), tile)); }
+};
+
+// The largest tile of a length that divides a window into about equal parts of at most `most`: the rest stays short.
+inline int64_t even_tile(int64_t length, int64_t most) {
+    return std::max<int64_t>(length / divide_up(length, most), 1);
+}
+
+inline Statistic check_statistic(const std::string& name) {
+    static constexpr std::pair<const char*, Statistic> kAll[] = {
+        {"sum", Statistic::sum},   {"mean", Statistic::mean}, {"var", Statistic::var}, {"std", Statistic::std},
+        {"min", Statistic::min},   {"max", Statistic::max},   {"cov", Statistic::cov}, {"skew", Statistic::skew},
+        {"kurt", Statistic::kurt}, {"corr", Statistic::corr},
+    };
+    for (const auto& [known, statistic] : kAll) {
+        if (name == known) return statistic;
+    }
+    fail(kName, "statistic", "'" + name + "'", "sum, mean, var, std, min, max, skew, kurt, cov or corr");
+}
+
+inline Windows check_windows(const char* op, const Tensor& x, Device device, int64_t first, int64_t length,
+                             int64_t min_periods) {
+    check_device(op, "x", x, device, x, "x");
+    check_dtype(op, "x", x, {ScalarType::Float, ScalarType::Double});
+    if (x.dim() == 0) fail(op, "x", "no dimension", "shape [..., n]");
+    constexpr int64_t kMost = INT64_MAX / 4;
+    if (first < -kMost || first > kMost) fail(op, "first", first, "an offset within 2^61 of 0");
+    if (length < 0 || length > kMost) fail(op, "length", length, "0 or more, within 2^61");
+    if (min_periods < 0) fail(op, "min_periods", min_periods, "0 or more");
+    const int64_t n = x.size(x.dim() - 1);
+    Windows w{n == 0 ? 0 : x.numel() / n, n, first, length, 1, n, 0, 0};
+    w.clip();
+    return w;
+}
+
+inline void check_second(const Tensor& x, const std::optional<Tensor>& y, Statistic statistic, Device device) {
+    const bool wanted = statistic == Statistic::cov || statistic == Statistic::corr;
+    if (wanted != y.has_value()) {
+        fail(kName, "y", y ? "a tensor" : "none", wanted ? "a tensor for cov and corr" : "none for this statistic");
+    }
+    if (!y) return;
+    check_device(kName, "y", *y, device, x, "x");
+    check_dtype(kName, "y", *y, {x.scalar_type()});
+    const auto a = x.sizes(), b = y->sizes();
+    if (!std::equal(a.begin(), a.end(), b.begin(), b.end())) {
+        fail(kName, "y", "shape " + shape_text(b), "that of x, " + shape_text(a));
+    }
+}
+
+// Which order statistics a quantile is made of, of n observations: those at `quantile` · (n - 1).
+struct Quantile {
+    enum class Kind { linear, lower, higher, midpoint, nearest };
+    int64_t min_periods;
+    double quantile;
+    Kind kind;
+
+    // at(k) is the k-th smallest observation.
+    template <class At>
+    NNUE_HOST_DEVICE double operator()(int64_t n, const At& at) const {
+        if (n < min_periods || n == 0) return std::numeric_limits<double>::quiet_NaN();
+        const double position = quantile * static_cast<double>(n - 1);
+        int64_t below = static_cast<int64_t>(position);
+        if (below > n - 1) below = n - 1;
+        const double share = position - static_cast<double>(below);
+        const int64_t above = below + 1 < n ? below + 1 : below;
+        if (share == 0) return at(below);
+        switch (kind) {
+            case Kind::lower:
+                return at(below);
+            case Kind::higher:
+                return at(above);
+            case Kind::nearest:  // the even one of two that are as near
+                return at(share == 0.5 ? (below % 2 == 0 ? below : above) : share < 0.5 ? below : above);
+            case Kind::midpoint: {
+                const double low = at(below);
+                return low + (at(above) - low) / 2;
+            }
+            default: {
+                const double low = at(below);
+                return low + (at(above) - low) * share;
+            }
+        }
+    }
+};
+
+inline Quantile check_quantile(int64_t min_periods, double quantile, const std::string& interpolation) {
+    static constexpr std::pair<const char*, Quantile::Kind> kAll[] = {
+        {"linear", Quantile::Kind::linear},     {"lower", Quantile::Kind::lower},
+        {"higher", Quantile::Kind::higher},     {"midpoint", Quantile::Kind::midpoint},
+        {"nearest", Quantile::Kind::nearest},
+    };
+    if (!(quantile >= 0 && quantile <= 1)) fail(kQuantileName, "quantile", std::to_string(quantile), "0 ... 1");
+    for (const auto& [known, kind] : kAll) {
+        if (interpolation == known) return {min_periods, quantile, kind};
+    }
+    fail(kQuantileName, "interpolation", "'" + interpolation + "'", "linear, lower, higher, midpoint or nearest");
+}
+
+}  // namespace nnue::rolling

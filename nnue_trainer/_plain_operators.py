@@ -1,0 +1,33 @@
+"""Registration of operators that have no derivative: fake kernels, one clear line for gradients, vmap, no CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nnue_trainer import _derivatives, ops
+
+
+def register(name: str, fake: Callable[..., Any], *, writes: bool = False, cuda: Callable[..., Any] | None = None) -> None:
+    """Registers what is not a kernel of the operator `name`, "nnue::…".
+
+    fake: its fake kernel. writes: it writes into tensors that it is given. cuda: its CUDA implementation, where that is
+    made of torch's operators.
+    """
+    torch.library.register_fake(name, fake)
+    if writes:
+        _derivatives.register_vmap(name, _derivatives.refuse(name, "vmap", "call it once for each element"))
+    else:
+        detach = "it has no derivative: detach its inputs"
+        _derivatives.register_autograd(
+            name,
+            _derivatives.refuse(name, "gradient", detach),
+            forward_mode=_derivatives.refuse(name, "forward mode", detach),
+        )
+        _derivatives.register_vmap(name)
+    if ops._libraries.cuda_error is not None:
+        torch.library.impl(name, "CUDA", ops._no_cuda)
+    elif cuda is not None:
+        torch.library.impl(name, "CUDA", cuda)

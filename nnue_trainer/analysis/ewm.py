@@ -1,0 +1,108 @@
+"""Exponentially weighted moments along the last dimension, with the values and the NaN rules of pandas.
+
+    trend = analysis.ewm(loss, span=100).mean()
+
+One operator, `nnue::ewm`, a scan on CPU and CUDA; its contract is in csrc/ewm.h. It has no derivative.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nnue_trainer import _plain_operators
+
+EWM = "nnue::ewm"
+
+
+@dataclass(frozen=True)
+class Ewm:
+    """The weights of `ewm`. Every statistic is a tensor of the shape, dtype and device of `x`.
+
+    NaN and infinity are no observations. An output is NaN before there have been `min_periods` observations, and
+    before the first. Everything is computed in float64, also for float32.
+    """
+
+    x: Tensor
+    alpha: float
+    adjust: bool
+    ignore_na: bool
+    min_periods: int
+
+    def _statistic(self, name: str, bias: bool = False) -> Tensor:
+        rule = self.alpha, self.adjust, self.ignore_na, bias, self.min_periods
+        return cast(Tensor, torch.ops.nnue.ewm(self.x, name, *rule))
+
+    def mean(self) -> Tensor:
+        return self._statistic("mean")
+
+    def var(self, bias: bool = False) -> Tensor:
+        """The weighted variance; without `bias` times (Σw)² / ((Σw)² − Σw²), and NaN where that has no value."""
+        return self._statistic("var", bias)
+
+    def std(self, bias: bool = False) -> Tensor:
+        """The root of `var`."""
+        return self._statistic("std", bias)
+
+
+def ewm(
+    x: Tensor,
+    com: float | None = None,
+    span: float | None = None,
+    halflife: float | None = None,
+    alpha: float | None = None,
+    min_periods: int | None = 0,
+    adjust: bool = True,
+    ignore_na: bool = False,
+) -> Ewm:
+    """Weights that fall by the factor 1 − alpha from element to element, as those of pandas' `Series.ewm`.
+
+    Args:
+        x: [..., n], float32 or float64, on CPU or CUDA; need not be contiguous.
+        com, span, halflife, alpha: exactly one of them: alpha = 1 / (1 + com), com ≥ 0; alpha = 2 / (1 + span),
+            span ≥ 1; alpha = 1 − exp(−ln 2 / halflife), halflife > 0; or 0 < alpha ≤ 1.
+        min_periods: observations before there is an output; at least 1, also where it is 0 or None.
+        adjust: True: weighted means over all that has been. False: y[i] = (1 − alpha) · y[i − 1] + alpha · x[i].
+        ignore_na: True: weights fall with every observation. False: with every element, NaN included.
+
+    Raises:
+        ValueError: an argument is out of range. RuntimeError: x is not such a tensor.
+    """
+    given = {"com": com, "span": span, "halflife": halflife, "alpha": alpha}
+    named = {name: _number(name, value) for name, value in given.items() if value is not None}
+    if len(named) != 1:
+        found = " and ".join(named) or "none"
+        raise ValueError(f"ewm: found {found}, expected exactly one of com, span, halflife and alpha")
+    ((name, value),) = named.items()
+    limits = {"com": (value >= 0, "≥ 0"), "span": (value >= 1, "≥ 1"), "halflife": (value > 0, "> 0")}
+    right, expected = limits.get(name, (0 < value <= 1, "above 0, up to 1"))
+    if not right:
+        raise ValueError(f"ewm: {name}: found {value}, expected a number {expected}")
+    if name == "com":
+        value = 1 / (1 + value)
+    elif name == "span":
+        value = 2 / (1 + value)
+    elif name == "halflife":
+        value = -math.expm1(-math.log(2) / value)
+    least = 0 if min_periods is None else min_periods
+    if isinstance(least, bool) or not hasattr(least, "__index__") or least < 0:
+        raise ValueError(f"ewm: min_periods: found {min_periods!r}, expected a whole number from 0 on")
+    return Ewm(x, value, bool(adjust), bool(ignore_na), int(least))
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"ewm: {name}: found {value!r}, expected a number") from None
+
+
+def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+_plain_operators.register(EWM, _like_x)

@@ -1,0 +1,269 @@
+"""Statistics of sliding windows along the last dimension, with the values and the NaN rules of pandas.
+
+    smooth = analysis.rolling(loss, 100, min_periods=1).mean()
+
+Each statistic is one operator, `nnue::rolling` or `nnue::rolling_quantile`, whose time does not depend on the window
+(quantiles: by its logarithm). Nothing is subtracted, so nothing cancels and nothing drifts: csrc/rolling.h says how. The
+operators have no derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from nnue_trainer import _plain_operators
+from nnue_trainer.analysis import window_function
+
+ROLLING = "nnue::rolling"
+QUANTILE = "nnue::rolling_quantile"
+
+Closed = Literal["right", "left", "both", "neither"]
+Interpolation = Literal["linear", "lower", "higher", "midpoint", "nearest"]
+
+
+@dataclass(frozen=True)
+class Rolling:
+    """The windows of `rolling`. Every statistic is a tensor of the shape, dtype and device of `x`.
+
+    NaN and infinity are no observations. An output is NaN where its window has fewer than `min_periods` of them, or
+    too few for the statistic. Sums are made in float64, also for float32.
+    """
+
+    x: Tensor
+    first: int
+    """the window of output i is what [i + first, i + first + length) has in common with [0, n)"""
+    length: int
+    min_periods: int
+
+    def _statistic(self, name: str, other: Tensor | None = None, ddof: float = 1) -> Tensor:
+        return cast(
+            Tensor,
+            torch.ops.nnue.rolling(
+                self.x, other, name, self.first, self.length, self.min_periods, _number("ddof", ddof)
+            ),
+        )
+
+    def sum(self) -> Tensor:
+        """Σ x; 0 for no observations, if min_periods is 0."""
+        return self._statistic("sum")
+
+    def mean(self) -> Tensor:
+        return self._statistic("mean")
+
+    def var(self, ddof: float = 1) -> Tensor:
+        """Σ (x − mean)² / (count − ddof); NaN where count ≤ ddof."""
+        return self._statistic("var", ddof=ddof)
+
+    def std(self, ddof: float = 1) -> Tensor:
+        """The root of `var`."""
+        return self._statistic("std", ddof=ddof)
+
+    def min(self) -> Tensor:
+        return self._statistic("min")
+
+    def max(self) -> Tensor:
+        return self._statistic("max")
+
+    def skew(self) -> Tensor:
+        """The unbiased skewness; NaN for fewer than 3 observations, or where all are equal."""
+        return self._statistic("skew")
+
+    def kurt(self) -> Tensor:
+        """The unbiased excess kurtosis; NaN for fewer than 4 observations, or where all are equal."""
+        return self._statistic("kurt")
+
+    def count(self) -> Tensor:
+        """How many elements of the window are not NaN. As in pandas infinity counts, and min_periods counts places."""
+        present = (~self.x.isnan()).to(self.x.dtype)
+        return Rolling(present, self.first, self.length, self.min_periods).sum()
+
+    def median(self) -> Tensor:
+        return self.quantile(0.5)
+
+    def quantile(self, q: float, interpolation: Interpolation = "linear") -> Tensor:
+        """The observation at q · (count − 1) in order, q from 0 to 1.
+
+        interpolation: what stands between two observations: "linear", or "lower", "higher", "nearest", "midpoint".
+        """
+        return cast(
+            Tensor,
+            torch.ops.nnue.rolling_quantile(
+                self.x, self.first, self.length, self.min_periods, _number("q", q), interpolation
+            ),
+        )
+
+    def cov(self, other: Tensor, ddof: float = 1) -> Tensor:
+        """The covariance with `other`, of the shape of x, over the places where both have an observation."""
+        return self._statistic("cov", _same_kind(self.x, other), ddof)
+
+    def corr(self, other: Tensor) -> Tensor:
+        """The correlation with `other`; NaN where one of them is constant."""
+        return self._statistic("corr", _same_kind(self.x, other))
+
+    def apply(self, function: window_function.WindowFunction | Callable[..., float]) -> Tensor:
+        """A function of your own of each window, which gets all of its elements in float64, NaN included.
+
+        function: a `WindowFunction`, which is C++ and is compiled at its first use, for CPU and CUDA; or a Python
+            function of a NumPy array, for tensors on the CPU, which is compiled by Numba where that is installed.
+
+        Only windows with at least `min_periods` observations are asked for; the other outputs are NaN.
+        """
+        return window_function.apply(function, self.x, self.first, self.length, self.min_periods)
+
+
+def rolling(
+    x: Tensor, window: int, min_periods: int | None = None, center: bool = False, closed: Closed | None = None
+) -> Rolling:
+    """Windows of `window` elements along the last dimension of x, as pandas' `Series.rolling` has them.
+
+    Args:
+        x: [..., n], float32 or float64, on CPU or CUDA; need not be contiguous.
+        window: elements of a window, from 0 on; longer than n is fine.
+        min_periods: observations that an output needs, at most `window`; None: `window`.
+        center: the window is centred on its output's place instead of ending there.
+        closed: which ends of [i − window, i] belong to the window of output i: "right" (as None), "left", "both",
+            "neither".
+
+    Raises:
+        ValueError: an argument is out of range. RuntimeError: x is not such a tensor.
+    """
+    window = _whole("window", window)
+    least = window if min_periods is None else _whole("min_periods", min_periods)
+    if min_periods is not None and least > window:
+        raise ValueError(f"rolling: min_periods: found {least}, expected at most the window, {window}")
+    if closed is not None and closed not in get_args(Closed):
+        raise ValueError(f"rolling: closed: found {closed!r}, expected one of {', '.join(get_args(Closed))}")
+    if not isinstance(center, bool):
+        raise ValueError(f"rolling: center: found {center!r}, expected True or False")
+    left, right = closed in ("left", "both"), closed not in ("left", "neither")
+    offset = (window - 1) // 2 if center or window == 0 else 0
+    first = 1 + offset - window - left
+    return Rolling(x, first, max(offset + right - first, 0), least)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 0:
+        raise ValueError(f"rolling: {name}: found {value!r}, expected a whole number from 0 on")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"rolling: {name}: found {value!r}, expected a number") from None
+
+
+def _same_kind(x: Tensor, other: Any) -> Tensor:
+    if not isinstance(other, Tensor):
+        raise ValueError(f"rolling: other: found {type(other).__name__}, expected a tensor like x")
+    return other.to(x.dtype) if other.dtype in (torch.float32, torch.float64) and other.dtype != x.dtype else other
+
+
+# ---- quantiles on CUDA ----------------------------------------------------------------------------------------------
+
+# Elements that are worked on at a time: a few hundred bytes of memory for each.
+_AT_A_TIME = 1 << 22
+
+
+def _select(rank: Tensor, begin: Tensor, end: Tensor, k: Tensor) -> Tensor:
+    """The k-th smallest of rank[row, begin:end] for each query, k from 0 on: a walk down a wavelet matrix.
+
+    rank: int64 [rows, m], a permutation of 0 … m − 1 in each row; begin, end, k: int64 [rows, queries].
+
+    Bit for bit from the highest, ranks are sorted stably by that bit, and the queries' ranges move along: to the zeros,
+    if more than k of the range are zeros, else to the ones. So the time is that of log₂ m passes, whatever the window.
+    """
+    m = rank.shape[1]
+    found = torch.zeros_like(k)
+    places = torch.arange(m, device=rank.device)
+    zeros_before = rank.new_zeros(rank.shape[0], m + 1)
+    for bit in reversed(range(max(m - 1, 1).bit_length())):
+        ones = rank.bitwise_right_shift(bit).bitwise_and_(1)
+        torch.cumsum(1 - ones, 1, out=zeros_before[:, 1:])
+        zeros = zeros_before[:, -1:]
+        before = zeros_before[:, :-1]
+        rank = torch.empty_like(rank).scatter_(1, torch.where(ones == 0, before, zeros + places - before), rank)
+        at_begin, at_end = zeros_before.gather(1, begin), zeros_before.gather(1, end)
+        inside = at_end - at_begin
+        up = k >= inside
+        begin = torch.where(up, zeros + begin - at_begin, at_begin)
+        end = torch.where(up, zeros + end - at_end, at_end)
+        k = torch.where(up, k - inside, k)
+        found |= up.long() << bit
+    return found
+
+
+def _some_quantiles(
+    x: Tensor, begin: Tensor, end: Tensor, min_periods: int, quantile: float, interpolation: str
+) -> Tensor:
+    """Quantiles of x[row, begin:end], [rows, windows]; begin and end are int64 [windows]."""
+    rows, m = x.shape
+    present = x.isfinite()
+    in_order, order = x.masked_fill(~present, torch.inf).sort(dim=1, stable=True)
+    rank = torch.empty_like(order).scatter_(1, order, torch.arange(m, device=x.device).expand(rows, m))
+    before = torch.nn.functional.pad(present.long().cumsum(1), (1, 0))
+    count = before[:, end] - before[:, begin]
+    enough = (count > 0) & (count >= min_periods)
+    position = quantile * (count - 1).clamp_min(0).double()
+    below = position.long()
+    share = position - below
+    above = (below + (share > 0)).minimum((count - 1).clamp_min(0))
+    queries = torch.cat([below, above], 1)
+    found = _select(rank, begin.repeat(2).expand(rows, -1), end.repeat(2).expand(rows, -1), queries)
+    # A window without observations finds anything.
+    low, high = in_order.gather(1, found.clamp_max(m - 1)).double().chunk(2, 1)
+    if interpolation == "lower":
+        value = low
+    elif interpolation == "higher":
+        value = high
+    elif interpolation == "nearest":
+        value = torch.where(torch.where(share == 0.5, below % 2 == 0, share < 0.5), low, high)
+    else:
+        value = low + (high - low) * (share if interpolation == "linear" else 0.5 * (share > 0))
+    return value.where(enough, torch.nan).to(x.dtype)
+
+
+def _quantile_of_tensors(
+    x: Tensor, first: int, length: int, min_periods: int, quantile: float, interpolation: str
+) -> Tensor:
+    """`nnue::rolling_quantile` made of torch's operators, which is its CUDA implementation."""
+    # A call of no elements with the same arguments goes through the CPU operator's checks.
+    torch.ops.nnue.rolling_quantile(
+        torch.empty(x.shape[:-1] + (0,), dtype=x.dtype), first, length, min_periods, quantile, interpolation
+    )
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel() == 0:
+        return out
+    n = x.shape[-1]
+    rows, flat = x.reshape(-1, n), out.view(-1, n)
+    low, high = max(first, -n), min(first + length, n)  # beyond there is nothing
+    segment = max(high - low, min(n, _AT_A_TIME // 2))
+    for i in range(0, n, segment):
+        j = min(i + segment, n)
+        a, b = min(max(i + low, 0), n), min(max(j - 1 + high, 0), n)
+        b = max(a, b)
+        at = torch.arange(i, j, device=x.device)
+        begin, end = (at + low).clamp(a, b) - a, (at + high).clamp(a, b) - a
+        end = end.maximum(begin)
+        step = max(_AT_A_TIME // max(b - a, 1), 1)
+        for row in range(0, len(rows), step):
+            part = rows[row : row + step, a:b] if b > a else rows.new_full((len(rows[row : row + step]), 1), torch.nan)
+            flat[row : row + step, i:j] = _some_quantiles(part, begin, end, min_periods, quantile, interpolation)
+    return out
+
+
+# ---- registration ---------------------------------------------------------------------------------------------------
+
+
+def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+_plain_operators.register(ROLLING, _like_x)
+_plain_operators.register(QUANTILE, _like_x, cuda=_quantile_of_tensors)

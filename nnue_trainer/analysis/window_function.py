@@ -1,0 +1,230 @@
+"""Functions of your own of sliding windows: C++ for CPU and CUDA, or Python on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nnue_trainer import compile_once
+
+_WHAT = "window functions"
+
+_SOURCE = """\
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#ifdef __CUDACC__
+#define NNUE_HERE __host__ __device__
+#else
+#define NNUE_HERE
+#endif
+namespace {
+struct Job {
+    const void* x;
+    void* out;
+    int64_t rows, n, first, length, min_periods;
+};
+template <class T>
+struct Elements {
+    const T* from;
+    int64_t count;
+    NNUE_HERE int64_t size() const { return count; }
+    NNUE_HERE double operator[](int64_t i) const { return static_cast<double>(from[i]); }
+};
+template <class Window>
+NNUE_HERE double of_window(const Window w) {
+#line 1
+BODY
+}
+#line 1 "apply"
+template <class T>
+NNUE_HERE void one(const Job& job, int64_t index) {
+    const int64_t row = index / job.n, i = index % job.n;
+    const int64_t first = i + job.first, last = first + job.length;
+    const int64_t begin = first < 0 ? 0 : first > job.n ? job.n : first;
+    const int64_t end = last < begin ? begin : last > job.n ? job.n : last;
+    const Elements<T> w{static_cast<const T*>(job.x) + row * job.n + begin, end - begin};
+    int64_t found = 0;
+    for (int64_t j = 0; j < w.count && found < job.min_periods; ++j) found += w[j] - w[j] == 0;
+    static_cast<T*>(job.out)[index] =
+        static_cast<T>(found >= job.min_periods ? of_window(w) : std::numeric_limits<double>::quiet_NaN());
+}
+"""
+
+_CPU = """\
+}
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT void apply_float(const Job* job, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) one<float>(*job, i);
+}
+EXPORT void apply_double(const Job* job, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) one<double>(*job, i);
+}
+"""
+
+_CUDA = """\
+template <class T>
+__global__ void all(Job job) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < job.rows * job.n; i += step) {
+        one<T>(job, i);
+    }
+}
+template <class T>
+const char* launch(const Job& job, void* stream) {
+    const int64_t blocks = std::min<int64_t>((job.rows * job.n + 127) / 128, 1 << 30);
+    all<T><<<static_cast<unsigned>(blocks), 128, 0, static_cast<cudaStream_t>(stream)>>>(job);
+    const cudaError_t error = cudaGetLastError();
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+}
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT const char* apply_float(const Job* job, void* stream) { return launch<float>(*job, stream); }
+EXPORT const char* apply_double(const Job* job, void* stream) { return launch<double>(*job, stream); }
+"""
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "n", "first", "length", "min_periods")),
+    )
+
+
+@dataclass(frozen=True)
+class WindowFunction:
+    """The body of a C++ function of a window `w`, which has `w.size()` elements `w[i]` in float64, and returns a number.
+
+        spread = WindowFunction('''
+            double low = w[0], high = w[0];
+            for (int64_t i = 1; i < w.size(); ++i) low = fmin(low, w[i]), high = fmax(high, w[i]);
+            return high - low;
+        ''')
+        analysis.rolling(x, 100).apply(spread)
+
+    It is compiled at its first use, with g++ for the CPU and with nvcc for CUDA, and kept in the user's cache folder. A
+    window may be empty if min_periods is 0. The time is that of your loop for each window.
+    """
+
+    body: str
+    name: str = "window function"
+
+    @functools.cached_property
+    def _on_cpu(self) -> Any:
+        flags = ["-std=c++20", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+        return self._load(_CPU, ".cpp", compile_once.find_compiler(_WHAT), flags)
+
+    @functools.cached_property
+    def _on_cuda(self) -> Any:
+        devices = range(torch.cuda.device_count())
+        found = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
+        flags = ["-std=c++20", "-O3", "-shared", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden"]
+        flags += ["-cudart=static", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
+        return self._load(_CUDA, ".cu", compile_once.find_nvcc(_WHAT), flags)
+
+    def _load(self, end: str, suffix: str, compiler: list[str], flags: list[str]) -> Any:
+        source = _SOURCE.replace("BODY", self.body) + end
+        library = compile_once.library_of(self.name, "window-functions", source, suffix, compiler, flags)
+        return ctypes.CDLL(str(library))
+
+
+def apply(
+    function: WindowFunction | Callable[..., float], x: Tensor, first: int, length: int, min_periods: int
+) -> Tensor:
+    """`Rolling.apply`: see there."""
+    if x.dtype not in (torch.float32, torch.float64) or x.dim() == 0:
+        raise ValueError(f"rolling: apply: found {x.dtype} of shape {list(x.shape)}, expected float32 or float64 [..., n]")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("rolling: apply: it has no derivative: detach its inputs")
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    if not isinstance(function, WindowFunction):
+        if not callable(function):
+            raise ValueError(f"rolling: apply: found {type(function).__name__}, expected a function or a WindowFunction")
+        if x.device.type != "cpu":
+            raise ValueError(f"rolling: apply: found a tensor on {x.device}, expected one on the CPU for a Python function")
+        _apply_python(function, x, out, first, length, min_periods)
+        return out
+    n = x.shape[-1]
+    low, high = max(first, -n), min(first + length, n)
+    job = _Job(x.data_ptr(), out.data_ptr(), x.numel() // n, n, low, max(high - low, 0), min_periods)
+    entry = "apply_float" if x.dtype == torch.float32 else "apply_double"
+    if x.device.type == "cpu":
+        call = getattr(function._on_cpu, entry)
+        call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_int64, ctypes.c_int64], None
+        _in_threads(lambda begin, end: call(job, begin, end), x.numel(), max(high - low, 1))
+    elif x.device.type == "cuda":
+        call = getattr(function._on_cuda, entry)
+        call.argtypes, call.restype = [ctypes.POINTER(_Job), ctypes.c_void_p], ctypes.c_char_p
+        with torch.cuda.device(x.device):
+            error = call(job, torch.cuda.current_stream().cuda_stream)
+        if error is not None:
+            raise RuntimeError(f"rolling: apply: {function.name}: CUDA: {error.decode()}")
+    else:
+        raise ValueError(f"rolling: apply: found a tensor on {x.device}, expected one on cpu or cuda")
+    return out
+
+
+def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None:
+    """Calls body(begin, end) for parts of 0 … count in as many threads as torch has. ctypes lets others run meanwhile."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    threads = min(torch.get_num_threads(), max(count * cost >> 16, 1))
+    if threads == 1:
+        return body(0, count)
+    step = -(-count // (4 * threads))
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(body, i, min(i + step, count)) for i in range(0, count, step)]:
+            done.result()
+    return None
+
+
+def _over_windows(function: Any, x: Any, out: Any, first: int, length: int, min_periods: int) -> None:
+    """The loop over all windows, in Python or compiled by Numba: it may use only what both know."""
+    n = x.shape[1]
+    for row in range(x.shape[0]):
+        for i in range(n):
+            begin = min(max(i + first, 0), n)
+            window = x[row, begin : max(min(i + first + length, n), begin)]
+            found = 0
+            for value in window:
+                if np.isfinite(value):
+                    found += 1
+            out[row, i] = function(window) if found >= min_periods else np.nan
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(function: Callable[..., float]) -> Any:
+    """(the loop, the function), compiled by Numba; without Numba, or where it cannot compile the function, as they are."""
+    try:
+        import numba  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return _over_windows, function
+    inner = function if hasattr(function, "py_func") else numba.njit(function)
+    try:
+        inner.compile((numba.float64[::1],))
+    except numba.core.errors.NumbaError:
+        return _over_windows, function
+    return numba.njit(_over_windows), inner
+
+
+def _apply_python(function: Callable[..., float], x: Tensor, out: Tensor, first: int, length: int, least: int) -> None:
+    n = x.shape[-1]
+    given = np.ascontiguousarray(x.reshape(-1, n).double().numpy())
+    found = np.empty_like(given)
+    loop, inner = _compiled(function)
+    loop(inner, given, found, first, length, least)
+    out.copy_(torch.from_numpy(found).view(x.shape))
+
+

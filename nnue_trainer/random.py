@@ -1,0 +1,115 @@
+"""Random numbers that are a function of (seed, stream, offset): Philox4x32-10, the same on CPU and CUDA.
+
+    numbers = Philox(seed=1)
+    x = numbers.uniform((1000,), device="cuda")
+    y = numbers.normal((1000,))                  # goes on where x ended
+    again = Philox(1).uniform((1000,))           # the numbers of x
+
+Element i of a call is number offset + i of the stream; csrc/random.h has the table of what is made of which bits. CPU and
+CUDA give equal bits, but for normal numbers, which may differ in the last place. Streams of one seed, and seeds, are
+independent of each other. Nothing here touches torch's own generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nnue_trainer import _plain_operators
+
+FILL = "nnue::random_fill"
+
+Size = int | Sequence[int]
+_STEP = 1 << 62
+
+
+@dataclass
+class Philox:
+    """A place in a stream of random numbers; each call moves `offset` behind the numbers it made.
+
+    seed, stream: any integers of 64 bits. offset: from 0 on. All three are the state: save them, and go on later.
+    A number is counted as one, whatever its distribution, so mixing distributions never uses the same bits twice only
+    if each has a stream of its own, or the same width of numbers.
+    """
+
+    seed: int
+    stream: int = 0
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "stream"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 64:
+                raise ValueError(f"random: {name}: found {value!r}, expected an integer of 64 bits")
+        if not isinstance(self.offset, int) or not 0 <= self.offset < _STEP:
+            raise ValueError(f"random: offset: found {self.offset!r}, expected an integer, 0 or more, below 2^62")
+
+    def state(self) -> tuple[int, int, int]:
+        """(seed, stream, offset): Philox(*state) goes on from here."""
+        return self.seed, self.stream, self.offset
+
+    def _fill(self, out: Tensor, distribution: str, *numbers: float | int) -> Tensor:
+        torch.ops.nnue.random_fill(out, distribution, _signed(self.seed), _signed(self.stream), self.offset, *numbers)
+        self.offset += out.numel()
+        return out
+
+    def bits(self, size: Size, dtype: torch.dtype = torch.int64, device: torch.device | str = "cpu") -> Tensor:
+        """All values of int32 or int64, each as often."""
+        return self._fill(_empty(size, dtype, device), "bits")
+
+    def uniform(
+        self,
+        size: Size,
+        low: float = 0.0,
+        high: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """low + (high − low) · u, where u is a multiple of 2^−24 (float32) or 2^−53 (float64) in [0, 1)."""
+        return self._fill(_empty(size, dtype, device), "uniform", low, high)
+
+    def normal(
+        self,
+        size: Size,
+        mean: float = 0.0,
+        std: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Normal numbers, float32 or float64."""
+        return self._fill(_empty(size, dtype, device), "normal", mean, std)
+
+    def integers(
+        self,
+        low: int,
+        high: int,
+        size: Size,
+        dtype: torch.dtype = torch.int64,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Integers low ≤ value < high, int32 or int64, each exactly as often."""
+        return self._fill(_empty(size, dtype, device), "integers", 0.0, 1.0, low, high)
+
+    def bernoulli(
+        self, p: float, size: Size, dtype: torch.dtype = torch.bool, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """1 with probability p, else 0; bool, uint8, float32 or float64."""
+        return self._fill(_empty(size, dtype, device), "bernoulli", p)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _empty(size: Size, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    return torch.empty(size if isinstance(size, Sequence) else (size,), dtype=dtype, device=device)
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Fake kernel: the operator only writes what it was given."""
+
+
+_plain_operators.register(FILL, _nothing, writes=True)

@@ -1,0 +1,67 @@
+"""Transposition and norms of rows: `torch.ops.nnue.transpose` and `row_norms`. They have no derivative."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from nnue_trainer import _plain_operators
+
+TRANSPOSE = "nnue::transpose"
+NORMS = "nnue::row_norms"
+
+
+class Norms(NamedTuple):
+    """Norms along the last dimension, each of the shape without it: Σ|x|, √Σx², max|x|."""
+
+    l1: Tensor
+    l2: Tensor
+    max: Tensor
+
+
+def transpose(x: Tensor) -> Tensor:
+    """A contiguous copy of x [..., R, C] as [..., C, R]; any dtype of 1, 2, 4 or 8 bytes, CPU or CUDA."""
+    return cast(Tensor, torch.ops.nnue.transpose(x))
+
+
+def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None) -> Norms:
+    """All three norms along the last dimension in one pass, as a NumPy ufunc of signature (n)->(),(),() gives them.
+
+    Args:
+        x: [..., n], float32, float64, float16 or bfloat16. Sums run in float64. Of no elements all are 0; NaN in a row
+            makes its norms NaN.
+        out: tensors to write to, contiguous, of the shape [...] and the dtype and device of x; None in a place: a new one.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device.
+    """
+    given = (None, None, None) if out is None else out
+    made = Norms(*(torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device) if t is None else t for t in given))
+    torch.ops.nnue.row_norms(x, *made)
+    return made
+
+
+def norm(x: Tensor, order: float = 2, out: Tensor | None = None) -> Tensor:
+    """One of them: order 1, 2 or infinity."""
+    orders = (1, 2, float("inf"))
+    if order not in orders:
+        raise ValueError(f"rows: order: found {order!r}, expected 1, 2 or inf")
+    to = torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device) if out is None else out
+    torch.ops.nnue.row_norms(x, *(to if order == o else None for o in orders))
+    return to
+
+
+def _transposed(x: Tensor) -> Tensor:
+    if x.dim() < 2:
+        raise RuntimeError(f"{TRANSPOSE}: x: found {x.dim()} dimensions, expected shape [..., R, C]")
+    return torch.empty((*x.shape[:-2], x.shape[-1], x.shape[-2]), dtype=x.dtype, device=x.device)
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Fake kernel: the operator only writes what it was given."""
+
+
+_plain_operators.register(TRANSPOSE, _transposed)
+_plain_operators.register(NORMS, _nothing, writes=True)
