@@ -247,7 +247,8 @@ struct Windows {
 
     // Tiles begin at `first` and are `tile` long: output tile t has the windows that begin in tile t. A window has
     // `whole` tiles, the one that it begins in included, and `rest` elements more.
-    int64_t tile, tiles, whole, rest;
+    // `summed` tiles have states that are needed: up to the last whole one of any window, less those behind the row.
+    int64_t tile, tiles, whole, rest, summed;
 
     // Leaves out what no window reaches, so that first and length are at most about n, and cuts.
     void clip() {
@@ -260,9 +261,8 @@ struct Windows {
         tiles = divide_up(n, tile);
         whole = length / tile;
         rest = length % tile;
+        summed = std::min(tiles + whole, divide_up(std::max<int64_t>(n - first, 0), tile));
     }
-    // Tiles whose states are needed: those up to the last whole one of any window, less those behind the row.
-    int64_t summed_tiles() const { return std::min(tiles + whole, divide_up(std::max<int64_t>(n - first, 0), tile)); }
 };
 
 // The largest tile of a length that divides a window into about equal parts of at most `most`: the rest stays short.
@@ -292,7 +292,7 @@ inline Windows check_windows(const char* op, const Tensor& x, Device device, int
     if (length < 0 || length > kMost) fail(op, "length", length, "0 or more, within 2^61");
     if (min_periods < 0) fail(op, "min_periods", min_periods, "0 or more");
     const int64_t n = x.size(x.dim() - 1);
-    Windows w{n == 0 ? 0 : x.numel() / n, n, first, length, 1, n, 0, 0};
+    Windows w{n == 0 ? 0 : x.numel() / n, n, first, length, 1, n, 0, 0, 0};
     w.clip();
     return w;
 }

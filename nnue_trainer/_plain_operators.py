@@ -10,7 +10,9 @@ import torch
 from nnue_trainer import _derivatives, ops
 
 
-def register(name: str, fake: Callable[..., Any], *, writes: bool = False, cuda: Callable[..., Any] | None = None) -> None:
+def register(
+    name: str, fake: Callable[..., Any], *, writes: bool = False, cuda: Callable[..., Any] | None = None
+) -> None:
     """Registers what is not a kernel of the operator `name`, "nnue::…".
 
     fake: its fake kernel. writes: it writes into tensors that it is given. cuda: its CUDA implementation, where that is

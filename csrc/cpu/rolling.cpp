@@ -51,7 +51,7 @@ template <class M>
 std::vector<double> between(const Windows& w, std::vector<double> sums) {
     constexpr int N = M::kNumbers;
     using One = State<double, N>;
-    const int64_t count = w.summed_tiles(), wanted = w.whole - 1;
+    const int64_t count = w.summed, wanted = w.whole - 1;
     std::vector<double> found(w.rows * w.tiles * N), doubled(sums.size());
     const auto at = [](std::vector<double>& states, int64_t i) { return reinterpret_cast<One*>(states.data() + i * N); };
     for (int64_t i = 0; i < w.rows * w.tiles; ++i) *at(found, i) = M::template identity<double>();
@@ -83,9 +83,9 @@ void roll(Job<T> job) {
     const int64_t lanes = NNUE_CALL_BEST_ISA(groups_of, 1 << 10), grain = divide_up(kGrain * lanes, w.tile << 10);
     std::vector<double> middle;
     if (w.whole > 1) {
-        std::vector<double> sums(w.rows * w.summed_tiles() * M::kNumbers);
+        std::vector<double> sums(w.rows * w.summed * M::kNumbers);
         job.sums = sums.data();
-        torch::stable::parallel_for(0, NNUE_CALL_BEST_ISA(groups_of, w.rows * w.summed_tiles()), grain,
+        torch::stable::parallel_for(0, NNUE_CALL_BEST_ISA(groups_of, w.rows * w.summed), grain,
                                     [&](int64_t begin, int64_t end) {
                                         NNUE_CALL_BEST_ISA(template sum_tiles<M>, job, begin, end);
                                     });

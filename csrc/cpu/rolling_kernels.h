@@ -101,7 +101,7 @@ void roll_lanes(const rolling::Job<T>& job, const LaneRows<T>& lanes, rolling::S
 
 template <class M, class T>
 void sum_tiles(const rolling::Job<T>& job, int64_t begin, int64_t end) {
-    const int64_t tiles = job.windows.summed_tiles();
+    const int64_t tiles = job.windows.summed;
     for (int64_t group = begin; group < end; ++group) {
         const LaneRows<T> lanes = lanes_of(job, group * kLanes, tiles, job.windows.tile);
         lanes.inside ? sum_lanes<M, true>(job, lanes, tiles) : sum_lanes<M, false>(job, lanes, tiles);

@@ -142,7 +142,9 @@ def apply(
 ) -> Tensor:
     """`Rolling.apply`: see there."""
     if x.dtype not in (torch.float32, torch.float64) or x.dim() == 0:
-        raise ValueError(f"rolling: apply: found {x.dtype} of shape {list(x.shape)}, expected float32 or float64 [..., n]")
+        raise ValueError(
+            f"rolling: apply: found {x.dtype} of shape {list(x.shape)}, expected float32 or float64 [..., n]"
+        )
     if x.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("rolling: apply: it has no derivative: detach its inputs")
     x = x.contiguous()
@@ -151,9 +153,13 @@ def apply(
         return out
     if not isinstance(function, WindowFunction):
         if not callable(function):
-            raise ValueError(f"rolling: apply: found {type(function).__name__}, expected a function or a WindowFunction")
+            raise ValueError(
+                f"rolling: apply: found {type(function).__name__}, expected a function or a WindowFunction"
+            )
         if x.device.type != "cpu":
-            raise ValueError(f"rolling: apply: found a tensor on {x.device}, expected one on the CPU for a Python function")
+            raise ValueError(
+                f"rolling: apply: found a tensor on {x.device}, expected one on the CPU for a Python function"
+            )
         _apply_python(function, x, out, first, length, min_periods)
         return out
     n = x.shape[-1]
@@ -226,5 +232,3 @@ def _apply_python(function: Callable[..., float], x: Tensor, out: Tensor, first:
     loop, inner = _compiled(function)
     loop(inner, given, found, first, length, least)
     out.copy_(torch.from_numpy(found).view(x.shape))
-
-

@@ -85,6 +85,8 @@ SMALL_LIMITS = {
     "unbucketed_backward_mma.cuh": {"kTurnsTogether": "2"},
     "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
     "unbucketed_forward_wgmma_16bit.cuh": {"kFull": "16", "kFirst": "256"},
+    "scan.cuh": {"kThreads": "64"},
+    "rolling_kernels.cuh": {"kShort": "96"},
 }
 
 
@@ -121,10 +123,17 @@ def translate(text: str) -> str:
 
 
 # The sources that hold operators, below cuda/, and how the names of these begin.
-OPERATORS = {"perspective_transformer.cu": "perspective_", "step/optimizer.cu": "optimizer_"}
+OPERATORS: dict[str, tuple[str, ...]] = {
+    "perspective_transformer.cu": ("perspective_",),
+    "step/optimizer.cu": ("optimizer_",),
+    "analysis/rolling.cu": ("rolling(",),
+    "analysis/ewm.cu": ("ewm(",),
+    "analysis/random.cu": ("random_fill(",),
+    "analysis/rows.cu": ("transpose(", "row_norms("),
+}
 
 
-def operators(text: str, library: str, prefix: str) -> str:
+def operators(text: str, library: str, prefixes: tuple[str, ...]) -> str:
     """A source with operators on CPU tensors, in a library of its own name."""
     text = text.replace("Device::cuda", "Device::cpu")
     text = re.sub(r"const torch::stable::accelerator::DeviceGuard guard\([^;]*;", "", text)
@@ -133,7 +142,11 @@ def operators(text: str, library: str, prefix: str) -> str:
         "STABLE_TORCH_LIBRARY_IMPL(nnue, Composite", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, Composite"
     )
     text = re.sub(r'\n *m\.impl\("\w+_available".*', "", text)  # which asks for a device
-    schemas = [m[0] for m in SCHEMA.finditer(library) if f'"{prefix}' in m[0] and "available" not in m[0]]
+    schemas = [
+        m[0]
+        for m in SCHEMA.finditer(library)
+        if any(f'"{prefix}' in m[0] for prefix in prefixes) and "available" not in m[0]
+    ]
     assert len(schemas) == text.count("m.impl("), schemas
     return text + "\nSTABLE_TORCH_LIBRARY_FRAGMENT(nnue_emulated, m) {\n" + "\n".join(schemas) + "\n}\n"
 
@@ -163,8 +176,8 @@ def main() -> int:
         target.parent.mkdir(exist_ok=True)
         target.write_text(text.replace("#pragma once\n", "#pragma once\n" + include, 1))
     library = (root / "library.cpp").read_text()
-    for name, prefix in OPERATORS.items():
-        text = operators(translate((root / "cuda" / name).read_text()), library, prefix)
+    for name, prefixes in OPERATORS.items():
+        text = operators(translate((root / "cuda" / name).read_text()), library, prefixes)
         (out / "cuda" / name).with_suffix(".cpp").write_text(text)
     return 0
 

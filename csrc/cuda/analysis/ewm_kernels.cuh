@@ -47,7 +47,8 @@ __device__ Place last_of_chunk(const T* elements, int64_t first) {
 template <class T>
 __global__ void __launch_bounds__(kThreads) ewm_last(const EwmJob<T> job) {
     extern __shared__ double memory[];
-    __shared__ Place warps[kWarp];
+    __shared__ double place_memory[kWarp];
+    Place* const warps = reinterpret_cast<Place*>(place_memory);
     T* const elements = reinterpret_cast<T*>(memory);
     const int64_t tile = static_cast<int64_t>(blockDim.x) * kChunk;
     for (int64_t block = blockIdx.x; block < job.rows * job.tiles; block += gridDim.x) {

@@ -42,21 +42,21 @@ void roll(Job<T> job, const Tensor& x, cudaStream_t stream) {
     w.cut(rolling::even_tile(w.length, static_cast<int64_t>(kMostThreads<M>) * kChunk));
     const int threads = threads_for(w.tile, kMostThreads<M>);
     const size_t bytes = shared_bytes<M, T>(static_cast<int64_t>(threads) * kChunk, kWarp);
-    const int64_t sums_size = w.rows * w.summed_tiles() * kNumbers;
+    const int64_t sums_size = w.rows * w.summed * kNumbers;
     Tensor sums, doubled, between;
     if (w.whole > 1) {
         const auto doubles = [&](int64_t count) { return torch::stable::new_empty(x, {count}, ScalarType::Double); };
         sums = doubles(sums_size), doubled = doubles(sums_size), between = doubles(w.rows * w.tiles * kNumbers);
         job.sums = mutable_data<double>(sums);
         job.between = mutable_data<double>(between);
-        launch_with("rolling_sums", sum_tiles<M, T>, thread_blocks_for(w.rows * w.summed_tiles(), 1), threads, bytes,
+        launch_with("rolling_sums", sum_tiles<M, T>, thread_blocks_for(w.rows * w.summed, 1), threads, bytes,
                     stream, job);
         auto *from = reinterpret_cast<StateOf<M>*>(job.sums), *to = reinterpret_cast<StateOf<M>*>(mutable_data<double>(doubled));
         int64_t offset = 1;
         for (int64_t size = 1; size < w.whole; size *= 2) {
             const bool takes = ((w.whole - 1) & size) != 0, more = size * 2 < w.whole;
             launch("rolling_between", double_tiles<M>,
-                   thread_blocks_for(w.rows * std::max(w.tiles, w.summed_tiles()), kThreads), kThreads, 0, stream, w,
+                   thread_blocks_for(w.rows * std::max(w.tiles, w.summed), kThreads), kThreads, 0, stream, w,
                    static_cast<const StateOf<M>*>(from), to, reinterpret_cast<StateOf<M>*>(job.between), offset, size,
                    size == 1, takes, more);
             if (takes) offset += size;

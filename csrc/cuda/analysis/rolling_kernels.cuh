@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) sum_tiles(const Job<T> job) {
     extern __shared__ double memory[];
     const Windows& w = job.windows;
     Shared<M, T> shared(memory, static_cast<int64_t>(blockDim.x) * kChunk);
-    const int64_t tiles = w.summed_tiles();
+    const int64_t tiles = w.summed;
     for (int64_t block = blockIdx.x; block < w.rows * tiles; block += gridDim.x) {
         shared.load(job, block / tiles, w.first + block % tiles * w.tile, w.tile);
         __syncthreads();
@@ -186,7 +186,7 @@ template <class M>
 __global__ void __launch_bounds__(kThreads) double_tiles(const Windows w, const StateOf<M>* sums, StateOf<M>* doubled,
                                                          StateOf<M>* between, int64_t offset, int64_t size, bool first,
                                                          bool takes, bool more) {
-    const int64_t tiles = w.summed_tiles(), step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    const int64_t tiles = w.summed, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
     const int64_t most = tiles > w.tiles ? tiles : w.tiles;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < w.rows * most; i += step) {
         const int64_t row = i / most, t = i % most;

@@ -1,0 +1,45 @@
+"""π from random points, with error bars that are right: python examples/monte_carlo_pi.py [--device cuda]
+
+A point of the unit square lies in the quarter of a circle with probability π/4. Of n points the share is off by
+√(p (1 − p) / n) on average, so 100 times as many points give one digit more. The points are those of
+`nnue_trainer.random`: the same on every device, and any part of them can be made alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import torch
+
+from nnue_trainer.random import Philox
+
+
+def estimate(points: int, seed: int, device: torch.device, at_a_time: int = 1 << 22) -> tuple[float, float]:
+    """π and its standard error, of so many points; x and y have a stream each."""
+    x_numbers, y_numbers = Philox(seed, stream=0), Philox(seed, stream=1)
+    inside = 0
+    for first in range(0, points, at_a_time):
+        count = min(at_a_time, points - first)
+        x = x_numbers.uniform(count, dtype=torch.float64, device=device)
+        y = y_numbers.uniform(count, dtype=torch.float64, device=device)
+        inside += int((x * x + y * y < 1).sum())
+    share = inside / points
+    return 4 * share, 4 * math.sqrt(share * (1 - share) / points)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--digits", type=int, default=8, help="points go up to 10 to this power (default 8)")
+    parser.add_argument("--seed", type=int, default=1)
+    a = parser.parse_args()
+    for digits in range(2, a.digits + 1):
+        found, error = estimate(10**digits, a.seed, torch.device(a.device))
+        print(
+            f"10^{digits} points: π = {found:.6f} ± {error:.6f}   off by {abs(found - math.pi) / error:.1f} standard errors"
+        )
+
+
+if __name__ == "__main__":
+    main()

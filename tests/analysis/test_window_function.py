@@ -1,0 +1,152 @@
+"""Functions of the user's own of windows: C++ compiled at its first use, and Python."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from nnue_trainer import analysis, compile_once
+from nnue_trainer.analysis import WindowFunction, window_function
+from nnue_trainer.errors import UserError
+
+SPREAD = WindowFunction(
+    """
+    double low = INFINITY, high = -INFINITY;
+    for (int64_t i = 0; i < w.size(); ++i) {
+        if (std::isfinite(w[i])) low = fmin(low, w[i]), high = fmax(high, w[i]);
+    }
+    return high - low;
+    """,
+    "spread",
+)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+
+
+def values(*shape: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(shape, generator=g, dtype=torch.float64)
+    x[torch.rand(shape, generator=g) < 0.2] = math.nan
+    return x
+
+
+def spread(x: torch.Tensor, window: int, least: int) -> torch.Tensor:
+    found = analysis.rolling(x, window, least)
+    return found.max() - found.min()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled(dtype: torch.dtype) -> None:
+    x = values(2, 3, 5000).to(dtype)
+    torch.testing.assert_close(analysis.rolling(x, 30, 2).apply(SPREAD), spread(x, 30, 2), equal_nan=True)
+    view = x.transpose(0, 2)
+    torch.testing.assert_close(analysis.rolling(view, 2, 1).apply(SPREAD), spread(view, 2, 1), equal_nan=True)
+    assert analysis.rolling(x[:, :0], 3).apply(SPREAD).shape == (2, 0, 5000)
+
+
+@pytest.mark.compiler
+@pytest.mark.cuda
+def test_compiled_for_cuda() -> None:
+    x = values(3, 5000)
+    found = analysis.rolling(x.cuda(), 30, 2).apply(SPREAD).cpu()
+    torch.testing.assert_close(found, spread(x, 30, 2), equal_nan=True)
+    with pytest.raises(ValueError, match="expected one on the CPU for a Python function"):
+        analysis.rolling(x.cuda(), 30).apply(np.mean)
+
+
+def test_the_cuda_source_is_compiled_by_nvcc(tmp_path: Path) -> None:
+    """Where there is nvcc; that it runs, too, a GPU has to say."""
+    try:
+        nvcc = compile_once.find_nvcc("tests")
+    except UserError as error:
+        pytest.skip(str(error))
+    source = window_function._SOURCE.replace("BODY", SPREAD.body) + window_function._CUDA
+    flags = ["-std=c++20", "-shared", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC", "-cudart=static", "-arch=sm_80"]
+    assert compile_once.library_of("spread", "tests", source, ".cu", nvcc, flags).is_file()
+
+
+@pytest.mark.compiler
+def test_compiled_once(capfd: pytest.CaptureFixture[str]) -> None:
+    body = "return static_cast<double>(w.size());"
+    x = torch.zeros(5)
+    for _ in range(2):  # a new object each time, as another process would have
+        found = analysis.rolling(x, 3, 0, closed="left").apply(WindowFunction(body, "length"))
+        assert found.tolist() == [0, 1, 2, 3, 3]
+    assert capfd.readouterr().err.count("length: compiling, once") == 1
+
+
+@pytest.mark.compiler
+def test_what_the_compiler_says_is_one_line() -> None:
+    with pytest.raises(UserError, match="mistake: g\\+\\+: .*error.*missing") as caught:
+        analysis.rolling(torch.zeros(5), 3).apply(WindowFunction("return missing;", "mistake"))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"window functions need a C\+\+20 compiler: \$CXX is 'no-such-compiler'"):
+        analysis.rolling(torch.zeros(5), 3).apply(WindowFunction("return 1;"))
+
+
+def second_smallest(w: np.ndarray) -> float:
+    return float(np.sort(w)[1])
+
+
+def test_python_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
+    window_function._compiled.cache_clear()
+    x = torch.tensor([[3.0, 1, 2, math.nan, 5], [4, 4, 0, 1, 2]])
+    found = analysis.rolling(x, 3).apply(second_smallest)
+    expected = torch.tensor([[math.nan, math.nan, 2, math.nan, math.nan], [math.nan, math.nan, 4, 1, 1]])
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    window_function._compiled.cache_clear()
+
+
+def test_numba_compiles_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Numba is installed; else a stand-in shows that it is used and what for."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        stand_in = ModuleType("numba")
+        asked = []
+
+        def njit(function: object) -> object:
+            asked.append(function)
+            return function
+
+        stand_in.njit, stand_in.float64 = njit, np.empty((1, 1))  # type: ignore[attr-defined]
+        stand_in.core = ModuleType("core")  # type: ignore[attr-defined]
+        stand_in.core.errors = ModuleType("errors")  # type: ignore[attr-defined]
+        stand_in.core.errors.NumbaError = AttributeError  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "numba", stand_in)
+        window_function._compiled.cache_clear()
+        second_smallest.py_func, second_smallest.compile = second_smallest, lambda signature: None  # type: ignore[attr-defined]
+        analysis.rolling(torch.zeros(5), 3).apply(second_smallest)
+        del second_smallest.py_func, second_smallest.compile  # type: ignore[attr-defined]
+        window_function._compiled.cache_clear()
+        assert asked == [window_function._over_windows]
+        return
+    x = torch.arange(9.0).flip(0)
+    assert analysis.rolling(x, 3).apply(second_smallest)[2:].tolist() == x[1:-1].tolist()
+
+
+def test_errors() -> None:
+    x = torch.zeros(5)
+    for call, message in (
+        (lambda: analysis.rolling(x, 3).apply(3), "apply: found int, expected a function"),  # type: ignore[arg-type]
+        (lambda: analysis.rolling(x.int(), 3).apply(np.mean), "apply: found torch.int32 of shape"),
+        (lambda: analysis.rolling(x.requires_grad_(), 3).apply(np.mean), "no derivative: detach its inputs"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            call()

@@ -1,0 +1,125 @@
+"""nnue::ewm on devices and in the emulator; its values are held against pandas and fractions in tests/analysis."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from nnue_trainer import analysis
+
+RULES = [(adjust, ignore_na, bias) for adjust in (True, False) for ignore_na in (True, False) for bias in (True, False)]
+
+
+def values(seed: int, *shape: int, missing: float = 0.2) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=g, dtype=torch.float64) + 2
+    x[torch.rand(shape, generator=g) < missing] = math.nan
+    return x
+
+
+def recursion(x: list[float], alpha: float, adjust: bool, ignore_na: bool) -> list[float]:
+    """The mean, element by element."""
+    mean, weight, out = math.nan, 0.0, []
+    for value in x:
+        seen = math.isfinite(value)
+        if weight > 0 and (seen or not ignore_na):
+            weight *= 1 - alpha
+        if seen:
+            new = 1.0 if adjust or weight == 0 else alpha
+            mean = value if weight == 0 else (weight * mean + new * value) / (weight + new)
+            weight = weight + new if adjust else 1.0
+        out.append(mean)
+    return out
+
+
+@pytest.mark.parametrize(("adjust", "ignore_na"), [(True, True), (True, False), (False, True), (False, False)])
+def test_mean(device: torch.device, adjust: bool, ignore_na: bool) -> None:
+    for n in (1, 100, 9000):
+        x = values(n, 2, n)
+        found = analysis.ewm(x.to(device), alpha=0.05, adjust=adjust, ignore_na=ignore_na).mean().cpu()
+        for row in range(2):
+            expected = torch.tensor(recursion(x[row].tolist(), 0.05, adjust, ignore_na), dtype=torch.float64)
+            torch.testing.assert_close(found[row], expected, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_several_runs_of_a_row() -> None:
+    """A row of 200,000 is scanned in runs by several threads, and at once by one."""
+    x = values(1, 200_000, missing=0.5)
+    x[60_000:70_000] = math.nan
+    before, results = torch.get_num_threads(), []
+    for threads in (1, 4):
+        torch.set_num_threads(threads)
+        results.append([torch.ops.nnue.ewm(x, "var", 1e-4, *rule, 3) for rule in RULES])
+    torch.set_num_threads(before)
+    for one, several in zip(*results, strict=True):
+        torch.testing.assert_close(one, several, rtol=1e-9, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_emulated_kernels(emulator: ctypes.CDLL, rule: tuple[bool, bool, bool]) -> None:
+    emulator.emulator_configure(3, RULES.index(rule))
+    for seed, n in enumerate((1, 40, 3000)):
+        x = values(seed, 2, n, missing=(0.0, 0.2, 0.9)[seed])
+        for name in ("mean", "var", "std"):
+            for given in (x, x.float()):
+                found = torch.ops.nnue_emulated.ewm(given, name, 0.03, *rule, 2)
+                expected = torch.ops.nnue.ewm(given, name, 0.03, *rule, 2)
+                tolerance = 1e-9 if given is x else 1e-6
+                torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def test_weights_that_vanish(device: torch.device) -> None:
+    """A gap after which the old weights are 0 in float64: the mean stays, then the next observation is the mean."""
+    x = torch.full((5000,), math.nan, dtype=torch.float64)
+    x[0], x[1], x[-1] = 1.0, 3.0, 7.0
+    for adjust in (True, False):
+        found = analysis.ewm(x.to(device), alpha=0.5, adjust=adjust).mean().cpu()
+        assert found[4998] == found[1]
+        assert found[4999] == 7
+
+
+def test_shapes(device: torch.device) -> None:
+    x = values(1, 3, 4, 20).to(device)
+    whole = analysis.ewm(x, span=5).std()
+    assert torch.equal(analysis.ewm(x[1, 2], span=5).std().nan_to_num(-1), whole[1, 2].nan_to_num(-1))
+    view = x.transpose(0, 2)
+    expected = analysis.ewm(view.contiguous(), span=5).mean()
+    assert torch.equal(analysis.ewm(view, span=5).mean().nan_to_num(-1), expected.nan_to_num(-1))
+    for shape in ((0,), (3, 0), (0, 3)):
+        assert analysis.ewm(torch.empty(shape, device=device), com=1).var().shape == shape
+
+
+def test_opcheck_and_no_derivative(device: torch.device) -> None:
+    x = values(1, 3, 30, missing=0).to(device)
+    torch.library.opcheck(torch.ops.nnue.ewm.default, (x, "mean", 0.1))
+    torch.library.opcheck(torch.ops.nnue.ewm.default, (x.mT, "std", 0.1, False, False, True))
+    with pytest.raises(RuntimeError, match="nnue::ewm: gradient: .*detach its inputs"):
+        analysis.ewm(x.requires_grad_(), com=1).mean().sum().backward()
+
+
+X = torch.ones(5)
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (lambda: analysis.ewm(X), "found none, expected exactly one of com, span, halflife and alpha"),
+    (lambda: analysis.ewm(X, com=1, span=2), "found com and span, expected exactly one"),
+    (lambda: analysis.ewm(X, com=-1), "com: found -1.0, expected a number ≥ 0"),
+    (lambda: analysis.ewm(X, span=0.5), "span: found 0.5, expected a number ≥ 1"),
+    (lambda: analysis.ewm(X, halflife=0), "halflife: found 0.0, expected a number > 0"),
+    (lambda: analysis.ewm(X, alpha=math.nan), "alpha: found nan, expected a number above 0"),
+    (lambda: analysis.ewm(X, alpha="x"), "alpha: found 'x', expected a number"),  # type: ignore[arg-type]
+    (lambda: analysis.ewm(X, com=1, min_periods=-1), "min_periods: found -1"),
+    (lambda: analysis.ewm(X.int(), com=1).mean(), "nnue::ewm: x: found int32"),
+    (lambda: torch.ops.nnue.ewm(X, "sum", 0.5), "statistic: found 'sum', expected mean, var or std"),
+    (lambda: torch.ops.nnue.ewm(X, "mean", 0.0), "alpha: found 0.0+, expected 0 < alpha <= 1"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_errors(number: int) -> None:
+    call, message = WRONG[number]
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        call()

@@ -1,0 +1,209 @@
+"""Philox4x32-10: the published known answers, equal numbers on every device, statistics that a bad generator fails."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nnue_trainer.random import Philox
+
+# Counter, key and result, from the known-answer file that its authors publish with Random123.
+KNOWN = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
+    """The algorithm as it is published, in Python."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [b >> 32 ^ c[1] ^ k[0], b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [k[0] + 0x9E3779B9 & 0xFFFFFFFF, k[1] + 0xBB67AE85 & 0xFFFFFFFF]
+    return tuple(c)
+
+
+def words(low: int, stream: int, seed: int, device: torch.device) -> tuple[int, ...]:
+    """A block of the stream, through the operator."""
+    out = torch.empty(4, dtype=torch.int32, device=device)
+    signed = [v - (1 << 64) if v >> 63 else v for v in (seed, stream)]
+    torch.ops.nnue.random_fill(out, "bits", *signed, 4 * low)
+    return tuple(v & 0xFFFFFFFF for v in out.tolist())
+
+
+@pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
+def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], result: tuple[int, ...]) -> None:
+    assert philox(counter, key) == result
+
+
+def test_blocks(device: torch.device) -> None:
+    """Key and counter are seed, number of the block and stream, and blocks follow each other."""
+    assert words(0, 0, 0, device) == KNOWN[0][2]
+    for low, stream, seed in ((1, 0, 0), (0x12345678_9ABC, 1 << 63, (1 << 64) - 3), (7, 0xFFFFFFFF_00000001, 5)):
+        halves = [v >> s & 0xFFFFFFFF for v in (low, stream, seed) for s in (0, 32)]
+        assert words(low, stream, seed, device) == philox(tuple(halves[:4]), tuple(halves[4:]))
+
+
+def some(generator: Philox, count: int, device: torch.device | str) -> list[Tensor]:
+    """Of every distribution and dtype; each starts at the generator's offset."""
+    makers = (
+        lambda g: g.bits(count, torch.int32, device),
+        lambda g: g.bits(count, torch.int64, device),
+        lambda g: g.uniform(count, -1, 3, torch.float32, device),
+        lambda g: g.uniform(count, -1, 3, torch.float64, device),
+        lambda g: g.integers(-3, 1000, count, torch.int64, device),
+        lambda g: g.integers(-(1 << 63), (1 << 63) - 1, count, torch.int64, device),
+        lambda g: g.integers(-(1 << 31), 1 << 31, count, torch.int32, device),
+        lambda g: g.bernoulli(0.3, count, torch.bool, device),
+        lambda g: g.bernoulli(0.3, count, torch.float32, device),
+        lambda g: g.normal(count, 1, 2, torch.float32, device),
+        lambda g: g.normal(count, 1, 2, torch.float64, device),
+    )
+    return [make(Philox(*generator.state())) for make in makers]
+
+
+def test_an_element_is_known_by_its_number(device: torch.device) -> None:
+    """However many are made at once, from whatever offset."""
+    whole = some(Philox(3, 4, 0), 103, device)
+    for offset in (1, 2, 3, 50):
+        for all_of_them, part in zip(whole, some(Philox(3, 4, offset), 53, device), strict=True):
+            assert torch.equal(all_of_them[offset : offset + 53], part)
+
+
+def test_state() -> None:
+    g = Philox(7, 2)
+    first, second = g.uniform(10), g.uniform((3, 5))
+    assert g.state() == (7, 2, 25)
+    again = Philox(7, 2).uniform(25)
+    assert torch.equal(again, torch.cat([first, second.flatten()]))
+    assert not torch.equal(Philox(7, 3).uniform(25), again)
+    assert not torch.equal(Philox(8, 2).uniform(25), again)
+
+
+@pytest.mark.cuda
+def test_cuda_has_the_cpu_numbers(cuda: torch.device) -> None:
+    *exact, single, double = zip(
+        some(Philox(1, 2, 3), 100_003, "cpu"), some(Philox(1, 2, 3), 100_003, cuda), strict=True
+    )
+    for a, b in exact:
+        assert torch.equal(a, b.cpu())
+    torch.testing.assert_close(single[1].cpu(), single[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(double[1].cpu(), double[0], rtol=1e-14, atol=1e-14)
+
+
+def test_emulated_kernel(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = some(Philox(1, 2, 3), 1003, "cpu")
+    monkeypatch.setattr(torch.ops.nnue, "random_fill", torch.ops.nnue_emulated.random_fill)
+    for a, b in zip(expected, some(Philox(1, 2, 3), 1003, "cpu"), strict=True):
+        assert torch.equal(a, b)
+
+
+N = 1 << 20
+
+
+def deviations(found: float, expected: float, variance: float, count: int = N) -> float:
+    """How many standard errors a mean is off."""
+    return abs(found - expected) / math.sqrt(variance / count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform(dtype: torch.dtype) -> None:
+    """Moments, the distribution in 1000 bins, and no correlation of neighbours, of streams and of seeds."""
+    x = Philox(1).uniform(N, dtype=dtype).double()
+    assert 0 <= x.min() < 1e-4
+    assert 1 - 1e-4 < x.max() < 1
+    assert deviations(x.mean().item(), 0.5, 1 / 12) < 4
+    assert deviations((x**2).mean().item(), 1 / 3, 4 / 45) < 4
+    assert abs(chi_square(x.mul(1000).long(), 1000)) < 4
+    pairs = x.view(-1, 2).mul(32).long()
+    assert abs(chi_square(pairs[:, 0] * 32 + pairs[:, 1], 1024)) < 4
+    for other in (Philox(1, stream=1), Philox(2), Philox(1, offset=1)):
+        product = ((x - 0.5) * (other.uniform(N, dtype=dtype).double() - 0.5)).mean().item()
+        assert deviations(product, 0, 1 / 144) < 4
+
+
+def chi_square(bins: Tensor, count: int) -> float:
+    """How many standard deviations χ² lies from its mean, where every bin is as likely."""
+    expected = len(bins) / count
+    chi = ((torch.bincount(bins, minlength=count).double() - expected) ** 2 / expected).sum().item()
+    return (chi - (count - 1)) / math.sqrt(2 * (count - 1))
+
+
+def test_every_bit_is_set_half_of_the_time() -> None:
+    x = Philox(9).bits(N)
+    for bit in range(64):
+        share = (x >> bit & 1).double().mean().item()
+        assert deviations(share, 0.5, 0.25) < 4.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normal(dtype: torch.dtype) -> None:
+    x = (Philox(5).normal(N, 3, 2, dtype=dtype).double() - 3) / 2
+    for power, (mean, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96)}.items():
+        assert deviations((x**power).mean().item(), mean, variance) < 4
+    quantiles = (0.5 * (1 + torch.erf(x / math.sqrt(2)))).clamp(0, 1 - 1e-9)
+    assert abs(chi_square(quantiles.mul(1000).long(), 1000)) < 4
+
+
+def test_integers() -> None:
+    """Also of a range that is no power of two and near 2^64, where a modulo would prefer the lower third."""
+    x = Philox(6).integers(-3, 4, N)
+    assert set(x.unique().tolist()) == set(range(-3, 4))
+    assert abs(chi_square(x + 3, 7)) < 4
+    third = (1 << 64) // 3
+    wide = Philox(6).integers(-(1 << 63), -(1 << 63) + 2 * third, N)
+    lower = (wide < -(1 << 63) + third).double().mean().item()
+    assert deviations(lower, 0.5, 0.25) < 4
+    assert Philox(1).integers(5, 6, 3).tolist() == [5, 5, 5]
+
+
+def test_bernoulli() -> None:
+    for p in (0.0, 1e-3, 0.5, 1.0):
+        share = Philox(8).bernoulli(p, N).double().mean().item()
+        assert share == p if p in (0, 1) else deviations(share, p, p * (1 - p)) < 4
+
+
+def test_errors() -> None:
+    for call, message in (
+        (lambda: Philox(1.5), "seed: found 1.5, expected an integer of 64 bits"),  # type: ignore[arg-type]
+        (lambda: Philox(1, 1 << 64), "stream: found .*, expected an integer of 64 bits"),
+        (lambda: Philox(1, offset=-1), "offset: found -1, expected an integer, 0 or more"),
+        (lambda: Philox(1).integers(3, 3, 5), "high: found 3, expected more than low, 3"),
+        (lambda: Philox(1).integers(0, 1 << 40, 5, torch.int32), "low, high: found .*, expected numbers of int32"),
+        (lambda: Philox(1).bernoulli(1.5, 5), "a: found 1.5.*, expected a probability"),
+        (lambda: Philox(1).uniform(5, dtype=torch.int32), "out: found int32, expected float32 or float64"),
+        (lambda: Philox(1).normal(5, 0, -1), "b: found -1.*, expected 0 or more"),
+        (
+            lambda: torch.ops.nnue.random_fill(torch.empty(4, 4).T[1:], "uniform", 1, 0, 0),
+            "out: found a tensor that is not",
+        ),
+        (
+            lambda: torch.ops.nnue.random_fill(torch.empty(4), "gamma", 1, 0, 0),
+            "distribution: found 'gamma', expected bits",
+        ),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            call()
+
+
+def test_opcheck(device: torch.device) -> None:
+    torch.library.opcheck(torch.ops.nnue.random_fill.default, (torch.empty(5, device=device), "uniform", 1, 2, 3))
+
+
+def test_pi(project_root: Path) -> None:
+    example = runpy.run_path(str(project_root / "examples" / "monte_carlo_pi.py"))
+    estimate, error = example["estimate"](1 << 20, seed=1, device=torch.device("cpu"))
+    assert error == pytest.approx(math.sqrt(math.pi * (4 - math.pi) / (1 << 20)), rel=0.01)
+    assert abs(estimate - math.pi) < 4 * error

@@ -1,0 +1,328 @@
+"""nnue::rolling and nnue::rolling_quantile against a plain loop in float64; what pandas says is in tests/analysis."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nnue_trainer import analysis
+from nnue_trainer.analysis.rolling import _quantile_of_tensors, _select
+
+STATISTICS = ("sum", "mean", "var", "std", "min", "max", "skew", "kurt", "cov", "corr")
+PAIRS = ("cov", "corr")
+
+
+def of_window(name: str, x: np.ndarray, y: np.ndarray, min_periods: int, ddof: float) -> float:
+    """A statistic of one window by its definition."""
+    keep = np.isfinite(x) & np.isfinite(y) if name in PAIRS else np.isfinite(x)
+    x, y = x[keep], y[keep]
+    n = len(x)
+    if n < min_periods:
+        return math.nan
+    if name == "sum":
+        return math.fsum(x)
+    if n == 0:
+        return math.nan
+    if name in ("min", "max"):
+        return float(x.min() if name == "min" else x.max())
+    mean = math.fsum(x) / n
+    d = x - mean
+    if name == "mean":
+        return mean
+    if name in ("var", "std"):
+        var = math.fsum(d * d) / (n - ddof) if n > ddof else math.nan
+        return var if name == "var" else math.sqrt(var)
+    if name in PAIRS:
+        e = y - math.fsum(y) / n
+        if name == "cov":
+            return math.fsum(d * e) / (n - ddof) if n > ddof else math.nan
+        if (x == x[0]).all() or (y == y[0]).all():
+            return math.nan
+        return math.fsum(d * e) / math.sqrt(math.fsum(d * d) * math.fsum(e * e))
+    if n < (3 if name == "skew" else 4) or (x == x[0]).all():
+        return math.nan
+    m2, m3, m4 = (math.fsum(d**k) / n for k in (2, 3, 4))
+    if name == "skew":
+        return math.sqrt(n * (n - 1)) / (n - 2) * m3 / m2**1.5
+    return (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * m4 / m2**2 - 3 * (n - 1))
+
+
+def reference(name: str, x: Tensor, y: Tensor, first: int, length: int, min_periods: int, ddof: float) -> Tensor:
+    n = x.shape[-1]
+    rows, others = x.double().cpu().reshape(-1, n).numpy(), y.double().cpu().reshape(-1, n).numpy()
+    out = np.empty(rows.shape)
+    for a, b, to in zip(rows, others, out, strict=True):
+        for i in range(n):
+            begin, end = max(i + first, 0), max(min(i + first + length, n), 0)
+            to[i] = of_window(name, a[begin:end], b[begin:end], min_periods, ddof)
+    return torch.from_numpy(out).view(x.shape)
+
+
+def values(seed: int, *shape: int, dtype: torch.dtype = torch.float64, missing: float = 0.1) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=g, dtype=torch.float64) * 3 + 5
+    x[torch.rand(shape, generator=g) < missing] = math.nan
+    x[torch.rand(shape, generator=g) < missing / 10] = math.inf
+    return x.to(dtype)
+
+
+def rolling(x: Tensor, y: Tensor, name: str, *rule: float, library: str = "nnue") -> Tensor:
+    return getattr(torch.ops, library).rolling(x, y if name in PAIRS else None, name, *rule)
+
+
+def assert_same(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found.double().cpu(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_against_the_definition(device: torch.device, name: str, dtype: torch.dtype) -> None:
+    """Windows of every length up to that of the row and beyond, before, around and behind their output."""
+    for seed, n in enumerate((1, 7, 50)):
+        x, y = values(seed, 2, n, dtype=dtype), values(seed + 9, 2, n, dtype=dtype)
+        for length in (0, 1, 2, 3, 8, 9, n - 1, n, 2 * n + 3):
+            for first in (1 - length, -length // 2, 0, 2, -length - 2, n, -2 * n):
+                rule = first, max(length, 0), seed, 1.0
+                found = rolling(x.to(device), y.to(device), name, *rule)
+                assert found.dtype == dtype
+                assert_same(found, reference(name, x, y, *rule), 1e-10 if dtype == torch.float64 else 2e-5)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_windows_of_many_tiles(device: torch.device, name: str) -> None:
+    """Windows longer than a tile: suffix, whole tiles and prefix, merged by doubling."""
+    n = 9000
+    x, y = values(3, n, missing=0.01), values(4, n, missing=0.01)
+    for length, first in ((1024, -1023), (3000, -2999), (4097, -2000), (8191, -8190), (20000, -10000)):
+        found = rolling(x.to(device), y.to(device), name, first, length, 1, 1.0).cpu()
+        for i in (0, 1, 1023, 1024, 4000, 4096, 5119, 8999):
+            begin, end = max(i + first, 0), min(i + first + length, n)
+            expected = of_window(name, x[begin:end].numpy(), y[begin:end].numpy(), 1, 1.0)
+            assert found[i].item() == pytest.approx(expected, rel=1e-10, nan_ok=True), (length, first, i)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_emulated_kernels(emulator: ctypes.CDLL, seed: int) -> None:
+    """The CUDA kernels without a GPU: short windows, and long ones of up to 30 tiles."""
+    emulator.emulator_configure(2 + seed % 3, seed)
+    r = np.random.default_rng(seed)
+    n, rows = int(r.integers(1, 3000)), int(r.integers(1, 3))
+    dtype = torch.float64 if seed % 2 else torch.float32
+    length = int((r.integers(1, 9), r.integers(1, 97), r.integers(97, n + 200))[seed % 3])
+    first = int(r.integers(-length - 3, 4))
+    x, y = values(seed, rows, n, dtype=dtype), values(seed + 50, rows, n, dtype=dtype)
+    for name in STATISTICS:
+        found = rolling(x, y, name, first, length, 2, 1.0, library="nnue_emulated")
+        expected = rolling(x, y, name, first, length, 2, 1.0)
+        assert_same(found, expected, 1e-9 if dtype == torch.float64 else 1e-5)
+
+
+def quantile_of_window(x: np.ndarray, min_periods: int, q: float, method: str) -> float:
+    x = x[np.isfinite(x)]
+    return math.nan if len(x) < max(min_periods, 1) else float(np.quantile(x, q, method=method))
+
+
+@pytest.mark.parametrize("method", ["linear", "lower", "higher", "midpoint", "nearest"])
+def test_quantiles(device: torch.device, method: str) -> None:
+    """And of torch's operators, which is how they are found on CUDA, the same bits."""
+    for seed, n in enumerate((1, 7, 40, 300)):
+        for round_to in (0, 1):
+            x = values(seed, 2, n)
+            x = (x * (1 - round_to)).nan_to_num(0, 0) + x if round_to else x
+            x = x.round() if round_to else x
+            for length, first in ((0, 0), (1, 0), (5, -4), (n, -(n // 2)), (3 * n, -n), (n, n), (4, 2)):
+                for q in (0.0, 0.25, 0.5, 0.9, 1.0):
+                    rule = first, length, 2, q, method
+                    found = torch.ops.nnue.rolling_quantile(x.to(device), *rule).cpu()
+                    assert torch.equal(found.nan_to_num(-77), _quantile_of_tensors(x, *rule).nan_to_num(-77))
+                    for row in range(2):
+                        for i in range(0, n, max(n // 7, 1)):
+                            window = x[row, max(i + first, 0) : max(min(i + first + length, n), 0)].numpy()
+                            expected = quantile_of_window(window, 2, q, method)
+                            assert found[row, i].item() == pytest.approx(expected, rel=1e-14, nan_ok=True)
+
+
+def test_quantiles_of_several_segments() -> None:
+    """A segment that is sorted at once has 8192 outputs; every one of them has the right neighbours."""
+    x = values(1, 20001)
+    found = torch.ops.nnue.rolling_quantile(x, -99, 100, 1, 0.5, "linear")
+    windows = torch.nn.functional.pad(x.where(x.isfinite(), torch.nan), (99, 0), value=math.nan).unfold(0, 100, 1)
+    torch.testing.assert_close(found, windows.nanquantile(0.5, dim=1), rtol=1e-14, atol=0)
+
+
+def test_wavelet_matrix() -> None:
+    g = torch.Generator().manual_seed(1)
+    rank = torch.stack([torch.randperm(37, generator=g) for _ in range(3)])
+    begin, end = torch.tensor([[0, 5, 36, 10]]).expand(3, -1), torch.tensor([[37, 9, 37, 30]]).expand(3, -1)
+    k = torch.tensor([[18, 3, 0, 7]]).expand(3, -1)
+    found = _select(rank, begin, end, k)
+    for row in range(3):
+        for q in range(4):
+            assert found[row, q] == rank[row, begin[row, q] : end[row, q]].sort().values[k[row, q]]
+
+
+def test_a_huge_offset_costs_nothing(device: torch.device) -> None:
+    """Values of about 1 on top of 1e9: relative errors of sum and mean below 1e-9, absolute ones of the deviation."""
+    keeps_accuracy(1 << 17, 3000, device)
+
+
+@pytest.mark.cuda
+def test_a_huge_offset_over_a_hundred_million_values() -> None:
+    keeps_accuracy(10**8, 10**8, torch.device("cuda"))
+
+
+def keeps_accuracy(n: int, window: int, device: torch.device) -> None:
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(n, generator=g, dtype=torch.float64) + 1e9
+    found = analysis.rolling(x.to(device), window, min_periods=1)
+    at = torch.tensor([0, 1, n // 3, n - 2, n - 1])
+    total, mean, std = (t.cpu()[at] for t in (found.sum(), found.mean(), found.std()))
+    for k, i in enumerate(at.tolist()):
+        inside = x[max(i + 1 - window, 0) : i + 1].numpy()
+        small = inside - 1e9  # exact
+        exact = math.fsum(small)
+        assert abs(total[k].item() - (1e9 * len(inside) + exact)) <= 1e-9 * 1e9 * len(inside)
+        assert abs(mean[k].item() - 1e9 - exact / len(inside)) <= 1e-6
+        if len(inside) > 1:
+            assert std[k].item() == pytest.approx(small.std(ddof=1), rel=1e-6)
+
+
+def test_no_drift_behind_an_outlier(device: torch.device) -> None:
+    """What left the window leaves no trace: sums of differences would keep an error of 1e284 here."""
+    x = torch.ones(5000, dtype=torch.float64)
+    x[100] = 1e300
+    found = analysis.rolling(x.to(device), 30)
+    assert found.sum()[131:].eq(30).all()
+    assert found.std()[131:].eq(0).all()
+    assert found.sum()[100:130].ge(1e300).all()
+
+
+@pytest.mark.parametrize("name", ["var", "skew", "kurt"])
+def test_constants_have_no_spread(device: torch.device, name: str) -> None:
+    found = getattr(analysis.rolling(torch.full((4000,), 0.1, device=device), 100), name)()[99:]
+    assert found.eq(0).all() if name == "var" else found.isnan().all()
+
+
+def test_same_bits_for_any_number_of_threads() -> None:
+    x = values(2, 3, 20000)
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        results.append([rolling(x, x, name, -2499, 2500, 1, 1.0).nan_to_num(7) for name in STATISTICS])
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_shapes(device: torch.device) -> None:
+    """Any dimensions, views, no elements."""
+    x = values(1, 4, 3, 20).to(device)
+    whole = analysis.rolling(x, 5, 1).mean()
+    assert whole.shape == x.shape
+    assert torch.equal(analysis.rolling(x[1, 2], 5, 1).mean().nan_to_num(9), whole[1, 2].nan_to_num(9))
+    view = x.transpose(0, 2)[::2]
+    expected = analysis.rolling(view.contiguous(), 3, 1).max()
+    assert torch.equal(analysis.rolling(view, 3, 1).max().nan_to_num(9), expected.nan_to_num(9))
+    for shape in ((0,), (3, 0), (0, 3), (2, 0, 4)):
+        empty = torch.empty(shape, device=device)
+        assert analysis.rolling(empty, 3).std().shape == shape
+        assert analysis.rolling(empty, 3).median().shape == shape
+
+
+def samples(device: torch.device) -> list[tuple[object, tuple[object, ...]]]:
+    """Without NaN in the outputs, which opcheck would take for differences."""
+    x, y = values(1, 3, 40).to(device), values(2, 3, 40).to(device)
+    return [
+        (torch.ops.nnue.rolling.default, (x, None, "sum", -4, 5, 0)),
+        (torch.ops.nnue.rolling.default, (x, None, "kurt", -40, 80, 1, 1.0)),
+        (torch.ops.nnue.rolling.default, (x[..., ::2], y[..., 1::2], "corr", -40, 80, 1, 1.0)),
+        (torch.ops.nnue.rolling_quantile.default, (x, -40, 80, 1, 0.3, "linear")),
+    ]
+
+
+def test_opcheck(device: torch.device) -> None:
+    for op, arguments in samples(device):
+        torch.library.opcheck(op, arguments)
+
+
+def test_compiled(device: torch.device) -> None:
+    def smooth(x: Tensor) -> Tensor:
+        return analysis.rolling(x, 4, 1).mean() * 2
+
+    x = values(1, 3, 40, missing=0).to(device)
+    assert_same(torch.compile(smooth, fullgraph=True)(x), smooth(x).cpu(), 1e-12)
+
+
+def test_no_derivative(device: torch.device) -> None:
+    x = torch.ones(9, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"nnue::rolling: gradient: .*; it has no derivative: detach its inputs"):
+        analysis.rolling(x, 3).mean().sum().backward()
+    assert torch.equal(analysis.rolling(x.detach(), 3).mean()[2:], torch.ones(7, device=device))
+    with pytest.raises(RuntimeError, match=r"nnue::rolling: forward mode"):
+        torch.func.jvp(lambda v: analysis.rolling(v, 3).mean(), (x.detach(),), (x.detach(),))
+    rows = torch.arange(12.0, device=device).view(3, 4)
+    each = torch.vmap(lambda row: analysis.rolling(row, 2).sum())(rows)
+    assert torch.equal(each.nan_to_num(-1), analysis.rolling(rows, 2).sum().nan_to_num(-1))
+
+
+X = torch.ones(5)
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (lambda: analysis.rolling(X, -1), "window: found -1, expected a whole number from 0 on"),
+    (lambda: analysis.rolling(X, 2.5), "window: found 2.5, expected a whole number"),  # type: ignore[arg-type]
+    (lambda: analysis.rolling(X, True), "window: found True, expected a whole number"),
+    (lambda: analysis.rolling(X, 2, 3), "min_periods: found 3, expected at most the window, 2"),
+    (lambda: analysis.rolling(X, 2, -1), "min_periods: found -1, expected a whole number"),
+    (lambda: analysis.rolling(X, 2, center=1), "center: found 1, expected True or False"),  # type: ignore[arg-type]
+    (lambda: analysis.rolling(X, 2, closed="x"), "closed: found 'x', expected one of right, left"),  # type: ignore[arg-type]
+    (lambda: analysis.rolling(X.int(), 2).sum(), "nnue::rolling: x: found int32, expected float32 or float64"),
+    (lambda: analysis.rolling(X.sum(), 2).sum(), "nnue::rolling: x: found no dimension"),
+    (lambda: analysis.rolling(X, 2).cov(X[:4]), r"y: found shape \[4\], expected that of x, \[5\]"),
+    (lambda: analysis.rolling(X, 2).corr(X.int()), "y: found int32, expected float32"),
+    (lambda: analysis.rolling(X, 2).corr([1]), "other: found list, expected a tensor"),  # type: ignore[arg-type]
+    (lambda: analysis.rolling(X, 2).quantile(1.5), "quantile: found 1.5.*, expected 0 ... 1"),
+    (lambda: analysis.rolling(X, 2).quantile(math.nan), "quantile: found .*nan, expected 0 ... 1"),
+    (lambda: analysis.rolling(X, 2).quantile(0.5, "odd"), "interpolation: found 'odd', expected linear"),  # type: ignore[arg-type]
+    (lambda: torch.ops.nnue.rolling(X, None, "mode", 0, 1, 0), "statistic: found 'mode', expected sum, mean"),
+    (lambda: torch.ops.nnue.rolling(X, X, "sum", 0, 1, 0), "y: found a tensor, expected none for this statistic"),
+    (lambda: torch.ops.nnue.rolling(X, None, "cov", 0, 1, 0), "y: found none, expected a tensor"),
+    (lambda: torch.ops.nnue.rolling(X, None, "sum", 0, -1, 0), "length: found -1, expected 0 or more"),
+    (lambda: torch.ops.nnue.rolling(X, None, "sum", 1 << 62, 1, 0), "first: found .*, expected an offset within"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_errors_are_one_line(number: int) -> None:
+    call, message = WRONG[number]
+    with pytest.raises((ValueError, RuntimeError), match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value).split("\nException raised from")[0]
+
+
+@pytest.mark.cuda
+def test_more_than_two_to_the_31_elements(cuda: torch.device) -> None:
+    n = (1 << 31) + 5000
+    x = torch.zeros(n, device=cuda)
+    x[-10:] = 1
+    found = analysis.rolling(x, 5000).sum()
+    assert found[-1].item() == 10
+    assert found[4998].isnan()
+    assert found[1 << 31].item() == 0
+
+
+@pytest.mark.cuda
+def test_on_a_stream_of_its_own(cuda: torch.device) -> None:
+    stream = torch.cuda.Stream()
+    x = torch.zeros(1 << 22, device=cuda)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        x.fill_(1)
+        found = analysis.rolling(x, 10_000).sum()
+    stream.synchronize()
+    assert found[-1].item() == 10_000

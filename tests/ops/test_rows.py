@@ -1,0 +1,107 @@
+"""nnue::transpose and nnue::row_norms."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import pytest
+import torch
+
+from nnue_trainer import rows
+
+SHAPES = [(1, 1), (3, 5), (64, 64), (65, 129), (1, 300), (257, 2), (2, 3, 70, 33), (0, 4), (4, 0), (0, 3, 4)]
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.bfloat16, torch.float32, torch.int64, torch.float64]
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transpose(device: torch.device, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        x = numbers(shape, dtype).to(device)
+        found = rows.transpose(x)
+        assert found.is_contiguous()
+        assert torch.equal(found, x.mT)
+        assert torch.equal(rows.transpose(x.mT), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_emulated_transpose(emulator: ctypes.CDLL, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        assert torch.equal(torch.ops.nnue_emulated.transpose(x), x.mT)
+
+
+def expected(x: torch.Tensor) -> list[torch.Tensor]:
+    d = x.double().abs()
+    largest = d.amax(-1) if x.shape[-1] else d.sum(-1)
+    return [t.to(x.dtype) for t in (d.sum(-1), d.square().sum(-1).sqrt(), largest)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_norms(device: torch.device, dtype: torch.dtype) -> None:
+    for shape in ((1,), (7,), (3, 16), (2, 3, 1000), (5, 0), (0, 5), (2, 70)):
+        x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 3).to(dtype).to(device)
+        for found, value in zip(rows.norms(x), expected(x), strict=True):
+            torch.testing.assert_close(found, value, rtol=1e-14 if dtype == torch.float64 else 1e-2, atol=0)
+        for order, value in zip((1, 2, math.inf), expected(x), strict=True):
+            torch.testing.assert_close(
+                rows.norm(x, order), value, rtol=1e-14 if dtype == torch.float64 else 1e-2, atol=0
+            )
+
+
+def test_emulated_norms(emulator: ctypes.CDLL) -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        for shape in ((7,), (3, 1000), (5, 0), (0, 5)):
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+            out = [torch.empty(shape[:-1], dtype=dtype) for _ in range(3)]
+            torch.ops.nnue_emulated.row_norms(x, *out)
+            for found, value in zip(out, expected(x), strict=True):
+                torch.testing.assert_close(found, value, rtol=1e-14 if dtype == torch.float64 else 1e-2, atol=0)
+
+
+def test_out(device: torch.device) -> None:
+    """Results go into the tensors that are given, and into no others."""
+    x = torch.tensor([[3.0, -4.0], [0.0, 1.0]], device=device)
+    l2 = torch.empty(2, device=device)
+    found = rows.norms(x, out=(None, l2, None))
+    assert found.l2 is l2
+    assert [t.tolist() for t in found] == [[7, 1], [5, 1], [4, 1]]
+    assert rows.norm(x, math.inf, out=l2) is l2
+    assert l2.tolist() == [4, 1]
+
+
+def test_nan_and_huge_rows(device: torch.device) -> None:
+    x = torch.zeros(3, 40, device=device)
+    x[0, 17], x[1, 5], x[2] = math.nan, math.inf, 3e38
+    l1, l2, largest = (t.tolist() for t in rows.norms(x))
+    assert all(math.isnan(t[0]) for t in (l1, l2, largest))
+    assert [t[1] for t in (l1, l2, largest)] == [math.inf] * 3
+    assert largest[2] == pytest.approx(3e38)
+    assert rows.norm(x[2, :1].expand(1, 1)).item() == pytest.approx(3e38)
+
+
+def test_errors() -> None:
+    x = torch.ones(3, 4)
+    for call, message in (
+        (lambda: rows.transpose(x[0]), r"nnue::transpose: x: found 1 dimensions, expected shape \[..., R, C\]"),
+        (lambda: rows.transpose(x.to(torch.complex128)), "expected a dtype of 1, 2, 4 or 8 bytes"),
+        (lambda: rows.norms(x.int()), "nnue::row_norms: x: found int32, expected float32"),
+        (lambda: rows.norms(x, (torch.empty(4), None, None)), r"sums: found shape \[4\], expected shape \[3\]"),
+        (lambda: rows.norms(x, (None, torch.empty(3).double(), None)), "roots: found float64, expected float32"),
+        (lambda: rows.norms(x, (None, None, torch.empty(6)[::2])), "largest: found a tensor that is not contiguous"),
+        (lambda: rows.norm(x, 3), "order: found 3, expected 1, 2 or inf"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            call()
+
+
+def test_opcheck_and_no_derivative(device: torch.device) -> None:
+    x = torch.randn(3, 4, device=device)
+    torch.library.opcheck(torch.ops.nnue.transpose.default, (x,))
+    torch.library.opcheck(torch.ops.nnue.row_norms.default, (x, torch.empty(3, device=device), None, None))
+    with pytest.raises(RuntimeError, match=r"nnue::transpose: gradient: .*detach its inputs"):
+        rows.transpose(x.requires_grad_()).sum().backward()
