@@ -14,8 +14,8 @@
 //
 // The state of a range of elements is an affine map of what was before: how the weights of all before it fall, and the
 // weight, mean and moments of its own observations. States of neighbouring ranges merge, so rows are scanned in tiles.
-// How an element changes the weights depends on the rest of the row only where adjust is false: then on the place of the
-// observation before, which is found first.
+// How an element changes the weights depends on the rest of the row only where adjust is false: then on the place of
+// the observation before, which is found first.
 #pragma once
 
 #include <algorithm>
@@ -53,8 +53,12 @@ NNUE_HOST_DEVICE State<kVariance> merge(const State<kVariance>& a, const State<k
     const double before = a.weight * b.decay;
     s.weight = before + b.weight;
     // The shares of a and b in the sum. All weights may have fallen to 0, and mean and var stay where they are.
-    const bool some = s.weight > 0;
-    const double mine = some ? b.weight / s.weight : (b.count > 0 ? 1 : 0), rest = some ? before / s.weight : 1 - mine;
+    double mine = b.count > 0 ? 1 : 0, rest = 1 - mine;
+    if (s.weight > 0) {
+        const double inverse = 1 / s.weight;
+        mine = b.weight * inverse;
+        rest = before * inverse;
+    }
     const double d = a.count > 0 ? b.mean - a.mean : 0;
     s.mean = a.count > 0 ? a.mean + mine * d : b.mean;
     if constexpr (kVariance) {
@@ -89,9 +93,14 @@ struct Rule {
             s.decay = 0, s.weight = 1;
         } else {
             const int64_t gap = ignore_na ? 1 : i - last;
-            const double old = gap == 1 ? 1 - alpha : pow(1 - alpha, static_cast<double>(gap));
-            s.weight = alpha / (old + alpha);
-            s.decay = old / (old + alpha);
+            if (gap == 1) {
+                s.weight = alpha;
+                s.decay = 1 - alpha;
+            } else {
+                const double old = pow(1 - alpha, static_cast<double>(gap));
+                s.weight = alpha / (old + alpha);
+                s.decay = old / (old + alpha);
+            }
         }
         return s;
     }
@@ -120,7 +129,13 @@ inline Rule check_rule(const Tensor& x, Device device, const std::string& statis
     if (min_periods < 0) fail(kName, "min_periods", min_periods, "0 or more");
     const bool mean = statistic == "mean", var = statistic == "var";
     if (!mean && !var && statistic != "std") fail(kName, "statistic", "'" + statistic + "'", "mean, var or std");
-    return {alpha, adjust, ignore_na, bias, mean ? Statistic::mean : var ? Statistic::var : Statistic::std,
+    return {alpha,
+            adjust,
+            ignore_na,
+            bias,
+            mean  ? Statistic::mean
+            : var ? Statistic::var
+                  : Statistic::std,
             static_cast<double>(std::max<int64_t>(min_periods, 1))};
 }
 

@@ -1,9 +1,9 @@
 // Counter-based random numbers: the contract of the operator, the generator, and how numbers are made of its bits. The
 // same lines on CPU and CUDA, so the same numbers.
 //
-// The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC11). It is a
-// function of a key of 64 bits and a counter of 128 bits to four words of 32 bits. The key is the seed; the counter has
-// the number of the block in its lower half and the stream in its upper half.
+// The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC11). It is
+// a function of a key of 64 bits and a counter of 128 bits to four words of 32 bits. The key is the seed; the counter
+// has the number of the block in its lower half and the stream in its upper half.
 //
 // Element i of an output is number offset + i of the stream, whatever its shape, and however many are made at once:
 //
@@ -118,8 +118,7 @@ struct Rule {
                     return static_cast<T>(
                         a + b * normal(static_cast<double>(w.at[at & 2]) * 0x1p-32, w.at[at | 1] * 0x1p-32));
                 }
-                return static_cast<T>(
-                    a + b * normal(unit(joined(w.at[0], w.at[1])), unit(joined(w.at[2], w.at[3]))));
+                return static_cast<T>(a + b * normal(unit(joined(w.at[0], w.at[1])), unit(joined(w.at[2], w.at[3]))));
             case Distribution::integers:
                 return static_cast<T>(static_cast<uint64_t>(low) + bounded(number, joined(w.at[0], w.at[1])));
             default:
@@ -131,9 +130,8 @@ struct Rule {
 inline Rule check_rule(const Tensor& out, Device device, const std::string& name, int64_t seed, int64_t stream,
                        int64_t offset, double a, double b, int64_t low, int64_t high) {
     static constexpr std::pair<const char*, Distribution> kAll[] = {
-        {"bits", Distribution::bits},         {"uniform", Distribution::uniform},
-        {"normal", Distribution::normal},     {"integers", Distribution::integers},
-        {"bernoulli", Distribution::bernoulli},
+        {"bits", Distribution::bits},         {"uniform", Distribution::uniform},     {"normal", Distribution::normal},
+        {"integers", Distribution::integers}, {"bernoulli", Distribution::bernoulli},
     };
     const auto* const found =
         std::find_if(std::begin(kAll), std::end(kAll), [&](const auto& known) { return name == known.first; });
@@ -143,8 +141,15 @@ inline Rule check_rule(const Tensor& out, Device device, const std::string& name
     check_device(kName, "out", out, device, out, "out");
     if (!out.is_contiguous()) fail(kName, "out", "a tensor that is not contiguous", "a contiguous one");
     if (offset < 0) fail(kName, "offset", offset, "0 or more");
-    Rule rule{found->second,        static_cast<uint64_t>(seed), static_cast<uint64_t>(stream),
-              static_cast<uint64_t>(offset), a, b, low, static_cast<uint64_t>(high) - static_cast<uint64_t>(low), 2};
+    Rule rule{found->second,
+              static_cast<uint64_t>(seed),
+              static_cast<uint64_t>(stream),
+              static_cast<uint64_t>(offset),
+              a,
+              b,
+              low,
+              static_cast<uint64_t>(high) - static_cast<uint64_t>(low),
+              2};
     const bool single = out.scalar_type() == ScalarType::Float || out.scalar_type() == ScalarType::Int;
     switch (rule.distribution) {
         case Distribution::bits:
@@ -155,7 +160,8 @@ inline Rule check_rule(const Tensor& out, Device device, const std::string& name
         case Distribution::normal:
             check_dtype(kName, "out", out, {ScalarType::Float, ScalarType::Double});
             rule.words = (single ? 1 : 2) * (rule.distribution == Distribution::normal ? 2 : 1);
-            if (rule.distribution == Distribution::normal && !(b >= 0)) fail(kName, "b", std::to_string(b), "0 or more");
+            if (rule.distribution == Distribution::normal && !(b >= 0))
+                fail(kName, "b", std::to_string(b), "0 or more");
             break;
         case Distribution::integers:
             check_dtype(kName, "out", out, {ScalarType::Int, ScalarType::Long});

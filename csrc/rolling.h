@@ -111,8 +111,8 @@ struct Moments {
         const F before = s.at[0], n = before + of_finite(x, F{} + 1.0);
         const F d = of_finite(x, x - s.at[1]), share = d / at_least_one(n), t = d * share * before;
         if constexpr (kOrder >= 4) {
-            s.at[4] += t * share * share * (n * n - 3.0 * n + 3.0) + 6.0 * share * share * s.at[2] -
-                       4.0 * share * s.at[3];
+            s.at[4] +=
+                t * share * share * (n * n - 3.0 * n + 3.0) + 6.0 * share * share * s.at[2] - 4.0 * share * s.at[3];
         }
         if constexpr (kOrder >= 3) s.at[3] += t * share * (n - 2.0) - 3.0 * share * s.at[2];
         s.at[2] += t;
@@ -349,8 +349,8 @@ struct Quantile {
 
 inline Quantile check_quantile(int64_t min_periods, double quantile, const std::string& interpolation) {
     static constexpr std::pair<const char*, Quantile::Kind> kAll[] = {
-        {"linear", Quantile::Kind::linear},     {"lower", Quantile::Kind::lower},
-        {"higher", Quantile::Kind::higher},     {"midpoint", Quantile::Kind::midpoint},
+        {"linear", Quantile::Kind::linear},   {"lower", Quantile::Kind::lower},
+        {"higher", Quantile::Kind::higher},   {"midpoint", Quantile::Kind::midpoint},
         {"nearest", Quantile::Kind::nearest},
     };
     if (!(quantile >= 0 && quantile <= 1)) fail(kQuantileName, "quantile", std::to_string(quantile), "0 ... 1");

@@ -36,9 +36,8 @@ def main() -> None:
     a = parser.parse_args()
     for digits in range(2, a.digits + 1):
         found, error = estimate(10**digits, a.seed, torch.device(a.device))
-        print(
-            f"10^{digits} points: π = {found:.6f} ± {error:.6f}   off by {abs(found - math.pi) / error:.1f} standard errors"
-        )
+        off = abs(found - math.pi) / error
+        print(f"10^{digits} points: π = {found:.6f} ± {error:.6f}, off by {off:.1f} standard errors")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@
     y = numbers.normal((1000,))                  # goes on where x ended
     again = Philox(1).uniform((1000,))           # the numbers of x
 
-Element i of a call is number offset + i of the stream; csrc/random.h has the table of what is made of which bits. CPU and
-CUDA give equal bits, but for normal numbers, which may differ in the last place. Streams of one seed, and seeds, are
-independent of each other. Nothing here touches torch's own generators.
+Element i of a call is number offset + i of the stream; csrc/random.h has the table of what is made of which bits. CPU
+and CUDA give equal bits, but for normal numbers, which may differ in the last place. Streams of one seed, and seeds,
+are independent of each other. Nothing here touches torch's own generators.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Philox:
     """A place in a stream of random numbers; each call moves `offset` behind the numbers it made.
 
     seed, stream: any integers of 64 bits. offset: from 0 on. All three are the state: save them, and go on later.
-    A number is counted as one, whatever its distribution, so mixing distributions never uses the same bits twice only
-    if each has a stream of its own, or the same width of numbers.
+    A number counts as one, whatever its distribution. Distributions take different numbers of bits, so calls of several
+    kinds may share bits: give each kind a stream of its own where they have to be independent.
     """
 
     seed: int

@@ -32,7 +32,7 @@ def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | N
     Args:
         x: [..., n], float32, float64, float16 or bfloat16. Sums run in float64. Of no elements all are 0; NaN in a row
             makes its norms NaN.
-        out: tensors to write to, contiguous, of the shape [...] and the dtype and device of x; None in a place: a new one.
+        out: tensors to write to, contiguous, of the shape [...] and the dtype and device of x; None: a new one.
 
     Raises:
         RuntimeError: a tensor has another shape, dtype or device.

@@ -31,6 +31,9 @@ State<kVariance> scan(const Rule& rule, const T* x, int64_t begin, int64_t end, 
     for (int64_t i = begin; i < end; ++i) {
         const double value = static_cast<double>(x[i]);
         state = merge(state, rule.element<kVariance>(value, i, last));
+        // A product of factors below 1 would otherwise stay at the smallest denormal number, with which processors are
+        // slow.
+        if (state.decay < 1e-290) state.decay = 0;
         if (value - value == 0) last = i;
         if (out != nullptr) out[i] = static_cast<T>(rule.finish(state));
     }

@@ -53,7 +53,9 @@ std::vector<double> between(const Windows& w, std::vector<double> sums) {
     using One = State<double, N>;
     const int64_t count = w.summed, wanted = w.whole - 1;
     std::vector<double> found(w.rows * w.tiles * N), doubled(sums.size());
-    const auto at = [](std::vector<double>& states, int64_t i) { return reinterpret_cast<One*>(states.data() + i * N); };
+    const auto at = [](std::vector<double>& states, int64_t i) {
+        return reinterpret_cast<One*>(states.data() + i * N);
+    };
     for (int64_t i = 0; i < w.rows * w.tiles; ++i) *at(found, i) = M::template identity<double>();
     int64_t offset = 1;
     for (int64_t size = 1; size <= wanted; size *= 2) {
@@ -65,7 +67,8 @@ std::vector<double> between(const Windows& w, std::vector<double> sums) {
                     One* const to = at(found, row * w.tiles + t);
                     *to = M::merge(*to, *at(sums, i + offset));
                 }
-                if (more) *at(doubled, i) = t + size < count ? M::merge(*at(sums, i), *at(sums, i + size)) : *at(sums, i);
+                if (more)
+                    *at(doubled, i) = t + size < count ? M::merge(*at(sums, i), *at(sums, i + size)) : *at(sums, i);
             }
         });
         if ((wanted & size) != 0) offset += size;
@@ -85,10 +88,9 @@ void roll(Job<T> job) {
     if (w.whole > 1) {
         std::vector<double> sums(w.rows * w.summed * M::kNumbers);
         job.sums = sums.data();
-        torch::stable::parallel_for(0, NNUE_CALL_BEST_ISA(groups_of, w.rows * w.summed), grain,
-                                    [&](int64_t begin, int64_t end) {
-                                        NNUE_CALL_BEST_ISA(template sum_tiles<M>, job, begin, end);
-                                    });
+        torch::stable::parallel_for(
+            0, NNUE_CALL_BEST_ISA(groups_of, w.rows * w.summed), grain,
+            [&](int64_t begin, int64_t end) { NNUE_CALL_BEST_ISA(template sum_tiles<M>, job, begin, end); });
         middle = between<M>(w, std::move(sums));
         job.between = middle.data();
     }
@@ -173,9 +175,8 @@ void quantiles(const Windows& w, const T* x, int64_t begin, int64_t end, const Q
     for (int64_t i = low; i < high; ++i) {
         if (std::isfinite(x[i])) order.push_back(static_cast<int32_t>(i - low));
     }
-    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-        return x[low + a] < x[low + b] || (x[low + a] == x[low + b] && a < b);
-    });
+    std::sort(order.begin(), order.end(),
+              [&](int32_t a, int32_t b) { return x[low + a] < x[low + b] || (x[low + a] == x[low + b] && a < b); });
     for (size_t r = 0; r < order.size(); ++r) rank[order[r]] = static_cast<int32_t>(r);
     OrderedSet set(std::max<int64_t>(static_cast<int64_t>(order.size()), 1));
     int64_t from = low, to = low, count = 0;
@@ -188,8 +189,8 @@ void quantiles(const Windows& w, const T* x, int64_t begin, int64_t end, const Q
         for (; from < window_begin; ++from) {
             if (rank[from - low] >= 0) set.erase(rank[from - low]), --count;
         }
-        out[i] = static_cast<T>(
-            quantile(count, [&](int64_t k) { return static_cast<double>(x[low + order[set.at(k)]]); }));
+        out[i] =
+            static_cast<T>(quantile(count, [&](int64_t k) { return static_cast<double>(x[low + order[set.at(k)]]); }));
     }
 }
 
@@ -211,7 +212,8 @@ Tensor rolling_quantile_op(const Tensor& x_in, int64_t first, int64_t length, in
                            const std::string& interpolation) {
     const Windows w = check_windows(kQuantileName, x_in, Device::cpu, first, length, min_periods);
     const Quantile q = check_quantile(min_periods, quantile, interpolation);
-    if (w.length > INT32_MAX / 2) fail(kQuantileName, "length", w.length, "at most 2^30 elements that a window reaches");
+    if (w.length > INT32_MAX / 2)
+        fail(kQuantileName, "length", w.length, "at most 2^30 elements that a window reaches");
     const Tensor x = torch::stable::contiguous(x_in);
     Tensor out = torch::stable::new_empty(x, x.sizes());
     if (w.rows * w.n == 0) return out;

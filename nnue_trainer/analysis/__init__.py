@@ -1,4 +1,4 @@
-"""Looking at runs, data and nets: sliding windows and exponentially weighted moments on CPU and CUDA (docs/analysis.md)."""
+"""Looking at runs, data and nets: sliding windows and exponentially weighted moments (docs/analysis.md)."""
 
 from nnue_trainer.analysis.ewm import Ewm, ewm
 from nnue_trainer.analysis.rolling import Rolling, rolling

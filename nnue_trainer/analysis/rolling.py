@@ -2,9 +2,9 @@
 
     smooth = analysis.rolling(loss, 100, min_periods=1).mean()
 
-Each statistic is one operator, `nnue::rolling` or `nnue::rolling_quantile`, whose time does not depend on the window
-(quantiles: by its logarithm). Nothing is subtracted, so nothing cancels and nothing drifts: csrc/rolling.h says how. The
-operators have no derivative.
+Each statistic is one operator, `nnue::rolling` or `nnue::rolling_quantile`. Its time does not depend on the window;
+that of quantiles grows with the window's logarithm. Nothing is subtracted, so nothing cancels and nothing drifts:
+csrc/rolling.h says how. The operators have no derivative.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _quantile_of_tensors(
     """`nnue::rolling_quantile` made of torch's operators, which is its CUDA implementation."""
     # A call of no elements with the same arguments goes through the CPU operator's checks.
     torch.ops.nnue.rolling_quantile(
-        torch.empty(x.shape[:-1] + (0,), dtype=x.dtype), first, length, min_periods, quantile, interpolation
+        torch.empty((*x.shape[:-1], 0), dtype=x.dtype), first, length, min_periods, quantile, interpolation
     )
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() == 0:

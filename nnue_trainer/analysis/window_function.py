@@ -102,7 +102,7 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True)
 class WindowFunction:
-    """The body of a C++ function of a window `w`, which has `w.size()` elements `w[i]` in float64, and returns a number.
+    """The body of a C++ function of a window `w` with `w.size()` elements `w[i]` in float64; it returns a number.
 
         spread = WindowFunction('''
             double low = w[0], high = w[0];
@@ -183,7 +183,7 @@ def apply(
 
 
 def _in_threads(body: Callable[[int, int], None], count: int, cost: int) -> None:
-    """Calls body(begin, end) for parts of 0 … count in as many threads as torch has. ctypes lets others run meanwhile."""
+    """Calls body(begin, end) for parts of 0 … count, in as many threads as torch has: ctypes lets others run."""
     from concurrent.futures import ThreadPoolExecutor
 
     threads = min(torch.get_num_threads(), max(count * cost >> 16, 1))
@@ -212,12 +212,12 @@ def _over_windows(function: Any, x: Any, out: Any, first: int, length: int, min_
 
 @functools.lru_cache(maxsize=64)
 def _compiled(function: Callable[..., float]) -> Any:
-    """(the loop, the function), compiled by Numba; without Numba, or where it cannot compile the function, as they are."""
+    """(the loop, the function), compiled by Numba; as they are without it, or where it cannot compile the function."""
     try:
         import numba  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return _over_windows, function
-    inner = function if hasattr(function, "py_func") else numba.njit(function)
+    inner: Any = function if hasattr(function, "py_func") else numba.njit(function)
     try:
         inner.compile((numba.float64[::1],))
     except numba.core.errors.NumbaError:

@@ -1,4 +1,4 @@
-"""Windows and exponential weights have pandas' values and NaN rules: its documentation's cases, and 10,000 random ones."""
+"""Windows and exponential weights against pandas: the cases of its documentation, and 10,450 random ones."""
 
 from __future__ import annotations
 

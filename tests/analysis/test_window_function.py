@@ -88,7 +88,7 @@ def test_compiled_once(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.compiler
 def test_what_the_compiler_says_is_one_line() -> None:
-    with pytest.raises(UserError, match="mistake: g\\+\\+: .*error.*missing") as caught:
+    with pytest.raises(UserError, match=r"mistake: g\+\+: .*error.*missing") as caught:
         analysis.rolling(torch.zeros(5), 3).apply(WindowFunction("return missing;", "mistake"))
     assert "\n" not in str(caught.value)
 

@@ -98,7 +98,7 @@ def test_opcheck_and_no_derivative(device: torch.device) -> None:
     x = values(1, 3, 30, missing=0).to(device)
     torch.library.opcheck(torch.ops.nnue.ewm.default, (x, "mean", 0.1))
     torch.library.opcheck(torch.ops.nnue.ewm.default, (x.mT, "std", 0.1, False, False, True))
-    with pytest.raises(RuntimeError, match="nnue::ewm: gradient: .*detach its inputs"):
+    with pytest.raises(RuntimeError, match=r"nnue::ewm: gradient: .*detach its inputs"):
         analysis.ewm(x.requires_grad_(), com=1).mean().sum().backward()
 
 

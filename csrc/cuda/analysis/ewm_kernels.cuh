@@ -1,5 +1,5 @@
-// Exponentially weighted moments on CUDA: the states of tiles, a scan of these by one thread block for each row, and the
-// outputs by a scan of each tile. ewm.h has the states.
+// Exponentially weighted moments on CUDA: the states of tiles, a scan of these by one thread block for each row, and
+// the outputs by a scan of each tile. ewm.h has the states.
 #pragma once
 
 #include "../../ewm.h"
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kThreads) ewm_last(const EwmJob<T> job) {
 
 // What each tile has, replaced by what all tiles of the row before it have.
 template <class S, class M>
-__global__ void __launch_bounds__(kThreads) carry(S* states, int64_t rows, int64_t tiles, const S identity,
-                                                  const M merge) {
+__global__ void __launch_bounds__(kThreads)
+    carry(S* states, int64_t rows, int64_t tiles, const S identity, const M merge) {
     extern __shared__ double memory[];
     S* const warps = reinterpret_cast<S*>(memory);
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -119,9 +119,8 @@ __global__ void __launch_bounds__(kThreads) ewm_tiles(const EwmJob<T> job) {
         if constexpr (write) {
             const S all = reinterpret_cast<const S*>(job.states)[block];
             T found[kChunk];
-            follow(ewm::merge(all, inside), [&](int j, const S& state) {
-                found[j] = static_cast<T>(job.rule.finish(state));
-            });
+            follow(ewm::merge(all, inside),
+                   [&](int j, const S& state) { found[j] = static_cast<T>(job.rule.finish(state)); });
             __syncthreads();
 #pragma unroll
             for (int j = 0; j < kChunk; ++j) elements[padded(begin + j)] = found[j];

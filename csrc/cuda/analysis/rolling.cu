@@ -18,13 +18,10 @@ using rolling::kName;
 template <class... Parameters, class... Arguments>
 void launch_with(const char* name, void (*kernel)(Parameters...), unsigned grid, int threads, size_t bytes,
                  cudaStream_t stream, const Arguments&... arguments) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), name);
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+               name);
     launch(name, kernel, grid, threads, bytes, stream, arguments...);
 }
-
-// Pairs need twice the room for elements, and have the largest states.
-template <class M>
-constexpr int kMostThreads = M::kPair ? kThreads / 2 : kThreads;
 
 template <class M, class T>
 void roll(Job<T> job, const Tensor& x, cudaStream_t stream) {
@@ -49,9 +46,10 @@ void roll(Job<T> job, const Tensor& x, cudaStream_t stream) {
         sums = doubles(sums_size), doubled = doubles(sums_size), between = doubles(w.rows * w.tiles * kNumbers);
         job.sums = mutable_data<double>(sums);
         job.between = mutable_data<double>(between);
-        launch_with("rolling_sums", sum_tiles<M, T>, thread_blocks_for(w.rows * w.summed, 1), threads, bytes,
-                    stream, job);
-        auto *from = reinterpret_cast<StateOf<M>*>(job.sums), *to = reinterpret_cast<StateOf<M>*>(mutable_data<double>(doubled));
+        launch_with("rolling_sums", sum_tiles<M, T>, thread_blocks_for(w.rows * w.summed, 1), threads, bytes, stream,
+                    job);
+        auto *from = reinterpret_cast<StateOf<M>*>(job.sums),
+             *to = reinterpret_cast<StateOf<M>*>(mutable_data<double>(doubled));
         int64_t offset = 1;
         for (int64_t size = 1; size < w.whole; size *= 2) {
             const bool takes = ((w.whole - 1) & size) != 0, more = size * 2 < w.whole;

@@ -30,6 +30,10 @@ struct Job {
     double* between;  // [rows, tiles] states of the whole tiles after each tile, or null
 };
 
+// Pairs need twice the room for elements, and twice the registers.
+template <class M>
+constexpr int kMostThreads = M::kPair ? kThreads / 2 : kThreads;
+
 template <class M>
 using StateOf = State<double, M::kNumbers>;
 
@@ -78,7 +82,7 @@ inline int64_t short_elements(int64_t threads, int64_t length) {
 
 // Tiles are as long as the thread block's chunks.
 template <class M, class T>
-__global__ void __launch_bounds__(kThreads) roll_short(const Job<T> job) {
+__global__ void __launch_bounds__(kMostThreads<M>) roll_short(const Job<T> job) {
     extern __shared__ double memory[];
     const Windows& w = job.windows;
     const int threads = blockDim.x, me = threadIdx.x;
@@ -165,7 +169,7 @@ __device__ StateOf<M> chunk_state(const Shared<M, T>& shared, int64_t count) {
 
 // The states of tiles.
 template <class M, class T>
-__global__ void __launch_bounds__(kThreads) sum_tiles(const Job<T> job) {
+__global__ void __launch_bounds__(kMostThreads<M>) sum_tiles(const Job<T> job) {
     extern __shared__ double memory[];
     const Windows& w = job.windows;
     Shared<M, T> shared(memory, static_cast<int64_t>(blockDim.x) * kChunk);
@@ -174,18 +178,18 @@ __global__ void __launch_bounds__(kThreads) sum_tiles(const Job<T> job) {
         shared.load(job, block / tiles, w.first + block % tiles * w.tile, w.tile);
         __syncthreads();
         StateOf<M> total;
-        exclusive_scan<false>(chunk_state<M>(shared, w.tile), M::template identity<double>(), shared.states,
-                              Merge<M>(), &total);
+        exclusive_scan<false>(chunk_state<M>(shared, w.tile), M::template identity<double>(), shared.states, Merge<M>(),
+                              &total);
         if (threadIdx.x == 0) reinterpret_cast<StateOf<M>*>(job.sums)[block] = total;
     }
 }
 
-// One turn of doubling: between ⊕= the state of `size` tiles at the offset, if the turn has it; then the states of twice
-// as many tiles go from `sums` to `doubled`.
+// One turn of doubling: between ⊕= the state of `size` tiles at the offset, if the turn has it; then the states of
+// twice as many tiles go from `sums` to `doubled`.
 template <class M>
-__global__ void __launch_bounds__(kThreads) double_tiles(const Windows w, const StateOf<M>* sums, StateOf<M>* doubled,
-                                                         StateOf<M>* between, int64_t offset, int64_t size, bool first,
-                                                         bool takes, bool more) {
+__global__ void __launch_bounds__(kThreads)
+    double_tiles(const Windows w, const StateOf<M>* sums, StateOf<M>* doubled, StateOf<M>* between, int64_t offset,
+                 int64_t size, bool first, bool takes, bool more) {
     const int64_t tiles = w.summed, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
     const int64_t most = tiles > w.tiles ? tiles : w.tiles;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < w.rows * most; i += step) {
@@ -204,7 +208,7 @@ __global__ void __launch_bounds__(kThreads) double_tiles(const Windows w, const 
 }
 
 template <class M, class T>
-__global__ void __launch_bounds__(kThreads) roll_long(const Job<T> job) {
+__global__ void __launch_bounds__(kMostThreads<M>) roll_long(const Job<T> job) {
     extern __shared__ double memory[];
     const Windows& w = job.windows;
     const int64_t begin = static_cast<int64_t>(threadIdx.x) * kChunk;
@@ -239,8 +243,8 @@ __global__ void __launch_bounds__(kThreads) roll_long(const Job<T> job) {
 
         shared.load(job, row, end + w.rest, w.tile);
         __syncthreads();
-        state = M::merge(before, exclusive_scan<false>(chunk_state<M>(shared, w.tile), identity, shared.states,
-                                                       Merge<M>(), &total));
+        state = M::merge(
+            before, exclusive_scan<false>(chunk_state<M>(shared, w.tile), identity, shared.states, Merge<M>(), &total));
         double found[kChunk];
 #pragma unroll
         for (int j = 0; j < kChunk; ++j) {

@@ -16,7 +16,9 @@ using rows::Norms;
 
 // The side of a tile: rows of it are 128 bytes or more on both sides.
 template <class T>
-constexpr int kSide = sizeof(T) == 8 ? 32 : sizeof(T) == 1 ? 128 : 64;
+constexpr int kSide = sizeof(T) == 8   ? 32
+                      : sizeof(T) == 1 ? 128
+                                       : 64;
 constexpr int kAcross = 32, kDown = 8;
 
 template <class T>
@@ -32,14 +34,16 @@ __global__ void __launch_bounds__(kAcross* kDown) transpose(const T* x, T* out, 
 #pragma unroll 4
         for (int r = line; r < kTile; r += kDown) {
             for (int c = lane; c < kTile; c += kAcross) {
-                if (row + r < m.rows && column + c < m.columns) tile[r][c] = x[start + (row + r) * m.columns + column + c];
+                if (row + r < m.rows && column + c < m.columns)
+                    tile[r][c] = x[start + (row + r) * m.columns + column + c];
             }
         }
         __syncthreads();
 #pragma unroll 4
         for (int c = line; c < kTile; c += kDown) {
             for (int r = lane; r < kTile; r += kAcross) {
-                if (row + r < m.rows && column + c < m.columns) out[start + (column + c) * m.rows + row + r] = tile[r][c];
+                if (row + r < m.rows && column + c < m.columns)
+                    out[start + (column + c) * m.rows + row + r] = tile[r][c];
             }
         }
         __syncthreads();
