@@ -52,9 +52,9 @@ NNUE_HOST_DEVICE State<kVariance> merge(const State<kVariance>& a, const State<k
     s.count = a.count + b.count;
     const double before = a.weight * b.decay;
     s.weight = before + b.weight;
-    // The shares of a and b in the sum. All weights may have fallen to 0, and mean and var stay where they are.
+    // The shares of a and b in the sum. All weights may have fallen to nothing: mean and var then stay where they are.
     double mine = b.count > 0 ? 1 : 0, rest = 1 - mine;
-    if (s.weight > 0) {
+    if (s.weight > 1e-300) {
         const double inverse = 1 / s.weight;
         mine = b.weight * inverse;
         rest = before * inverse;
