@@ -15,10 +15,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import Unfailing
+from nnue_trainer.progress import Unfailing, progress_bar
 
 _SHOWN_ERRORS = 3
 
@@ -48,47 +49,84 @@ def cache_folder(kind: str) -> Path:
     try:
         home = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     except RuntimeError:
-        raise UserError(f"no home folder to keep compiled {kind} in: set XDG_CACHE_HOME") from None
+        raise UserError(f"no home folder to keep compiled {_plural(kind)} in: set XDG_CACHE_HOME") from None
     return home / "nnue-trainer" / kind
 
 
-def library_of(name: str, kind: str, source: str, suffix: str, command: list[str], flags: list[str]) -> Path:
+def library_of(
+    name: str,
+    kind: str,
+    source: str,
+    suffix: str,
+    command: list[str],
+    flags: list[str],
+    *,
+    target: str = "the CPU",
+    prefix: str = "",
+    made_of: Callable[[Path], Iterable[Path]] | None = None,
+    error_name: str | None = None,
+    shorter: tuple[str, str] | None = None,
+) -> Path:
     """The shared library made of `source`. UserError with the compiler's first errors, or if it cannot be kept.
 
-    name: what messages call it. kind: its folder in the cache, and what it is. suffix: of the source, ".cpp" or ".cu".
+    Args:
+        name: what messages call it; `error_name`, if given, in errors of the compiler.
+        kind: its folder in the cache, and what it is, such as "window-functions".
+        suffix: of the source, ".cpp" or ".cu".
+        target: what it is compiled for, in messages.
+        prefix: of the library's name.
+        made_of: given the source as a file, further files whose text matters.
+        shorter: (path, text): what errors of the compiler have instead of this path.
     """
-    text = repr([source, command, flags, _run([*command, "--version"], name)])
     folder = cache_folder(kind)
-    library = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
-    if library.is_file():
-        return library
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = tempfile.TemporaryDirectory(dir=folder, prefix="compiling-")
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be written: {error.strerror}; compiled {kind} are kept there (XDG_CACHE_HOME)"
+            f"{folder}: cannot be written: {error.strerror}; compiled {_plural(kind)} are kept there (XDG_CACHE_HOME)"
         ) from None
     with scratch as inner:
         unit, built = Path(inner) / f"source{suffix}", Path(inner) / "built.so"
         unit.write_text(source, encoding="utf-8")
-        print(f"nnue: {shown(name)}: compiling, once; kept in {shown(folder)}", file=Unfailing(sys.stderr))
-        _run([*command, *flags, str(unit), "-o", str(built)], name, str(unit))
+        digest = hashlib.sha256(repr([source, command, flags, _version(command)]).encode())
+        for path in () if made_of is None else made_of(unit):
+            digest.update(path.read_bytes())
+        library = folder / f"{prefix}{digest.hexdigest()[:24]}.so"
+        if library.is_file():
+            return library
+        print(f"nnue: {shown(name)}: compiling for {target}, once; kept in {shown(folder)}", file=Unfailing(sys.stderr))
+        with progress_bar(f"compiling {name} for {target}"):
+            run([*command, *flags, str(unit), "-o", str(built)], error_name or name, shorter or (f"{unit}:", ""))
         built.replace(library)  # a reader never sees half of it
     return library
 
 
-def _run(command: list[str], name: str, unit: str = "") -> str:
+def run(command: list[str], name: str, shorter: tuple[str, str]) -> str:
+    """What a compiler prints. UserError with the first of its errors, in one line; see `library_of`."""
+    env = {**os.environ, "LC_ALL": "C"}
     try:
-        env = {**os.environ, "LC_ALL": "C"}
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, check=False)
     except OSError as error:
         raise UserError(f"{shown(command[0])}: cannot be run: {error.strerror}") from None
     if done.returncode == 0:
         return done.stdout
-    said = (done.stderr + done.stdout).replace(f"{unit}:" if unit else "\0", "")
+    said = (done.stderr + done.stdout).replace(*shorter)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror\b", line)] or lines or [f"status {done.returncode}"]
     more = f" (and {len(errors) - _SHOWN_ERRORS} more)" if len(errors) > _SHOWN_ERRORS else ""
     first = "; ".join(shown(line) for line in errors[:_SHOWN_ERRORS])
     raise UserError(f"{shown(name)}: {Path(command[0]).name}: {first}{more}")
+
+
+def _version(command: list[str]) -> str:
+    """What a compiler says of itself."""
+    try:
+        said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"{shown(command[0])}: cannot be run: {error.strerror}") from None
+    return said.stdout
+
+
+def _plural(kind: str) -> str:
+    return kind.replace("-", " ")

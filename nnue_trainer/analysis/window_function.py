@@ -121,7 +121,7 @@ class WindowFunction:
     @functools.cached_property
     def _on_cpu(self) -> Any:
         flags = ["-std=c++20", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
-        return self._load(_CPU, ".cpp", compile_once.find_compiler(_WHAT), flags)
+        return self._load(_CPU, ".cpp", compile_once.find_compiler(_WHAT), flags, "the CPU")
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
@@ -129,11 +129,11 @@ class WindowFunction:
         found = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
         flags = ["-std=c++20", "-O3", "-shared", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden"]
         flags += ["-cudart=static", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
-        return self._load(_CUDA, ".cu", compile_once.find_nvcc(_WHAT), flags)
+        return self._load(_CUDA, ".cu", compile_once.find_nvcc(_WHAT), flags, "CUDA")
 
-    def _load(self, end: str, suffix: str, compiler: list[str], flags: list[str]) -> Any:
+    def _load(self, end: str, suffix: str, compiler: list[str], flags: list[str], target: str) -> Any:
         source = _SOURCE.replace("BODY", self.body) + end
-        library = compile_once.library_of(self.name, "window-functions", source, suffix, compiler, flags)
+        library = compile_once.library_of(self.name, "window-functions", source, suffix, compiler, flags, target=target)
         return ctypes.CDLL(str(library))
 
 

@@ -11,15 +11,9 @@ A header is only ever read because a recipe in hand or `--plugin` names it (nnue
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import platform
 import re
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -28,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnue_trainer import _data, _library
+from nnue_trainer import _data, _library, compile_once
 from nnue_trainer.data.feature_sets.base import Features
 from nnue_trainer.data.feature_sets.view import View
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.progress import Unfailing, progress_bar
+from nnue_trainer.progress import Unfailing
 from nnue_trainer.schema import section
 
 _PROJECT = Path(__file__).resolve().parents[3]
-_SHOWN_ERRORS = 3
+_WHAT = "feature sets in C++ headers"
 
 _CPU_SOURCE = """\
 #include "features/general_set.h"
@@ -139,7 +133,7 @@ def load(path: Path, name: str) -> ModuleType:
 
 def compiled(header: Path, struct: str) -> Path:
     """The shared library for the CPU. UserError if there is no compiler, or with its first errors."""
-    compiler = find_compiler()
+    compiler = compile_once.find_compiler(_WHAT)
     flags = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *_instruction_sets()]
     source = _CPU_SOURCE.format(header=_quotable(header), struct=struct)
     return _library_of(header, struct, source, ".cpp", compiler, [*flags, "-shared"], "the CPU", compiler)
@@ -152,36 +146,12 @@ def compiled_for_cuda(header: Path, struct: str, architectures: list[str], nvcc:
     source = _CUDA_SOURCE.format(header=_quotable(header), struct=struct)
     # The files that it is made of are asked of the host compiler, which is quicker and sees the same ones.
     what = "CUDA " + ", ".join(f"{a[:-1]}.{a[-1]}" for a in architectures)
-    return _library_of(header, struct, source, ".cu", [nvcc], flags, what, find_compiler())
-
-
-def find_compiler() -> list[str]:
-    """The C++ compiler: $CXX, or g++, c++, clang++ on PATH."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    for command in [named] if named else [["g++"], ["c++"], ["clang++"]]:
-        if shutil.which(command[0]):
-            return command
-    found = f"$CXX is {' '.join(named)!r}, which is not there" if named else "no g++, c++ or clang++"
-    raise UserError(f"feature sets in C++ headers need a C++20 compiler: {found}; install g++")
+    return _library_of(header, struct, source, ".cu", [nvcc], flags, what, compile_once.find_compiler(_WHAT))
 
 
 def find_nvcc() -> str:
     """nvcc of $CUDA_HOME, on PATH or in its usual place."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    for candidate in [f"{home}/bin/nvcc"] * bool(home) + ["nvcc", "/usr/local/cuda/bin/nvcc"]:
-        if found := shutil.which(candidate):
-            return found
-    raise UserError("feature sets in C++ headers need nvcc for CUDA, which is neither on PATH nor in $CUDA_HOME")
-
-
-def cache_folder() -> Path:
-    """Where compiled feature sets are kept: $XDG_CACHE_HOME/nnue-trainer/feature-sets, by default below ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        home = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:
-        raise UserError("no home folder to keep compiled feature sets in: set XDG_CACHE_HOME") from None
-    return home / "nnue-trainer" / "feature-sets"
+    return compile_once.find_nvcc(_WHAT)[0]
 
 
 def include_folders() -> list[Path]:
@@ -215,34 +185,25 @@ def _library_of(
     what: str,
     host_compiler: list[str],
 ) -> Path:
-    folder = cache_folder()
     name = f"{header.name}:{struct}"
     includes = [f"-I{path}" for path in include_folders()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scratch = tempfile.TemporaryDirectory(dir=folder, prefix="compiling-")
-    except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written: {error.strerror}; compiled feature sets are kept there (XDG_CACHE_HOME)"
-        ) from None
-    with scratch as inner:
-        unit = Path(inner) / f"set{suffix}"
-        unit.write_text(source)
-        digest = hashlib.sha256(repr([source, command, flags, _version(command)]).encode())
-        for path in _files_of(name, header, unit, host_compiler, includes):
-            digest.update(path.read_bytes())
-        library = folder / f"{struct}-{digest.hexdigest()[:24]}.so"
-        if library.is_file():
-            return library
-        built = Path(inner) / "set.so"
-        print(f"nnue: {shown(name)}: compiling for {what}, once; kept in {shown(folder)}", file=Unfailing(sys.stderr))
-        with progress_bar(f"compiling {name} for {what}"):
-            _run([*command, *flags, *includes, str(unit), "-o", str(built)], name, header)
-        built.replace(library)  # a reader never sees half of it
-    return library
+    shorter = str(header.resolve()), str(header)
+    return compile_once.library_of(
+        name,
+        "feature-sets",
+        source,
+        suffix,
+        command,
+        [*flags, *includes],
+        target=what,
+        prefix=f"{struct}-",
+        made_of=lambda unit: _files_of(name, shorter, unit, host_compiler, includes),
+        error_name=f"feature set {name}",
+        shorter=shorter,
+    )
 
 
-def _files_of(name: str, header: Path, unit: Path, compiler: list[str], includes: list[str]) -> list[Path]:
+def _files_of(name: str, shorter: tuple[str, str], unit: Path, compiler: list[str], includes: list[str]) -> list[Path]:
     """Every file that a unit is made of, those of the system left out; their text is part of the library's name."""
     source = unit.with_name("files.cpp")
     lines = [line for line in unit.read_text().splitlines() if line.startswith("#include")]
@@ -250,35 +211,10 @@ def _files_of(name: str, header: Path, unit: Path, compiler: list[str], includes
     if unit.suffix == ".cu":
         lines = ['#include "features/general_set.h"', *lines[1:]]
     source.write_text("\n".join(lines) + "\n")
-    listed = _run([*compiler, "-std=c++20", "-MM", *includes, str(source)], name, header)
+    command = [*compiler, "-std=c++20", "-MM", *includes, str(source)]
+    listed = compile_once.run(command, f"feature set {name}", shorter)
     files = [Path(path.replace("\\ ", " ")) for path in re.findall(r"(?:\\ |\S)+", listed.partition(":")[2])]
     kept = [path for path in files if path != source and path.is_file()]
     if unit.suffix == ".cu":
         kept += [folder / "general_set.cuh" for folder in own] + [folder / "index_check.cuh" for folder in own]
     return sorted(kept)
-
-
-def _version(command: list[str]) -> str:
-    """What a compiler says of itself."""
-    try:
-        said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise UserError(f"{shown(command[0])}: cannot be run: {error.strerror}") from None
-    return said.stdout
-
-
-def _run(command: list[str], name: str, header: Path) -> str:
-    """Runs a compiler. UserError with the first of its errors, in one line."""
-    env = {**os.environ, "LC_ALL": "C"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, check=False)
-    except OSError as error:
-        raise UserError(f"{shown(command[0])}: cannot be run: {error.strerror}") from None
-    if done.returncode == 0:
-        return done.stdout
-    said = (done.stderr + done.stdout).replace(str(header.resolve()), str(header))
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"\berror\b", line)] or lines or [f"status {done.returncode}"]
-    more = f" (and {len(errors) - _SHOWN_ERRORS} more)" if len(errors) > _SHOWN_ERRORS else ""
-    first = "; ".join(shown(line) for line in errors[:_SHOWN_ERRORS])
-    raise UserError(f"feature set {shown(name)}: {Path(command[0]).name}: {first}{more}")
