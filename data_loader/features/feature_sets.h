@@ -413,23 +413,28 @@ inline int expand_rows(const FeatureSet& set, const std::uint8_t* record, const 
     return count;
 }
 
+// One perspective's row of a piece-square set in which every piece has a feature: no branch, and vectors. The two rows
+// do not overlap, and a function of its own for each is what tells the compiler so.
+template <class Set>
+inline void write_whole_row(Set set, const Pieces& p, int perspective, std::int32_t* __restrict row) {
+    const int orientation = set.orientation(perspective, p.king[perspective]);
+    const int offset = set.offset(perspective, p.king[perspective]);
+    for (int i = 0; i < Set::kMaxActive; ++i) {
+        const int index = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
+        row[i] = i < p.count ? index : -1;
+    }
+}
+
 // The same for a set of one part, whose type the caller has looked up once for a whole batch.
 template <class Set>
-inline int expand_rows(Set set, int max_active, const std::uint8_t* record, const Pieces& p,
-                       std::int32_t* __restrict white, std::int32_t* __restrict black) {
+inline int expand_rows(Set set, int max_active, const std::uint8_t* record, const Pieces& p, std::int32_t* white,
+                       std::int32_t* black) {
     int count;
     if constexpr (Set::kKind != SetKind::kPieceSquare) {
         count = write_part(set, code_planes(record), p, {white, black, 0});
-    } else if constexpr (Set::kHasKings) {  // every piece has a feature: no branch, and vectors
-        std::int32_t* const row[2] = {white, black};
-        for (const int perspective : {0, 1}) {
-            const int orientation = set.orientation(perspective, p.king[perspective]);
-            const int offset = set.offset(perspective, p.king[perspective]);
-            for (int i = 0; i < max_active; ++i) {
-                const int index = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
-                row[perspective][i] = i < p.count ? index : -1;
-            }
-        }
+    } else if constexpr (Set::kHasKings) {
+        write_whole_row(set, p, 0, white);
+        write_whole_row(set, p, 1, black);
         return p.count;
     } else {
         std::int32_t ends[2][kMaxPieces + 1];  // a row may have room for less
