@@ -192,6 +192,25 @@ PYBIND11_MODULE(_data, m) {
     m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("arrays"),
           py::arg("threads"));
     m.def("describe", &describe);
+    // (name, type, value that switches it off, default of recipes, least, most, documentation) of each filter.
+    m.def("filters", [] {
+        py::list rows;
+        for (const FilterRow& row : filters()) {
+            const auto value = [&](double number) -> py::object {
+                switch (row.type) {
+                    case FilterType::kBool:
+                        return py::bool_(number != 0);
+                    case FilterType::kInt:
+                        return py::int_(static_cast<std::int64_t>(number));
+                    default:
+                        return py::float_(number);
+                }
+            };
+            rows.append(py::make_tuple(row.name, value(row.off).get_type(), value(row.off), value(row.preset),
+                                       value(row.least), value(row.most), row.doc));
+        }
+        return rows;
+    });
     m.def("filter_records", [](const Array<std::uint8_t>& records, const py::dict& options, std::uint64_t seed) {
         const FilterOptions o = filter_options(options);
         const Record* in = records_of(records, "filter");

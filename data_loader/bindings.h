@@ -103,7 +103,8 @@ inline BatchRows output_rows(const py::dict& arrays, std::size_t n, const Featur
             output<std::uint8_t>(arrays["piece_count"], n, "piece_count")};
 }
 
-FilterOptions filter_options(const py::dict& d);
+// The options in a dictionary of values by name; filters that it does not name are off.
+FilterOptions filter_options(const py::dict& values);
 py::dict to_dict(const FilterCounts& counts);
 
 // Files, and the pipeline that makes batches of them: bindings_pipeline.cpp.

@@ -15,30 +15,21 @@
 #include "formats/position_file.h"
 #include "pipeline/pipeline.h"
 
-FilterOptions filter_options(const py::dict& d) {
-    FilterOptions o;
-    o.no_score = d["no_score"].cast<bool>();
-    o.max_score = d["max_score"].cast<int>();
-    o.placeholder_zero = d["placeholder_zero"].cast<bool>();
-    o.min_ply = d["min_ply"].cast<int>();
-    o.random_skip = d["random_skip"].cast<double>();
-    o.quiet = d["quiet"].cast<bool>();
-    o.wdl = d["wdl"].cast<bool>();
-    o.min_material = d["min_material"].cast<int>();
-    o.soft_ply = d["soft_ply"].cast<int>();
-    o.piece_counts = d["piece_counts"].cast<bool>();
-    return o;
+FilterOptions filter_options(const py::dict& values) {
+    FilterOptions options;
+    for (const auto& [name, value] : values) options.set(name.cast<std::string>(), value.cast<double>());
+    return options;
 }
 
 py::dict to_dict(const FilterCounts& counts) {
+    py::dict dropped;
+    for (std::size_t i = 0; i < counts.dropped.size(); ++i) {
+        if (counts.dropped[i]) dropped[filters()[i].name] = counts.dropped[i];
+    }
+    if (counts.dropped_by_user) dropped["user_filter"] = counts.dropped_by_user;
     py::dict d;
     d["read"] = counts.read;
     d["kept"] = counts.kept;
-    py::dict dropped;
-    for (int i = 0; i < kNumFilters; ++i) {
-        if (counts.dropped[static_cast<std::size_t>(i)])
-            dropped[kFilterNames[i]] = counts.dropped[static_cast<std::size_t>(i)];
-    }
     d["dropped"] = dropped;
     return d;
 }

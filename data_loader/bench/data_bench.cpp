@@ -40,8 +40,8 @@ void measure(const char* isa, const char* what, std::size_t positions, double se
 
 FilterOptions production_filters() {
     FilterOptions options;
-    options.no_score = options.placeholder_zero = options.quiet = options.wdl = options.piece_counts = true;
-    options.soft_ply = 20;
+    for (const char* flag : {"no_score", "placeholder_zero", "quiet", "wdl", "piece_counts"}) options.set(flag, 1);
+    options.set("soft_ply", 20);
     return options;
 }
 

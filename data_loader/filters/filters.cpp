@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <string>
+#include <tuple>
+#include <utility>
 
+#include "chess/fen.h"
 #include "chess/record.h"
 #include "features/feature_sets.h"
 #include "pipeline/random.h"
@@ -12,10 +16,21 @@ namespace nnue::data {
 
 namespace {
 
-// A number in [0, 1) for one position and one filter.
-double uniform(std::uint64_t key, std::size_t index, FilterId filter) {
-    return static_cast<double>(mix(key ^ mix(index * kNumFilters + filter)) >> 11) * 0x1p-53;
-}
+// A position that is being decided on.
+struct Candidate {
+    const Record& record;
+    std::uint8_t flags;
+    int score, result, ply;
+    std::uint64_t key;  // of the chunk
+    std::size_t index;  // in it
+
+    // True with this probability. `draw` tells the draws of one position apart. The filters of the first release have
+    // the numbers up to 10; any other takes a large number of its own, drawn at random.
+    bool chance(std::uint64_t draw, double probability) const {
+        const std::uint64_t random = mix(key ^ mix(index * 11 + draw));
+        return static_cast<double>(random >> 11) * 0x1p-53 < probability;
+    }
+};
 
 struct Knot {
     double x, y;
@@ -93,12 +108,154 @@ class PieceCountEqualiser {
     std::uint64_t seen_ = 0;
 };
 
+// ---- the filters
+// -----------------------------------------------------------------------------------------------------
+//
+// A filter is made anew for each chunk. drops() is asked, in the order of the list, until one filter drops the
+// position; `value` is what the user has set. observe(), where there is one, sees every position after that, dropped or
+// not.
+
+constexpr FilterRow flag_row(const char* name, bool preset, const char* doc) {
+    return {name, FilterType::kBool, 0, preset ? 1.0 : 0.0, 0, 1, doc, false, true};
+}
+
+constexpr FilterRow int_row(const char* name, double off, double most, const char* doc) {
+    return {name, FilterType::kInt, off, off, off, most, doc, false, true};
+}
+
+struct NoScore {
+    static constexpr FilterRow kRow = [] {
+        FilterRow row = flag_row("no_score", true,
+                                 "drop positions without a score (32002), which say nothing of how good they are");
+        row.drops_scored = false;
+        return row;
+    }();
+    static bool drops(const Candidate& c, double) { return c.score == kScoreNone; }
+};
+
+struct MaxScore {
+    static constexpr FilterRow kRow = int_row("max_score", 0, 32767, "drop |score| beyond it; 0: off");
+    static bool drops(const Candidate& c, double value) { return std::abs(c.score) > value; }
+};
+
+struct PlaceholderZero {
+    static constexpr FilterRow kRow =
+        flag_row("placeholder_zero", false, "drop a zero score in a decided game right after a large one");
+    bool drops(const Candidate& c, double) const {
+        return c.score == 0 && c.result != 0 && c.ply > last_ply && std::abs(last_score) > 100;
+    }
+    void observe(const Candidate& c) {
+        if (c.score == kScoreNone) return;
+        last_ply = c.ply;
+        last_score = c.score;
+    }
+    int last_ply = 0, last_score = 0;  // of the entry before that had a score
+};
+
+struct MinPly {
+    static constexpr FilterRow kRow = int_row("min_ply", -1, 16383, "drop plies up to it; -1: off");
+    static bool drops(const Candidate& c, double value) { return c.ply <= value; }
+};
+
+struct RandomSkip {
+    static constexpr FilterRow kRow{
+        "random_skip", FilterType::kFloat, 0, 0, 0, 1e9, "keep one position of random_skip + 1", false, true};
+    static bool drops(const Candidate& c, double value) { return !c.chance(4, 1 / (value + 1)); }
+};
+
+struct Quiet {
+    static constexpr FilterRow kRow = [] {
+        FilterRow row = flag_row("quiet", false, "drop positions in check and moves that capture");
+        row.uses_flags = true;
+        return row;
+    }();
+    static bool drops(const Candidate& c, double) { return c.flags != 0; }
+};
+
+struct Wdl {
+    static constexpr FilterRow kRow =
+        flag_row("wdl", false, "keep with the probability that a model gives to the result, from score and ply");
+    static bool drops(const Candidate& c, double) {
+        return !c.chance(6, wdl_model(c.score, c.ply)[static_cast<std::size_t>(c.result + 1)]);
+    }
+};
+
+struct MinMaterial {
+    static constexpr FilterRow kRow =
+        int_row("min_material", 0, INT32_MAX, "drop |material balance| below it, a pawn is 208; 0: off");
+    static bool drops(const Candidate& c, double value) { return std::abs(material_balance(c.record)) < value; }
+};
+
+struct SoftPly {
+    static constexpr FilterRow kRow = int_row(
+        "soft_ply", 0, 16383, "keep early plies with a probability that grows to 1 at this ply, usually 20; 0: off");
+    static bool drops(const Candidate& c, double value) {
+        return !c.chance(8, soft_ply_acceptance(c.ply, static_cast<int>(value)));
+    }
+};
+
+struct PieceCounts {
+    static constexpr FilterRow kRow = flag_row("piece_counts", false, "even out the histogram of piece counts");
+    bool drops(const Candidate& c, double) {
+        return !c.chance(9, equaliser.accept(popcount(record_occupancy(c.record.bytes.data()))));
+    }
+    PieceCountEqualiser equaliser;
+};
+
+// The filters in their order. To add one, write it above and name it here.
+using AllFilters =
+    std::tuple<NoScore, MaxScore, PlaceholderZero, MinPly, RandomSkip, Quiet, Wdl, MinMaterial, SoftPly, PieceCounts>;
+constexpr std::size_t kNumFilters = std::tuple_size_v<AllFilters>;
+
+constexpr std::array<FilterRow, kNumFilters> kTable = []<std::size_t... i>(std::index_sequence<i...>) {
+    return std::array<FilterRow, kNumFilters>{std::tuple_element_t<i, AllFilters>::kRow...};
+}
+(std::make_index_sequence<kNumFilters>());
+
 }  // namespace
+
+std::span<const FilterRow> filters() {
+    return kTable;
+}
+
+FilterOptions::FilterOptions() {
+    for (const FilterRow& row : kTable) values_.push_back(row.off);
+}
+
+void FilterOptions::set(std::string_view name, double value) {
+    for (std::size_t i = 0; i < kNumFilters; ++i) {
+        const FilterRow& row = kTable[i];
+        if (name != row.name) continue;
+        if (!(value >= row.least && value <= row.most)) {
+            throw FormatError("filter " + std::string(name) + " is " + std::to_string(value) + ", expected " +
+                              std::to_string(row.least) + " to " + std::to_string(row.most));
+        }
+        values_[i] = value;
+        return;
+    }
+    throw FormatError("no filter is called '" + std::string(name) + "'");
+}
+
+bool FilterOptions::drops_any(std::size_t unscored) const {
+    for (std::size_t i = 0; i < kNumFilters; ++i) {
+        if (is_on(i) && (kTable[i].drops_scored || unscored > 0)) return true;
+    }
+    return false;
+}
+
+bool FilterOptions::needs_flags() const {
+    for (std::size_t i = 0; i < kNumFilters; ++i) {
+        if (is_on(i) && kTable[i].uses_flags) return true;
+    }
+    return false;
+}
 
 FilterCounts& FilterCounts::operator+=(const FilterCounts& other) {
     read += other.read;
     kept += other.kept;
-    for (std::size_t i = 0; i < dropped.size(); ++i) dropped[i] += other.dropped[i];
+    dropped_by_user += other.dropped_by_user;
+    if (dropped.empty()) dropped.resize(kNumFilters);
+    for (std::size_t i = 0; i < other.dropped.size(); ++i) dropped[i] += other.dropped[i];
     return *this;
 }
 
@@ -127,49 +284,39 @@ int material_balance(const Record& record) {
     return p.black_to_move ? -white : white;
 }
 
-std::size_t filter_records(const FilterOptions& o, std::uint64_t key, std::span<Record> records,
+std::size_t filter_records(const FilterOptions& options, std::uint64_t key, std::span<Record> records,
                            const std::uint8_t* flags, FilterCounts& counts) {
-    PieceCountEqualiser equaliser;
-    int last_ply = 0, last_score = 0;  // of the entry before that had a score
-    std::size_t kept = 0;
+    bool is_on[kNumFilters];
+    double values[kNumFilters];
+    for (std::size_t i = 0; i < kNumFilters; ++i) is_on[i] = options.is_on(i), values[i] = options.value(i);
+    if (!options.needs_flags()) flags = nullptr;
+    counts.dropped.resize(kNumFilters);
     counts.read += records.size();
-    for (std::size_t i = 0; i < records.size(); ++i) {
-        const std::uint8_t* r = records[i].bytes.data();
-        const int score = record_score(r), result = record_result(r), ply = record_ply(r);
-        const bool placeholder = score == 0 && result != 0 && ply > last_ply && std::abs(last_score) > 100;
-        if (score != kScoreNone) {
-            last_ply = ply;
-            last_score = score;
+    std::size_t kept = 0;
+    // Written out for each filter by the compiler, so that one that is off costs a test.
+    const auto run = [&]<std::size_t... filter>(std::index_sequence<filter...>) {
+        AllFilters all;
+        for (std::size_t i = 0; i < records.size(); ++i) {
+            const std::uint8_t* r = records[i].bytes.data();
+            const Candidate candidate{
+                records[i], flags ? flags[i] : std::uint8_t{0}, record_score(r), record_result(r), record_ply(r), key,
+                i};
+            std::size_t dropped_by = kNumFilters;
+            (void)((is_on[filter] && std::get<filter>(all).drops(candidate, values[filter]) &&
+                    (dropped_by = filter, true)) ||
+                   ...);
+            const auto observe = [&](auto& one) {
+                if constexpr (requires { one.observe(candidate); }) one.observe(candidate);
+            };
+            (observe(std::get<filter>(all)), ...);
+            if (dropped_by == kNumFilters) {
+                records[kept++] = records[i];
+            } else {
+                ++counts.dropped[dropped_by];
+            }
         }
-        const auto chance = [&](FilterId filter, double probability) { return uniform(key, i, filter) < probability; };
-        int dropped_by = -1;
-        if (o.no_score && score == kScoreNone) {
-            dropped_by = kNoScore;
-        } else if (o.max_score > 0 && std::abs(score) > o.max_score) {
-            dropped_by = kMaxScore;
-        } else if (o.placeholder_zero && placeholder) {
-            dropped_by = kPlaceholderZero;
-        } else if (ply <= o.min_ply) {
-            dropped_by = kMinPly;
-        } else if (o.random_skip > 0 && !chance(kRandomSkip, 1 / (o.random_skip + 1))) {
-            dropped_by = kRandomSkip;
-        } else if (o.quiet && flags[i]) {
-            dropped_by = kQuiet;
-        } else if (o.wdl && !chance(kWdl, wdl_model(score, ply)[static_cast<std::size_t>(result + 1)])) {
-            dropped_by = kWdl;
-        } else if (o.min_material > 0 && std::abs(material_balance(records[i])) < o.min_material) {
-            dropped_by = kMinMaterial;
-        } else if (o.soft_ply > 0 && !chance(kSoftPly, soft_ply_acceptance(ply, o.soft_ply))) {
-            dropped_by = kSoftPly;
-        } else if (o.piece_counts && !chance(kPieceCounts, equaliser.accept(popcount(record_occupancy(r))))) {
-            dropped_by = kPieceCounts;
-        }
-        if (dropped_by < 0) {
-            records[kept++] = records[i];
-        } else {
-            ++counts.dropped[static_cast<std::size_t>(dropped_by)];
-        }
-    }
+    };
+    run(std::make_index_sequence<kNumFilters>());
     counts.kept += kept;
     return kept;
 }

@@ -1,5 +1,8 @@
 // Which positions are trained on: the filters of the field, in the field's order. docs/data.md, "Filters".
 //
+// A filter is a struct in filters.cpp and its place in the list there. Everything that others need to know of it is in
+// its row: recipes, command line, Python module and saved states take names, types, defaults and limits from the table.
+//
 // A decision is a function of (key, number of the position in its chunk), so threads and other filters do not change
 // it. State (the entry before, the histogram of piece counts) starts anew with each chunk, for the same reason.
 #pragma once
@@ -7,55 +10,51 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "chess/types.h"
 
 namespace nnue::data {
 
-struct FilterOptions {
-    bool no_score = false;          // drop positions whose score is kScoreNone
-    int max_score = 0;              // drop |score| beyond it; 0: off
-    bool placeholder_zero = false;  // drop a zero score that only means "not computed"
-    int min_ply = -1;               // drop ply ≤ this; −1: off
-    double random_skip = 0;         // keep one of this + 1, at random
-    bool quiet = false;             // drop positions in check and moves that capture
-    bool wdl = false;               // keep with the probability that the score gives to the result
-    int min_material = 0;           // drop |material balance| below it
-    int soft_ply = 0;               // early plies are kept with a probability that reaches 1 at this ply; 0: off
-    bool piece_counts = false;      // even out the histogram of piece counts
+enum class FilterType { kBool, kInt, kFloat };
 
-    bool operator==(const FilterOptions&) const = default;
+struct FilterRow {
+    const char* name;
+    FilterType type;
+    double off;          // the value with which it drops nothing
+    double preset;       // what a recipe has that does not say otherwise
+    double least, most;  // limits of the value
+    const char* doc;     // one line
+    bool uses_flags;     // asks for the flags of a position (RecordFlag)
+    bool drops_scored;   // false: it drops positions without a score, and no others
+};
+
+// All filters, in the order in which they run.
+std::span<const FilterRow> filters();
+
+// A value for each filter. To begin with, all are off.
+class FilterOptions {
+  public:
+    FilterOptions();
+
+    // Throws FormatError for a filter that does not exist and a value beyond its limits.
+    void set(std::string_view name, double value);
+
+    double value(std::size_t filter) const { return values_[filter]; }
+    bool is_on(std::size_t filter) const { return values_[filter] != filters()[filter].off; }
     // Can they drop any of a chunk's positions, of which `unscored` have no score? If not, they need not be run.
-    bool drops_any(std::size_t unscored) const {
-        FilterOptions others = *this;
-        others.no_score = no_score && unscored > 0;
-        return others != FilterOptions{};
-    }
-    bool needs_flags() const { return quiet; }
-};
+    bool drops_any(std::size_t unscored) const;
+    bool needs_flags() const;
 
-// Index of each filter in the counts of what it dropped.
-enum FilterId {
-    kNoScore,
-    kMaxScore,
-    kPlaceholderZero,
-    kMinPly,
-    kRandomSkip,
-    kQuiet,
-    kWdl,
-    kMinMaterial,
-    kSoftPly,
-    kPieceCounts,
-    kUserFilter,
-    kNumFilters
+  private:
+    std::vector<double> values_;
 };
-inline constexpr const char* kFilterNames[kNumFilters] = {
-    "no_score", "max_score",    "placeholder_zero", "min_ply",      "random_skip", "quiet",
-    "wdl",      "min_material", "soft_ply",         "piece_counts", "user_filter"};
 
 struct FilterCounts {
     std::uint64_t read = 0, kept = 0;
-    std::array<std::uint64_t, kNumFilters> dropped{};
+    std::vector<std::uint64_t> dropped;  // by filter; empty: none by any
+    std::uint64_t dropped_by_user = 0;   // by filters in Python
 
     FilterCounts& operator+=(const FilterCounts& other);
 };

@@ -395,7 +395,7 @@ void Pipeline::decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Sc
         const std::size_t before = chunk.records.size();
         chunk.records.resize(std::min(before, options_.user_filter(chunk.records.records())));
         counts.kept = chunk.records.size();
-        counts.dropped[kUserFilter] += before - counts.kept;
+        counts.dropped_by_user += before - counts.kept;
     }
 }
 

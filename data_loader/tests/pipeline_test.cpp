@@ -278,7 +278,7 @@ TEST_F(PipelineTest, ATornEndIsSkippedAndCounted) {
 
 TEST_F(PipelineTest, PositionsWithoutAScoreAreFilteredInTheirChunksAlone) {
     const Run before = run(options_, 60);
-    options_.filters.no_score = true;
+    options_.filters.set("no_score", 1);
     EXPECT_EQ(run(options_, 60).batches, before.batches);  // there are none
     std::vector<char> bytes = bytes_of(path("b"));
     Record record;

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from nnue_trainer import _data
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import progress_bar
@@ -30,7 +33,6 @@ SkipBad = Annotated[
 _TO = "Write this format: binpack, bin, bulletformat, marlinformat, text or plain. Without it, the name of OUT decides."
 To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists already.")]
-_MAX_INT = 2**31 - 1
 
 _LOSSES = {
     "moves": "without their move",
@@ -106,47 +108,18 @@ def convert(
 def filter_command(
     inputs: Inputs,
     output: Output,
-    no_score: Annotated[bool, typer.Option("--no-score", help="Drop score 32002, which means none.")] = False,
-    max_score: Annotated[int, typer.Option(min=0, max=_MAX_INT, help="Drop |score| beyond it; 0: off.")] = 0,
-    placeholder_zero: Annotated[
-        bool, typer.Option("--placeholder-zero", help="Drop a zero in a decided game right after a large score.")
-    ] = False,
-    min_ply: Annotated[int, typer.Option(min=-1, max=_MAX_INT, help="Drop plies up to it; -1: off.")] = -1,
-    random_skip: Annotated[float, typer.Option(min=0, help="Keep one position of this number + 1, at random.")] = 0.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Drop positions in check and moves that capture.")] = False,
-    wdl: Annotated[
-        bool, typer.Option("--wdl", help="Keep with the probability that a model gives to the result.")
-    ] = False,
-    min_material: Annotated[
-        int, typer.Option(min=0, max=_MAX_INT, help="Drop |material balance| below it; a pawn is 208.")
-    ] = 0,
-    soft_ply: Annotated[
-        int, typer.Option(min=0, max=_MAX_INT, help="Keep few of the early plies, and all from this one on; 0: off.")
-    ] = 0,
-    piece_counts: Annotated[bool, typer.Option("--piece-counts", help="Even out the numbers of pieces.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Use this seed for random decisions.")] = 0,
     to: To = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
+    **values: float,
 ) -> None:
     """Write the positions of IN... that pass, and say how many each filter dropped (docs/data.md has the rules)."""
     from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import filter_positions
     from nnue_trainer.schema import validate
 
-    options = {
-        "no_score": no_score,
-        "max_score": max_score,
-        "placeholder_zero": placeholder_zero,
-        "min_ply": min_ply,
-        "random_skip": random_skip,
-        "quiet": quiet,
-        "wdl": wdl,
-        "min_material": min_material,
-        "soft_ply": soft_ply,
-        "piece_counts": piece_counts,
-    }
-    filters = validate(Filters, options, lambda path: f"--{''.join(path[:1]).replace('_', '-')}")
+    filters = validate(Filters, values, lambda path: f"--{''.join(path[:1]).replace('_', '-')}")
     if filters == Filters.none():
         raise UserError("no filter named: --quiet, --no-score, … (nnue data filter --help)")
     with terminable(), progress_bar("filtering") as progress:
@@ -156,6 +129,26 @@ def filter_command(
     print_report(report, output)
     for name, count in dropped.items():
         print(f"  {name}: {count:,} dropped")
+
+
+def _with_filters(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with an option for each compiled filter in the place of its `**values`."""
+    parameters = dict(inspect.signature(command).parameters)
+    values = parameters.pop("values")
+    annotations = {name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "values"}
+    for name, kind, off, _, least, most, doc in _data.filters():
+        limits = {} if kind is bool else {"min": least, "max": most}
+        option = typer.Option(f"--{name.replace('_', '-')}", help=f"{doc[0].upper()}{doc[1:]}.", **limits)
+        parameters[name] = values.replace(name=name, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD, default=off)
+        annotations[name] = Annotated[kind, option]
+
+    @functools.wraps(command)
+    def wrapped(**arguments: Any) -> None:
+        command(**arguments)
+
+    wrapped.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    wrapped.__annotations__ = annotations
+    return wrapped
 
 
 def shuffle(
@@ -238,4 +231,4 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `nnue data`."""
     for command in (convert, shuffle, interleave, split):
         app.command()(command)
-    app.command("filter")(filter_command)
+    app.command("filter")(_with_filters(filter_command))

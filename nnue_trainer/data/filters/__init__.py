@@ -1,12 +1,13 @@
 """Which positions are trained on. The filters run in the order of the fields; docs/data.md has their exact rules.
 
-Those of `Filters` are compiled. Filters in Python, built-in or from outside, stand in its list `extra`: `base` has the
+The compiled ones are rows of the table in data_loader/filters, where names, types, defaults, limits and documentation of
+their fields come from. Filters in Python, built-in or from outside, stand in its list `extra`: `base` has the
 class that they derive from and the registry.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,44 +17,67 @@ from nnue_trainer import _data
 from nnue_trainer.data.filters.base import FILTERS, AllOf, Filter, UserFilter, identity
 from nnue_trainer.schema import section, to_data
 
-__all__ = ["FILTERS", "Filter", "Filters", "UserFilter", "identity"]
+__all__ = ["COMPILED", "FILTERS", "CompiledFilter", "Filter", "Filters", "UserFilter", "identity"]
+
+
+class CompiledFilter(NamedTuple):
+    """A row of the table of compiled filters: `off` is the value with which it drops nothing, `default` that of a recipe
+    which does not say otherwise."""
+
+    name: str
+    type: type[bool] | type[int] | type[float]
+    off: float
+    default: float
+    least: float
+    most: float
+    doc: str
+
+    def annotation(self) -> Any:
+        """The type of its field, with limits and documentation."""
+        if self.type is bool:
+            return Annotated[bool, Field(description=self.doc)]
+        return Annotated[self.type, Field(description=self.doc, ge=self.least, le=self.most)]
+
+
+COMPILED = tuple(CompiledFilter(*row) for row in _data.filters())
+"""The compiled filters in the order in which they run."""
+
+if TYPE_CHECKING:
+
+    class _Compiled:
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Compiled = section(
+        type(
+            "_Compiled",
+            (),
+            {
+                "__module__": __name__,
+                "__annotations__": {row.name: row.annotation() for row in COMPILED},
+                **{row.name: row.default for row in COMPILED},
+            },
+        )
+    )
 
 
 @section
-class Filters:
+class Filters(_Compiled):
     """Which positions are left out. By default those without a score, and no others."""
 
-    no_score: bool = True
-    """drop positions without a score (32002), which say nothing of how good they are"""
-    max_score: int = Field(0, ge=0, le=32767)
-    """drop |score| beyond it; 0: off"""
-    placeholder_zero: bool = False
-    """drop a zero score in a decided game right after a large one"""
-    min_ply: int = Field(-1, ge=-1, le=16383)
-    """drop plies up to it; -1: off"""
-    random_skip: float = Field(0.0, ge=0, le=1e9)
-    """keep one position of random_skip + 1"""
-    quiet: bool = False
-    """drop positions in check and moves that capture"""
-    wdl: bool = False
-    """keep with the probability that a model gives to the result, from score and ply"""
-    min_material: int = Field(0, ge=0, le=2**31 - 1)
-    """drop |material balance| below it, a pawn is 208; 0: off"""
-    soft_ply: int = Field(0, ge=0, le=16383)
-    """keep early plies with a probability that grows to 1 at this ply, usually 20; 0: off"""
-    piece_counts: bool = False
-    """even out the histogram of piece counts"""
     extra: list[Annotated[Filter, FILTERS]] = Field(default_factory=list)
     """filters in Python, after the others: the positions that all of them keep"""
 
     @classmethod
     def none(cls) -> Filters:
         """Nothing is left out, positions without a score neither."""
-        return cls(no_score=False)  # type: ignore[call-arg]
+        return cls(**{row.name: row.off for row in COMPILED})  # type: ignore[arg-type]
 
     def as_dict(self) -> dict[str, Any]:
         """The compiled filters, as the data library takes them."""
-        return {key: value for key, value in to_data(self).items() if key != "extra"}
+        values = to_data(self)
+        return {row.name: values[row.name] for row in COMPILED}
 
     def with_extra(self, function: UserFilter | None = None) -> UserFilter | None:
         """The filters of `extra` and `function` as one function of records; None where there are none."""
