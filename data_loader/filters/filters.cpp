@@ -26,7 +26,7 @@ struct Candidate {
 
     // True with this probability. `draw` tells the draws of one position apart. The filters of the first release have
     // the numbers up to 10; any other takes a large number of its own, drawn at random.
-    bool chance(std::uint64_t draw, double probability) const {
+    [[gnu::always_inline]] bool chance(std::uint64_t draw, double probability) const {
         const std::uint64_t random = mix(key ^ mix(index * 11 + draw));
         return static_cast<double>(random >> 11) * 0x1p-53 < probability;
     }
@@ -286,39 +286,40 @@ int material_balance(const Record& record) {
 
 std::size_t filter_records(const FilterOptions& options, std::uint64_t key, std::span<Record> records,
                            const std::uint8_t* flags, FilterCounts& counts) {
-    bool is_on[kNumFilters];
+    // One bit for each filter, and the values of those that have one, so that all of it stays in registers.
+    unsigned on = 0;
     double values[kNumFilters];
-    for (std::size_t i = 0; i < kNumFilters; ++i) is_on[i] = options.is_on(i), values[i] = options.value(i);
-    if (!options.needs_flags()) flags = nullptr;
-    counts.dropped.resize(kNumFilters);
-    counts.read += records.size();
-    std::size_t kept = 0;
+    for (std::size_t i = 0; i < kNumFilters; ++i) on |= unsigned{options.is_on(i)} << i, values[i] = options.value(i);
+    static constexpr std::uint8_t kNoFlags = 0;
+    const std::size_t step = options.needs_flags() ? 1 : 0;
+    if (step == 0) flags = &kNoFlags;
+    std::uint64_t dropped[kNumFilters + 1] = {};  // the last: kept
+    Record* kept = records.data();
     // Written out for each filter by the compiler, so that one that is off costs a test.
-    const auto run = [&]<std::size_t... filter>(std::index_sequence<filter...>) {
+    [&]<std::size_t... filter>(std::index_sequence<filter...>) __attribute__((always_inline)) {
         AllFilters all;
-        for (std::size_t i = 0; i < records.size(); ++i) {
-            const std::uint8_t* r = records[i].bytes.data();
-            const Candidate candidate{
-                records[i], flags ? flags[i] : std::uint8_t{0}, record_score(r), record_result(r), record_ply(r), key,
-                i};
-            std::size_t dropped_by = kNumFilters;
-            (void)((is_on[filter] && std::get<filter>(all).drops(candidate, values[filter]) &&
-                    (dropped_by = filter, true)) ||
+        for (std::size_t i = 0; i < records.size(); ++i, flags += step) {
+            const Record& record = records[i];
+            const std::uint8_t* r = record.bytes.data();
+            const Candidate candidate{record, *flags, record_score(r), record_result(r), record_ply(r), key, i};
+            std::size_t dropped_by = 0;
+            (void)(((on >> filter & 1 && std::get<filter>(all).drops(candidate, values[filter])) ||
+                    (++dropped_by, false)) ||
                    ...);
-            const auto observe = [&](auto& one) {
+            const auto observe = [&](auto& one) __attribute__((always_inline)) {
                 if constexpr (requires { one.observe(candidate); }) one.observe(candidate);
             };
             (observe(std::get<filter>(all)), ...);
-            if (dropped_by == kNumFilters) {
-                records[kept++] = records[i];
-            } else {
-                ++counts.dropped[dropped_by];
-            }
+            ++dropped[dropped_by];
+            if (dropped_by == kNumFilters) *kept++ = record;
         }
-    };
-    run(std::make_index_sequence<kNumFilters>());
-    counts.kept += kept;
-    return kept;
+    }
+    (std::make_index_sequence<kNumFilters>());
+    counts.read += records.size();
+    counts.kept += dropped[kNumFilters];
+    counts.dropped.resize(kNumFilters);
+    for (std::size_t i = 0; i < kNumFilters; ++i) counts.dropped[i] += dropped[i];
+    return dropped[kNumFilters];
 }
 
 }  // namespace nnue::data
