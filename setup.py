@@ -27,7 +27,7 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "nnue_trainer" / "__init__.
 OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", f"-DNNUE_VERSION={VERSION}", "-Wno-unused-parameter"]
 
 # Feature sets and records: one definition for the data pipeline, the CPU operator and the CUDA kernel.
-SHARED_HEADERS = ("data_loader/chess/*.h", "data_loader/features/*.h")
+SHARED_HEADERS = ("data_loader/base/*.h", "data_loader/chess/*.h", "data_loader/features/*.h")
 SHARED_SOURCES = ("data_loader/features/*.cpp",)
 
 

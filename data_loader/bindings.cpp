@@ -154,7 +154,7 @@ py::list describe(const Array<std::uint8_t>& records) {
 }  // namespace
 
 PYBIND11_MODULE(_data, m) {
-    // Imported now and kept: a translator that runs Python may have to let go of the interpreter's lock, and a thread
+    // Imported now and kept: a translator that runs Python may have to release the interpreter's lock, and a thread
     // that asks for it again while the interpreter ends is ended too, in the middle of this library.
     static PyObject* const user_error =
         py::object(py::module_::import("nnue_trainer.errors").attr("UserError")).release().ptr();
@@ -192,6 +192,24 @@ PYBIND11_MODULE(_data, m) {
     m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("arrays"),
           py::arg("threads"));
     m.def("describe", &describe);
+    // ((name, dtype, offset in bytes, shape) of each field, bytes in all) of a batch of index rows.
+    m.def("batch_layout", [](std::size_t size, std::size_t max_active) {
+        const BatchLayout layout = batch_layout(size, max_active);
+        py::list fields;
+        for (const BatchField& field : layout.fields) {
+            py::tuple shape = py::make_tuple(size);
+            if (field.is_row) shape = py::make_tuple(size, max_active);
+            fields.append(py::make_tuple(field.name, field.dtype, field.offset, shape));
+        }
+        return py::make_tuple(fields, layout.size);
+    });
+    // {name: (byte of its big-endian u16, shift, bits, is it zig-zag?)} of what stands behind the board of a record.
+    m.def("record_fields", [] {
+        py::dict fields;
+        for (const RecordField& f : kRecordFields)
+            fields[f.name] = py::make_tuple(f.byte, f.shift, f.bits, f.is_zigzag);
+        return fields;
+    });
     // (name, type, value that switches it off, default of recipes, least, most, documentation) of each filter.
     m.def("filters", [] {
         py::list rows;
@@ -206,7 +224,7 @@ PYBIND11_MODULE(_data, m) {
                         return py::float_(number);
                 }
             };
-            rows.append(py::make_tuple(row.name, value(row.off).get_type(), value(row.off), value(row.preset),
+            rows.append(py::make_tuple(row.name, py::type::of(value(row.off)), value(row.off), value(row.preset),
                                        value(row.least), value(row.most), row.doc));
         }
         return rows;

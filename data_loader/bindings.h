@@ -93,14 +93,12 @@ T* output(const py::object& object, std::size_t size, const char* name) {
 
 // The rows of a batch of n positions in a dictionary of the caller's arrays.
 inline BatchRows output_rows(const py::dict& arrays, std::size_t n, const FeatureSet& set) {
-    const std::size_t indices = n * static_cast<std::size_t>(set.max_active);
-    return {output<std::int32_t>(arrays["white"], indices, "white"),
-            output<std::int32_t>(arrays["black"], indices, "black"),
-            output<std::int16_t>(arrays["counts"], n, "counts"),
-            output<std::int16_t>(arrays["score"], n, "score"),
-            output<std::int8_t>(arrays["result"], n, "result"),
-            output<std::uint8_t>(arrays["black_to_move"], n, "black_to_move"),
-            output<std::uint8_t>(arrays["piece_count"], n, "piece_count")};
+    const std::size_t sizes[] = {n, n * static_cast<std::size_t>(set.max_active)};
+    return {
+#define NNUE_FIELD(name, type, row) output<type>(arrays[#name], sizes[row], #name),
+        NNUE_BATCH_FIELDS(NNUE_FIELD)
+#undef NNUE_FIELD
+    };
 }
 
 // The options in a dictionary of values by name; filters that it does not name are off.

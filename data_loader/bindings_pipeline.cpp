@@ -76,7 +76,7 @@ struct Running {
 struct Registry {
     std::map<const Running*, std::weak_ptr<Running>> all;
     std::vector<std::shared_ptr<Running>>
-        orphans;  // let go of last by one of their own threads, which cannot join itself
+        orphans;  // pipelines whose last owner was one of their own threads, which cannot join itself
     bool exiting = false;
 };
 
@@ -119,7 +119,8 @@ Running::~Running() {
 void end_all_pipelines() {
     using namespace std::chrono_literals;
     registry().exiting = true;
-    // Kept for good: a daemon thread that let go of one later would run Python's and torch's code for freeing arrays.
+    // Never freed: a daemon thread that gave up the last reference later would run Python's and torch's code for
+    // freeing arrays.
     auto& all = *new std::vector<std::shared_ptr<Running>>;
     for (const auto& [address, weak] : registry().all) {
         if (auto running = weak.lock(); running && running->pipeline && running->process == ::getpid()) {
@@ -269,7 +270,7 @@ class PipelineHandle {
 
   private:
     std::shared_ptr<Running> share() const {
-        // A daemon thread that only comes now must not let go of the interpreter's lock here: see end_all_pipelines().
+        // A daemon thread that arrives now must not release the interpreter's lock here: see end_all_pipelines().
         if (registry().exiting) throw FormatError(kEnding);
         if (!running_) throw FormatError("the loader is closed");
         if (running_->process != ::getpid()) {
@@ -300,7 +301,7 @@ void bind_pipeline(py::module_& m) {
     py::class_<DataFile>(m, "DataFile")
         .def(py::init<const std::string&, int, std::uint64_t, bool>(), py::arg("path"), py::arg("fd"), py::arg("size"),
              py::arg("skip_bad"))
-        .def_property_readonly("format", [](const DataFile& f) { return format_info(f.positions->format()).name; })
+        .def_property_readonly("format", [](const DataFile& f) { return f.positions->format().name; })
         .def_property_readonly("num_chunks", [](const DataFile& f) { return f.positions->num_chunks(); })
         .def_property_readonly("size", [](const DataFile& f) { return f.positions->file().size(); })
         .def_property_readonly("torn_end", [](const DataFile& f) { return f.positions->torn_end(); })

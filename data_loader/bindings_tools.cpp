@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
+#include "chess/position.h"
+#include "chess/record.h"
 #include "formats/duplicates.h"
 #include "formats/interleave.h"
 #include "formats/reader.h"
@@ -44,7 +46,7 @@ py::object read_block(auto& reader, std::size_t capacity) {
     return n == capacity ? py::object(block) : block[py::slice(0, static_cast<py::ssize_t>(n), 1)];
 }
 
-// Ends with an error as soon as somebody wants it to: a file may go on for hours without a position in it.
+// Ends with an error once `cancelled` is set: a file may go on for hours without a position in it.
 class CancellableSource final : public ByteSource {
   public:
     CancellableSource(std::unique_ptr<ByteSource> source, const std::atomic<bool>& cancelled)
@@ -60,7 +62,7 @@ class CancellableSource final : public ByteSource {
     const std::atomic<bool>& cancelled_;
 };
 
-// A reader that one thread reads from while another looks how far it is.
+// A reader that one thread reads from while another asks how far it has come.
 class ReaderHandle {
   public:
     ReaderHandle(const std::string& path, const py::object& readinto, const std::string& format, bool skip_bad)
@@ -75,7 +77,7 @@ class ReaderHandle {
               ByteStream stream(path, std::make_unique<CancellableSource>(std::move(source), cancelled_));
               const OnBad on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
               return format.empty() ? open_reader(std::move(stream), on_bad)
-                                    : open_reader(format_info(format).id, std::move(stream), on_bad);
+                                    : find_format(format).open_reader(std::move(stream), on_bad);
           }()),
           format_(reader_.use()->get()->format()) {}
 
@@ -97,7 +99,7 @@ class ReaderHandle {
     }
 
     void cancel() { cancelled_ = true; }
-    const char* format() const { return format_info(format_).name; }
+    const char* format() const { return format_.name; }
     std::uint64_t offset() const { return offset_; }
     std::uint64_t chunks() const { return chunks_; }
     ChainCounts chains() const { return chains_; }
@@ -107,7 +109,7 @@ class ReaderHandle {
   private:
     std::atomic<bool> cancelled_ = false;
     Exclusive<std::unique_ptr<PositionReader>> reader_;
-    Format format_;
+    const DataFormat& format_;
     std::uint64_t offset_ = 0, chunks_ = 0, skipped_ = 0;
     ChainCounts chains_;
     std::string first_skipped_;
@@ -128,10 +130,12 @@ py::dict losses_dict(const Losses& losses) {
 }  // namespace
 
 void bind_tools(py::module_& m) {
+    // (name, suffix, one line of documentation) of each format.
     m.def("formats", [] {
-        py::list names;
-        for (const FormatInfo& info : formats()) names.append(info.name);
-        return names;
+        py::list rows;
+        for (const DataFormat* format : formats())
+            rows.append(py::make_tuple(format->name, format->suffix, format->about));
+        return rows;
     });
 
     py::class_<ReaderHandle>(m, "PositionReader")
@@ -150,7 +154,7 @@ void bind_tools(py::module_& m) {
     using Writer = Exclusive<std::unique_ptr<PositionWriter>>;
     py::class_<Writer>(m, "PositionWriter")
         .def(py::init([](const std::string& path, int fd, const std::string& format, bool join_chains) {
-                 return std::make_unique<Writer>(open_writer(format_info(format).id, path, fd, join_chains));
+                 return std::make_unique<Writer>(find_format(format).open_writer(path, fd, {join_chains}));
              }),
              py::arg("path"), py::arg("fd"), py::arg("format"), py::arg("join_chains"))
         .def("write",
@@ -168,6 +172,43 @@ void bind_tools(py::module_& m) {
              })
         .def_property_readonly("positions", [](Writer& w) { return (*w.use())->positions(); })
         .def_property_readonly("losses", [](Writer& w) { return losses_dict((*w.use())->losses()); });
+
+    // What a format in Python has read, held to what compiled readers accept, in place: sound records move to the
+    // front, and en-passant squares that the en-passant rule does not keep are dropped. Returns (how many are sound,
+    // number of the first that is not, what is wrong with it).
+    m.def(
+        "import_records",
+        [](Array<std::uint8_t>& array) {
+            const std::span<const Record> all = record_span(array, "import_records");
+            if (!array.writeable()) throw FormatError("import_records: the records are read-only");
+            const std::span<Record> records{const_cast<Record*>(all.data()), all.size()};
+            std::size_t kept = 0, first_bad = 0;
+            std::string why;
+            {
+                const py::gil_scoped_release release;
+                for (std::size_t i = 0; i < records.size(); ++i) {
+                    Entry e;
+                    const char* error = unpack(records[i], e);
+                    std::string message = error ? error : "";
+                    Position& p = e.position;
+                    if (!error && !e.move.is_null() && !is_pseudo_legal(p, e.move)) {
+                        message = "move " + format_uci(e.move) + " is not possible in " + format_fen(p);
+                    }
+                    if (!message.empty()) {
+                        if (why.empty()) first_bad = i, why = message;
+                        continue;
+                    }
+                    if (p.ep_square != kNoSquare && !ep_square_counts(p, p.ep_square, p.side_to_move)) {
+                        p.ep_square = kNoSquare;
+                        records[kept++] = pack(e);
+                    } else {
+                        records[kept++] = records[i];
+                    }
+                }
+            }
+            return py::make_tuple(kept, first_bad, why);
+        },
+        py::arg("records").noconvert());
 
     // In place, so an array of another type or layout is no input.
     m.def(

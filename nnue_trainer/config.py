@@ -17,6 +17,7 @@ from pydantic import Field
 
 from nnue_trainer import schema
 from nnue_trainer.data.filters import Filters
+from nnue_trainer.data.formats import DATA_FORMATS, DataFormat
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.first_release import translate
 from nnue_trainer.inputs import FileList, became, data_files, read_text
@@ -49,6 +50,8 @@ class DataConfig:
     """files of held-out positions, filtered alike; none: no validation loss"""
     validation_positions: int = Field(1_000_000, gt=0, le=2**40)
     """positions of the validation files to use, the first that pass; always the same ones"""
+    formats: list[Annotated[DataFormat, DATA_FORMATS]] = Field(default_factory=list)
+    """formats from outside in which files may be, asked before the built-in ones"""
     filters: Filters = Field(default_factory=Filters)
     batch_size: int = Field(16_384, gt=0, le=2**24)
     """positions in a step"""

@@ -10,11 +10,12 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from nnue_trainer import _data
 from nnue_trainer.errors import UserError, quoted
 
 StrPath = str | os.PathLike[str]
 
-DATA_SUFFIXES = (".binpack", ".bin", ".bullet", ".marlin", ".txt", ".plain")
+DATA_SUFFIXES = tuple(suffix for _, suffix, _ in _data.formats())
 """What names of data files end in, in a folder of them; .gz or .zst may follow."""
 
 FileList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]

@@ -6,9 +6,7 @@
 // machine may lack. NNUE_VECTOR_BYTES is the width of the level's registers. Kernels keep the order of each sum for
 // every width, so that every level computes the same bits.
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define NNUE_HAS_ISA_LEVELS 1
-#endif
+#include "base/isa.h"
 
 #define NNUE_VECTOR_BYTES 16
 namespace nnue::baseline {
@@ -53,24 +51,14 @@ namespace nnue::avx512 {
 
 namespace nnue {
 
-enum class Isa { baseline, avx2, avx512 };
-
-// NNUE_CPU_ISA=baseline|avx2 limits the choice, for tests.
+// NNUE_CPU_ISA=baseline, avx2 or avx512 asks for another level, for tests.
 inline Isa best_isa() {
-    static const Isa isa = [] {
 #ifdef NNUE_HAS_ISA_LEVELS
-        const char* wanted = std::getenv("NNUE_CPU_ISA");
-        const std::string limit = wanted == nullptr ? "" : wanted;
-        const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && limit != "baseline";
-        const bool avx512 = avx2 && limit != "avx2" && __builtin_cpu_supports("avx512f") &&
-                            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                            __builtin_cpu_supports("avx512vl");
-        return avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
-#else
-        return Isa::baseline;
-#endif
-    }();
+    static const Isa isa = choose_isa({Isa::baseline, Isa::avx2, Isa::avx512}, "NNUE_CPU_ISA");
     return isa;
+#else
+    return Isa::baseline;
+#endif
 }
 
 }  // namespace nnue

@@ -4,6 +4,22 @@
 #include "chess/position.h"
 
 namespace nnue::data {
+
+// What stands behind the board of a record: `bits` bits from `shift` on of the big-endian u16 at `byte`.
+inline constexpr int kMoveByte = 24, kScoreByte = 26, kPlyByte = 28, kResultByte = 28, kRule50Byte = 30;
+inline constexpr int kPlyBits = 14;
+
+struct RecordField {
+    const char* name;
+    int byte, shift, bits;
+    bool is_zigzag;
+};
+inline constexpr RecordField kRecordFields[] = {{"move", kMoveByte, 0, 16, false},
+                                                {"score", kScoreByte, 0, 16, true},
+                                                {"ply", kPlyByte, 0, kPlyBits, false},
+                                                {"result", kResultByte, kPlyBits, 16 - kPlyBits, true},
+                                                {"rule50", kRule50Byte, 0, 16, false}};
+
 inline namespace NNUE_ISA {
 
 // Nibbles beyond the twelve piece codes.
@@ -13,32 +29,32 @@ NNUE_HOST_DEVICE inline Bitboard record_occupancy(const std::uint8_t* record) {
     return load_be64(record);
 }
 NNUE_HOST_DEVICE inline std::uint16_t record_move(const std::uint8_t* record) {
-    return load_be16(record + 24);
+    return load_be16(record + kMoveByte);
 }
 NNUE_HOST_DEVICE inline int record_score(const std::uint8_t* record) {
-    return unzigzag(load_be16(record + 26));
+    return unzigzag(load_be16(record + kScoreByte));
 }
 NNUE_HOST_DEVICE inline int record_ply(const std::uint8_t* record) {
-    return load_be16(record + 28) & 0x3fff;
+    return load_be16(record + kPlyByte) & ((1 << kPlyBits) - 1);
 }
 NNUE_HOST_DEVICE inline int record_result(const std::uint8_t* record) {
-    return unzigzag(load_be16(record + 28) >> 14);
+    return unzigzag(load_be16(record + kResultByte) >> kPlyBits);
 }
 NNUE_HOST_DEVICE inline int record_rule50(const std::uint8_t* record) {
-    return load_be16(record + 30);
+    return load_be16(record + kRule50Byte);
 }
 
 inline void set_record_move(Record& r, Move move) {
-    store_be16(&r.bytes[24], move.bits);
+    store_be16(&r.bytes[kMoveByte], move.bits);
 }
 inline void set_record_score(Record& r, int score) {
-    store_be16(&r.bytes[26], zigzag(score));
+    store_be16(&r.bytes[kScoreByte], zigzag(score));
 }
 inline void set_record_ply_result(Record& r, int ply, int result) {
-    store_be16(&r.bytes[28], (ply & 0x3fff) | zigzag(result) << 14);
+    store_be16(&r.bytes[kPlyByte], (ply & ((1 << kPlyBits) - 1)) | zigzag(result) << kPlyBits);
 }
 inline void set_record_rule50(Record& r, int rule50) {
-    store_be16(&r.bytes[30], rule50);
+    store_be16(&r.bytes[kRule50Byte], rule50);
 }
 
 namespace detail {
@@ -60,7 +76,7 @@ inline Planes planes_of(const Position& p) {
              p.types[kBishop] | p.types[kRook] | special, p.types[kQueen] | p.types[kKing] | special}};
 }
 
-// The nibbles of the occupied squares, 16 a word, low first.
+// The nibbles of the occupied squares, 16 per word, low first.
 inline void nibbles_of(const Planes& planes, Bitboard occupied, std::uint64_t nibbles[2]) {
 #if defined(NNUE_BMI2)
     nibbles[0] = nibbles[1] = 0;

@@ -3,9 +3,14 @@
 #include <algorithm>
 
 #include "formats/movetext.h"
+#include "formats/position_file.h"
+#include "formats/reader.h"
+#include "formats/writer.h"
 #include "pipeline/kernels.h"
 
 namespace nnue::data {
+
+extern const DataFormat kBinpack;
 
 namespace {
 
@@ -16,15 +21,6 @@ constexpr unsigned kMaxChainPlies = 65535;
 constexpr std::size_t kMaxPlyBytes = 8;  // of movetext: at most 4 + 5 + 20 bits, and BitWriter's slack
 
 }  // namespace
-
-void RecordBuffer::reserve(std::size_t capacity) {
-    if (capacity <= capacity_) return;
-    capacity = std::max(capacity, capacity_ + capacity_ / 2);
-    auto data = std::make_unique_for_overwrite<Record[]>(capacity);
-    std::copy_n(data_.get(), size_, data.get());
-    data_ = std::move(data);
-    capacity_ = capacity;
-}
 
 std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header) {
     if (header.size() < kHeader) {
@@ -191,5 +187,150 @@ void BinpackWriter::finish() {
     close_chain();
     flush();
 }
+
+// ---- the row of the table -------------------------------------------------------------------------------------------
+
+namespace {
+
+static_assert(ByteStream::kPadding >= kPayloadPadding);
+
+class BinpackReader final : public StreamReader {
+  public:
+    using StreamReader::StreamReader;
+    std::uint64_t chunks() const override { return chunk_; }
+    ChainCounts chains() const override { return chains_; }
+
+    std::size_t read(std::span<Record> out) override {
+        std::size_t n = 0;
+        while (n < out.size()) {
+            if (taken_ < decoded_.size()) {
+                const std::size_t count = std::min(out.size() - n, decoded_.size() - taken_);
+                std::copy_n(decoded_.data() + taken_, count, &out[n]);
+                taken_ += count;
+                n += count;
+            } else if (at_ < size_) {
+                decode_some(out.subspan(n), n);
+            } else if (!next_chunk()) {
+                break;
+            }
+        }
+        return n;
+    }
+
+  private:
+    bool next_chunk() {
+        stream_.advance(size_);
+        size_ = at_ = 0;
+        const auto header = stream_.peek(kBinpackHeader);
+        if (header.empty()) return false;
+        const std::uint64_t start = stream_.offset();
+        const std::string name = "chunk " + std::to_string(chunk_++);
+        // Without a sound header there is no telling where the next chunk begins: an error always.
+        std::uint32_t size = 0;
+        try {
+            size = binpack_payload_size(header.first(std::min(header.size(), kBinpackHeader)));
+        } catch (const FormatError& e) {
+            throw stream_.error(start, name + " " + e.what());
+        }
+        stream_.advance(kBinpackHeader);
+        const std::size_t found = stream_.peek(size).size();
+        if (found < size) {
+            bad(stream_.error(start, name + " claims a payload of " + std::to_string(size) +
+                                         " bytes, but the file ends after " + std::to_string(found) +
+                                         " of them: it is truncated"));
+        }
+        size_ = std::min<std::size_t>(size, found);
+        return true;
+    }
+
+    // Chains that fit go straight to `out`, a longer one by way of the buffer.
+    void decode_some(std::span<Record> out, std::size_t& n) {
+        const std::uint8_t* payload = stream_.peek(size_).data();
+        if (size_ - at_ < kBinpackStem) {
+            at_ = size_;
+            return;
+        }
+        const std::size_t next = 1 + std::size_t{load_be16(payload + at_ + 32)};
+        const bool direct = next <= out.size();
+        if (!direct) decoded_.reserve(next);
+        const DecodeResult result = kernels().decode_chains(payload, size_, at_, direct ? out.data() : decoded_.data(),
+                                                            nullptr, direct ? out.size() : next);
+        chains_.chains += result.chains;
+        chains_.single += result.single_chains;
+        if (direct) {
+            n += result.positions;
+        } else {
+            decoded_.resize(result.positions);
+            taken_ = 0;
+        }
+        at_ = result.offset;
+        if (result.error) {
+            bad(stream_.error(stream_.offset() + at_, "chunk " + std::to_string(chunk_ - 1) + ", chain at its byte " +
+                                                          std::to_string(at_) + ": " + result.error));
+            at_ = size_;  // chains have no marks: the rest of the chunk is lost
+        }
+    }
+
+    RecordBuffer decoded_;
+    std::size_t taken_ = 0;  // of decoded_
+    std::size_t size_ = 0;   // of the payload that the stream stands at
+    std::size_t at_ = 0;     // in it
+    std::uint64_t chunk_ = 0;
+    ChainCounts chains_;
+};
+
+class BinpackChunks final : public PositionFile {
+  public:
+    BinpackChunks(InputFile file, const OpenOptions& options)
+        : PositionFile(kBinpack), file_(std::move(file), options.on_bad, options.poll) {}
+    const InputFile& file() const override { return file_.file(); }
+    std::size_t num_chunks() const override { return file_.chunks().size(); }
+    const std::string& torn_end() const override { return file_.torn_end(); }
+    std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
+                       std::vector<std::uint8_t>* flags) const override {
+        return file_.decode(chunk, bytes, records, nullptr, flags);
+    }
+
+  private:
+    BinpackFile file_;
+};
+
+class BinpackPositionWriter final : public PositionWriter {
+  public:
+    BinpackPositionWriter(const std::string& path, int fd, bool join_chains) : writer_(path, fd) {
+        writer_.join_chains = join_chains;
+    }
+    void write(std::span<const Record> records) override {
+        for (const Record& record : records) writer_.add(record);
+        positions_ = writer_.positions();
+    }
+    void finish() override { writer_.finish(); }
+
+  private:
+    BinpackWriter writer_;
+};
+
+Match match_binpack(const Head& head) {
+    const bool marked = head.bytes.size() >= 4 && std::memcmp(head.bytes.data(), "BINP", 4) == 0;
+    return {marked ? Match::kMarked : Match::kNo, {}};
+}
+
+}  // namespace
+
+constinit const DataFormat kBinpack{
+    "binpack",
+    ".binpack",
+    "chains of plies, 2.4 to 4.2 bytes per position",
+    nullptr,
+    match_binpack,
+    [](ByteStream stream, OnBad on_bad) -> std::unique_ptr<PositionReader> {
+        return std::make_unique<BinpackReader>(kBinpack, std::move(stream), on_bad);
+    },
+    [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
+        return std::make_unique<BinpackChunks>(std::move(file), options);
+    },
+    [](const std::string& path, int fd, const WriterOptions& options) -> std::unique_ptr<PositionWriter> {
+        return std::make_unique<BinpackPositionWriter>(path, fd, options.join_chains);
+    }};
 
 }  // namespace nnue::data

@@ -8,18 +8,11 @@
 
 #include "chess/types.h"
 #include "formats/file.h"
+#include "formats/format.h"
+#include "formats/reader.h"
+#include "formats/record_buffer.h"
 
 namespace nnue::data {
-
-// What to do about something that is wrong.
-enum class OnBad {
-    kError,  // the first thing that is wrong ends the reading
-    kSkip,   // it is left out and counted
-};
-
-struct ChainCounts {
-    std::uint64_t chains = 0, single = 0;  // single: chains of one position
-};
 
 inline constexpr std::size_t kBinpackHeader = 8, kBinpackStem = 34;  // bytes; the stem with its number of plies
 
@@ -30,22 +23,6 @@ std::uint32_t binpack_payload_size(std::span<const std::uint8_t> header);
 struct BinpackChunk {
     std::uint64_t offset;  // of the payload in the file; the 8-byte header lies before it
     std::uint32_t size;
-};
-
-// Memory for records that only grows, is not zeroed, and is meant to be used again.
-class RecordBuffer {
-  public:
-    Record* data() { return data_.get(); }
-    const Record* data() const { return data_.get(); }
-    std::size_t size() const { return size_; }
-    std::size_t capacity() const { return capacity_; }
-    std::span<Record> records() { return {data_.get(), size_}; }
-    void resize(std::size_t size) { reserve(size), size_ = size; }
-    void reserve(std::size_t capacity);
-
-  private:
-    std::unique_ptr<Record[]> data_;
-    std::size_t size_ = 0, capacity_ = 0;
 };
 
 // One file, its chunks indexed when it is opened. Safe to use from several threads.

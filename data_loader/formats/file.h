@@ -1,4 +1,4 @@
-// Files: positioned reads that never return less than asked for, and output to a file that somebody else has opened.
+// Files: reads at an offset that never return less than was asked for, and output to a file that the caller has opened.
 #pragma once
 
 #include <cstdint>

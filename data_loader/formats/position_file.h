@@ -2,26 +2,22 @@
 // shuffles and shares out. docs/data.md, "Chunks of the formats".
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
-#include "formats/binpack.h"
-#include "formats/codecs.h"
 #include "formats/file.h"
+#include "formats/format.h"
+#include "formats/record_buffer.h"
 
 namespace nnue::data {
 
 class PositionFile {
   public:
-    // What makes a chunk where the format has none; the order of every training run depends on them.
-    static constexpr std::size_t kRecordsPerChunk = std::size_t{1} << 15;  // formats of fixed records
-    static constexpr std::size_t kBytesPerChunk = std::size_t{1} << 20;    // text, plain: what begins in so many bytes
-
+    explicit PositionFile(const DataFormat& format) : format_(format) {}
     virtual ~PositionFile() = default;
 
+    const DataFormat& format() const { return format_; }
     virtual const InputFile& file() const = 0;
-    virtual Format format() const = 0;
     virtual std::size_t num_chunks() const = 0;
     const std::string& path() const { return file().path(); }
 
@@ -33,15 +29,9 @@ class PositionFile {
     // it is wrong.
     virtual std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
                                std::vector<std::uint8_t>* flags = nullptr) const = 0;
-};
 
-struct OpenOptions {
-    // kSkip: a record, or a binpack's chunk, that the file ends inside of is left out, and torn_end() says so.
-    OnBad on_bad = OnBad::kError;
-    std::size_t records_per_chunk = PositionFile::kRecordsPerChunk;
-    std::size_t bytes_per_chunk = PositionFile::kBytesPerChunk;
-    // Called now and then while a large file is indexed; what it throws ends that.
-    std::function<void()> poll;
+  private:
+    const DataFormat& format_;
 };
 
 // Tells the format by content. Throws FormatError naming the file if it is in none.

@@ -1,21 +1,30 @@
 // One way to read positions from any format, as a stream of 32-byte records.
 #pragma once
 
-#include "formats/binpack.h"
-#include "formats/codecs.h"
+#include <span>
+#include <string>
+#include <utility>
+
+#include "chess/types.h"
+#include "formats/format.h"
 #include "formats/stream.h"
 
 namespace nnue::data {
 
+struct ChainCounts {
+    std::uint64_t chains = 0, single = 0;  // single: chains of one position
+};
+
 class PositionReader {
   public:
+    explicit PositionReader(const DataFormat& format) : format_(format) {}
     virtual ~PositionReader() = default;
 
     // Up to out.size() next positions, 0 only at the end. Throws FormatError naming file and offset or line, what was
     // found and what was expected; the reader cannot be used after that.
     virtual std::size_t read(std::span<Record> out) = 0;
 
-    virtual Format format() const = 0;
+    const DataFormat& format() const { return format_; }
     // Bytes of the (decompressed) input taken so far.
     virtual std::uint64_t offset() const = 0;
     // Of a binpack so far.
@@ -32,30 +41,30 @@ class PositionReader {
     }
 
   private:
+    const DataFormat& format_;
     std::uint64_t skipped_ = 0;
     std::string first_skipped_;
 };
 
-// How much of a file detect_format() is meant to see.
-inline constexpr std::size_t kFormatHead = 64 << 10;
+// A reader of a stream, with what all formats do about something that is wrong.
+class StreamReader : public PositionReader {
+  public:
+    StreamReader(const DataFormat& format, ByteStream stream, OnBad on_bad)
+        : PositionReader(format), stream_(std::move(stream)), on_bad_(on_bad) {}
+    std::uint64_t offset() const override { return stream_.offset(); }
 
-// The format that these bytes, the first of a file (all of it if `whole`), are in. Throws FormatError naming `path` if
-// they are in none, or could be in more than one. An empty file holds no positions in any: it counts as binpack.
-Format detect_format(std::span<const std::uint8_t> head, bool whole, const std::string& path);
+  protected:
+    // Throws, or counts what is left out.
+    void bad(const FormatError& error) {
+        if (on_bad_ == OnBad::kError) throw error;
+        skip(error.what());
+    }
 
-// Reads a stream whose format is known.
-std::unique_ptr<PositionReader> open_reader(Format format, ByteStream stream, OnBad on_bad = OnBad::kError);
-
-// Reads a stream and finds out.
-std::unique_ptr<PositionReader> open_reader(ByteStream stream, OnBad on_bad = OnBad::kError);
-
-// A part of a file of lines: the positions that begin in it. `name` stands in messages, with the offset for the line.
-struct LineRange {
-    std::uint64_t begin = 0, end = UINT64_MAX;
-    std::string name;
+    ByteStream stream_;
+    OnBad on_bad_;
 };
 
-// Reads a part of a file in format kText or kPlain, which must live longer.
-std::unique_ptr<PositionReader> open_lines(Format format, const InputFile& file, LineRange range);
+// Reads a stream and finds out which format it is in.
+std::unique_ptr<PositionReader> open_reader(ByteStream stream, OnBad on_bad = OnBad::kError);
 
 }  // namespace nnue::data

@@ -114,7 +114,7 @@ class ExternalShuffle::Spreader {
 ExternalShuffle::ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder)
     : base_(make_key({kShuffleUse, seed})),
       memory_(std::max(memory, kMinMemory)),
-      // An eighth is the spreader's; sort() needs four bytes a position for the order and four for its cells.
+      // The spreader gets an eighth. sort() needs four bytes per position for the order, and four for its cells.
       capacity_(std::min<std::size_t>((memory_ - memory_ / 8) / (sizeof(Keyed) + 8), UINT32_MAX)),
       folder_(std::move(folder)) {}
 

@@ -41,7 +41,7 @@ class SpillFile {
 class ExternalShuffle {
   public:
     // `memory` in bytes bounds what it allocates, but for small change; at least kMinMemory. The folder is for what
-    // does not fit and may need 40 bytes a position.
+    // does not fit and may need 40 bytes per position.
     static constexpr std::size_t kMinMemory = 1 << 16;
     ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder);
     ~ExternalShuffle();

@@ -1,11 +1,10 @@
 // One way to write positions in any format.
 #pragma once
 
-#include <memory>
 #include <span>
-#include <string>
 
-#include "formats/codecs.h"
+#include "chess/types.h"
+#include "formats/format.h"
 
 namespace nnue::data {
 
@@ -19,7 +18,6 @@ class PositionWriter {
     // Writes what is still held back. The file is whole after it, and only then.
     virtual void finish() = 0;
 
-    virtual Format format() const = 0;
     std::uint64_t positions() const { return positions_; }
     const Losses& losses() const { return losses_; }
 
@@ -27,10 +25,6 @@ class PositionWriter {
     std::uint64_t positions_ = 0;
     Losses losses_;
 };
-
-// A writer to the open file `fd`, which stays the caller's; `path` is for messages. `join_chains` is binpack's: off,
-// every position is a chain of its own (shuffled files).
-std::unique_ptr<PositionWriter> open_writer(Format format, const std::string& path, int fd, bool join_chains = true);
 
 // Multiplies every score by `factor`, rounded to the nearest, halves away from zero, but for kScoreNone. What is then
 // beyond ±32767 is cut; returns how many were.

@@ -50,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if constexpr (kFormat == "any") {
             read_all(*open_reader(std::move(stream), on_bad));
         } else {
-            read_all(*open_reader(format_info(kFormat).id, std::move(stream), on_bad));
+            read_all(*find_format(kFormat).open_reader(std::move(stream), on_bad));
         }
     } catch (const FormatError& error) {
         NNUE_FUZZ_CHECK(std::strlen(error.what()) > 0);

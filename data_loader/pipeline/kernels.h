@@ -8,26 +8,9 @@
 
 #include "chess/types.h"
 #include "features/feature_set.h"
+#include "pipeline/batch_layout.h"
 
 namespace nnue::data {
-
-// Where a batch of n positions goes; every pointer is the caller's memory. Rows have feature_set.max_active entries.
-struct BatchRows {
-    std::int32_t* white;
-    std::int32_t* black;
-    std::int16_t* counts;
-    std::int16_t* score;
-    std::int8_t* result;
-    std::uint8_t* black_to_move;
-    std::uint8_t* piece_count;
-
-    // The rows from `row` on.
-    BatchRows from(std::size_t row, int max_active) const {
-        const std::size_t indices = row * static_cast<std::size_t>(max_active);
-        return {white + indices, black + indices,     counts + row,     score + row,
-                result + row,    black_to_move + row, piece_count + row};
-    }
-};
 
 struct DecodeResult {
     std::size_t positions = 0, chains = 0, single_chains = 0;  // single: of one position

@@ -158,10 +158,13 @@ void Pipeline::start_epoch(Shard& shard) const {
 
 std::optional<Output> Pipeline::next(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    const auto arrived = [&] { return stop_ || error_ || (num_outputs_ > 0 && outputs_[first_output_].ready); };
+    const auto arrived = [&] {
+        return stop_ || error_ || (num_outputs_ > 0 && outputs_[first_output_].ready) || error_that_is_due();
+    };
     if (!changed_.wait_for(lock, timeout, arrived)) return std::nullopt;
     if (error_) std::rethrow_exception(error_);
     if (stop_) throw Stopped();
+    if (const std::exception_ptr error = error_that_is_due()) std::rethrow_exception(error);
     Output output = outputs_[first_output_];
     first_output_ = (first_output_ + 1) % outputs_.size();
     --num_outputs_;
@@ -208,6 +211,15 @@ BadChunks Pipeline::bad_chunks() {
     return bad_chunks_;
 }
 
+// What is wrong with a chunk, once every batch before it has been taken; else null.
+std::exception_ptr Pipeline::error_that_is_due() const {
+    if (num_outputs_ > 0) return nullptr;
+    for (const auto& shard : shards_) {
+        if (shard->error && shard->ready_windows.empty()) return shard->error;
+    }
+    return nullptr;
+}
+
 // What is being handled, as something that a user can mend where it is the lack of memory.
 std::exception_ptr Pipeline::current_error() const {
     try {
@@ -227,7 +239,7 @@ void Pipeline::work() {
     std::unique_lock lock(mutex_);
     while (!stop_ && !error_) {
         try {
-            // Batches first: somebody may be waiting for one.
+            // Batches first: the caller may be waiting for one.
             if (try_batch(lock, scratch) || try_commit(lock) || try_decode(lock, scratch)) continue;
         } catch (...) {
             if (!lock.owns_lock()) lock.lock();
@@ -310,8 +322,15 @@ bool Pipeline::try_commit(std::unique_lock<std::mutex>& lock) {
 
 // Appends the oldest decoded chunk of a shard to the window that is filling.
 bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
-    if (shard.committing || shard.pending.empty() || !shard.pending.front()->done) return false;
+    if (shard.committing || shard.error || shard.pending.empty() || !shard.pending.front()->done) return false;
     Pending& chunk = *shard.pending.front();
+    if (chunk.error) {
+        shard.error = chunk.error;
+        // In file order what has come before it is batches as it is. Shuffled, there is no order of half a window.
+        if (shard.filling && !options_.shuffle) close_window(shard, false, chunk.at);
+        changed_.notify_all();
+        return true;
+    }
     if (!shard.filling) {
         if (shard.idle_windows.empty()) return false;
         shard.filling = shard.idle_windows.front();
@@ -420,6 +439,7 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     chunk.done = false;
     chunk.used = chunk.at.skip;
     chunk.records.resize(0);
+    chunk.error = nullptr;
     const bool past_end = chunk.at.chunk == shard.order.size();  // resumed behind an epoch's last batch
     chunk.last_of_epoch = past_end || chunk.at.chunk + 1 == shard.order.size();
     const OrderEntry entry = past_end ? OrderEntry{} : shard.order[chunk.at.chunk];
@@ -440,13 +460,16 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
         try {
             decode_chunk(ref, entry.copy, chunk, scratch, counts);
         } catch (const FormatError& error) {
-            if (!options_.skip_bad_chunks) throw;
-            bad = error.what();
+            if (options_.skip_bad_chunks) {
+                bad = error.what();
+            } else {
+                chunk.error = std::current_exception();
+            }
             counts = {};
             chunk.records.resize(0);
         }
     }
-    if (chunk.used > chunk.records.size()) {
+    if (!chunk.error && chunk.used > chunk.records.size()) {
         throw FormatError(files_[ref.file]->path() + ": chunk " + std::to_string(ref.chunk) + " has " +
                           std::to_string(chunk.records.size()) + " positions, but the saved place is behind position " +
                           std::to_string(chunk.used));

@@ -3,8 +3,8 @@
 // The chunks of all files are put in a random order for each epoch. Workers decode them; decoded chunks are appended,
 // in that order, to a window of a fixed number of positions; a full window is permuted at random and cut into batches,
 // which workers write into memory of the caller, while the next window fills. So the order is a function of (seed,
-// epoch, files, filters, window, batch size), and a place in it is four numbers: resuming decodes one window again, no
-// more.
+// epoch, files, filters, window, batch size), and a place in it is four numbers. Resuming decodes one window
+// again, and no more.
 //
 // With canonical shards every batch has an equal part from each of them: a stream of its own, over every shards-th
 // chunk of the epoch's order, with its own part of the window. A process then decodes its shards only, and the order is
@@ -96,8 +96,9 @@ class Pipeline {
     Pipeline(const Pipeline&) = delete;
     Pipeline& operator=(const Pipeline&) = delete;
 
-    // The next batch or mark, or nothing if it takes longer than `timeout`. Throws what went wrong in a worker, and
-    // Stopped after stop(). The slot belongs to the caller until it is released.
+    // The next batch or mark, or nothing if it takes longer than `timeout`. Throws what is wrong with a chunk behind
+    // the last batch before it, whatever else went wrong in a worker at once, and Stopped after stop(). The slot
+    // belongs to the caller until it is released.
     std::optional<Output> next(std::chrono::milliseconds timeout);
 
     // Gives a slot back, with other memory for the next batch if `memory` is given. Throws FormatError for a slot that
@@ -107,10 +108,10 @@ class Pipeline {
     // Tells the workers to end, and wakes those that wait in next(). May be called from anywhere, any number of times.
     void stop();
 
-    // Ends and joins the workers. Not to be called by one of them: see runs_in_worker().
+    // Ends and joins the workers. A worker must not call it: see runs_in_worker().
     void join();
 
-    // Is this thread one of the workers? It may be, in a filter of the user's own.
+    // Is this thread one of the workers? In a user's own filter it is.
     bool runs_in_worker() const;
 
     // Of all chunks decoded so far, those ahead of the last batch included.
@@ -132,6 +133,7 @@ class Pipeline {
         bool last_of_epoch = false, done = false;
         std::size_t used = 0;
         RecordBuffer records;
+        std::exception_ptr error;  // what is wrong with it
     };
     struct Window {
         std::unique_ptr<Record[]> records;
@@ -163,12 +165,15 @@ class Pipeline {
         bool epoch_is_whole = false;         // it was started from its beginning
 
         Window windows[2];
+        std::exception_ptr error;  // the chunk that comes next is bad
+
         std::deque<Window*> idle_windows, ready_windows;
         Window* filling = nullptr;
     };
 
     void work();
     std::exception_ptr current_error() const;
+    std::exception_ptr error_that_is_due() const;
     bool try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     bool try_commit(std::unique_lock<std::mutex>& lock);
     bool commit(std::unique_lock<std::mutex>& lock, Shard& shard);
@@ -202,7 +207,7 @@ class Pipeline {
 
     std::vector<std::size_t> free_slots_;
     std::vector<bool> held_slots_;  // by the caller
-    // A ring of what is on its way, in order: at most a batch a slot and the marks between them.
+    // A ring of what is on its way, in order: at most one batch per slot, and the marks between them.
     std::vector<Output> outputs_;
     std::size_t first_output_ = 0, num_outputs_ = 0;
     std::vector<std::thread> workers_;  // last: they use all of the above

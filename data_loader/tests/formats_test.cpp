@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "formats/codecs.h"
 #include "formats/position_file.h"
 #include "formats/reader.h"
 #include "formats/shuffle.h"
@@ -26,6 +27,15 @@ Entry entry(const char* fen, const char* uci = "0000", int score = 0, int result
     e.score = static_cast<std::int16_t>(score);
     e.result = static_cast<std::int8_t>(result);
     return e;
+}
+
+bool is(const DataFormat* format, std::string_view name) {
+    return name == format->name;
+}
+
+// Bytes of a position; 0 where they differ in size.
+std::size_t record_size(const DataFormat* format) {
+    return is(format, "bin") ? 40 : is(format, "bulletformat") || is(format, "marlinformat") ? 32 : 0;
 }
 
 template <class Bytes>
@@ -320,20 +330,20 @@ class Files : public testing::TemporaryDirectory {
 
 TEST_F(Files, EveryFormatIsWrittenDetectedAndRead) {
     const std::vector<Record> records = testing::random_games(2, 20, 200);
-    for (const FormatInfo& info : formats()) {
+    for (const DataFormat* info : formats()) {
         const std::string path = file();
-        const auto writer = open_writer(info.id, path, NewFile(path));
+        const auto writer = info->open_writer(path, NewFile(path), {});
         writer->write(records);
         writer->finish();
         EXPECT_EQ(writer->positions(), records.size());
         for (const std::size_t block : {std::size_t{1}, std::size_t{77}, std::size_t{100'000}}) {
             const auto reader = open_reader(open(path));
-            EXPECT_EQ(reader->format(), info.id) << info.name;
+            EXPECT_EQ(&reader->format(), info) << info->name;
             const std::vector<Record> back = read_all(*reader, block);
-            ASSERT_EQ(back.size(), records.size()) << info.name << ", blocks of " << block;
+            ASSERT_EQ(back.size(), records.size()) << info->name << ", blocks of " << block;
             EXPECT_EQ(reader->offset(), content(path).size());
-            if (info.id == Format::kBinpack || info.id == Format::kBin || info.id == Format::kPlain) {
-                EXPECT_TRUE(back == records) << info.name;
+            if (is(info, "binpack") || is(info, "bin") || is(info, "plain")) {
+                EXPECT_TRUE(back == records) << info->name;
             }
         }
     }
@@ -341,12 +351,12 @@ TEST_F(Files, EveryFormatIsWrittenDetectedAndRead) {
 
 TEST_F(Files, OnePositionIsEnoughToTellTheFormat) {
     const std::vector<Record> one(1, pack(entry(kFirst, "f5f4", -655, -1)));
-    for (const FormatInfo& info : formats()) {
+    for (const DataFormat* info : formats()) {
         const std::string path = file();
-        const auto writer = open_writer(info.id, path, NewFile(path));
+        const auto writer = info->open_writer(path, NewFile(path), {});
         writer->write(one);
         writer->finish();
-        EXPECT_EQ(open_reader(open(path))->format(), info.id) << info.name;
+        EXPECT_EQ(&open_reader(open(path))->format(), info) << info->name;
     }
 }
 
@@ -364,15 +374,15 @@ TEST_F(Files, WhatIsInNoFormatSaysWhy) {
 
 TEST_F(Files, ChunksGiveWhatTheStreamGives) {
     const std::vector<Record> records = testing::random_games(3, 4, 40);
-    for (const FormatInfo& format : formats()) {
+    for (const DataFormat* format : formats()) {
         const std::string name = file();
-        auto writer = open_writer(format.id, name, NewFile(name));
+        auto writer = format->open_writer(name, NewFile(name), {});
         writer->write(records);
         writer->finish();
         const std::vector<Record> expected = read_all(*open_reader(open(name)));
         for (const std::size_t size : {1, 7, 64, 1000, 100'000}) {
             const auto chunks = open_position_file(InputFile(name), {OnBad::kError, size, size, {}});
-            EXPECT_EQ(chunks->format(), format.id);
+            EXPECT_EQ(&chunks->format(), format);
             std::vector<Record> all;
             std::vector<std::uint8_t> scratch, flags;
             RecordBuffer chunk;
@@ -380,7 +390,7 @@ TEST_F(Files, ChunksGiveWhatTheStreamGives) {
                 chunks->decode(i, scratch, chunk, &flags);
                 all.insert(all.end(), chunk.data(), chunk.data() + chunk.size());
             }
-            EXPECT_EQ(all, expected) << format.name << " in chunks of " << size;
+            EXPECT_EQ(all, expected) << format->name << " in chunks of " << size;
         }
     }
 }
@@ -399,7 +409,7 @@ TEST_F(Files, BadChunksNameChunkAndOffset) {
     EXPECT_TRUE(error.starts_with(text + ": offset " + std::to_string(2 * line.size()) + ": chunk 1: ")) << error;
 
     const std::string name = file();
-    auto writer = open_writer(Format::kBin, name, NewFile(name));
+    auto writer = find_format("bin").open_writer(name, NewFile(name), {});
     writer->write(std::vector<Record>(3, pack(entry(kStart))));
     writer->finish();
     const std::string bytes = content(name), cut = file(bytes.substr(0, 2 * kBinSize + 5));
@@ -418,27 +428,27 @@ TEST_F(Files, BadChunksNameChunkAndOffset) {
 
 TEST_F(Files, ErrorsNameThePlace) {
     const std::vector<Record> records = testing::random_games(3, 1, 200);
-    for (const FormatInfo& info : formats()) {
-        if (!info.record_size) continue;
+    for (const DataFormat* info : formats()) {
+        if (!record_size(info)) continue;
         const std::string good = file();
-        const auto writer = open_writer(info.id, good, NewFile(good));
+        const auto writer = info->open_writer(good, NewFile(good), {});
         writer->write(records);
         writer->finish();
         std::string bytes = content(good);
-        const std::size_t at = 50 * info.record_size;
-        bytes[at + (info.id == Format::kBin ? 38 : info.id == Format::kBulletformat ? 26 : 30)] = 7;
+        const std::size_t at = 50 * record_size(info);
+        bytes[at + (is(info, "bin") ? 38 : is(info, "bulletformat") ? 26 : 30)] = 7;
         const std::string bad = file(bytes);
-        const std::string message = error_of([&] { read_all(*open_reader(info.id, open(bad))); });
+        const std::string message = error_of([&] { read_all(*info->open_reader(open(bad), OnBad::kError)); });
         EXPECT_TRUE(message.starts_with(bad + ": offset " + std::to_string(at) + ": position 50: result 7")) << message;
-        const auto skipping = open_reader(info.id, open(bad), OnBad::kSkip);
+        const auto skipping = info->open_reader(open(bad), OnBad::kSkip);
         EXPECT_EQ(read_all(*skipping).size(), records.size() - 1);
         EXPECT_EQ(skipping->skipped(), 1u);
         EXPECT_EQ(skipping->first_skipped(), message);
 
         const std::string truncated = file(std::string_view(content(good)).substr(0, content(good).size() - 5));
-        const std::string end = error_of([&] { read_all(*open_reader(info.id, open(truncated))); });
-        EXPECT_NE(end.find("a record of " + std::to_string(info.record_size - 5) + " bytes, expected " +
-                           std::to_string(info.record_size)),
+        const std::string end = error_of([&] { read_all(*info->open_reader(open(truncated), OnBad::kError)); });
+        EXPECT_NE(end.find("a record of " + std::to_string(record_size(info) - 5) + " bytes, expected " +
+                           std::to_string(record_size(info))),
                   std::string::npos)
             << end;
     }
@@ -460,14 +470,14 @@ TEST_F(Files, ErrorsNameThePlace) {
     EXPECT_EQ(plain_skipping->skipped(), 2u);  // the score, and the end inside a position
 
     const std::string endless = file(std::string(10'000, 'x') + "|");
-    EXPECT_EQ(error_of([&] { read_all(*open_reader(Format::kText, open(endless))); }),
+    EXPECT_EQ(error_of([&] { read_all(*find_format("text").open_reader(open(endless), OnBad::kError)); }),
               endless + ": line 1: a line of more than 4096 characters");
 }
 
 TEST_F(Files, BinpackReaderReportsChunkAndOffset) {
     const std::vector<Record> records = testing::random_games(4, 15, 200);
     const std::string one = file();
-    const auto writer = open_writer(Format::kBinpack, one, NewFile(one));
+    const auto writer = find_format("binpack").open_writer(one, NewFile(one), {});
     writer->write(records);
     writer->finish();
     const std::string chunk = content(one);
@@ -497,9 +507,9 @@ TEST_F(Files, BinpackReaderReportsChunkAndOffset) {
 TEST_F(Files, ReadersSurviveAnyBytes) {
     std::mt19937 random(5);
     const std::vector<Record> records = testing::random_games(5, 1, 60);
-    for (const FormatInfo& info : formats()) {
+    for (const DataFormat* info : formats()) {
         const std::string good = file();
-        const auto writer = open_writer(info.id, good, NewFile(good));
+        const auto writer = info->open_writer(good, NewFile(good), {});
         writer->write(records);
         writer->finish();
         const std::string bytes = content(good);
@@ -526,12 +536,11 @@ TEST_F(Files, ReadersSurviveAnyBytes) {
                 std::string message;
                 try {
                     const auto reader =
-                        open_reader(info.id, ByteStream("file", std::make_unique<StringSource>(changed)), on_bad);
+                        info->open_reader(ByteStream("file", std::make_unique<StringSource>(changed)), on_bad);
                     for (const Record& record : read_all(*reader)) {
                         Entry e;
                         ASSERT_EQ(unpack(record, e), nullptr);
-                        ASSERT_TRUE(e.move.is_null() || is_pseudo_legal(e.position, e.move) ||
-                                    info.id == Format::kBinpack);
+                        ASSERT_TRUE(e.move.is_null() || is_pseudo_legal(e.position, e.move) || is(info, "binpack"));
                     }
                 } catch (const FormatError& e) {
                     message = e.what();
@@ -548,18 +557,19 @@ TEST_F(Files, ADiskThatIsFullIsOneError) {
     std::signal(SIGXFSZ, SIG_IGN);
     rlimit before;
     ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-    for (const FormatInfo& info : formats()) {
+    for (const DataFormat* info : formats()) {
         const rlimit small{1000, before.rlim_max};
         ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
         const std::string message = error_of([&] {
-            const auto writer = open_writer(info.id, path("out"), NewFile(path("out")));
+            const auto writer = info->open_writer(path("out"), NewFile(path("out")), {});
             writer->write(records);
             writer->finish();
         });
         ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-        EXPECT_EQ(message, path("out") + ": cannot write: File too large") << info.name;
+        EXPECT_EQ(message, path("out") + ": cannot write: File too large") << info->name;
     }
-    EXPECT_EQ(error_of([] { open_writer(Format::kBin, "closed", -1); }), "closed: cannot write: Bad file descriptor");
+    EXPECT_EQ(error_of([] { find_format("bin").open_writer("closed", -1, {}); }),
+              "closed: cannot write: Bad file descriptor");
 }
 
 TEST(Scores, AreScaledRoundedAndCut) {
@@ -594,15 +604,15 @@ TEST_F(Files, RealDataGoesThroughEveryLosslessFormat) {
     const std::vector<Record> records = read_all(*open_reader(open(source_path)), 65'536);
     ASSERT_EQ(records.size(), 300'093u);
     const std::string source = content(source_path);
-    for (const Format format : {Format::kBinpack, Format::kBin, Format::kPlain}) {
+    for (const char* format : {"binpack", "bin", "plain"}) {
         const std::string between = file(), again = file();
-        auto writer = open_writer(format, between, NewFile(between));
+        auto writer = find_format(format).open_writer(between, NewFile(between), {});
         writer->write(records);
         writer->finish();
-        writer = open_writer(Format::kBinpack, again, NewFile(again));
+        writer = find_format("binpack").open_writer(again, NewFile(again), {});
         writer->write(read_all(*open_reader(open(between)), 65'536));
         writer->finish();
-        EXPECT_TRUE(content(again) == source) << format_info(format).name;
+        EXPECT_TRUE(content(again) == source) << format;
     }
 }
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Overwrite, To, losses
+from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.progress import progress_bar
@@ -51,7 +53,7 @@ def _info_text(info: FileInfo) -> str:
     packed = f", {info.compression}-compressed" if info.compression else ""
     chains = f"{info.chunks:,} chunks, {info.chains:,} chains ({info.single_position_chains:,} of one position), "
     lines = [
-        f"{shown(info.path)}: {info.format}{packed}, {info.size:,} bytes, {chains if info.format == 'binpack' else ''}"
+        f"{shown(info.path)}: {info.format}{packed}, {info.size:,} bytes, {chains if info.chunks else ''}"
         f"{n:,} positions"
     ]
     if not n:
@@ -92,6 +94,7 @@ def info(
         Path | None, typer.Option("--png", metavar="FILE", help="Draw a page of plots into this file as well.")
     ] = None,
     overwrite: Overwrite = False,
+    plugin: Plugins = None,
 ) -> None:
     """Show counts, sums, histograms and duplicates of a whole file."""
     from dataclasses import asdict
@@ -99,6 +102,7 @@ def info(
     from nnue_trainer.data.files import check_new
     from nnue_trainer.data.info import file_info, save_page
 
+    plugins.load(plugin)
     if png:
         check_new(png, overwrite)
     with progress_bar("reading") as progress:
@@ -113,11 +117,13 @@ def head(
     file: DataFile,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Show this many positions.")] = 10,
     as_json: AsJson = False,
+    plugin: Plugins = None,
 ) -> None:
     """Show the first positions: FEN, move, score and result (side to move's view), ply."""
     from nnue_trainer import _data
     from nnue_trainer.data.files import PositionReader
 
+    plugins.load(plugin)
     with PositionReader(file) as reader:
         for records in reader:
             for fen, move, score, ply, result in _data.describe(records[:count]):
@@ -134,11 +140,13 @@ def head(
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Data files in any format.")],
     as_json: AsJson = False,
+    plugin: Plugins = None,
 ) -> None:
     """Check every position and move of whole files against the rules of chess, and exit with 1 if one fails."""
     from nnue_trainer import _data
     from nnue_trainer.data.files import PositionReader
 
+    plugins.load(plugin)
     failed = False
     for file in files:
         validator = _data.Validator()

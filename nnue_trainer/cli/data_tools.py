@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from nnue_trainer import _data
+from nnue_trainer.cli import plugins
+from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import progress_bar
@@ -30,7 +32,8 @@ SkipBad = Annotated[
         help="Leave out and count what is wrong: a position, or in a binpack the rest of its chunk.",
     ),
 ]
-_TO = "Write this format: binpack, bin, bulletformat, marlinformat, text or plain. Without it, the name of OUT decides."
+FORMAT_NAMES = ", ".join(name for name, _, _ in _data.formats())
+_TO = f"Write this format: {FORMAT_NAMES}, or path/to/file.py:Class. Without it, the name of OUT decides."
 To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists already.")]
 
@@ -87,8 +90,10 @@ def convert(
     ] = 1.0,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
+    plugin: Plugins = None,
 ) -> None:
     """Write the positions of IN... in another format, and say what it has no room for."""
+    plugins.load(plugin)
     from nnue_trainer.data.transform import convert as run
 
     with terminable(), progress_bar("converting") as progress:
@@ -112,9 +117,11 @@ def filter_command(
     to: To = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
+    plugin: Plugins = None,
     **values: float,
 ) -> None:
     """Write the positions of IN... that pass, and say how many each filter dropped (docs/data.md has the rules)."""
+    plugins.load(plugin)
     from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import filter_positions
     from nnue_trainer.schema import validate
@@ -135,7 +142,9 @@ def _with_filters(command: Callable[..., None]) -> Callable[..., None]:
     """`command` with an option for each compiled filter in the place of its `**values`."""
     parameters = dict(inspect.signature(command).parameters)
     values = parameters.pop("values")
-    annotations = {name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "values"}
+    annotations = {
+        name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "values"
+    }
     for name, kind, off, _, least, most, doc in _data.filters():
         limits = {} if kind is bool else {"min": least, "max": most}
         option = typer.Option(f"--{name.replace('_', '-')}", help=f"{doc[0].upper()}{doc[1:]}.", **limits)
@@ -164,8 +173,10 @@ def shuffle(
     ] = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
+    plugin: Plugins = None,
 ) -> None:
     """Write all positions of IN... in random order, as a binpack of single-position chains (34 bytes per position)."""
+    plugins.load(plugin)
     from nnue_trainer.data.transform import shuffle as run
 
     size = _size(memory)
@@ -202,12 +213,14 @@ def split(
     to: To = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
+    plugin: Plugins = None,
 ) -> None:
     """Deal the games of IN... at random to a training and a validation file; no game is in both.
 
     A game is a run of positions in which the ply rises and the result, seen by white, stays the same. Both files appear
     at the end, or neither.
     """
+    plugins.load(plugin)
     from nnue_trainer.data.transform import split as run
 
     with terminable(), progress_bar("splitting") as progress:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,26 +11,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 256
+from nnue_trainer import _data
 
 
+@functools.lru_cache(maxsize=256)
 def _layout(batch_size: int, max_active: int) -> tuple[dict[str, tuple[int, torch.dtype, tuple[int, ...]]], int]:
-    """Byte offset, dtype and shape of each field in one allocation, and its size in bytes."""
-    fields: dict[str, tuple[int, torch.dtype, tuple[int, ...]]] = {}
-    size = 0
-    for name, dtype, shape in (
-        ("white", torch.int32, (batch_size, max_active)),
-        ("black", torch.int32, (batch_size, max_active)),
-        ("counts", torch.int16, (batch_size,)),
-        ("score", torch.int16, (batch_size,)),
-        ("result", torch.int8, (batch_size,)),
-        ("black_to_move", torch.uint8, (batch_size,)),
-        ("piece_count", torch.uint8, (batch_size,)),
-    ):
-        fields[name] = (size, dtype, shape)
-        elements = int(np.prod(shape))
-        size += -(-elements * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-    return fields, size
+    """Byte offset, dtype and shape of each field in one allocation, and its size in bytes. The table of the fields is
+    in data_loader/pipeline/batch_layout.h."""
+    fields, size = _data.batch_layout(batch_size, max_active)
+    return {name: (offset, getattr(torch, dtype), shape) for name, dtype, offset, shape in fields}, size
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class Batch:
     def _view(cls, storage: Tensor, batch_size: int, max_active: int) -> Batch:
         fields, _ = _layout(batch_size, max_active)
         views = {
-            name: storage.narrow(0, offset, int(np.prod(shape)) * dtype.itemsize).view(dtype).view(shape)
+            name: storage.narrow(0, offset, math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
             for name, (offset, dtype, shape) in fields.items()
         }
         return cls(**views, storage=storage)

@@ -211,3 +211,21 @@ def _no_room(path: Path, kind: str, folder: Path, error: OSError) -> UserError:
         f"{path}: {kind}-compressed, to be unpacked into {folder}: {error.strerror}; set TMPDIR to a folder with room, "
         f"or unpack it once: `nnue data convert {path} OUT.binpack`"
     )
+
+
+def unnamed_file(path: Path, folder: Path | None, fill: Callable[[BinaryIO], None]) -> BinaryIO:
+    """A file without a name in `folder` (None: the system's), written by `fill`; it goes when it is closed. UserError,
+    naming `path`, for a folder that cannot be written to; what `fill` raises passes through."""
+    where = folder or Path(tempfile.gettempdir())
+    try:
+        out = cast(BinaryIO, tempfile.TemporaryFile(dir=where, buffering=0))  # noqa: SIM115
+    except OSError as error:
+        raise UserError(
+            f"{path}: to be read into {where}: {error.strerror}; set TMPDIR to a folder with room"
+        ) from None
+    try:
+        fill(out)
+    except BaseException:
+        out.close()
+        raise
+    return out

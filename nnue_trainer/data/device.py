@@ -1,4 +1,4 @@
-"""Packed positions from host memory to index rows on a device: 32 bytes a position cross the bus, not 264.
+"""Packed positions from host memory to index rows on a device: 32 bytes per position cross the bus, not 264.
 
 On CUDA the operator `expand_features` expands them there. It works on a CPU too, with the same bits, but there the
 loader's own threads do it better (`Loader`).

@@ -1,9 +1,12 @@
-"""What stands in records, uint8 [n, 32], as arrays: for filters of one's own and for looking at data with NumPy."""
+"""What stands in records, uint8 [n, 32], as arrays, and records made of arrays: for your own filters and formats, and
+for looking at data with NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+
+from nnue_trainer import _data
 
 Records = npt.NDArray[np.uint8]
 
@@ -13,31 +16,53 @@ CODES = np.array([*range(12), 0, 6, 7, 11], np.uint8)
 """2·type + colour by nibble; of pushed pawns the square says the colour."""
 
 
-def _be16(records: Records, at: int) -> npt.NDArray[np.int32]:
-    value: npt.NDArray[np.int32] = records[:, at].astype(np.int32) << 8 | records[:, at + 1]
-    return value
+_FIELDS = _data.record_fields()
+
+
+def _field(records: Records, name: str) -> npt.NDArray[np.int32]:
+    byte, shift, bits, is_zigzag = _FIELDS[name]
+    word = records[:, byte].astype(np.int32) << 8 | records[:, byte + 1]
+    value: npt.NDArray[np.int32] = word >> shift & ((1 << bits) - 1)
+    return (value >> 1) ^ -(value & 1) if is_zigzag else value
+
+
+def _put(records: Records, name: str, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Sets a field; true [n] where the record has room for the value."""
+    byte, shift, bits, is_zigzag = _FIELDS[name]
+    value = np.broadcast_to(np.asarray(values).astype(np.int64), len(records))
+    least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if is_zigzag else (0, (1 << bits) - 1)
+    fits: npt.NDArray[np.bool_] = (value >= least) & (value <= most)
+    if is_zigzag:
+        value = value << 1 ^ value >> 63
+    records[:, byte] |= (value << shift >> 8 & 255).astype(np.uint8)
+    records[:, byte + 1] |= (value << shift & 255).astype(np.uint8)
+    return fits
 
 
 def scores(records: Records) -> npt.NDArray[np.int32]:
     """int32 [n]: side to move's view, engine-internal units; 32002 means none."""
-    zigzag = _be16(records, 26)
-    return (zigzag >> 1) ^ -(zigzag & 1)
+    return _field(records, "score")
 
 
 def plies(records: Records) -> npt.NDArray[np.int32]:
     """int32 [n]: plies played before the position, 0 to 16383."""
-    return _be16(records, 28) & 0x3FFF
+    return _field(records, "ply")
 
 
 def results(records: Records) -> npt.NDArray[np.int32]:
     """int32 [n]: 1 win, 0 draw, −1 loss of the side to move."""
-    zigzag = _be16(records, 28) >> 14
-    return (zigzag >> 1) ^ -(zigzag & 1)
+    return _field(records, "result")
 
 
 def rule50s(records: Records) -> npt.NDArray[np.int32]:
     """int32 [n]: the rule-50 counter."""
-    return _be16(records, 30)
+    return _field(records, "rule50")
+
+
+def moves(records: Records) -> npt.NDArray[np.int32]:
+    """int32 [n]: bits 15–14 kind (0 normal, 1 promotion, 2 castling, 3 en passant), 13–8 from, 7–2 to, 1–0 promotion
+    piece (N B R Q). Castling goes from the king's square to the rook's. 0: none."""
+    return _field(records, "move")
 
 
 def piece_counts(records: Records) -> npt.NDArray[np.int32]:
@@ -68,3 +93,83 @@ def boards(records: Records) -> npt.NDArray[np.uint8]:
     pushed = found == PUSHED_PAWN
     squares[row[pushed], square[pushed]] = 1 + (square[pushed] >= 32)
     return squares
+
+
+def castling_rights(records: Records) -> npt.NDArray[np.uint8]:
+    """uint8 [n]: a sum of K 1, Q 2, k 4, q 8."""
+    nibbles = _nibbles_by_square(records)
+    rights = np.zeros(len(records), np.uint8)
+    for right, (square, code, _) in _CASTLING.items():
+        rights |= np.where(nibbles[:, square] == 1 + code, right, 0).astype(np.uint8)
+    return rights
+
+
+def ep_squares(records: Records) -> npt.NDArray[np.uint8]:
+    """uint8 [n]: the en-passant square, 64 for none."""
+    pushed = _nibbles_by_square(records) == 1 + _PUSHED
+    square = np.where(pushed.any(axis=1), pushed.argmax(axis=1) ^ 8, 64)
+    return square.astype(np.uint8)
+
+
+# Nibbles of a record beyond the twelve pieces. Castling right → (square of the rook, nibble, code of the rook).
+_PUSHED, _BLACK_TO_MOVE = 12, 15
+_CASTLING = {1: (7, 13, 6), 2: (0, 13, 6), 4: (63, 14, 7), 8: (56, 14, 7)}
+
+
+def _nibbles_by_square(records: Records) -> npt.NDArray[np.uint8]:
+    """uint8 [n, 64]: 0 for an empty square, else 1 + nibble."""
+    occupied = np.unpackbits(records[:, 7::-1], axis=1, bitorder="little").astype(bool)
+    nibbles = np.stack([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=2).reshape(len(records), 32)
+    squares = np.zeros((len(records), 64), np.uint8)
+    squares[occupied] = 1 + nibbles[np.arange(32) < piece_counts(records)[:, None]]
+    return squares
+
+
+def pack(
+    boards: npt.NDArray[np.uint8],
+    black_to_move: npt.NDArray[np.bool_],
+    *,
+    scores: npt.ArrayLike,
+    results: npt.ArrayLike,
+    plies: npt.ArrayLike = 0,
+    rule50s: npt.ArrayLike = 0,
+    moves: npt.ArrayLike = 0,
+    castling_rights: npt.ArrayLike = 0,
+    ep_squares: npt.ArrayLike = 64,
+) -> Records:
+    """Records uint8 [n, 32] of arrays [n], or single numbers, as the functions above return them; `boards` uint8
+    [n, 64]. Whether a position is sound is checked by those who read the records. One that a record has no room for
+    (more than 32 pieces, a castling right without its rook, an en-passant square without its pawn, a number that is too
+    large) becomes an empty board, which is not sound.
+    """
+    count = len(boards)
+    squares = np.array(boards, np.uint8).reshape(count, 64)
+    black = np.asarray(black_to_move, bool)
+    rights = np.broadcast_to(np.asarray(castling_rights, np.uint8), count)
+    ep = np.broadcast_to(np.asarray(ep_squares, np.int64), count)
+    fits = (squares <= 12).all(axis=1) & ((squares > 0).sum(axis=1) <= 32)
+
+    nibbles = squares.astype(np.int16) - 1
+    for right, (square, code, rook) in _CASTLING.items():
+        has = (rights & right) > 0
+        fits &= ~has | (squares[:, square] == 1 + rook)
+        nibbles[has, square] = code
+    pushed = (ep ^ 8) & 63  # where the pawn stands; it is of the side that is not to move
+    has_ep = ep != 64
+    fits &= ~has_ep | ((ep < 64) & (squares[np.arange(count), pushed] == np.where(black, 1, 2)))
+    nibbles[has_ep, pushed[has_ep]] = _PUSHED
+    nibbles[(nibbles == 11) & black[:, None]] = _BLACK_TO_MOVE
+
+    records = np.zeros((count, 32), np.uint8)
+    occupied = (squares > 0) & fits[:, None]
+    records[:, :8] = np.packbits(occupied, axis=1, bitorder="little")[:, ::-1]
+    rank = occupied.cumsum(axis=1) - 1
+    in_order = np.zeros((count, 32), np.uint8)
+    position, square_of = np.nonzero(occupied)
+    in_order[position, rank[position, square_of]] = nibbles[position, square_of]
+    records[:, 8:24] = in_order[:, 0::2] | in_order[:, 1::2] << 4
+    given = {"move": moves, "score": scores, "ply": plies, "result": results, "rule50": rule50s}
+    for name, values in given.items():
+        fits &= _put(records, name, values)
+    records[~fits] = 0
+    return records

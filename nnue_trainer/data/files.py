@@ -12,21 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 from nnue_trainer import _data
 from nnue_trainer.atomic import replacing
 from nnue_trainer.data.binpack import Records
-from nnue_trainer.data.compression import compression_of, decompress, head_of, is_sound
+from nnue_trainer.data.compression import ByteReader, compression_of, decompress, head_of, is_sound
+from nnue_trainer.data.formats.base import DataFormat, claiming, format_named, outside_formats
+from nnue_trainer.data.formats.built_in import open_native
 from nnue_trainer.errors import UserError
 
-FORMATS: tuple[str, ...] = tuple(_data.formats())
-
-# Names that say a format, for files to be written.
-_SUFFIXES = {".binpack": "binpack", ".bin": "bin", ".bullet": "bulletformat", ".marlin": "marlinformat"} | {
-    ".txt": "text",
-    ".plain": "plain",
-}
+FORMATS: tuple[str, ...] = tuple(name for name, _, _ in _data.formats())
+"""The names of the built-in formats."""
 
 _BLOCK = 1 << 16  # positions: 2 MiB
 
@@ -35,19 +32,21 @@ Progress = Callable[[int, int], None]
 """Takes what is done and what there is in all, in bytes of the files that are read."""
 
 
-def format_for(path: StrPath, chosen: str | None = None) -> str:
+def format_for(path: StrPath, chosen: str | DataFormat | None = None) -> DataFormat:
     """The format to write `path` in: the one chosen, or what the name ends in. UserError if neither says."""
-    if chosen is not None:
-        if chosen not in FORMATS:
-            raise UserError(f"unknown format {chosen!r}, expected one of {', '.join(FORMATS)}")
+    if isinstance(chosen, DataFormat):
         return chosen
-    suffix = Path(path).suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise UserError(
-            f"{path}: the name says no format; name one of {', '.join(FORMATS)} (--to), or end in one of "
-            f"{' '.join(_SUFFIXES)}"
-        )
-    return _SUFFIXES[suffix]
+    if chosen is not None:
+        return format_named(chosen)
+    name = Path(path).name.lower()
+    known = [format_named(name) for name in FORMATS] + outside_formats()
+    for format in known:
+        if name.endswith(format.suffixes):
+            return format
+    suffixes = " ".join(suffix for format in known for suffix in format.suffixes)
+    raise UserError(
+        f"{path}: the name says no format; name one of {', '.join(FORMATS)} (--to), or end in one of {suffixes}"
+    )
 
 
 def check_new(path: StrPath, overwrite: bool) -> None:
@@ -59,26 +58,39 @@ def check_new(path: StrPath, overwrite: bool) -> None:
 class PositionReader:
     """The positions of one file, in order, as blocks of records; iterate once.
 
-    `format`: None to find out. `skip_bad`: leave out and count what is wrong (a position; with binpack the rest of a
+    `format`: None to find out; `formats` are asked before the built-in ones, None for all from outside that were loaded
+    (`--plugin`). `skip_bad`: leave out and count what is wrong (a position; with binpack the rest of a
     chunk) instead of raising. UserError names file and offset (of the decompressed bytes) or line, what was found and
     what was expected. Memory: a few MiB, with binpack up to the 100 MiB of its largest legal chunk.
     """
 
-    def __init__(self, path: StrPath, *, format: str | None = None, skip_bad: bool = False) -> None:
+    def __init__(
+        self,
+        path: StrPath,
+        *,
+        format: str | DataFormat | None = None,
+        formats: Sequence[DataFormat] | None = None,
+        skip_bad: bool = False,
+    ) -> None:
         self.path = Path(path)
+        chosen = format_named(format) if isinstance(format, str) else format
         self._file = open_regular(path)
         try:
             self.size = os.fstat(self._file.fileno()).st_size
-            self.compression = compression_of_file(self.path, self._file, format)
-            readinto = decompress(self.path, self.compression, self._file).readinto if self.compression else None
-            self._reader = _data.PositionReader(os.fsencode(self.path), readinto, format or "", skip_bad)
+            self.compression = compression_of_file(self.path, self._file, chosen)
+            if chosen is None:
+                asked = outside_formats() if formats is None else formats
+                chosen = claiming(asked, self.path, content_head(self.path, self._file, self.compression))
+            source = decompress(self.path, self.compression, self._file) if self.compression else None
+            self._reader = (chosen.open_reader if chosen else open_native)(self.path, source, skip_bad)
         except BaseException:
             self._file.close()
             raise
 
     @property
     def format(self) -> str:
-        return self._reader.format
+        name: str = self._reader.format
+        return name
 
     @property
     def done(self) -> int:
@@ -140,7 +152,20 @@ class PositionReader:
         self.close()
 
 
-def compression_of_file(path: Path, file: BinaryIO, format: str | None = None) -> str | None:
+def content_head(path: Path, file: BinaryIO, compression: str | None) -> bytes:
+    """The first 64 KiB of what is in a file, decompressed. It is at its beginning before and after."""
+    try:
+        source = decompress(path, compression, file) if compression else cast(ByteReader, file)
+        buffer = bytearray(1 << 16)
+        filled = 0
+        while filled < len(buffer) and (count := source.readinto(memoryview(buffer)[filled:])):
+            filled += count
+        return bytes(buffer[:filled])
+    finally:
+        file.seek(0)
+
+
+def compression_of_file(path: Path, file: BinaryIO, format: DataFormat | None = None) -> str | None:
     """How a data file is compressed: "gzip", "zstd" or not at all. It is at its beginning before and after; `path` is
     for messages."""
     kind = compression_of(head_of(file))
@@ -148,7 +173,7 @@ def compression_of_file(path: Path, file: BinaryIO, format: str | None = None) -
         return kind
     # Positions may by chance start with the same bytes as a compressed file: see whether it is those.
     try:
-        _data.PositionReader(str(path), file.readinto, format or "", False)  # type: ignore[attr-defined]
+        (format.open_reader if format else open_native)(path, cast(ByteReader, file), False)
         return None
     except UserError:
         return kind
@@ -178,14 +203,16 @@ class PositionWriter:
     a record that is not sound, a disk that is full.
     """
 
-    def __init__(self, path: StrPath, format: str | None = None, *, join_chains: bool = True) -> None:
+    def __init__(self, path: StrPath, format: str | DataFormat | None = None, *, join_chains: bool = True) -> None:
         self.path = Path(path)
-        format = format_for(path, format)
+        chosen = format_for(path, format)
         self._output = replacing(path)
         self._status = os.fstat(self._output.fd)
-        self._writer: _data.PositionWriter | None = _data.PositionWriter(
-            os.fsencode(path), self._output.fd, format, join_chains
-        )
+        try:
+            self._writer: Any = chosen.open_writer(self.path, self._output.fd, join_chains)
+        except BaseException:
+            self._output.discard()
+            raise
         self._committed = False
         self.positions = 0
         self.losses: dict[str, int] = {}
@@ -236,7 +263,11 @@ class PositionWriter:
 
 
 def read_files(
-    paths: Sequence[StrPath], *, format: str | None = None, skip_bad: bool = False, progress: Progress | None = None
+    paths: Sequence[StrPath],
+    *,
+    format: str | DataFormat | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[PositionReader, Iterable[Records]]]:
     """Each file's reader with its blocks, one file after the other. Missing files are an error before any is read."""
     sizes = []

@@ -29,6 +29,7 @@ from nnue_trainer import _data
 from nnue_trainer.atomic import replacing
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.files import StrPath, check_new, format_for
+from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.inputs import read_lines
@@ -271,7 +272,7 @@ def generate(
         raise UserError(f"generate: concurrency is {concurrency}, expected a number from 1 to 1024")
     if out.is_dir():
         raise UserError(f"{out}: is a directory, expected the name of a file to write")
-    to = format_for(out, to)
+    format = format_for(out, to)
     made = None if overwrite else _read_made(out)
     if made is None:
         check_new(out, overwrite)
@@ -280,7 +281,11 @@ def generate(
     engines = [Engine(options.engine, uci_options, timeout=timeout)]
     try:
         scale = options.score_scale if options.score_scale is not None else score_scale(engines[0].name)
-        header: dict[str, Any] = asdict(options) | {"score_scale": scale, "engine": engines[0].name, "format": to}
+        header: dict[str, Any] = asdict(options) | {
+            "score_scale": scale,
+            "engine": engines[0].name,
+            "format": format.kind,
+        }
         if openings.book:  # another book under the same name is another run
             header["book"] = hashlib.sha256("\n".join(openings.book).encode()).hexdigest()
         journal_path = out.with_name(out.name + ".journal")
@@ -300,7 +305,7 @@ def generate(
             if openings.unusable():
                 note(openings.unusable())
             check_new(out, overwrite)  # it may have appeared in the meantime
-            losses = _write(out, to, journal, header)
+            losses = _write(out, format, journal, header)
             journal.remove()
     finally:
         for engine in engines:
@@ -308,11 +313,11 @@ def generate(
     return Generated(journal.positions, journal.games, losses=losses)
 
 
-def _write(out: Path, to: str, journal: Journal, header: dict[str, Any]) -> Counter[str]:
+def _write(out: Path, format: DataFormat, journal: Journal, header: dict[str, Any]) -> Counter[str]:
     """Writes the games of the journal to `out`, and how they were made beside it. The latter is there first: after a
     crash in between, `out` is missing, or not what it describes, and the journal is still whole."""
     with replacing(out) as output:
-        writer = _data.PositionWriter(os.fsencode(out), output.fd, to, True)
+        writer = format.open_writer(out, output.fd)
         for game in journal.read():
             writer.write(game)
         writer.finish()

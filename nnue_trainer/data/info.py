@@ -152,7 +152,7 @@ def save_page(info: FileInfo, path: StrPath) -> None:
     )
     rows = [
         ("format", f"{info.format}{packed}"),
-        ("size", f"{info.size:,} bytes, {info.size / n:.2f} a position"),
+        ("size", f"{info.size:,} bytes, {info.size / n:.2f} per position"),
         ("chunks / chains", chains),
         ("score", f"{s['min_score']:,} to {s['max_score']:,}, mean {s['sum_score'] / n:.1f}"),
         ("score 0 / none", f"{s['score_zero'] / n:.2%} / {s['score_none'] / n:.2%}"),

@@ -26,6 +26,7 @@ from nnue_trainer import _data
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet, feature_set
 from nnue_trainer.data.filters import Filters, UserFilter, identity
+from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, require_same
 from nnue_trainer.errors import UserError
 
@@ -85,6 +86,7 @@ class _Stream(ABC, Generic[T]):
         rank: int = 0,
         world_size: int = 1,
         shards: int = 1,
+        formats: Sequence[DataFormat] = (),
         temporary: str | os.PathLike[str] | None = None,
         poll: Callable[[], None] | None = None,
     ) -> None:
@@ -152,7 +154,9 @@ class _Stream(ABC, Generic[T]):
         self._shards = range(rank * local, (rank + 1) * local) if shards > 1 else range(1)  # of this process
         self._places: list[_Place] = self._beginning(epoch)
         self._temporary = Path(temporary) if temporary is not None else None
+        self._formats = list(formats)
         self._opened: list[OpenedFile] = []
+        self._order: dict[str, Any] | None = None  # what the order depends on
         self._running: _Running[T] | None = None
         self._told_of_threads = self._told_of_bad_chunks = False
         self._last_filter_counts: dict[str, Any] = {"read": 0, "kept": 0, "dropped": {}}
@@ -210,7 +214,8 @@ class _Stream(ABC, Generic[T]):
         if not self._opened:
             skip_bad = self._options["skip_bad_chunks"]
             self._opened = [
-                OpenedFile(path, skip_bad=skip_bad, temporary=self._temporary, poll=self._poll) for path in self._files
+                OpenedFile(path, formats=self._formats, skip_bad=skip_bad, temporary=self._temporary, poll=self._poll)
+                for path in self._files
             ]
         return self._opened
 
@@ -299,11 +304,16 @@ class _Stream(ABC, Generic[T]):
         self.close()
 
     def _fingerprint(self) -> dict[str, Any]:
-        own = {
-            "files": [list(file) for file in self.identities],
-            "user_filter": identity(self._options["user_filter"]),
-        }
-        return own | {key: self._options[key] for key in _ORDER_KEYS}
+        """What the order depends on. Made once, as it does not change while the files are open."""
+        if self._order is None:
+            self._order = {
+                "files": [list(file) for file in self.identities],
+                "user_filter": identity(self._options["user_filter"]),
+            } | {key: self._options[key] for key in _ORDER_KEYS}
+            formats = [file.format_identity for file in self._open_files()]
+            if any(formats):  # by file; null for a built-in one
+                self._order["formats"] = formats
+        return self._order
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the last batch taken, of each shard of this process (`merge_states` joins those of several),
@@ -312,7 +322,7 @@ class _Stream(ABC, Generic[T]):
             str(shard): dict(zip(_PLACE_KEYS, place, strict=True))
             for shard, place in zip(self._shards, self._places, strict=True)
         }
-        return {"version": _STATE_VERSION, "places": places, "order": self._fingerprint()}
+        return {"version": _STATE_VERSION, "places": places, "order": dict(self._fingerprint())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with the very next batch. UserError if the state is damaged, or if files or options that decide the
@@ -320,8 +330,10 @@ class _Stream(ABC, Generic[T]):
         version, order, saved_places = (_part(state, key) for key in ("version", "order", "places"))
         if version != _STATE_VERSION:
             raise UserError(f"loader state: version {version!r}, expected {_STATE_VERSION}")
-        for key, value in self._fingerprint().items():
-            saved = _part(order, key)
+        fingerprint = self._fingerprint()
+        known = {"formats": None} | (order if isinstance(order, dict) else {})
+        for key, value in ({"formats": None} | fingerprint).items():
+            saved = _part(known, key)
             if key == "files":
                 require_same(identities_from(saved, "loader state: files"), self.identities, "loader state: files")
                 continue
@@ -393,6 +405,8 @@ class Loader(_Stream[Batch]):
     positions that are mixed at a time (memory: 64 bytes each, for two buffers); chunks of about 1 MiB are drawn in
     random order before that.
     `weights`: how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more).
+    `formats`: formats from outside in which files may be (`data.formats.DataFormat`), asked before the built-in ones;
+    such a file is read once, when it is opened, into an unnamed file in `temporary`.
     `skip_bad_chunks`: leave out and count chunks with anything wrong in them, also a last one that the file ends inside
     of, instead of an error (`bad_chunks`).
     `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads`: how many

@@ -7,14 +7,16 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from nnue_trainer import _data
-from nnue_trainer.data.compression import unpack
+from nnue_trainer.data.compression import unnamed_file, unpack
 from nnue_trainer.data.files import StrPath, compression_of_file, open_regular
+from nnue_trainer.data.formats.base import DataFormat, claiming
 from nnue_trainer.errors import UserError
 
 _SAMPLES, _SAMPLE = 16, 4096  # of a file: how many, and bytes in each
+_HEAD = 1 << 16  # bytes that a format is recognised by
 _LARGE = 1 << 28  # bytes of a compressed file: unpacking a larger one takes so long that it is announced
 _log = logging.getLogger(__name__)
 
@@ -82,8 +84,9 @@ def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
 
 class OpenedFile:
     """A data file in any format, open from now on. What is appended to it later is not read, and a file that is put in
-    its place neither. A compressed file is unpacked here, once, into a file without a name in `temporary` (None: the
-    system's folder), which goes with this object.
+    its place neither. It is in the first of `formats` that claims it, or else in a built-in one. A compressed file is
+    unpacked here, once, into a file without a name in `temporary` (None: the system's folder), which goes with this
+    object, and one of `formats` is read into such a file.
 
     `skip_bad`: a record or chunk that the file ends inside of is left out. `poll` is called per MiB that is unpacked;
     what it raises ends that. UserError, one line, for what is no data file.
@@ -93,27 +96,47 @@ class OpenedFile:
         self,
         path: StrPath,
         *,
+        formats: Sequence[DataFormat] = (),
         skip_bad: bool = False,
         temporary: Path | None = None,
         poll: Callable[[], None] | None = None,
     ) -> None:
         self.path = Path(path)
+        self.format_identity: dict[str, Any] | None = None
+        """what tells the format from others, if it is one of `formats`"""
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             self.identity = _identity_of(path, file.fileno(), size)
             self.compression = compression_of_file(self.path, file)
             if self.compression is None:
-                self.native = _data.DataFile(str(self.path), file.fileno(), size, skip_bad)
+                self.native = self._chunks(file, size, skip_bad, formats, temporary, poll)
                 return
             if size > _LARGE:
                 _log.warning("%s: %s-compressed: unpacking it before the first batch", path, self.compression)
             with unpack(self.path, self.compression, file, temporary, poll) as unpacked:
                 unpacked_size = os.fstat(unpacked.fileno()).st_size
-                self.native = _data.DataFile(str(self.path), unpacked.fileno(), unpacked_size, skip_bad)
+                self.native = self._chunks(unpacked, unpacked_size, skip_bad, formats, temporary, poll)
+
+    def _chunks(
+        self,
+        file: BinaryIO,
+        size: int,
+        skip_bad: bool,
+        formats: Sequence[DataFormat],
+        temporary: Path | None,
+        poll: Callable[[], None] | None,
+    ) -> _data.DataFile:
+        format = claiming(formats, self.path, os.pread(file.fileno(), _HEAD, 0)) if formats else None
+        if format is None:
+            return _data.DataFile(str(self.path), file.fileno(), size, skip_bad)
+        self.format_identity = format.identity
+        return format.open_chunks(
+            self.path, file.fileno(), size, skip_bad, lambda fill: unnamed_file(self.path, temporary, fill), poll
+        )
 
     def require_unchanged(self) -> None:
-        """UserError if the bytes of the file are not what they were. (What was unpacked nobody else can change.)"""
-        if self.compression is not None:
+        """UserError if the bytes of the file are not what they were. What was unpacked cannot be changed by others."""
+        if self.compression is not None or self.format_identity is not None:
             return
         now = _identity_of(self.path, self.native.fileno(), self.identity.size)
         if not now.matches(self.identity):

@@ -27,6 +27,9 @@ from nnue_trainer.data.files import (
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.errors import UserError
 
+LEAST_SCALE, MOST_SCALE = 1e-4, 1e5
+"""What scores may be multiplied by. A score is at most 32,767, and what is not 0 is at least 1."""
+
 
 @dataclass
 class Report:
@@ -92,12 +95,12 @@ def convert(
 
     `source`: the format of the inputs, None to find out. Scores are multiplied by `score_scale`, but for 32002.
     """
-    if not 0 < score_scale < float("inf"):
-        raise UserError(f"score scale {score_scale}, expected a positive number")
-    to = format_for(output, to)
+    if not LEAST_SCALE <= score_scale <= MOST_SCALE:
+        raise UserError(f"score scale {score_scale:g}, expected {LEAST_SCALE:g} to {MOST_SCALE:g}")
+    format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report = Report()
-    with PositionWriter(output, to) as writer:
+    with PositionWriter(output, format) as writer:
         for reader, blocks in read_files(inputs, format=source, skip_bad=skip_bad, progress=progress):
             for records in blocks:
                 if score_scale != 1:
@@ -122,10 +125,10 @@ def filter_positions(
 ) -> tuple[Report, Counter[str]]:
     """The positions of `inputs` that pass, and how many each filter dropped. The blocks that files are read in stand
     for the chunks of docs/data.md: the seed of their decisions counts up, and the state of filters starts anew."""
-    to = format_for(output, to)
+    format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report, dropped = Report(), Counter[str]()
-    with PositionWriter(output, to) as writer:
+    with PositionWriter(output, format) as writer:
         number = 0
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
             for records in blocks:

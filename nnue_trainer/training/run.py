@@ -263,6 +263,7 @@ def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> 
     options: dict[str, Any] = {
         "seed": recipe.training.seed,
         "repeat": True,
+        "formats": data.formats,
         "filters": data.filters,
         "shuffle": data.shuffle_buffer > 0,
         "shuffle_buffer": max(data.shuffle_buffer, 1),
@@ -282,6 +283,7 @@ class HeldOut:
     def __init__(self, recipe: Recipe, model: NnueModel, device: torch.device):
         data = recipe.data
         options: dict[str, Any] = {
+            "formats": data.formats,
             "filters": data.filters,
             "shuffle": False,
             "drop_last": False,

@@ -1,5 +1,6 @@
 """Feature sets against the vectors that engines printed, and the shape rules of rows."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from nnue_trainer import _data
 from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, expand, feature_set, piece_square_set, records_from_fens
 from nnue_trainer.errors import UserError
 
@@ -154,6 +156,24 @@ def test_batch_is_one_allocation_and_moves_in_one_copy() -> None:
     assert moved.score.dtype == torch.int16
     loose = Batch(**{name: torch.from_numpy(array) for name, array in batch.arrays().items()})
     assert loose.to("meta").black.device.type == "meta"
+
+
+def test_a_batch_has_the_fields_of_the_table() -> None:
+    table, size = _data.batch_layout(5, 30)
+    names = [name for name, *_ in table]
+    assert {field.name for field in dataclasses.fields(Batch)} == {*names, "storage"}
+    batch = Batch.allocate(5, 30)
+    assert batch.storage is not None
+    assert batch.storage.numel() == size
+    end = 0
+    for name, dtype, offset, shape in table:
+        tensor = getattr(batch, name)
+        assert (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{dtype}", shape)
+        assert tensor.data_ptr() - batch.storage.data_ptr() == offset
+        assert offset % 256 == 0
+        assert offset >= end, "fields do not overlap"
+        end = offset + tensor.nbytes
+    assert end <= size
 
 
 def test_empty() -> None:

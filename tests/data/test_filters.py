@@ -1,5 +1,6 @@
 """Filters against the golden counts of the specification, and each rule by hand."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from nnue_trainer.cli.main import app
 from nnue_trainer.data import Filters, Loader, PositionWriter, RecordLoader, fens_from_records, records_from_fens
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.fields import black_to_move, boards, piece_counts, plies, results, rule50s, scores
+from nnue_trainer.data.filters import COMPILED
 from nnue_trainer.errors import UserError
+from nnue_trainer.schema import describe, validate
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
@@ -338,3 +341,28 @@ def test_filter_files(project_root: Path, tmp_path: Path) -> None:
 def test_bad_options() -> None:
     with pytest.raises(ValueError, match="max_score\n  Input should be greater than or equal to 0"):
         Filters(max_score=-1)
+
+
+def test_everything_about_a_compiled_filter_comes_from_its_row(project_root: Path) -> None:
+    """Fields of a recipe, options of the command line, saved states and the page of docs name what the table names."""
+    names = [row.name for row in COMPILED]
+    assert list(Filters().as_dict()) == names
+    assert Filters().as_dict() == {row.name: row.default for row in COMPILED}
+    assert Filters.none().as_dict() == {row.name: row.off for row in COMPILED}
+    rows = {key: (kind, default, doc) for key, kind, default, doc in describe(Filters) if not key.startswith("extra")}
+    help_text = CliRunner().invoke(app, ["data", "filter", "--help"], env={"COLUMNS": "400"}).output
+    page = (project_root / "docs" / "data.md").read_text(encoding="utf-8")
+    for row in COMPILED:
+        kind, default, doc = rows[row.name]
+        assert doc == row.doc
+        assert kind.split()[0] == row.type.__name__
+        assert json.loads(default) == row.default
+        assert f"--{row.name.replace('_', '-')}" in help_text
+        assert f"| `{row.name}` |" in page
+        for wrong in (row.least - 1, row.most + 1) if row.type is not bool else ():
+            with pytest.raises(UserError, match=row.name):
+                validate(Filters, {row.name: row.type(wrong)}, lambda path: "recipe.yaml")
+            with pytest.raises(UserError, match=f"filter {row.name} is "):
+                _data.filter_records(np.zeros((0, 32), np.uint8), {row.name: wrong}, 0)
+    with pytest.raises(UserError, match="no filter is called 'nope'"):
+        _data.filter_records(np.zeros((0, 32), np.uint8), {"nope": 1}, 0)

@@ -472,3 +472,60 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
     for read in (PositionReader, lambda path: next(iter(RecordLoader(path, B)))):
         with pytest.raises(UserError, match="not a regular file"):
             read(tmp_path / "pipe")
+
+
+def test_batches_before_a_bad_chunk_come_first(positions_file, tmp_path):
+    """However far the threads have read ahead: in file order whole batches, then the error; again after resuming."""
+    records = read_binpack(positions_file("val"))[:3000]
+    chunk = tmp_path / "chunk.binpack"
+    path = tmp_path / "bad.binpack"
+    write_binpack(chunk, records, join_chains=False)
+    damaged = bytearray(chunk.read_bytes())
+    damaged[8 + 34 * 5] = 0xFF  # the board of its sixth position
+    path.write_bytes(chunk.read_bytes() * 2 + bytes(damaged) + chunk.read_bytes())
+    options = {"shuffle": False, "filters": Filters.none()}
+    for threads in (1, 4):
+        loader = RecordLoader(path, 1000, threads=threads, **options)
+        iterator = iter(loader)
+        for i in range(6):
+            np.testing.assert_array_equal(next(iterator).numpy(), records[1000 * (i % 3) :][:1000])
+        with pytest.raises(UserError, match=r"bad\.binpack: offset .*: chunk 2, chain at its byte 170"):
+            next(iterator)
+        resumed = RecordLoader(path, 1000, threads=threads, **options)
+        resumed.load_state_dict(loader.state_dict())
+        with pytest.raises(UserError, match="chunk 2"):
+            next(iter(resumed))
+
+
+def test_batches_of_windows_before_a_bad_chunk_come_first_shuffled(positions_file, tmp_path):
+    records = read_binpack(positions_file("val"))[:500]
+    chunk = tmp_path / "chunk.binpack"
+    write_binpack(chunk, records, join_chains=False)
+    damaged = bytearray(chunk.read_bytes())
+    damaged[8 + 34 * 5] = 0xFF
+    good, bad = tmp_path / "good.binpack", tmp_path / "bad.binpack"
+    good.write_bytes(chunk.read_bytes() * 12)
+    counts = set()
+    for place in range(12):
+        chunks = [chunk.read_bytes()] * 12
+        chunks[place] = bytes(damaged)
+        bad.write_bytes(b"".join(chunks))
+        options = {"seed": 5, "shuffle_buffer": 1000, "filters": Filters.none(), "threads": 3}
+        expected = iter(RecordLoader(good, 500, **options))
+        taken = []
+        with pytest.raises(UserError, match=f"chunk {place}, chain"):
+            taken.extend(RecordLoader(bad, 500, **options))
+        for batch in taken:
+            np.testing.assert_array_equal(batch.numpy(), next(expected).numpy())
+        counts.add(len(taken))
+    assert counts == {0, 2, 4, 6, 8, 10}, "two batches for each window of two chunks that come before it"
+
+
+def test_what_the_order_depends_on_is_put_together_once(positions_file, monkeypatch):
+    loader = RecordLoader(positions_file("val"), 512)
+    before = loader.state_dict()
+    monkeypatch.setattr("nnue_trainer.data.loader.identity", None)
+    next(iter(loader))
+    after = loader.state_dict()
+    assert after["order"] == before["order"]
+    assert after["places"] != before["places"]

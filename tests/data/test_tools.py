@@ -19,7 +19,7 @@ from nnue_trainer.cli.main import app
 from nnue_trainer.data import FORMATS, PositionReader, PositionWriter, records_from_fens
 from nnue_trainer.data.binpack import Records, read_binpack, write_binpack
 from nnue_trainer.data.info import file_info, king_bucket
-from nnue_trainer.data.transform import shuffle, split
+from nnue_trainer.data.transform import convert, shuffle, split
 from nnue_trainer.errors import UserError
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -69,6 +69,13 @@ def test_convert_says_what_is_lost(tmp_path: Path) -> None:
     assert "1 positions of black turned into white's, 1 positions without castling rights" in text
     assert "1 positions without their en-passant square" in text
     assert "no room" not in run("convert", tmp_path / "x.binpack", tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-320, 1e-5, 1e6, -1.0, float("inf"), float("nan")])
+def test_a_score_scale_that_leaves_nothing_of_the_scores_is_refused(tmp_path: Path, scale: float) -> None:
+    with pytest.raises(UserError, match=r"^score scale .*, expected 0\.0001 to 100000$"):
+        convert([tmp_path / "in.binpack"], tmp_path / "out.binpack", score_scale=scale)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_score_scale(tmp_path: Path) -> None:

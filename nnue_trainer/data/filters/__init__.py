@@ -1,7 +1,7 @@
 """Which positions are trained on. The filters run in the order of the fields; docs/data.md has their exact rules.
 
-The compiled ones are rows of the table in data_loader/filters, where names, types, defaults, limits and documentation of
-their fields come from. Filters in Python, built-in or from outside, stand in its list `extra`: `base` has the
+The compiled ones are rows of the table in data_loader/filters, where names, types, defaults, limits and documentation
+of their fields come from. Filters in Python, built-in or from outside, stand in its list `extra`: `base` has the
 class that they derive from and the registry.
 """
 
@@ -21,8 +21,8 @@ __all__ = ["COMPILED", "FILTERS", "CompiledFilter", "Filter", "Filters", "UserFi
 
 
 class CompiledFilter(NamedTuple):
-    """A row of the table of compiled filters: `off` is the value with which it drops nothing, `default` that of a recipe
-    which does not say otherwise."""
+    """A row of the table of compiled filters. With the value `off` it drops nothing; a recipe that does
+    not name it has `default`."""
 
     name: str
     type: type[bool] | type[int] | type[float]

@@ -52,7 +52,7 @@ class AllOf:
     @property
     def identity(self) -> list[Any]:
         """What the order of positions depends on: the filters with their values, files by name alone."""
-        own = [{"kind": _name(filter.kind), **to_data(filter)} for filter in self._filters]
+        own = [{"kind": portable_name(filter.kind), **to_data(filter)} for filter in self._filters]
         return own if self._function is None else [*own, identity(self._function)]
 
 
@@ -73,6 +73,7 @@ def _answer(own: Filter, records: Records) -> npt.NDArray[np.bool_]:
     return kept
 
 
-def _name(kind: str) -> str:
+def portable_name(kind: str) -> str:
+    """A kind as it is on every machine: a file without its folder."""
     file, colon, name = kind.rpartition(":")
     return f"{Path(file).name}:{name}" if colon else kind

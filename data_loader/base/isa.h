@@ -1,0 +1,65 @@
+// Instruction sets: the levels that code is compiled for, which of them this CPU has, and which one is used.
+//
+// Hot loops are compiled once for each of some levels: those of the data library as translation units of their own
+// (pipeline/kernels*.cpp), those of the CPU operators in one (csrc/cpu/for_each_isa.h). This is how both choose.
+#pragma once
+
+#include <cstdlib>
+#include <initializer_list>
+#include <string_view>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define NNUE_HAS_ISA_LEVELS 1
+#endif
+
+namespace nnue {
+
+// In ascending order: a CPU that has one has those before it, but for avx2_bmi2, which avx512 does not ask for.
+enum class Isa {
+    baseline,   // any CPU
+    avx2,       // AVX2, FMA, BMI 1 and 2
+    avx2_bmi2,  // the same where PEXT and PDEP are fast: AMD's Zen 1 and 2 have them in microcode, at hundreds of
+                // cycles
+    avx512,     // F, BW, DQ, VL
+};
+
+constexpr const char* isa_name(Isa isa) {
+    constexpr const char* kNames[] = {"baseline", "avx2", "avx2_bmi2", "avx512"};
+    return kNames[static_cast<int>(isa)];
+}
+
+inline bool cpu_has(Isa isa) {
+    if (isa == Isa::baseline) return true;
+#ifdef NNUE_HAS_ISA_LEVELS
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") &&
+                      __builtin_cpu_supports("fma");
+    switch (isa) {
+        case Isa::avx2:
+            return avx2;
+        case Isa::avx2_bmi2:
+            return avx2 && !__builtin_cpu_is("znver1") && !__builtin_cpu_is("znver2");
+        case Isa::avx512:
+            return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        default:
+            break;
+    }
+#endif
+    return false;
+}
+
+// The last of the levels `compiled` that this CPU has; or that which the environment variable names, if the CPU has it.
+inline Isa choose_isa(std::initializer_list<Isa> compiled, const char* variable) {
+    const char* value = std::getenv(variable);
+    const std::string_view wanted = value ? value : "";
+    Isa best = Isa::baseline;
+    for (const Isa isa : compiled) {
+        if (!cpu_has(isa)) continue;
+        best = isa;
+        if (wanted == isa_name(isa)) break;
+    }
+    return best;
+}
+
+}  // namespace nnue

@@ -1,0 +1,79 @@
+#include "formats/format.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "formats/codec.h"
+
+namespace nnue::data {
+
+extern const DataFormat kBinpack, kBin, kBulletformat, kMarlinformat, kPlain, kText;
+
+namespace {
+
+// One row for each format; formats/<format>.cpp has what it stands for.
+constexpr const DataFormat* kFormats[] = {
+    &kBinpack, &kBin, &kBulletformat, &kMarlinformat, &kPlain, &kText,
+};
+
+}  // namespace
+
+std::span<const DataFormat* const> formats() {
+    return kFormats;
+}
+
+const DataFormat& find_format(std::string_view name) {
+    std::string names;
+    for (const DataFormat* format : kFormats) {
+        if (name == format->name) return *format;
+        names += (names.empty() ? "" : ", ") + std::string(format->name);
+    }
+    throw FormatError("unknown format " + quoted(name) + ", expected one of " + names);
+}
+
+bool Head::is_text() const {
+    return std::ranges::all_of(bytes.first(std::min<std::size_t>(bytes.size(), 4096)), [](std::uint8_t c) {
+        return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t';
+    });
+}
+
+std::string_view Head::first_line() const {
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+    return text.substr(begin, text.find('\n', begin) - begin);
+}
+
+const DataFormat& detect_format(const Head& head, const std::string& path) {
+    if (head.bytes.empty()) return *kFormats[0];
+    const bool is_text = head.is_text();
+    std::vector<const DataFormat*> sound, cut;
+    std::string failures, lines;
+    for (const DataFormat* format : kFormats) {
+        const Match match = format->match(head);
+        if (match.kind == Match::kMarked) return *format;
+        if (format->line) {
+            lines += (lines.empty() ? "neither " : " nor ") + std::string(format->line) + " (" + format->name + ")";
+        } else if (match.kind == Match::kMaybe) {
+            sound.push_back(format);
+        } else if (match.kind == Match::kCut) {
+            cut.push_back(format);
+        } else if (!match.why_not.empty()) {
+            failures += (failures.empty() ? "" : "; ") + std::string(format->name) + ": " + match.why_not;
+        }
+    }
+    if (is_text) throw FormatError(path + ": lines of text, but " + lines);
+    if (sound.empty()) sound = cut;
+    if (sound.size() == 1) return *sound[0];
+    if (sound.empty()) throw FormatError(path + ": in no known format (" + failures + ")");
+    throw FormatError(path + ": could be " + sound[0]->name + " or " + sound[1]->name +
+                      ", so the format must be named");
+}
+
+void Losses::operator+=(const Losses& other) {
+    for (const auto field : {&Losses::moves, &Losses::castling, &Losses::en_passant, &Losses::rule50, &Losses::ply,
+                             &Losses::black_to_move, &Losses::scores}) {
+        this->*field += other.*field;
+    }
+}
+
+}  // namespace nnue::data

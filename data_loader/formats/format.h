@@ -1,0 +1,101 @@
+// Data formats: the table that everybody else takes them from.
+//
+// A format is one file, formats/<format>.cpp, and its row in the table of format.cpp. The file says what the format is
+// called, how its files are told from others, and how positions are read from it and written to it; no other file asks
+// which format it has. Most formats are made up of records of one size (fixed_records.h) or of lines (lines.h), and
+// then the file is a codec: two functions for one position. Layouts to the byte: docs/data-formats.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "formats/stream.h"
+
+namespace nnue::data {
+
+class PositionReader;  // reader.h
+class PositionWriter;  // writer.h
+class PositionFile;    // position_file.h
+
+// What to do about something that is wrong.
+enum class OnBad {
+    kError,  // the first thing that is wrong ends the reading
+    kSkip,   // it is left out and counted
+};
+
+struct OpenOptions {
+    // kSkip: a record, or a binpack's chunk, that the file ends inside of is left out, and torn_end() says so.
+    OnBad on_bad = OnBad::kError;
+    // What makes a chunk where the format has none; the order of every training run depends on these numbers.
+    std::size_t records_per_chunk = std::size_t{1} << 15;  // of formats of fixed records
+    std::size_t bytes_per_chunk = std::size_t{1} << 20;    // of text and plain: what begins in so many bytes
+    // Called now and then while a large file is indexed; what it throws ends that.
+    std::function<void()> poll;
+};
+
+struct WriterOptions {
+    bool join_chains = true;  // off: every position of a binpack is a chain of its own, as in shuffled files
+};
+
+// The first bytes of a file; all of it if `whole`.
+struct Head {
+    std::span<const std::uint8_t> bytes;
+    bool whole;
+
+    bool is_text() const;
+    std::string_view first_line() const;  // without space before it
+};
+
+struct Match {
+    enum Kind {
+        kNo,
+        kCut,     // sound as far as it goes, but the file would end inside of a record
+        kMaybe,   // sound
+        kMarked,  // it says so itself: nothing else is asked
+    } kind;
+    std::string why_not;
+};
+
+struct DataFormat {
+    const char* name;
+    const char* suffix;  // of files that are written in it
+    const char* about;   // one line
+    const char* line;    // what its first line looks like; null: it is not made up of lines
+    Match (*match)(const Head& head);
+    std::unique_ptr<PositionReader> (*open_reader)(ByteStream stream, OnBad on_bad);
+    std::unique_ptr<PositionFile> (*open_file)(InputFile file, const OpenOptions& options);
+    // Writes to the open file `fd`, which stays the caller's; `path` is for messages.
+    std::unique_ptr<PositionWriter> (*open_writer)(const std::string& path, int fd, const WriterOptions& options);
+};
+
+// All formats. The first is that of an empty file.
+std::span<const DataFormat* const> formats();
+
+// Throws FormatError, with the names there are, for an unknown one.
+const DataFormat& find_format(std::string_view name);
+
+// How much of a file detect_format() is meant to see.
+inline constexpr std::size_t kFormatHead = 64 << 10;
+
+// The format that a file with this head is in. Throws FormatError naming `path` if it is in none, or could be in more
+// than one. An empty file holds no positions in any: it counts as binpack.
+const DataFormat& detect_format(const Head& head, const std::string& path);
+
+// In how many positions something was dropped or changed because the format has no room for it.
+struct Losses {
+    std::uint64_t moves = 0;          // the move
+    std::uint64_t castling = 0;       // castling rights
+    std::uint64_t en_passant = 0;     // the en-passant square
+    std::uint64_t rule50 = 0;         // the rule-50 counter: dropped, or cut to the largest value there is
+    std::uint64_t ply = 0;            // the ply: dropped, or moved by one where its parity is not the side to move's
+    std::uint64_t black_to_move = 0;  // read back with the colours swapped, as white to move
+    std::uint64_t scores = 0;         // −32768, cut to −32767 where the view changes
+
+    void operator+=(const Losses& other);
+};
+
+}  // namespace nnue::data

@@ -1,0 +1,152 @@
+// Formats of lines of text. A reader derived from LineReader is such a format, and its row is line_format<Reader, …>.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chess/record.h"
+#include "filters/filters.h"
+#include "formats/codec.h"
+#include "formats/independent_writer.h"
+#include "formats/position_file.h"
+#include "formats/reader.h"
+
+namespace nnue::data {
+
+// A part of a file of lines: the positions that begin in it. `name` stands in messages, with the offset for the line.
+struct LineRange {
+    std::uint64_t begin = 0, end = UINT64_MAX;
+    std::string name;
+};
+
+// Lines without their ends, counted from 1.
+class LineReader : public StreamReader {
+  public:
+    // The stream of a range that does not start the file begins one byte before it: is that the end of a line?
+    LineReader(const DataFormat& format, ByteStream stream, OnBad on_bad, LineRange range = {})
+        : StreamReader(format, std::move(stream), on_bad), range_(std::move(range)) {
+        if (range_.begin > 0) skip_line();
+    }
+
+  protected:
+    static constexpr std::size_t kMaxLine = 4096;
+
+    // The next line; false at the end. A line that is too long is an error in every case: this is no text.
+    bool next_line(std::string_view& line) {
+        stream_.advance(pending_);
+        pending_ = 0;
+        auto bytes = stream_.peek(1);
+        if (bytes.empty()) return false;
+        ++line_;
+        const void* end = std::memchr(bytes.data(), '\n', std::min(bytes.size(), kMaxLine));
+        if (!end && bytes.size() < kMaxLine) {
+            bytes = stream_.peek(kMaxLine);
+            end = std::memchr(bytes.data(), '\n', std::min(bytes.size(), kMaxLine));
+        }
+        if (!end && bytes.size() >= kMaxLine) {
+            throw error("a line of more than " + std::to_string(kMaxLine) + " characters");
+        }
+        const std::size_t size =
+            end ? static_cast<std::size_t>(static_cast<const std::uint8_t*>(end) - bytes.data()) : bytes.size();
+        line = {reinterpret_cast<const char*>(bytes.data()), size};
+        pending_ = size + (end ? 1 : 0);
+        return true;
+    }
+
+    // Does the line handed out begin behind the range?
+    bool is_past_range() const { return stream_.offset() >= range_.end; }
+    bool is_whole_file() const { return range_.name.empty(); }
+    bool starts_file() const { return range_.begin == 0; }
+
+    FormatError error(const std::string& what) const {
+        if (!is_whole_file()) return stream_.error(stream_.offset(), range_.name + ": " + what);
+        return FormatError(stream_.path() + ": line " + std::to_string(line_) + ": " + what);
+    }
+
+  private:
+    // The rest of a line that the range before has.
+    void skip_line() {
+        while (!is_past_range()) {
+            const auto bytes = stream_.peek(1);
+            if (bytes.empty()) return;
+            const void* end = std::memchr(bytes.data(), '\n', bytes.size());
+            stream_.advance(end ? static_cast<std::size_t>(static_cast<const std::uint8_t*>(end) - bytes.data()) + 1
+                                : bytes.size());
+            if (end) return;
+        }
+    }
+
+    LineRange range_;
+    std::uint64_t line_ = 0;
+    std::size_t pending_ = 0;  // bytes of the line handed out
+};
+
+// Lines of text. A position belongs to the chunk that it begins in.
+template <class Reader>
+class LineChunks final : public PositionFile {
+  public:
+    LineChunks(const DataFormat& format, InputFile file, const OpenOptions& options)
+        : PositionFile(format), file_(std::move(file)), chunk_(options.bytes_per_chunk) {}
+    const InputFile& file() const override { return file_; }
+    std::size_t num_chunks() const override { return (file_.size() + chunk_ - 1) / chunk_; }
+
+    // A position that the file ends inside of is found when its chunk is decoded, and left out with it.
+    const std::string& torn_end() const override {
+        static const std::string none;
+        return none;
+    }
+    std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>&, RecordBuffer& records,
+                       std::vector<std::uint8_t>* flags) const override {
+        const std::uint64_t begin = std::uint64_t{chunk} * chunk_;
+        constexpr std::size_t kAtOnce = 1 << 16;  // bytes
+        const std::uint64_t from = begin > 0 ? begin - 1 : 0;
+        ByteStream stream(file_.path(), open_file_source(file_, from), kAtOnce, from);
+        Reader reader(format(), std::move(stream), OnBad::kError,
+                      {begin, begin + chunk_, "chunk " + std::to_string(chunk)});
+        constexpr std::size_t kBlock = 1 << 12;
+        std::size_t n = 0;
+        do {
+            records.resize(n + kBlock);
+            n += reader.read(records.records().subspan(n));
+        } while (n == records.size());
+        records.resize(n);
+        if (flags) {
+            flags->resize(n);
+            compute_flags(records.records(), flags->data());
+        }
+        return static_cast<std::size_t>(std::ranges::count_if(
+            records.records(), [](const Record& record) { return record_score(record.bytes.data()) == kScoreNone; }));
+    }
+
+  private:
+    InputFile file_;
+    std::size_t chunk_;  // bytes
+};
+
+// kBegins: is this the first line of a file in the format? kEncode appends one position to a string.
+template <class Reader, const DataFormat& kFormat, bool (*kBegins)(std::string_view),
+          void (*kEncode)(const Entry&, std::string&, Losses&)>
+constexpr DataFormat line_format(const char* name, const char* suffix, const char* about, const char* line) {
+    return {name,
+            suffix,
+            about,
+            line,
+            [](const Head& head) -> Match {
+                const bool begins = head.is_text() && kBegins(head.first_line());
+                return {begins ? Match::kMarked : Match::kNo, {}};
+            },
+            [](ByteStream stream, OnBad on_bad) -> std::unique_ptr<PositionReader> {
+                return std::make_unique<Reader>(kFormat, std::move(stream), on_bad);
+            },
+            [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
+                return std::make_unique<LineChunks<Reader>>(kFormat, std::move(file), options);
+            },
+            [](const std::string& path, int fd, const WriterOptions&) -> std::unique_ptr<PositionWriter> {
+                return std::make_unique<IndependentWriter<kEncode>>(path, fd);
+            }};
+}
+
+}  // namespace nnue::data

@@ -1,0 +1,93 @@
+// Marlinformat, records of 32 bytes.
+#include <algorithm>
+
+#include "chess/position.h"
+#include "formats/codecs.h"
+#include "formats/fixed_records.h"
+
+namespace nnue::data {
+
+namespace {
+constexpr unsigned kMarlinUnmovedRook = 6;
+}
+
+Entry decode_marlinformat(std::span<const std::uint8_t, kMarlinformatSize> bytes) {
+    Entry e;
+    Position& p = e.position;
+    clear(p);
+    decode_nibbles(load_le64(&bytes[0]), &bytes[8], [&](int square, unsigned nibble) {
+        unsigned type = nibble & 7;
+        const unsigned color = nibble >> 3;
+        if (type == kMarlinUnmovedRook) {
+            const int a_file = color == kWhite ? kA1 : kA8, h_file = color == kWhite ? kH1 : kH8;
+            if (square != a_file && square != h_file) {
+                throw FormatError("a rook that may castle on " + format_square(square) + ", expected " +
+                                  format_square(a_file) + " or " + format_square(h_file));
+            }
+            p.castling |= static_cast<std::uint8_t>((square == h_file ? kWhiteShort : kWhiteLong) << 2 * color);
+            type = kRook;
+        } else if (type > kKing) {
+            wrong(("piece type on " + format_square(square)).c_str(), type, "0 to 6");
+        }
+        put(p, square, type << 1 | color);
+    });
+    check_board(p);
+    check_castling(p);
+    p.side_to_move = bytes[24] >> 7;
+    const int ep = bytes[24] & 127;
+    if (ep != kNoSquare && ep >> 3 != 2 && ep >> 3 != 5) {
+        wrong("en-passant square", ep, "64 or a square of rank 3 or 6");
+    }
+    set_ep_square(p, ep);
+    p.rule50 = bytes[25];
+    p.ply = ply_of(load_le16(&bytes[26]), p.side_to_move);
+    check_range("result", bytes[30], 0, 2);
+    e.score = static_cast<std::int16_t>(load_le16(&bytes[28]));
+    e.result = static_cast<std::int8_t>(bytes[30] - 1);
+    if (p.side_to_move == kBlack) {
+        e.score = negated(e.score);
+        e.result = static_cast<std::int8_t>(-e.result);
+    }
+    return e;
+}
+
+void encode_marlinformat(const Entry& e, std::span<std::uint8_t, kMarlinformatSize> bytes, Losses& losses) {
+    const Position& p = e.position;
+    constexpr unsigned kMaxRule50 = 255;
+    std::ranges::fill(bytes, std::uint8_t{0});
+    store_le64(&bytes[0], occupied(p));
+    int i = 0;
+    for (Bitboard rest = occupied(p); rest; rest &= rest - 1, ++i) {
+        const int square = lowest(rest);
+        const unsigned code = code_at(p, square);
+        const bool castles =
+            (square == kA1 && (p.castling & kWhiteLong)) || (square == kH1 && (p.castling & kWhiteShort)) ||
+            (square == kA8 && (p.castling & kBlackLong)) || (square == kH8 && (p.castling & kBlackShort));
+        const unsigned type = castles ? kMarlinUnmovedRook : code >> 1;
+        bytes[8 + i / 2] |= static_cast<std::uint8_t>((type | (code & 1) << 3) << (4 * (i & 1)));
+    }
+    bytes[24] = static_cast<std::uint8_t>(p.side_to_move << 7 | p.ep_square);
+    bytes[25] = static_cast<std::uint8_t>(std::min<unsigned>(p.rule50, kMaxRule50));
+    store_le16(&bytes[26], p.ply / 2 + 1u);
+    store_le16(&bytes[28], static_cast<std::uint16_t>(white_view(e, losses)));
+    bytes[30] = static_cast<std::uint8_t>(1 + (p.side_to_move == kBlack ? -e.result : e.result));
+    count_moveless(e, losses);
+    count_ply_parity(e, losses);
+    losses.rule50 += p.rule50 > kMaxRule50;
+}
+
+namespace {
+
+struct Codec {
+    static constexpr std::size_t kSize = kMarlinformatSize;
+    static constexpr auto decode = decode_marlinformat;
+    static constexpr auto encode = encode_marlinformat;
+};
+
+}  // namespace
+
+extern const DataFormat kMarlinformat;
+constinit const DataFormat kMarlinformat =
+    fixed_record_format<Codec, kMarlinformat>("marlinformat", ".marlin", "Marlinformat, 32 bytes per position");
+
+}  // namespace nnue::data

@@ -1,0 +1,9 @@
+"""Data formats: those of data_loader/ and those from outside, in one registry. docs/extending.md, "A data format".
+
+`base` has the class that formats from outside derive from; the built-in ones (`built_in`) are the rows of the table in
+data_loader/formats, where their names and suffixes come from.
+"""
+
+from nnue_trainer.data.formats.base import DATA_FORMATS, DataFormat, Records, format_named, outside_formats
+
+__all__ = ["DATA_FORMATS", "DataFormat", "Records", "format_named", "outside_formats"]

@@ -1,0 +1,270 @@
+"""The contract of data formats, their registry, and how a format in Python reads, writes and is trained on."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from nnue_trainer import _data
+from nnue_trainer.data.filters.base import portable_name
+from nnue_trainer.errors import UserError
+from nnue_trainer.registry import Registry
+from nnue_trainer.schema import to_data
+
+if TYPE_CHECKING:
+    from nnue_trainer.data.compression import ByteReader
+
+Records = npt.NDArray[np.uint8]
+Unpack = Callable[[Callable[[BinaryIO], None]], BinaryIO]
+"""Makes a file without a name, lets a function fill it, and gives it back, to be read."""
+
+Poll = Callable[[], None] | None
+_log = logging.getLogger(__name__)
+_COMPRESSED = (".gz", ".zst")
+
+
+class DataFormat(ABC):
+    """How positions lie in a file. A subclass is a section (`schema.section`).
+
+    What `read` gives is checked like what the built-in formats read: a record that is not sound, or whose move its
+    piece cannot make, is an error that names file and position, or is left out and counted with `skip_bad`.
+    """
+
+    kind: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """what names of files in the format end in; .gz or .zst may follow where a file is read"""
+
+    def recognises(self, head: bytes) -> bool:
+        """Is a file that begins with `head`, up to 64 KiB, decompressed, in this format? By default only the name of
+        a file says so."""
+        return False
+
+    @abstractmethod
+    def read(self, file: BinaryIO) -> Iterator[Records]:
+        """The positions of a file in order, as blocks of records uint8 [n, 32] of any size. `file` is open at its
+        beginning, decompressed, and is read forwards. `nnue_trainer.data.fields.pack` makes records of arrays. Raise a
+        UserError for what is wrong; the name of the file is put before it."""
+
+    def header(self) -> bytes:
+        """What a file begins with when it is written."""
+        return b""
+
+    def encode(self, records: Records) -> bytes:
+        """Records uint8 [n, 32], all of them sound, as the bytes of a file. A format that does not define it can be
+        read, but not written."""
+        raise NotImplementedError
+
+    def losses(self, records: Records) -> dict[str, int]:
+        """In how many of `records` something is dropped or changed for want of room in the format, by what: "moves",
+        "castling", "en_passant", "rule50", "ply", "black_to_move" or "scores"."""
+        return {}
+
+    # ---- for the package --------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """As plain JSON data: two formats that differ in it may read different positions from one file."""
+        return {"kind": portable_name(self.kind), **to_data(self)}
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """Is the file at `path`, whose content begins with `head`, in this format?"""
+        name = path.name.lower()
+        for suffix in _COMPRESSED:
+            name = name.removesuffix(suffix)
+        try:
+            return name.endswith(self.suffixes) or bool(self.recognises(head))
+        except Exception as error:  # whatever a user's code raises
+            raise self._error(path, error) from error
+
+    def open_reader(self, path: Path, source: ByteReader | None, skip_bad: bool) -> Any:
+        """A reader with the methods of `_data.PositionReader`, of a file or of the bytes of `source`."""
+        return _Reader(self, path, source, skip_bad)
+
+    def open_writer(self, path: Path, fd: int, join_chains: bool = True) -> Any:
+        """A writer with the methods of `_data.PositionWriter`, to the open file `fd`."""
+        if type(self).encode is DataFormat.encode:
+            raise UserError(f"{path}: data format {portable_name(self.kind)} can be read, but not written")
+        return _Writer(self, path, fd)
+
+    def open_chunks(
+        self, path: Path, fd: int, size: int, skip_bad: bool, unpack: Unpack, poll: Poll = None
+    ) -> _data.DataFile:
+        """The file `fd` as chunks for the pipeline: its positions are read once, into a file without a name, where each
+        takes 34 bytes."""
+
+        def fill(out: BinaryIO) -> None:
+            with os.fdopen(os.dup(fd), "rb", buffering=0) as file:
+                file.seek(0)
+                reader = self.open_reader(path, cast("ByteReader", file), skip_bad)
+                writer = _data.PositionWriter(os.fsencode(path), out.fileno(), "binpack", False)
+                while len(records := reader.read(1 << 16)):
+                    writer.write(records)
+                    if poll:
+                        poll()
+                writer.finish()
+                if reader.skipped:
+                    _log.warning("%s; left out, with %d more", reader.first_skipped, reader.skipped - 1)
+
+        with unpack(fill) as unpacked:
+            return _data.DataFile(str(path), unpacked.fileno(), os.fstat(unpacked.fileno()).st_size, False)
+
+    def _error(self, path: Path, error: Exception) -> UserError:
+        said = " ".join(str(error).split())
+        if isinstance(error, UserError):
+            return UserError(f"{path}: {said}")
+        return UserError(f"{path}: data format {portable_name(self.kind)}: {type(error).__name__}: {said}")
+
+
+DATA_FORMATS: Registry[DataFormat] = Registry("nnue_trainer.data.formats", lambda: DataFormat, what="data format")
+
+
+def format_named(kind: str) -> DataFormat:
+    """The format that a user names on the command line: built in, `path/to/file.py:Class`, or of an installed package,
+    with the defaults of its fields. UserError if there is none."""
+    if ":" not in kind and kind not in DATA_FORMATS.names():
+        names = [name for name, _, _ in _data.formats()]
+        names += [name for name in DATA_FORMATS.names() if name not in names]
+        raise UserError(f"unknown format {kind!r}, expected one of {', '.join(names)}, or path/to/file.py:Class")
+    try:
+        return DATA_FORMATS.find(kind)()
+    except ValueError as error:  # pydantic's, for a field without a default
+        raise UserError(f"data format {kind!r}: a field of it has no default: {error}".splitlines()[0]) from None
+
+
+def outside_formats() -> list[DataFormat]:
+    """Every format from outside that is known and whose fields all have defaults."""
+    known = []
+    for kind, cls in DATA_FORMATS:
+        if not cls.__module__.startswith(__package__ or ""):
+            try:
+                known.append(DATA_FORMATS.find(kind)())
+            except ValueError:
+                continue
+    return known
+
+
+def claiming(formats: Sequence[DataFormat], path: Path, head: bytes) -> DataFormat | None:
+    """The first of `formats` that the file is in; None: it is in a built-in one, or in none."""
+    return next((format for format in formats if format.claims(path, head)), None)
+
+
+class _Bytes(io.RawIOBase):
+    """What a format reads from; `cancelled` ends it."""
+
+    def __init__(self, source: ByteReader) -> None:
+        self._source = source
+        self.cancelled = False
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self.cancelled:
+            raise UserError("the reading was given up")
+        count = self._source.readinto(memoryview(buffer).cast("B"))
+        self.count += count
+        return count
+
+
+class _Reader:
+    """Reads a format in Python, with the methods of `_data.PositionReader`."""
+
+    chunks = chains = single_chains = 0
+
+    def __init__(self, format: DataFormat, path: Path, source: ByteReader | None, skip_bad: bool) -> None:
+        self._format, self._path, self._skip_bad = format, path, skip_bad
+        self._own = None if source is not None else path.open("rb", buffering=0)
+        self._bytes = _Bytes(source if source is not None else cast("ByteReader", self._own))
+        self._blocks: Iterator[Records] | None = None
+        self._ready = np.empty((0, 32), np.uint8)
+        self._positions = 0  # read, those that were left out among them
+        self.format = portable_name(format.kind)
+        self.skipped = 0
+        self.first_skipped = ""
+
+    @property
+    def offset(self) -> int:
+        return self._bytes.count
+
+    def cancel(self) -> None:
+        self._bytes.cancelled = True
+
+    def read(self, capacity: int) -> Records:
+        """Up to `capacity` next positions; none only at the end."""
+        while not len(self._ready):
+            block = self._next()
+            if block is None:
+                if self._own is not None:
+                    self._own.close()
+                return self._ready
+            self._ready = self._checked(block)
+        records, self._ready = self._ready[:capacity], self._ready[capacity:]
+        return records
+
+    def _next(self) -> Records | None:
+        try:
+            if self._blocks is None:
+                self._blocks = iter(self._format.read(io.BufferedReader(self._bytes, 1 << 20)))
+            return next(self._blocks, None)
+        except Exception as error:  # whatever a user's code raises
+            raise self._format._error(self._path, error) from error
+
+    def _checked(self, block: Records) -> Records:
+        records = np.array(block, order="C")
+        if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != 32:
+            raise UserError(
+                f"{self._path}: data format {self.format}: gave {records.dtype} {list(records.shape)}, expected uint8 "
+                "[n, 32]"
+            )
+        kept, first, why = _data.import_records(records)
+        if why:
+            message = f"{self._path}: position {self._positions + first}: {why}"
+            if not self._skip_bad:
+                raise UserError(message)
+            self.first_skipped = self.first_skipped or message
+            self.skipped += len(records) - kept
+        self._positions += len(records)
+        return records[:kept]
+
+
+class _Writer:
+    """Writes a format in Python, with the methods of `_data.PositionWriter`."""
+
+    def __init__(self, format: DataFormat, path: Path, fd: int) -> None:
+        self._format, self._path, self._fd = format, path, fd
+        self.positions = 0
+        self.losses: dict[str, int] = {}
+        self._put(lambda: format.header())
+
+    def write(self, records: Records) -> None:
+        sound = np.array(records, order="C")
+        _, first, why = _data.import_records(sound)
+        if why:
+            raise UserError(f"{self._path}: position {self.positions + first}: {why}")
+        self._put(lambda: self._format.encode(records))
+        for what, count in self._format.losses(records).items():
+            self.losses[what] = self.losses.get(what, 0) + int(count)
+        self.positions += len(records)
+
+    def finish(self) -> None:
+        """All is written already."""
+
+    def _put(self, make: Callable[[], bytes]) -> None:
+        try:
+            data = memoryview(make()).cast("B")
+        except Exception as error:  # whatever a user's code raises
+            raise self._format._error(self._path, error) from error
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot write: {error.strerror}") from None

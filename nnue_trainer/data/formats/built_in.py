@@ -1,0 +1,52 @@
+"""The formats of data_loader/: one class for each row of its table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from nnue_trainer import _data
+from nnue_trainer.data.formats.base import DATA_FORMATS, DataFormat, Poll, Records, Unpack
+from nnue_trainer.schema import section
+
+if TYPE_CHECKING:
+    from nnue_trainer.data.compression import ByteReader
+
+
+class BuiltIn(DataFormat):
+    """A format that is compiled. Its files are told by content, which the data library does by itself."""
+
+    def read(self, file: BinaryIO) -> Iterator[Records]:
+        reader = self.open_reader(Path(str(getattr(file, "name", "file"))), file, False)  # type: ignore[arg-type]
+        while len(records := reader.read(1 << 16)):
+            yield records
+
+    def open_reader(self, path: Path, source: ByteReader | None, skip_bad: bool) -> Any:
+        return open_native(path, source, skip_bad, self.kind)
+
+    def open_writer(self, path: Path, fd: int, join_chains: bool = True) -> Any:
+        return _data.PositionWriter(os.fsencode(path), fd, self.kind, join_chains)
+
+    def open_chunks(
+        self, path: Path, fd: int, size: int, skip_bad: bool, unpack: Unpack, poll: Poll = None
+    ) -> _data.DataFile:
+        return _data.DataFile(str(path), fd, size, skip_bad)
+
+
+def open_native(path: Path, source: ByteReader | None, skip_bad: bool, name: str = "") -> _data.PositionReader:
+    """A compiled reader of a file, or of the decompressed bytes of one; "": it finds the format out."""
+    return _data.PositionReader(os.fsencode(path), source.readinto if source else None, name, skip_bad)
+
+
+for _name, _suffix, _about in _data.formats():
+    DATA_FORMATS.register(_name)(
+        section(
+            type(
+                f"{_name.capitalize()}Format",
+                (BuiltIn,),
+                {"__module__": __name__, "__doc__": f"{_about[0].upper()}{_about[1:]}.", "suffixes": (_suffix,)},
+            )
+        )
+    )
