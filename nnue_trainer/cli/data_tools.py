@@ -146,7 +146,7 @@ def _with_filters(command: Callable[..., None]) -> Callable[..., None]:
         name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "values"
     }
     for name, kind, off, _, least, most, doc in _data.filters():
-        limits = {} if kind is bool else {"min": least, "max": most}
+        limits: dict[str, Any] = {} if kind is bool else {"min": least, "max": most}
         option = typer.Option(f"--{name.replace('_', '-')}", help=f"{doc[0].upper()}{doc[1:]}.", **limits)
         parameters[name] = values.replace(name=name, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD, default=off)
         annotations[name] = Annotated[kind, option]

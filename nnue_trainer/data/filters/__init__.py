@@ -72,7 +72,7 @@ class Filters(_Compiled):
     @classmethod
     def none(cls) -> Filters:
         """Nothing is left out, positions without a score neither."""
-        return cls(**{row.name: row.off for row in COMPILED})  # type: ignore[arg-type]
+        return cls(**{row.name: row.off for row in COMPILED})
 
     def as_dict(self) -> dict[str, Any]:
         """The compiled filters, as the data library takes them."""
