@@ -393,7 +393,7 @@ def attack_tools(path: Path, seed: int) -> None:
     makers: dict[str, Callable[[], object]] = {
         "reader": lambda: _data.PositionReader(str(path), None, "", False),
         "writer": lambda: open_in(
-            "out", lambda fd: _data.PositionWriter("out", fd, random.choice(_data.formats()), True)
+            "out", lambda fd: _data.PositionWriter("out", fd, random.choice(_data.formats())[0], True)
         ),
         "binpack": lambda: open_in("out.binpack", lambda fd: _data.BinpackWriter("out.binpack", fd)),
         "shuffle": lambda: _data.ExternalShuffle(1, random.choice([1, 1 << 16, 1 << 20]), str(folder)),
