@@ -34,10 +34,10 @@ def rescore(
     """
     if not 0 < score_scale < float("inf"):
         raise UserError(f"score scale {score_scale}, expected a positive number")
-    to = format_for(output, to)
+    format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report = Report()
-    with PositionWriter(output, to) as writer:
+    with PositionWriter(output, format) as writer:
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
             for records in blocks:
                 scores = evaluator.evaluate(records, every_stack=False).score
