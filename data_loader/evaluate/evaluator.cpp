@@ -14,6 +14,7 @@
 
 #include "chess/fen.h"
 #include "chess/record.h"
+#include "pipeline/expand.h"
 #include "pipeline/parallel.h"
 
 namespace nnue::data {
@@ -140,17 +141,21 @@ class Evaluator::Impl {
     using Row = const std::int32_t*;
 
     void check_first() {
+        for (const FeaturePart& part : set_.parts) parts_.push_back({part.first_feature, part.num_features});
+        for (const AppendedPart& part : set_.appended) parts_.push_back({part.first_feature, part.is.num_features});
+        std::sort(parts_.begin(), parts_.end(),
+                  [](const Range& a, const Range& b) { return a.first_feature < b.first_feature; });
         const FirstLayer& first = forward_.first;
         width_ = first.bias.columns;
         require(first.bias.bytes == 2 && first.bias.rows == 1 && width_ > 0,
                 shape(first.bias) + ", expected int16 [1, n]");
-        require(first.weights.size() == set_.parts.size(),
-                std::to_string(first.weights.size()) + " first weights, expected " + std::to_string(set_.parts.size()));
-        require(first.psqt.empty() || first.psqt.size() == set_.parts.size(), "PSQT columns of some parts only");
+        require(first.weights.size() == parts_.size(),
+                std::to_string(first.weights.size()) + " first weights, expected " + std::to_string(parts_.size()));
+        require(first.psqt.empty() || first.psqt.size() == parts_.size(), "PSQT columns of some parts only");
         require(forward_.num_stacks >= 1, "no stacks");
         const auto stacks = static_cast<std::size_t>(forward_.num_stacks);
-        for (std::size_t part = 0; part < set_.parts.size(); ++part) {
-            const auto features = static_cast<std::size_t>(set_.parts[part].num_features);
+        for (std::size_t part = 0; part < parts_.size(); ++part) {
+            const auto features = static_cast<std::size_t>(parts_[part].num_features);
             const IntegerTensor& weight = first.weights[part];
             require((weight.bytes == 1 || weight.bytes == 2) && weight.rows == features && weight.columns == width_,
                     shape(weight) + ", expected int8 or int16 [" + std::to_string(features) + ", " +
@@ -328,8 +333,8 @@ class Evaluator::Impl {
                                   ", expected 0 … " + std::to_string(set_.num_features - 1));
             }
             std::size_t part = 0;
-            while (index >= set_.parts[part].first_feature + set_.parts[part].num_features) ++part;
-            const auto feature = static_cast<std::size_t>(index - set_.parts[part].first_feature);
+            while (index >= parts_[part].first_feature + parts_[part].num_features) ++part;
+            const auto feature = static_cast<std::size_t>(index - parts_[part].first_feature);
             const IntegerTensor& weight = forward_.first.weights[part];
             if (weight.bytes == 1) {
                 s.rows8.push_back(static_cast<const std::int8_t*>(weight.data) + feature * width_);
@@ -463,6 +468,11 @@ class Evaluator::Impl {
 
     Forward forward_;
     const FeatureSet& set_;
+    // All parts of the set by their first features, those included whose entries come last in a row.
+    struct Range {
+        int first_feature, num_features;
+    };
+    std::vector<Range> parts_;
     std::size_t width_ = 0;
     bool shifted_ = false;  // the first activations need all 16 bits, and are kept 32768 lower
     std::vector<PackedLayer> layers_;
@@ -556,7 +566,7 @@ void Evaluator::evaluate(std::span<const Record> records, const Evaluations& out
             }
             const BatchRows rows{s.white.data(),  s.black.data(),         s.counts.data(),     s.score.data(),
                                  s.result.data(), s.black_to_move.data(), s.piece_count.data()};
-            expanding.expand(records.data() + begin, nullptr, end - begin, set, rows);
+            expand_positions(records.data() + begin, nullptr, end - begin, set, rows, expanding);
             const IndexRows indices{rows.white,       rows.black,  rows.black_to_move,
                                     rows.piece_count, end - begin, max_active};
             impl_->evaluate(indices, begin, end, out, kernels, begin, s);

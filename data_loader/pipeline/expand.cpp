@@ -16,11 +16,11 @@ std::string fen_of(const Record& record) {
 }  // namespace
 
 void expand_positions(const Record* records, const std::uint32_t* order, std::size_t n, const FeatureSet& set,
-                      const BatchRows& rows) {
-    kernels().expand(records, order, n, set, rows);
+                      const BatchRows& rows, const Kernels& with) {
+    with.expand(records, order, n, set, rows);
     if (set.appended.empty()) return;
     std::vector<Record> in_order(order ? n : 0);
-    if (order) kernels().gather(records, order, n, in_order.data());
+    if (order) with.gather(records, order, n, in_order.data());
     const Record* read = order ? in_order.data() : records;
     try {
         set.append(read->bytes.data(), n, {rows.white, rows.black, rows.counts, set.max_active, 0});

@@ -6,8 +6,8 @@
 namespace nnue::data {
 
 // Expands n sound records, record order[i] into row i (order may be null: record i). Throws FormatError with the FEN of
-// a position for which a set from outside gives a wrong row.
+// a position for which a set from outside gives a wrong row. `with` are the kernels for the built-in parts.
 void expand_positions(const Record* records, const std::uint32_t* order, std::size_t n, const FeatureSet& set,
-                      const BatchRows& rows);
+                      const BatchRows& rows, const Kernels& with = kernels());
 
 }  // namespace nnue::data
