@@ -13,6 +13,7 @@
 #include "features/feature_set.h"
 #include "filters/filters.h"
 #include "formats/binpack.h"
+#include "formats/profile.h"
 #include "formats/statistics.h"
 #include "formats/validation.h"
 #include "pipeline/expand.h"
@@ -131,6 +132,48 @@ py::dict statistics_dict(const Statistics& s) {
     d["piece_histogram"] = ints(s.piece_histogram);
     d["white_king_squares"] = ints(s.king_squares[kWhite]);
     d["black_king_squares"] = ints(s.king_squares[kBlack]);
+    return d;
+}
+
+// The blocks as arrays with a row for each, and what is counted over the whole file.
+py::dict profile_dict(const Profile& profile) {
+    const auto& blocks = profile.blocks();
+    const auto n = blocks.size();
+    py::dict d;
+    const auto column = [&]<class T>(const char* name, T Profile::Block::* member) {
+        Array<T> values(static_cast<py::ssize_t>(n));
+        for (std::size_t i = 0; i < n; ++i) values.mutable_data()[i] = blocks[i].*member;
+        d[name] = values;
+    };
+    column("positions", &Profile::Block::positions);
+    column("scored", &Profile::Block::scored);
+    column("sum_score", &Profile::Block::sum_score);
+    column("sum_magnitude", &Profile::Block::sum_magnitude);
+    column("sum_score_squared", &Profile::Block::sum_score_squared);
+    column("sum_ply", &Profile::Block::sum_ply);
+    column("sum_ply_squared", &Profile::Block::sum_ply_squared);
+    column("sum_pieces", &Profile::Block::sum_pieces);
+    column("sum_pieces_squared", &Profile::Block::sum_pieces_squared);
+    column("looked_at", &Profile::Block::looked_at);
+    column("repeated", &Profile::Block::repeated);
+    const auto rows = [&]<class T, std::size_t size>(const char* name, std::array<T, size> Profile::Block::* member) {
+        Array<T> values({n, size});
+        for (std::size_t i = 0; i < n; ++i) {
+            std::copy((blocks[i].*member).begin(), (blocks[i].*member).end(), values.mutable_data() + i * size);
+        }
+        d[name] = values;
+    };
+    rows("results", &Profile::Block::results);
+    rows("scores", &Profile::Block::scores);
+    rows("plies", &Profile::Block::plies);
+    rows("pieces", &Profile::Block::pieces);
+    Array<std::uint64_t> calibration({std::size_t{Profile::kPhases}, std::size_t{Profile::kScoreBins}, std::size_t{3}});
+    std::memcpy(calibration.mutable_data(), profile.calibration().data(), sizeof profile.calibration());
+    d["calibration"] = calibration;
+    d["block_size"] = profile.block_size();
+    d["distinct"] = profile.duplicates().distinct();
+    d["duplicate_share"] = profile.duplicates().duplicate_share();
+    d["duplicates_exact"] = profile.duplicates().exact();
     return d;
 }
 
@@ -294,6 +337,11 @@ PYBIND11_MODULE(_data, m) {
         .def(py::init<>())
         .def("add", &add_records<Statistics>)
         .def("to_dict", [](Exclusive<Statistics>& statistics) { return statistics_dict(*statistics.use()); });
+
+    py::class_<Exclusive<Profile>>(m, "Profile")
+        .def(py::init<>())
+        .def("add", &add_records<Profile>)
+        .def("to_dict", [](Exclusive<Profile>& profile) { return profile_dict(*profile.use()); });
 
     py::class_<Exclusive<Validator>>(m, "Validator")
         .def(py::init<>())

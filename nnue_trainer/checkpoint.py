@@ -73,6 +73,8 @@ class TrainerState:
     """of torch: the order in which a CPU adds numbers up depends on it"""
     plugins: dict[str, str] = Field(default_factory=dict)
     """files that classes from outside came from, by name, with the SHA-256 of each"""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """versions and device, in words"""
 
 
 @section

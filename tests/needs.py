@@ -71,6 +71,10 @@ def no_arm() -> str | None:
     return no_tool("aarch64-linux-gnu-g++")() or no_tool("qemu-aarch64")()
 
 
+def no_browser() -> str | None:
+    return no_tool("chromium")() or no_tool("chromedriver")()
+
+
 TOOLS: dict[str, Callable[[], str | None]] = {
     "cuda": no_cuda,
     "two_gpus": no_two_gpus,
@@ -79,5 +83,6 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "arm": no_arm,
     "onnx": no_onnx,
     "rust": lambda: no_tool("rustc")() or no_tool("cargo")(),
+    "browser": no_browser,
 }
 """Marker → what is missing here for the tests that have it."""

@@ -15,9 +15,11 @@ wants clang-format command -v clang-format
 wants ccache command -v ccache
 wants g++-aarch64-linux-gnu command -v aarch64-linux-gnu-g++
 wants qemu-user command -v qemu-aarch64
+wants chromium command -v chromium
+wants chromium-driver command -v chromedriver
 
 if [ ${#missing[@]} -eq 0 ]; then
-    echo "  all there: GoogleTest, Stockfish, clang-format, ccache, compiler and emulator for arm64"
+    echo "  all there: GoogleTest, Stockfish, clang-format, ccache, Chromium, compiler and emulator for arm64"
     exit 0
 fi
 line="apt-get update && apt-get install -y ${missing[*]}"
@@ -40,6 +42,7 @@ for package in "${missing[@]}"; do
     stockfish) echo "  without stockfish the tests against a real engine are skipped" ;;
     clang-format) echo "  without clang-format the C++ format check is skipped" ;;
     g++-aarch64-linux-gnu | qemu-user) echo "  without $package the NEON code of examples/engine is not tested" ;;
+    chromium-driver) echo "  without chromium and chromium-driver no page is opened in a browser" ;;
     ccache) echo "  without ccache rebuilds take longer" ;;
     esac
 done

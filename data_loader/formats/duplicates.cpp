@@ -16,16 +16,19 @@ void DuplicateEstimator::add(std::span<const Record> records) {
         // The sample is chosen by the high bits and placed by the low ones.
         if (level_ && hash >> (64 - level_)) continue;
         ++sampled_;
-        insert(hash, 1);
+        ++looked_at_;
+        repeated_ += insert(hash, 1);
         while (used_ > kCapacity) halve();
     }
 }
 
-void DuplicateEstimator::insert(std::uint64_t hash, std::uint64_t count) {
+bool DuplicateEstimator::insert(std::uint64_t hash, std::uint64_t count) {
     std::size_t i = hash & (slots_.size() - 1);
     while (slots_[i].count && slots_[i].hash != hash) i = (i + 1) & (slots_.size() - 1);
-    used_ += slots_[i].count == 0;
+    const bool known = slots_[i].count != 0;
+    used_ += !known;
     slots_[i] = {hash, slots_[i].count + count};
+    return known;
 }
 
 void DuplicateEstimator::halve() {

@@ -27,18 +27,24 @@ class DuplicateEstimator {
     double duplicate_share() const {
         return sampled_ ? 1 - static_cast<double>(used_) / static_cast<double>(sampled_) : 0;
     }
+    // Positions that were in the sample when they were added, and those of them whose board was in it already. Both only
+    // grow, so differences tell where in a file the repetitions are.
+    std::uint64_t looked_at() const { return looked_at_; }
+    std::uint64_t repeated() const { return repeated_; }
 
   private:
     struct Slot {
         std::uint64_t hash;
         std::uint64_t count;  // 0: free
     };
-    void insert(std::uint64_t hash, std::uint64_t count);
+    // Whether the hash was there already.
+    bool insert(std::uint64_t hash, std::uint64_t count);
     void halve();
 
     std::vector<Slot> slots_;
     std::size_t used_ = 0;
     std::uint64_t sampled_ = 0;
+    std::uint64_t looked_at_ = 0, repeated_ = 0;
     int level_ = 0;
 };
 

@@ -1,7 +1,27 @@
-"""Looking at runs, data and nets: sliding windows and exponentially weighted moments (docs/analysis.md)."""
+"""Looking at runs, data and nets (docs/analysis.md).
 
-from nnue_trainer.analysis.ewm import Ewm, ewm
-from nnue_trainer.analysis.rolling import Rolling, rolling
-from nnue_trainer.analysis.window_function import WindowFunction
+`runs`, `nets` and `data_profile` collect what `nnue report`, `nnue inspect` and `nnue data profile` show, as plain data;
+`plots` draws it with matplotlib, and `page` puts it on one HTML page that needs nothing else. `rolling` and `ewm` are
+sliding windows and exponentially weighted moments of tensors.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nnue_trainer.analysis.ewm import Ewm, ewm
+    from nnue_trainer.analysis.rolling import Rolling, rolling
+    from nnue_trainer.analysis.window_function import WindowFunction
 
 __all__ = ["Ewm", "Rolling", "WindowFunction", "ewm", "rolling"]
+
+_HOME = {"Ewm": "ewm", "ewm": "ewm", "Rolling": "rolling", "rolling": "rolling", "WindowFunction": "window_function"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'nnue_trainer.analysis' has no attribute {name!r}")
+    # Into the module's own namespace: the modules `ewm` and `rolling` are attributes of it as soon as they are imported.
+    found = getattr(importlib.import_module(f"nnue_trainer.analysis.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +63,10 @@ def train(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run directory.")] = False,
+    with_report: Annotated[
+        bool,
+        typer.Option("--report", help="Write report.html into the run's folder when the run ends or is interrupted."),
+    ] = False,
     help_recipe: Annotated[bool, typer.Option("--help-recipe", help="Print all recipe fields and exit.")] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -91,11 +96,40 @@ def train(
     chosen, notes = recipes.with_files(chosen)
     for note in notes:
         say(note)
-    summary = run(chosen, folder, resume=resume, overwrite=overwrite)
+    try:
+        summary = run(chosen, folder, resume=resume, overwrite=overwrite)
+    except UserError:
+        # What ended the run may have come after hours: they are on the page, too.
+        if with_report and (folder / "metrics.jsonl").exists() and not _is_busy(folder):
+            _write_report(folder, say)
+        raise
     for line in report(summary, folder):
         say(line)
+    if with_report:
+        _write_report(folder, say)
     if summary.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _write_report(folder: Path, say: Callable[[str], None]) -> None:
+    """A page that cannot be written never changes how a training ended."""
+    from nnue_trainer.analysis.report import write_for_training
+
+    try:
+        say(f"report           {write_for_training(folder)}")
+    except Exception as error:
+        say(f"{folder}: no report: {error}")
+
+
+def _is_busy(folder: Path) -> bool:
+    """Whether another process trains there: then its report is its own affair."""
+    from nnue_trainer.training.run_folder import RunFolder
+
+    try:
+        with RunFolder(folder):
+            return False
+    except UserError:
+        return True
 
 
 def config(

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import platform
 import resource
 import socket
 import sys
@@ -176,6 +177,21 @@ def _unused(path: Path) -> Path:
     while (aside := path.with_name(f"{path.stem}-damaged-{number}{path.suffix}")).exists():
         number += 1
     return aside
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What a run trains on, in words, without the name of the machine."""
+    from nnue_trainer import __version__
+
+    on_cuda = device.type == "cuda"
+    return {
+        "nnue_trainer": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if on_cuda else f"CPU, {torch.get_num_threads()} threads",
+        **({"cuda": str(torch.version.cuda)} if on_cuda else {}),
+    }
 
 
 def peak_memory(device: torch.device) -> int:

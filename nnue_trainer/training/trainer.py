@@ -28,13 +28,14 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.losses import mean
+from nnue_trainer.nets.activity import ActivityMeter, reach_figures
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.progress import TrainingProgress
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
-from nnue_trainer.training.metrics import MetricsWriter, peak_memory
+from nnue_trainer.training.metrics import MetricsWriter, environment, peak_memory
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.terminal import say
 
@@ -101,6 +102,7 @@ class Trainer:
         self.validation_loss: float | None = None
         self.best_validation_loss: float | None = None
         self.best_step: int | None = None
+        self.net_figures: dict[str, float] = {}  # of the last validation
         self._saved_step = -1
         self._epoch_end_pending = False
         self._resumed: tuple[Path, TrainerState] | None = None
@@ -195,6 +197,7 @@ class Trainer:
             return None
         lam = self.recipe.lambda_.final_lambda(self.steps_per_epoch, self.recipe.training.epochs)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        meter = ActivityMeter(self.model)
         with self._interruptible():
             batches = iter(self.validation())
         with torch.no_grad(), self.model.rounding(self.recipe.model.awareness.aware):
@@ -203,9 +206,12 @@ class Trainer:
                     batch = next(batches, None)
                 if batch is None:
                     break
-                terms = self._terms(self.model, batch.to(self.device, non_blocking=False), lam)
+                batch = batch.to(self.device, non_blocking=False)
+                terms = self._terms(self.model, batch, lam)
                 sums += torch.stack(terms).double()
+                meter.add(batch)
         loss, weight = sums.tolist()
+        self.net_figures = meter.figures() | reach_figures(self.model)
         if weight == 0:
             raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
         return float(loss / weight)
@@ -234,6 +240,7 @@ class Trainer:
                 "device": self.device.type,
                 "cpu_threads": torch.get_num_threads(),
                 "plugins": registry.plugins(),
+                "environment": environment(self.device),
             },
         )
 
@@ -348,6 +355,8 @@ class Trainer:
             "positions_per_second": round(steps * self.recipe.data.batch_size / seconds, 1),
             "peak_memory_bytes": peak_memory(self.device),
         }
+        if self.batches.passes is not None:
+            values["pass"] = self.batches.passes()
         if self.bad_chunks is not None:
             values["bad_chunks"] = self.bad_chunks()
         run.metrics.write("train", self.step, values)
@@ -369,7 +378,7 @@ class Trainer:
                 is_best = finite and (self.best_validation_loss is None or loss < self.best_validation_loss)
                 if is_best:
                     self.best_validation_loss, self.best_step = loss, self.step
-                values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss}
+                values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss, **self.net_figures}
                 run.metrics.write("validation", self.step, values)
                 run.progress.update(self.step, val=f"{loss:.6f}")
                 run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}")

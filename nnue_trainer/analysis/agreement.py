@@ -1,0 +1,119 @@
+"""The float model against the integers of the same net, on real positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nnue_trainer import checkpoint as checkpoints
+from nnue_trainer import data, nets
+from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.files import PositionReader
+from nnue_trainer.errors import UserError
+from nnue_trainer.export import evaluate, net_from_checkpoint
+from nnue_trainer.export.check_positions import CHECK_POSITIONS
+from nnue_trainer.export.net import QuantizedNet
+from nnue_trainer.nets.base import NnueModel
+
+Records = npt.NDArray[np.uint8]
+
+_STEP = 512  # positions at a time
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Records uint8 [n, 32], and where they are from, in words."""
+
+    records: Records
+    origin: str
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Scores float64 [n] in engine units from the side to move."""
+
+    floats: npt.NDArray[np.float64]
+    integers: npt.NDArray[np.float64]
+
+    @property
+    def difference(self) -> npt.NDArray[np.float64]:
+        return self.integers - self.floats
+
+
+def built_in_positions() -> Positions:
+    records = data.records_from_fens(list(CHECK_POSITIONS))
+    return Positions(records, f"{len(records)} built-in positions")
+
+
+def some_positions(files: Iterable[str | Path], count: int) -> Positions:
+    """`count` positions of the first of `files` that can be read, spread over its beginning; the built-in ones where
+    there is none."""
+    for file in files:
+        try:
+            records = spread(file, count)
+        except UserError:
+            continue
+        if len(records):
+            return Positions(records, f"{len(records):,} positions of {Path(file).name}")
+    return built_in_positions()
+
+
+def spread(file: str | Path, count: int, every: int = 16) -> Records:
+    """Every `every`-th of the first `every · count` positions of a file, or as many of all where there are fewer."""
+    blocks: list[Records] = []
+    left = every * count
+    with PositionReader(file) as reader:
+        for records in reader:
+            blocks.append(records[:left])
+            left -= len(blocks[-1])
+            if left <= 0:
+                break
+    if not blocks:
+        return np.zeros((0, 32), np.uint8)
+    found = np.concatenate(blocks)
+    return np.ascontiguousarray(found[:: max(1, len(found) // count)][:count])
+
+
+def model_of(checkpoint: Checkpoint, where: str) -> NnueModel:
+    """The float model with the weights of a checkpoint."""
+    model = nets.build(nets.parse(checkpoint.architecture, where))
+    checkpoints.load_into(checkpoint.tensors.get("model", {}), model, where)
+    return model.eval()
+
+
+def batches(records: Records, features: str) -> Iterable[Batch]:
+    for begin in range(0, len(records), _STEP):
+        yield data.expand(records[begin : begin + _STEP], features)
+
+
+def float_scores(model: NnueModel, records: Records) -> npt.NDArray[np.float64]:
+    with torch.no_grad():
+        parts = [model(batch).double().numpy() for batch in batches(records, model.feature_set)]
+    return np.concatenate([*parts, np.zeros(0)]) * model.score_scale
+
+
+def integer_scores(net: QuantizedNet, records: Records) -> npt.NDArray[np.float64]:
+    parts = [evaluate(net, batch).score for batch in batches(records, net.net.integer_feature_set)]
+    return np.concatenate([*parts, np.zeros(0)]).astype(np.float64)
+
+
+def agreement(path: Path, positions: Positions) -> Agreement:
+    """Of the checkpoint `path`. UserError where it is damaged, or its weights do not fit the integers."""
+    checkpoint = checkpoints.load(path, ("model", "net"))
+    quantized = net_from_checkpoint(checkpoint, str(path), any_l1=True)
+    model = model_of(checkpoint, str(path))
+    return Agreement(float_scores(model, positions.records), integer_scores(quantized, positions.records))
+
+
+def check_same(scores: Sequence[npt.NDArray[np.float64]]) -> float:
+    """The correlation of two lists of scores; NaN where one does not vary."""
+    first, second = scores
+    if len(first) < 2 or first.std() == 0 or second.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])

@@ -1,0 +1,618 @@
+"""`nnue data profile`: how a data file changes along its length, and how its scores go with its results.
+
+One pass and bounded memory: the data library counts blocks of equal size (data_loader/formats/profile.h), and everything
+here is arithmetic on at most 1024 of them.
+
+**Drift.** Positions of one game lie side by side and are alike, so the spread of single positions says nothing about the
+noise of a block's mean. That noise is taken from neighbouring blocks instead (von Neumann's ratio). With the means
+m₁ … mₙ of n blocks, all but the last of equal size,
+
+    η = [Σ (mᵢ₊₁ − mᵢ)² / 2(n − 1)] / [Σ (mᵢ − m̄)² / (n − 1)]
+
+is 1 on average where the order of the blocks means nothing, with variance (n − 2) / (n² − 1), and smaller where
+neighbours are alike. A quantity drifts if z = (1 − η) / √variance is above 4 and, since a large file shows the slightest
+trend beyond doubt, if the rolling mean over an eighth of the file moves by more than a tenth of the standard deviation
+of single positions. Blocks are joined until there are at most 128, with at least 2,048 positions each; below 16 blocks
+nothing is said.
+
+**Duplicates** are positions whose board occurred before in the file. They are flagged above 5 % of all positions, and
+where a block has more than twice the share of the file and is five standard errors above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnue_trainer import _data
+from nnue_trainer.analysis.page import Page, Section, Table
+from nnue_trainer.analysis.plots import GRID, SERIES, SOFT, Plot, scale_of
+from nnue_trainer.analysis.smoothing import band
+from nnue_trainer.data.files import PositionReader, Progress, StrPath
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.progress import positions as counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = npt.NDArray[np.float64]
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+PHASES = ("25 to 32 pieces", "13 to 24 pieces", "2 to 12 pieces")
+
+DRIFT_Z = 4.0
+DRIFT_EFFECT = 0.1
+MOST_BLOCKS, FEWEST_BLOCKS, SMALLEST_BLOCK = 128, 16, 2048
+DUPLICATES = 0.05
+
+_EXACT, _PER_OCTAVE = 128, 64  # of data_loader/formats/profile.h
+
+
+def bin_values(bins: int) -> Floats:
+    """The middle of each bin of magnitudes: 0 … 127 exactly, then 64 bins for each power of two."""
+    at = np.arange(bins)
+    octave = np.maximum(at - _EXACT, 0) // _PER_OCTAVE
+    width = np.where(at < _EXACT, 1, 2 << octave)
+    low = np.where(at < _EXACT, at, (_PER_OCTAVE + (at - _EXACT) % _PER_OCTAVE) * width)
+    return np.asarray(low + (width - 1) / 2, np.float64)
+
+
+def score_values(bins: int) -> Floats:
+    """The middle of each bin of scores."""
+    positive = bin_values((bins + 1) // 2)
+    return np.concatenate([-positive[:0:-1], positive])
+
+
+@dataclass(frozen=True)
+class Series:
+    """One quantity along the file, by blocks. `deviation` is that of single positions in a block; `quantiles` maps q to
+    values; empty where it makes no sense."""
+
+    name: str
+    unit: str
+    mean: Floats
+    deviation: Floats
+    quantiles: dict[float, Floats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """`z`, and `moved`: how far the rolling mean goes in standard deviations of single positions. `at`: the position
+    where the file before and behind differ most."""
+
+    name: str
+    z: float
+    moved: float
+    at: int
+    before: float
+    behind: float
+
+    @property
+    def flagged(self) -> bool:
+        return self.z > DRIFT_Z and self.moved > DRIFT_EFFECT
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Expected points of the side to move by its score. Rows are groups of scores: `score` their means, `points` wins
+    plus half the draws per position, `low` and `high` two standard errors around them (each position taken as a game of
+    its own, so they are too narrow where games lie whole in the file), `draws` the share of draws, `count`. `scale`
+    makes points = 1 / (1 + exp(−score / scale)) fit best (maximum likelihood); None where nothing does."""
+
+    name: str
+    score: Floats
+    points: Floats
+    low: Floats
+    high: Floats
+    draws: Floats
+    count: Floats
+    scale: float | None
+
+
+@dataclass
+class DataProfile:
+    """What `nnue data profile` shows. `ends` holds, for each block, the number of positions up to its end."""
+
+    path: str
+    size: int
+    format: str
+    compression: str | None
+    positions: int
+    scored: int
+    results: tuple[int, int, int]
+    block_size: int
+    ends: Floats
+    series: list[Series]
+    drifts: list[Drift]
+    too_short: bool
+    duplicate_share: float
+    distinct: int
+    duplicates_exact: bool
+    repeated: Floats
+    """share of positions of each block whose board occurred before, NaN where none was looked at"""
+    repeated_blocks: list[int]
+    """blocks with far more of those than the file"""
+    calibrations: list[Calibration]
+    totals: dict[str, dict[str, float]]
+
+    def warnings(self) -> list[str]:
+        """Everything that is flagged, one line each."""
+        lines = [
+            f"{drift.name} drifts: {drift.before:.4g} on average up to position {drift.at:,}, {drift.behind:.4g} behind "
+            f"(z {drift.z:.1f}, the rolling mean moves by {drift.moved:.2f} standard deviations)"
+            for drift in self.drifts
+            if drift.flagged
+        ]
+        if self.duplicate_share > DUPLICATES:
+            lines.append(
+                f"duplicates: {self.duplicate_share:.1%} of the positions have a board that occurred before "
+                f"({self.distinct:,} different boards); above {DUPLICATES:.0%}"
+            )
+        if self.repeated_blocks:
+            first = self.repeated_blocks[0]
+            begin = int(self.ends[first - 1]) if first else 0
+            lines.append(
+                f"repeated stretches: {len(self.repeated_blocks)} of {len(self.ends)} blocks repeat earlier boards far "
+                f"more often than the file, the first from position {begin:,} ({self.repeated[first]:.0%})"
+            )
+        if self.scored < self.positions:
+            lines.append(f"{self.positions - self.scored:,} positions have no score (32002); they are left out of scores")
+        return lines
+
+
+def data_profile(path: StrPath, progress: Progress | None = None) -> DataProfile:
+    """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. UserError for a
+    file without positions."""
+    native = _data.Profile()
+    with PositionReader(path) as reader:
+        for records in reader:
+            native.add(records)
+            if progress:
+                progress(reader.done, reader.size)
+        size, kind, compression = reader.size, reader.format, reader.compression
+    return _profile(native.to_dict(), str(path), size, kind, compression)
+
+
+def _profile(raw: dict[str, Any], path: str, size: int, kind: str, compression: str | None) -> DataProfile:
+    count = raw["positions"].astype(np.float64)
+    if not count.sum():
+        raise UserError(f"{path}: no positions")
+    scored, results = raw["scored"].astype(np.float64), raw["results"].astype(np.float64)
+    series = list(_series(raw, count, scored, results))
+    drifts, too_short = _drifts(raw)
+    looked_at, repeated = raw["looked_at"].astype(np.float64), raw["repeated"].astype(np.float64)
+    share = np.divide(repeated, looked_at, out=np.full(len(count), np.nan), where=looked_at > 0)
+    total_share = float(raw["duplicate_share"])
+    error = np.sqrt(np.maximum(total_share * (1 - total_share), 1e-6) / np.maximum(looked_at, 1))
+    far = (share > 2 * total_share) & (share > total_share + 5 * error) & (looked_at >= 50)
+    return DataProfile(
+        path=path,
+        size=size,
+        format=kind,
+        compression=compression,
+        positions=int(count.sum()),
+        scored=int(scored.sum()),
+        results=tuple(int(n) for n in results.sum(0)),  # type: ignore[arg-type]
+        block_size=int(raw["block_size"]),
+        ends=np.cumsum(count),
+        series=series,
+        drifts=drifts,
+        too_short=too_short,
+        duplicate_share=total_share,
+        distinct=round(raw["distinct"]),
+        duplicates_exact=bool(raw["duplicates_exact"]),
+        repeated=share,
+        repeated_blocks=np.flatnonzero(far).tolist(),
+        calibrations=_calibrations(raw["calibration"]),
+        totals=_totals(raw),
+    )
+
+
+def _quantiles(histogram: npt.NDArray[Any], values: Floats, blocks_joined: int = 1) -> dict[float, Floats]:
+    """Of each row; the middle of the bin in which the quantile falls."""
+    cumulated = np.cumsum(histogram, axis=1, dtype=np.float64)
+    total = cumulated[:, -1:]
+    found = {}
+    for q in QUANTILES:
+        at = (cumulated < np.maximum(q * total, 0.5)).sum(axis=1)
+        found[q] = np.where(total[:, 0] > 0, values[np.minimum(at, len(values) - 1)], np.nan)
+    return found
+
+
+def _moments(total: Floats, squares: Floats, count: Floats) -> tuple[Floats, Floats]:
+    safe = np.where(count > 0, count, np.nan)
+    mean = total / safe
+    return mean, np.sqrt(np.maximum(squares / safe - mean**2, 0))
+
+
+def _series(raw: dict[str, Any], count: Floats, scored: Floats, results: Floats) -> Iterator[Series]:
+    def sums(name: str) -> Floats:
+        return np.asarray(raw[name], np.float64)
+
+    mean, deviation = _moments(sums("sum_score"), sums("sum_score_squared"), scored)
+    yield Series("score", "engine units", mean, deviation, _quantiles(raw["scores"], score_values(raw["scores"].shape[1])))
+    mean, deviation = _moments(sums("sum_magnitude"), sums("sum_score_squared"), scored)
+    yield Series("size of the score", "engine units", mean, deviation)
+    mean, deviation = _moments(results[:, 2] - results[:, 0], results[:, 2] + results[:, 0], count)
+    yield Series("result", "of the side to move, −1 to 1", mean, deviation)
+    mean, deviation = _moments(results[:, 1], results[:, 1], count)
+    yield Series("draws", "share of positions", mean, deviation)
+    mean, deviation = _moments(sums("sum_ply"), sums("sum_ply_squared"), count)
+    yield Series("ply", "plies played", mean, deviation, _quantiles(raw["plies"], bin_values(raw["plies"].shape[1])))
+    mean, deviation = _moments(sums("sum_pieces"), sums("sum_pieces_squared"), count)
+    pieces = np.arange(raw["pieces"].shape[1], dtype=np.float64)
+    yield Series("piece count", "pieces", mean, deviation, _quantiles(raw["pieces"], pieces))
+
+
+def _totals(raw: dict[str, Any]) -> dict[str, dict[str, float]]:
+    whole = {name: values.sum(0, keepdims=True) for name, values in raw.items() if isinstance(values, np.ndarray)}
+    count, scored = (whole[name].astype(np.float64) for name in ("positions", "scored"))
+    totals = {}
+    for series in _series(whole, count, scored, whole["results"].astype(np.float64)):
+        quantiles = {f"{q:.0%}": float(values[0]) for q, values in series.quantiles.items()}
+        totals[series.name] = {"mean": float(series.mean[0]), "deviation": float(series.deviation[0]), **quantiles}
+    return totals
+
+
+# ---- drift -----------------------------------------------------------------------------------------------------------
+
+
+def drift_of(name: str, means: Floats, ends: Floats, deviation: float) -> Drift | None:
+    """The rule at the head of this file, for the means of blocks of equal size, whose ends are at `ends`; `deviation` is
+    that of single positions. None where nothing varies."""
+    n = len(means)
+    centred = means - means.mean()
+    total = float(centred @ centred)
+    if n < 3 or total <= 0 or not np.isfinite(total) or deviation <= 0:
+        return None
+    steps = np.diff(means)
+    ratio = float(steps @ steps) / 2 / total
+    z = (1 - ratio) / np.sqrt((n - 2) / (n**2 - 1))
+    rolled, _ = band(means, max(2, n // 8))
+    moved = float(np.nanmax(rolled) - np.nanmin(rolled)) / deviation
+    sums = np.cumsum(centred)[:-1]
+    split = int(np.abs(sums / np.sqrt(np.arange(1, n) * np.arange(n - 1, 0, -1))).argmax()) + 1
+    return Drift(name, float(z), moved, int(ends[split - 1]), float(means[:split].mean()), float(means[split:].mean()))
+
+
+def _drifts(raw: dict[str, Any]) -> tuple[list[Drift], bool]:
+    """Of every quantity, and whether the file is too short to say."""
+    full = raw["positions"] == raw["block_size"]  # the last block is shorter, as a rule
+    blocks = int(full.sum())
+    joined = max(1, -(-SMALLEST_BLOCK // int(raw["block_size"])))
+    while blocks // joined > MOST_BLOCKS:
+        joined *= 2
+    n = blocks // joined
+    if n < FEWEST_BLOCKS:
+        return [], True
+    parts = {
+        name: values[: n * joined].reshape(n, joined, *values.shape[1:]).sum(1)
+        for name, values in raw.items()
+        if isinstance(values, np.ndarray) and name != "calibration"
+    }
+    totals = _totals(raw)
+    count, scored = (parts[name].astype(np.float64) for name in ("positions", "scored"))
+    ends = np.cumsum(count)
+    found = []
+    for series in _series(parts, count, scored, parts["results"].astype(np.float64)):
+        drift = drift_of(series.name, series.mean, ends, totals[series.name]["deviation"])
+        if drift is not None:
+            found.append(drift)
+    return found, False
+
+
+# ---- calibration -----------------------------------------------------------------------------------------------------
+
+
+def fit_scale(score: Floats, points: Floats, count: Floats) -> float | None:
+    """The scale of the logistic curve through 0.5 that is most likely to give `points` of `count` positions each, by
+    Newton's method on 1 / scale; None where the data does not decide it."""
+    if not (count > 0).any() or not np.abs(score[count > 0]).max(initial=0) > 0:
+        return None
+    unit = float(np.sqrt((count * score**2).sum() / count.sum()))
+    x, slope = score / unit, 0.0
+    for _ in range(100):
+        expected = 1 / (1 + np.exp(-np.clip(slope * x, -500, 500)))
+        gradient = float((count * x * (points - expected)).sum())
+        curvature = float((count * x**2 * expected * (1 - expected)).sum())
+        if curvature <= 1e-12 * count.sum():
+            return None  # perfectly separated: no finite scale
+        step = float(np.clip(gradient / curvature, -2, 2))
+        slope += step
+        if abs(step) < 1e-10:
+            break
+    return unit / slope if slope > 0 else None
+
+
+def _calibrations(table: npt.NDArray[Any]) -> list[Calibration]:
+    table = table.astype(np.float64)
+    every = [("all positions", table.sum(0)), *zip(PHASES, table, strict=True)]
+    return [found for name, counts in every if (found := _calibration(name, counts)) is not None]
+
+
+def _calibration(name: str, counts: Floats) -> Calibration | None:
+    """`counts` [score bins, 3]: losses, draws, wins. Bins are joined to groups of scores with enough positions each."""
+    values, count = score_values(len(counts)), counts.sum(1)
+    if count.sum() < 200:
+        return None
+    points = np.divide(counts[:, 2] + counts[:, 1] / 2, count, out=np.zeros(len(count)), where=count > 0)
+    groups = _groups(count, most=60)
+    total = np.add.reduceat(count, groups)
+    some = total > 0
+
+    def per_group(column: Floats) -> Floats:
+        return np.asarray(np.add.reduceat(column, groups)[some] / total[some])
+
+    mean = per_group(counts[:, 2] + counts[:, 1] / 2)
+    draws = per_group(counts[:, 1])
+    squares = per_group(counts[:, 2] + counts[:, 1] / 4)
+    error = np.sqrt(np.maximum(squares - mean**2, 1e-9) / total[some])
+    return Calibration(
+        name,
+        per_group(values * count),
+        mean,
+        np.clip(mean - 2 * error, 0, 1),
+        np.clip(mean + 2 * error, 0, 1),
+        draws,
+        total[some],
+        fit_scale(values, points, count),
+    )
+
+
+def _groups(count: Floats, most: int) -> npt.NDArray[np.intp]:
+    """Beginnings of runs of bins that hold about the same number of positions each."""
+    cumulated = np.cumsum(count)
+    group = np.minimum((cumulated - count / 2) / cumulated[-1] * most, most - 1).astype(np.intp)
+    return np.flatnonzero(np.diff(group, prepend=-1))
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def as_dict(profile: DataProfile) -> dict[str, Any]:
+    """Plain JSON data; NaN becomes None."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return [plain(item) for item in value.tolist()]
+        if isinstance(value, float):
+            return value if np.isfinite(value) else None
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, dict):
+            return {f"{key:g}" if isinstance(key, float) else str(key): plain(item) for key, item in value.items()}
+        if hasattr(value, "__dataclass_fields__"):
+            return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return value
+
+    found: dict[str, Any] = plain(profile)
+    found["drifts"] = [plain(drift) | {"flagged": drift.flagged} for drift in profile.drifts]
+    return found | {"warnings": profile.warnings()}
+
+
+def text(profile: DataProfile) -> str:
+    lost, drawn, won = profile.results
+    n = profile.positions
+    packed = f", {profile.compression}-compressed" if profile.compression else ""
+    about = "" if profile.duplicates_exact else "about "
+    lines = [
+        f"{shown(profile.path)}: {profile.format}{packed}, {profile.size:,} bytes, {n:,} positions "
+        f"in {len(profile.ends):,} blocks of {profile.block_size:,}",
+        f"  result               win {won / n:.2%}, draw {drawn / n:.2%}, loss {lost / n:.2%} (own view)",
+        f"  duplicates           {about}{profile.duplicate_share:.2%} ({about}{profile.distinct:,} different boards)",
+        "",
+        f"  {'':20} {'mean':>9} {'deviation':>9}  " + " ".join(f"{q:>8.0%}" for q in QUANTILES),
+    ]
+    for name, total in profile.totals.items():
+        quantiles = [f"{total[f'{q:.0%}']:8.0f}" for q in QUANTILES if f"{q:.0%}" in total]
+        lines.append(f"  {name:20} {total['mean']:9.3f} {total['deviation']:9.3f}  " + " ".join(quantiles))
+    lines += ["", "  score for score, results are most likely with points = 1 / (1 + exp(−score / scale)), scale:"]
+    for found in profile.calibrations:
+        lines.append(f"  {found.name:20} {'no fit' if found.scale is None else f'{found.scale:9.1f}'}")
+    lines.append("")
+    if profile.too_short:
+        lines.append(f"  too short to say anything about drift ({FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed)")
+    elif not any(drift.flagged for drift in profile.drifts):
+        lines.append("  no drift")
+    lines += [f"  note: {line}" for line in profile.warnings()]
+    return "\n".join(lines)
+
+
+def plots(profile: DataProfile) -> list[Plot]:
+    """Curves along the file, then duplicates, then calibration."""
+    found = [_along(profile, series) for series in profile.series]
+    found.append(_repeats(profile))
+    if profile.calibrations:
+        found += [_win_rate(profile), _residuals(profile), _draws(profile)]
+    return found
+
+
+def _edges(profile: DataProfile) -> tuple[Floats, float, str]:
+    divisor, word = scale_of(float(profile.ends[-1]))
+    middle = profile.ends - np.diff(profile.ends, prepend=0) / 2
+    return middle / divisor, divisor, word
+
+
+def _along(profile: DataProfile, series: Series) -> Plot:
+    x, divisor, word = _edges(profile)
+    window = max(5, len(x) // 32)
+    drift = next((drift for drift in profile.drifts if drift.name == series.name), None)
+
+    def draw(axes: Axes) -> None:
+        color = SERIES[0]
+        if series.quantiles and len(x) > 1:
+            rolled = {q: band(values, window)[0] for q, values in series.quantiles.items()}
+            axes.fill_between(x, rolled[0.05], rolled[0.95], color=color, alpha=0.10, linewidth=0)
+            axes.fill_between(x, rolled[0.25], rolled[0.75], color=color, alpha=0.18, linewidth=0)
+            axes.plot(x, rolled[0.5], color=color, linewidth=1, linestyle=(0, (4, 2)))
+        axes.plot(x, series.mean, ("o" if len(x) == 1 else "-"), color=color, alpha=0.35, linewidth=0.7, markersize=3)
+        if len(x) > 2:
+            axes.plot(x, band(series.mean, window)[0], color=color)
+        if drift is not None and drift.flagged:
+            axes.axvline(drift.at / divisor, color=SERIES[1], linewidth=1, linestyle=(0, (4, 3)))
+        axes.set_xlabel(f"position in the file{f', {word}' if word else ''}")
+        axes.set_ylabel(series.unit)
+        axes.margins(x=0.01)
+
+    total = profile.totals[series.name]
+    bands = " Dashed: median; bands: 25 to 75 % and 5 to 95 %." if series.quantiles else ""
+    verdict = ""
+    if drift is not None:
+        verdict = f" Drift: z {drift.z:.1f}, moves by {drift.moved:.2f} deviations" + (
+            ", flagged; the red line is where." if drift.flagged else "."
+        )
+    return Plot(
+        f"{series.name[0].upper()}{series.name[1:]}",
+        draw,
+        note=f"Line: rolling mean over {window} blocks.{bands} Mean {total['mean']:.4g}, deviation "
+        f"{total['deviation']:.4g}.{verdict}",
+    )
+
+
+def _repeats(profile: DataProfile) -> Plot:
+    x, _, word = _edges(profile)
+
+    def draw(axes: Axes) -> None:
+        axes.plot(x, 100 * profile.repeated, "o" if len(x) == 1 else "-", color=SERIES[0], linewidth=1)
+        axes.axhline(100 * DUPLICATES, color=SOFT, linewidth=0.8, linestyle=(0, (4, 3)))
+        for block in profile.repeated_blocks:
+            axes.plot(x[block], 100 * profile.repeated[block], "o", color=SERIES[1], markersize=3)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(f"position in the file{f', {word}' if word else ''}")
+        axes.set_ylabel("% of the block")
+
+    return Plot(
+        "Boards that occurred before",
+        draw,
+        note=f"{profile.duplicate_share:.2%} of the file. Dashed: where the file would be flagged. Red: blocks far above "
+        "the file.",
+    )
+
+
+def _phase_colors(profile: DataProfile) -> list[tuple[Calibration, str]]:
+    return list(zip(profile.calibrations, SERIES, strict=False))
+
+
+def _score_limit(profile: DataProfile) -> float:
+    return float(np.abs(profile.calibrations[0].score).max(initial=1))
+
+
+def _calibration_plot(
+    profile: DataProfile, title: str, note: str, label: str, line: Callable[[Axes, Calibration, str], None]
+) -> Plot:
+    def draw(axes: Axes) -> None:
+        for found, color in _phase_colors(profile):
+            line(axes, found, color)
+        limit = _score_limit(profile)
+        axes.set_xlim(-limit, limit)
+        axes.set_xlabel("score, engine units, side to move")
+        axes.set_ylabel(label)
+
+    legend = [(found.name, color) for found, color in _phase_colors(profile)]
+    return Plot(title, draw, note=note, legend=legend)
+
+
+def _win_rate(profile: DataProfile) -> Plot:
+    def line(axes: Axes, found: Calibration, color: str) -> None:
+        axes.plot(found.score, found.points, "o", color=color, markersize=2.2)
+        if found.scale is not None:
+            x = np.linspace(-_score_limit(profile), _score_limit(profile), 200)
+            axes.plot(x, 1 / (1 + np.exp(-np.clip(x / found.scale, -500, 500))), color=color, linewidth=1.1)
+
+    scale = profile.calibrations[0].scale
+    fitted = "no curve fits" if scale is None else f"the best scale for all positions is {scale:.0f}"
+    return _calibration_plot(
+        profile,
+        "Points by score",
+        f"Dots: wins plus half the draws. Lines: 1 / (1 + exp(−score / scale)), {fitted}.",
+        "points per position",
+        line,
+    )
+
+
+def _residuals(profile: DataProfile) -> Plot:
+    def line(axes: Axes, found: Calibration, color: str) -> None:
+        if found.scale is None:
+            return
+        expected = 1 / (1 + np.exp(-np.clip(found.score / found.scale, -500, 500)))
+        axes.fill_between(
+            found.score, found.low - expected, found.high - expected, color=color, alpha=0.2, linewidth=0
+        )
+        axes.plot(found.score, found.points - expected, color=color, linewidth=1)
+
+    def framed(axes: Axes, found: Calibration, color: str) -> None:
+        line(axes, found, color)
+        axes.axhline(0, color=GRID, linewidth=1)
+
+    return _calibration_plot(
+        profile,
+        "What the curve misses",
+        "Points less the curve, with two standard errors. A slope or bow means that scores and results tell different "
+        "stories: too sure or too timid scores, or another shape than the logistic.",
+        "points − curve",
+        framed,
+    )
+
+
+def _draws(profile: DataProfile) -> Plot:
+    def line(axes: Axes, found: Calibration, color: str) -> None:
+        axes.plot(found.score, 100 * found.draws, color=color, linewidth=1.2)
+        axes.set_ylim(bottom=0)
+
+    return _calibration_plot(profile, "Draws by score", "Share of drawn games.", "% of positions", line)
+
+
+def page(profile: DataProfile) -> Page:
+    lost, drawn, won = profile.results
+    n = profile.positions
+    about = "" if profile.duplicates_exact else "about "
+    every = plots(profile)
+    flagged = profile.warnings()
+    overview = Section(
+        "Overview",
+        warnings=flagged,
+        good=[] if flagged or profile.too_short else ["No drift, and few duplicates."],
+        facts=[
+            ("positions", f"{n:,}"),
+            ("format", f"{profile.format}{f', {profile.compression}' if profile.compression else ''}"),
+            ("bytes per position", f"{profile.size / n:.2f}"),
+            ("win / draw / loss", f"{won / n:.1%} / {drawn / n:.1%} / {lost / n:.1%}"),
+            ("duplicates", f"{about}{profile.duplicate_share:.2%}"),
+            ("blocks", f"{len(profile.ends):,} of {profile.block_size:,} positions"),
+        ],
+        tables=[
+            Table(
+                ["", "mean", "deviation", *(f"{q:.0%}" for q in QUANTILES)],
+                [
+                    [
+                        name,
+                        f"{total['mean']:.3f}",
+                        f"{total['deviation']:.3f}",
+                        *(f"{total[f'{q:.0%}']:.0f}" if f"{q:.0%}" in total else "" for q in QUANTILES),
+                    ]
+                    for name, total in profile.totals.items()
+                ],
+            )
+        ],
+    )
+    if profile.too_short:
+        overview.text = f"Too short to say anything about drift: {FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed."
+    along = len(profile.series) + 1
+    sections = [overview, Section("Along the file", plots=every[:along])]
+    if every[along:]:
+        rows = [
+            [
+                found.name,
+                f"{found.count.sum():,.0f}",
+                "–" if found.scale is None else f"{found.scale:.1f}",
+                f"{found.draws @ found.count / found.count.sum():.1%}",
+            ]
+            for found in profile.calibrations
+        ]
+        table = Table(["positions with", "number", "best scale", "draws"], rows)
+        sections.append(Section("Scores and results", tables=[table], plots=every[along:]))
+    return Page(shown(profile.path.rpartition("/")[2]), f"Data profile of {n:,} positions ({counted(n)})", sections)

@@ -1,0 +1,191 @@
+"""Plots for pages and pictures, by matplotlib.
+
+On a page a plot is inline SVG: it needs no script and no network, it is sharp on every screen, its text can be
+selected, and its colours are variables of the page, so that it follows the reader's choice of dark or light. An
+interactive library would put 1 to 4 MB of script on every page. Every plot is drawn about as wide as a phone, so that
+its text can be read there without zooming; wide screens show several side by side.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, SOFT, GRID, PAPER = "#20262d", "#5c6671", "#d8dde3", "#fefefe"
+SERIES = ("#2f6fb1", "#c8553e", "#3f8f5e", "#8a5fc0", "#b8860c", "#3a8f9e", "#a0527b", "#6b7a1f")
+GOOD, BAD = "#3f8f5e", "#c8553e"
+_VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", PAPER: "--paper"} | {
+    color: f"--s{number}" for number, color in enumerate(SERIES)
+}
+WIDTH, HEIGHT = 4.3, 2.5  # inches of 72 units
+
+Draw = Callable[["Axes"], None]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """`draw` fills one set of axes. `legend` is (name, colour) pairs, shown beside the plot as text of the page. Titles,
+    notes and legends may hold text from files; what is drawn may not."""
+
+    title: str
+    draw: Draw
+    note: str = ""
+    legend: Sequence[tuple[str, str]] = ()
+    height: float = HEIGHT
+    width: float = WIDTH
+    plain: bool = False
+    """no frame, ticks or grid: pictures of boards"""
+    groups: Sequence[str] = field(default=())
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
+
+    settings: dict[str, Any] = {
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 9,
+        "axes.labelsize": 8.5,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "text.color": INK,
+        "text.parse_math": False,
+        "axes.labelcolor": SOFT,
+        "axes.edgecolor": SOFT,
+        "axes.linewidth": 0.7,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.formatter.limits": (-4, 5),
+        "axes.formatter.useoffset": False,
+        "axes.formatter.use_mathtext": False,
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "xtick.color": SOFT,
+        "ytick.color": SOFT,
+        "xtick.major.size": 3,
+        "ytick.major.size": 0,
+        "ytick.minor.size": 0,
+        "lines.linewidth": 1.6,
+        "lines.solid_joinstyle": "round",
+        "path.simplify": True,
+        "path.simplify_threshold": 0.5,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "nnue",
+        "svg.image_inline": True,
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def svg(plot: Plot, identity: str) -> str:
+    """An <svg> element for a page; `identity`, unique on the page, is put before the names inside."""
+    from matplotlib.figure import Figure
+
+    with _style():
+        figure = Figure(figsize=(plot.width, plot.height), layout="constrained")
+        figure.patch.set_alpha(0)
+        figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr,call-arg]
+        axes = figure.add_subplot()
+        axes.patch.set_alpha(0)
+        _fill(plot, axes)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return _inline(buffer.getvalue(), identity)
+
+
+def save_png(plots: Sequence[Plot], path: Any, title: str, columns: int = 3) -> None:
+    """All plots on one picture, which appears whole or not at all."""
+    from matplotlib.figure import Figure
+
+    from nnue_trainer.atomic import replacing
+
+    rows = -(-len(plots) // columns)
+    with _style():
+        figure = Figure(
+            figsize=(columns * (WIDTH + 0.3), rows * (HEIGHT + 0.7) + 0.5),
+            dpi=110,
+            facecolor=PAPER,
+            layout="constrained",
+        )
+        figure.suptitle(title, x=0.01, ha="left", fontsize=14, parse_math=False)
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr,call-arg]
+        for number, plot in enumerate(plots):
+            axes = figure.add_subplot(rows, columns, number + 1)
+            _fill(plot, axes)
+            axes.set_title(plot.title, loc="left", fontsize=10, parse_math=False)
+            if plot.legend:
+                from matplotlib.lines import Line2D
+
+                handles = [Line2D([], [], color=color, label=name) for name, color in plot.legend]
+                axes.legend(handles=handles, fontsize=7, frameon=False, loc="best")
+        with replacing(path) as output:
+            figure.savefig(output.file, format="png")
+
+
+def _fill(plot: Plot, axes: Axes) -> None:
+    if plot.plain:
+        axes.grid(False)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+    plot.draw(axes)
+
+
+def _inline(text: str, identity: str) -> str:
+    """What matplotlib wrote, without the prologue and its fixed size, with colours and names of the page."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'(<svg [^>]*?)\s(?:width|height)="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg [^>]*?)\s(?:width|height)="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(\sid=")', rf"\1{identity}-", text)
+    text = re.sub(r'((?:xlink:)?href="#)', rf"\1{identity}-", text)
+    text = text.replace("url(#", f"url(#{identity}-")
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, f"var({variable})")
+    return text.replace("<svg ", '<svg role="img" ', 1)
+
+
+# ---- what is drawn more than once ------------------------------------------------------------------------------------
+
+
+def scale_of(largest: float) -> tuple[float, str]:
+    """A divisor and the word for it, for an axis of positions."""
+    for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if largest >= 2 * size:
+            return size, name
+    return 1.0, ""
+
+
+def thin(x: npt.NDArray[Any], *columns: npt.NDArray[Any], most: int = 800) -> list[npt.NDArray[Any]]:
+    """At most about `most` points: every n-th, and the last."""
+    if len(x) <= most:
+        return [x, *columns]
+    step = -(-len(x) // most)
+    chosen = np.unique(np.append(np.arange(0, len(x), step), len(x) - 1))
+    return [x[chosen], *(column[chosen] for column in columns)]
+
+
+def envelope(x: npt.NDArray[Any], y: npt.NDArray[Any], most: int = 400) -> list[npt.NDArray[Any]]:
+    """As `thin`, but the lowest and the highest value of each stretch stay: noise must not look smaller than it is."""
+    if len(x) <= 2 * most:
+        return [x, y]
+    chosen: list[int] = []
+    for part in np.array_split(np.arange(len(x)), most):
+        finite = part[np.isfinite(y[part])]
+        if len(finite):
+            chosen += sorted({int(finite[y[finite].argmin()]), int(finite[y[finite].argmax()])})
+    return [x[chosen], y[chosen]]

@@ -1,0 +1,218 @@
+"""What a run folder says about the run: read as far as there is something, with a line for whatever is missing.
+
+A run may be unfinished, of the first release, of parts that are not installed here, or damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnue_trainer import checkpoint as checkpoints
+from nnue_trainer import config, schema
+from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.errors import UserError
+from nnue_trainer.first_release import translate_saved
+from nnue_trainer.training.run import checkpoint_of
+
+Floats = npt.NDArray[np.float64]
+
+_LONGEST_LINE = 1 << 20
+_OWN_KEYS = ("event", "step", "time")
+
+
+@dataclass
+class Records:
+    """The records of one kind, by step: a column for each figure, NaN where a record does not have it."""
+
+    columns: dict[str, Floats] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["step"]) if self.columns else 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns and bool(np.isfinite(self.columns[name]).any())
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name] if name in self.columns else np.full(len(self), np.nan)
+
+    def named(self, prefix: str) -> dict[str, Floats]:
+        """The columns whose names begin with `prefix`, under the rest of their names."""
+        return {name.removeprefix(prefix): self[name] for name in self.columns if name.startswith(prefix)}
+
+    def last(self, name: str) -> float:
+        """NaN where no record has it."""
+        values = self[name]
+        finite = values[np.isfinite(values)]
+        return float(finite[-1]) if len(finite) else math.nan
+
+
+@dataclass
+class Run:
+    """A run. `recipe` has all defaults filled in where this program can read it, and is {} where there is none; `saved`
+    is its last checkpoint without tensors, `best` the path of the checkpoint to look at."""
+
+    path: Path
+    notes: list[str] = field(default_factory=list)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    train: Records = field(default_factory=Records)
+    validation: Records = field(default_factory=Records)
+    saved: Checkpoint | None = None
+    best: Path | None = None
+    label: str = ""
+    """what to call it, where that is not the name of its folder"""
+
+    @property
+    def name(self) -> str:
+        return self.label or self.path.resolve().name
+
+    def field(self, key: str, kind: type = int) -> Any:
+        """A value of the recipe by its dotted key; None if there is none of that kind."""
+        value: Any = self.recipe
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+    @property
+    def step(self) -> int:
+        """The last one that is known of."""
+        known = [int(records["step"][-1]) for records in (self.train, self.validation) if len(records)]
+        saved = self.state.get("step")
+        return max([*known, saved if isinstance(saved, int) else 0])
+
+    @property
+    def steps(self) -> int | None:
+        """All of the run, by its recipe."""
+        epochs, positions, batch = (
+            self.field(key) for key in ("training.epochs", "training.positions_per_epoch", "data.batch_size")
+        )
+        return epochs * -(-positions // batch) if epochs and positions and batch else None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.saved.state if self.saved is not None else {}
+
+    def positions(self, records: Records) -> Floats:
+        """How many positions had been trained on at each record; steps where the batch size is not known."""
+        if "positions" in records:
+            return records["positions"]
+        batch = self.field("data.batch_size")
+        if batch is None and "positions" in self.train:
+            batch = self.train.last("positions") / max(self.train["step"][-1], 1)
+        return records["step"] * float(batch or 1)
+
+    def seconds(self) -> float:
+        """Time spent in training steps, by the speed of each record."""
+        positions, speed = self.positions(self.train), self.train["positions_per_second"]
+        spent = np.diff(positions, prepend=0) / np.where(speed > 0, speed, np.nan)
+        return float(np.nansum(spent)) if np.isfinite(spent).any() else math.nan
+
+
+def read_run(path: Path) -> Run:
+    """UserError if `path` is no run folder at all."""
+    path = Path(path)
+    if path.suffix == ".safetensors" and path.parent.name == "checkpoints":
+        path = path.parent.parent
+    if not path.is_dir():
+        raise UserError(f"{path}: {'no run folder' if path.exists() else 'no such folder'}, expected that of a run")
+    if not any((path / name).exists() for name in ("recipe.yaml", "metrics.jsonl", "checkpoints")):
+        raise UserError(f"{path}: not the folder of a run: expected recipe.yaml, metrics.jsonl or checkpoints in it")
+    run = Run(path)
+    _read_checkpoint(run)
+    _read_recipe(run)
+    _read_metrics(run)
+    if not len(run.train) and not len(run.validation):
+        run.notes.append("no records of metrics yet, so there are no curves")
+    elif not len(run.validation):
+        run.notes.append("no validation yet, or no data.validation in the recipe: nothing says how it does on new data")
+    elif not run.validation.named("reach/"):
+        run.notes.append("the records hold no figures of the net: they were written by an earlier release")
+    return run
+
+
+def _read_checkpoint(run: Run) -> None:
+    try:
+        last = checkpoint_of(run.path)
+        run.saved = checkpoints.load(last, groups=())
+    except UserError as error:
+        folder = run.path / "checkpoints"
+        found = folder.is_dir() and any(folder.glob("*.safetensors"))
+        run.notes.append(str(error) if found else "no checkpoint yet")
+        return
+    best = last.with_name("best.safetensors")
+    run.best = best if best.is_file() else last
+
+
+def _read_recipe(run: Run) -> None:
+    data: Any = None
+    path = run.path / "recipe.yaml"
+    try:
+        data = config.read_yaml(path)
+    except UserError as error:
+        run.notes.append(str(error) if path.exists() else "no recipe.yaml")
+    if not isinstance(data, dict) and run.saved is not None and run.saved.recipe is not None:
+        data = translate_saved(run.saved.recipe)
+        run.notes.append("the recipe shown is that of the last checkpoint")
+    if not isinstance(data, dict):
+        return
+    try:
+        run.recipe = schema.to_data(config.parse(data, origin=str(path)))
+    except UserError as error:
+        run.recipe = data
+        run.notes.append(f"the recipe is shown as it stands, without defaults: {error}")
+
+
+def _read_metrics(run: Run) -> None:
+    found: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}}
+    damaged = 0
+    try:
+        with (run.path / "metrics.jsonl").open("rb") as file:
+            for line in iter(lambda: file.readline(_LONGEST_LINE), b""):
+                record = _record(line)
+                if record is None:
+                    damaged += bool(line.strip())
+                elif record["event"] in found:
+                    found[record["event"]][record["step"]] = record  # a later one was written again
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        run.notes.append(f"metrics.jsonl: {error.strerror or error}")
+    if damaged:
+        run.notes.append(f"metrics.jsonl: {damaged:,} damaged {'lines' if damaged > 1 else 'line'} left out")
+    run.train, run.validation = (_columns(list(dict(sorted(records.items())).values())) for records in found.values())
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line.decode(), parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        return None
+    step = record.get("step")
+    return record if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53 else None
+
+
+def _columns(records: list[dict[str, Any]]) -> Records:
+    if not records:
+        return Records()
+    names = dict.fromkeys(name for record in records for name in record if name not in _OWN_KEYS)
+    columns = {
+        name: np.array([_number(record.get(name)) for record in records], np.float64) for name in ("step", *names)
+    }
+    return Records({name: values for name, values in columns.items() if name == "step" or len(values)})
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan

@@ -1,0 +1,138 @@
+"""`nnue report`, `inspect` and `data profile`: looking at runs, nets and data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nnue_trainer.cli import plugins
+from nnue_trainer.cli.data_tools import Overwrite
+from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.progress import progress_bar
+
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page of plots, one file that needs no network.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer, data_app: typer.Typer) -> None:
+    app.command("report")(report)
+    app.command("inspect")(inspect)
+    data_app.command("profile")(profile)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE.html",
+            help="Write the page here. Default: report.html in the folder of the run, or here for several runs.",
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    plugin: Plugins = None,
+) -> None:
+    """Write one page about runs: losses, speed, weights, neurons, data, recipes. Needs no network to be read."""
+    from nnue_trainer.analysis.report import write
+
+    plugins.load(plugin)
+    path = write(runs, out, overwrite)
+    print(f"{shown(path)}: {path.stat().st_size:,} bytes")
+
+
+def inspect(
+    net: Annotated[
+        Path, typer.Argument(metavar="NET|CHECKPOINT", help="A net, a checkpoint, or the folder of a run.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="FILE", help="Look at neurons on positions of this file. Default: built-in positions."
+        ),
+    ] = None,
+    positions: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1 << 20, help="Take this many positions of the file.")
+    ] = 4096,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="OTHER", help="Compare with another net or checkpoint.")
+    ] = None,
+    neuron: Annotated[
+        list[int] | None,
+        typer.Option("--neuron", metavar="N", help="Draw the weights of this neuron; may be repeated."),
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw all plots into this picture.")] = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    arch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it.")
+    ] = None,
+    overwrite: Overwrite = False,
+    plugin: Plugins = None,
+) -> None:
+    """Show what is in a net: sizes, ranges, dead and saturated neurons, weight maps, differences."""
+    import sys
+
+    from nnue_trainer.analysis import net_inspect, page, plots
+    from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
+    from nnue_trainer.data.files import check_new
+
+    plugins.load(plugin)
+    if png:
+        check_new(png, overwrite)
+    if html:
+        page.check_replaceable(html, overwrite)
+    if data is None:
+        chosen = built_in_positions()
+    else:
+        records = spread(data, positions)
+        if not len(records):
+            raise UserError(f"{data}: no positions")
+        chosen = Positions(records, f"{len(records):,} positions of {data.name}")
+    with progress_bar("looking", "tensors") as progress:
+        found = net_inspect.inspect(
+            net,
+            chosen,
+            against=against,
+            arch=arch,
+            note=lambda line: print(f"nnue: note: {shown(line)}", file=sys.stderr),
+            progress=progress,
+        )
+    chosen_neurons = neuron or []
+    net_inspect.check_neurons(found, chosen_neurons)
+    if html:
+        page.save(net_inspect.page(found, chosen_neurons), html)
+    if png:
+        plots.save_png(net_inspect.plots(found, chosen_neurons), png, f"{shown(net.name)}   ·   {found.net.name}")
+    print(json.dumps(net_inspect.as_dict(found)) if as_json else net_inspect.text(found))
+
+
+def profile(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A data file in any format, plain, gzip or zstd.")],
+    html: Html = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw all plots into this picture.")] = None,
+    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Show how data changes along a file, whether it drifts or repeats, and how scores go with results."""
+    from nnue_trainer.analysis import data_profile, page, plots
+    from nnue_trainer.data.files import check_new
+
+    if png:
+        check_new(png, overwrite)
+    if html:
+        page.check_replaceable(html, overwrite)
+    with progress_bar("reading") as progress:
+        found = data_profile.data_profile(file, progress)
+    if html:
+        page.save(data_profile.page(found), html)
+    if png:
+        plots.save_png(data_profile.plots(found), png, f"{shown(file.name)}   ·   {found.positions:,} positions")
+    print(json.dumps(data_profile.as_dict(found)) if as_json else data_profile.text(found))

@@ -1,0 +1,229 @@
+"""What a net does on real positions: dead and saturated neurons, and how far weights are from their limits.
+
+The trainer writes these figures down with every validation, `nnue inspect` shows them neuron by neuron. They only look:
+no parameter, buffer or random generator changes. Counts stay on the device until they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnue_trainer import functional
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.modules import PerspectiveTransformer, StackedLinear
+from nnue_trainer.nets.base import NnueModel
+
+_CHUNK_BYTES = 1 << 25  # of accumulators at a time
+_ROWS_BYTES = 1 << 24  # of a weight at a time
+
+
+@dataclass(frozen=True)
+class FirstLayerActivity:
+    """N neurons, over both perspectives of P positions; shares are of the 2 · P accumulators of a neuron.
+
+    `dead` are neurons that are never above 0, `stuck` those that are at their upper limit always. `largest` is the
+    largest magnitude of an accumulator in units of the float model. `zeros` is the share of zeros in what the layers
+    see, behind activation and products.
+    """
+
+    positions: int
+    positive: Tensor
+    """float64 [N]: share above 0"""
+    saturated: Tensor
+    """float64 [N]: share at or above the upper limit"""
+    largest: Tensor
+    """fp32 [N]"""
+    zeros: float
+
+    @property
+    def dead(self) -> Tensor:
+        """bool [N]"""
+        return self.positive == 0
+
+    @property
+    def stuck(self) -> Tensor:
+        """bool [N]"""
+        return self.saturated == 1
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a layer behind the first sees, over the positions of its stack: `zeros` and `at_top` are shares of all
+    values. A value is at the top where it equals the largest value of the layer and several others do, as they do
+    behind a clamp only. `dead` counts (stack, input) pairs that are zero at every position, of `inputs` pairs in stacks
+    that were used."""
+
+    name: str
+    zeros: float
+    at_top: float
+    dead: int
+    inputs: int
+
+
+class ActivityMeter:
+    """Adds up what the first layer of `model` does, over the first `positions` positions that it is shown."""
+
+    def __init__(self, model: nn.Module, positions: int = 4096):
+        self._layers = [module for module in model.modules() if isinstance(module, PerspectiveTransformer)]
+        self._left = positions
+        self._seen = 0
+        self._zeros: list[Tensor] = []
+        self._values = 0
+        self._counts: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, batch: Batch) -> None:
+        """`batch` is on the device of the model."""
+        size = min(len(batch), self._left)
+        if size == 0 or not self._layers:
+            return
+        self._left -= size
+        self._seen += size
+        with torch.no_grad():
+            layer = self._layers[0]  # a net has one
+            step = max(1, _CHUNK_BYTES // (4 * layer.weight.shape[1]))
+            for rows in (batch.white, batch.black):
+                for begin in range(0, size, step):
+                    self._count(layer, rows[begin : min(begin + step, size)])
+
+    def _count(self, layer: PerspectiveTransformer, rows: Tensor) -> None:
+        sums = functional.feature_transformer(rows, layer.weight, layer.bias).float()
+        largest = sums.abs().amax(0)
+        clipped = sums.clamp(0.0, layer.bound)
+        seen = clipped
+        if layer.activation == "pairwise":
+            first, second = clipped.chunk(2, dim=1)
+            seen = first * second
+        found = ((sums > 0).sum(0), (sums >= layer.bound).sum(0), largest)
+        self._zeros.append((seen == 0).sum())
+        self._values += seen.numel()
+        if not self._counts:
+            self._counts = [found]
+        else:
+            positive, saturated, most = self._counts[0]
+            self._counts = [(positive + found[0], saturated + found[1], torch.maximum(most, found[2]))]
+
+    def result(self) -> FirstLayerActivity | None:
+        """None where nothing was seen, or the model has no first layer of ours. Waits for the device."""
+        if not self._counts:
+            return None
+        positive, saturated, largest = (tensor.cpu() for tensor in self._counts[0])
+        zeros = int(torch.stack(self._zeros).sum())
+        rows = 2 * self._seen
+        return FirstLayerActivity(
+            self._seen, positive.double() / rows, saturated.double() / rows, largest, zeros / self._values
+        )
+
+    def figures(self) -> dict[str, float]:
+        """The record of a validation: shares of neurons, of accumulators and of what the layers see."""
+        found = self.result()
+        if found is None:
+            return {}
+        return {
+            "dead_neurons": found.dead.double().mean().item(),
+            "stuck_neurons": found.stuck.double().mean().item(),
+            "saturated": found.saturated.mean().item(),
+            "zero_activations": found.zeros,
+        }
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a range of rows of a parameter goes: `reach` is the largest magnitude in units of the limit on its side,
+    `at_limit` the share of values that are at the limit."""
+
+    name: str
+    reach: float
+    at_limit: float
+
+
+def weight_reach(model: NnueModel) -> list[Reach]:
+    """Of every bounded range of rows of the model's parameters. Waits for the device once."""
+    names: list[str] = []
+    found: list[Tensor] = []
+    with torch.no_grad():
+        for bound in model.weight_bounds():
+            rows = bound.parameter.detach()[bound.first_row :]
+            rows = rows if bound.rows is None else rows[: bound.rows]
+            if rows.numel() == 0:
+                continue
+            # A limit is rounded to the parameter's type where it clips, and one step of it is no difference here.
+            low, high = bound.low * (1 - 1e-6), bound.high * (1 - 1e-6)
+            step = max(1, _ROWS_BYTES // (rows[0].numel() * rows.element_size() or 1))
+            least, most, count = [], [], []
+            for begin in range(0, len(rows), step):
+                part = rows[begin : begin + step]
+                smallest, largest = part.aminmax()
+                least.append(smallest)
+                most.append(largest)
+                count.append(((part >= high) | (part <= low)).sum())
+            smallest, largest = torch.stack(least).amin().double(), torch.stack(most).amax().double()
+            share = torch.stack(count).sum().double() / rows.numel()
+            found.append(torch.stack([torch.maximum(smallest / bound.low, largest / bound.high), share]))
+            whole = bound.first_row == 0 and bound.rows is None
+            first, last = bound.first_row, bound.first_row + len(rows)
+            names.append(bound.name if whole else f"{bound.name}[{first}:{last}]")
+    values = torch.stack(found).tolist() if found else []
+    return [Reach(name, *pair) for name, pair in zip(names, values, strict=True)]
+
+
+def reach_figures(model: NnueModel) -> dict[str, float]:
+    """`weight_reach` as the record of a validation holds it."""
+    figures: dict[str, float] = {}
+    for found in weight_reach(model):
+        figures[f"reach/{found.name}"] = found.reach
+        figures[f"at_limit/{found.name}"] = found.at_limit
+    return figures
+
+
+class LayerMeter:
+    """Adds up what the layers behind the first see while the model runs inside `watching`."""
+
+    def __init__(self, model: nn.Module):
+        self._layers = {
+            name: module for name, module in model.named_modules() if isinstance(module, StackedLinear | nn.Linear)
+        }
+        self._values: dict[str, list[tuple[Tensor, Tensor | None]]] = {name: [] for name in self._layers}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, every call of a layer is looked at; keeps all inputs, so show it a few thousand positions."""
+        handles = [
+            module.register_forward_pre_hook(lambda _, inputs, name=name: self._keep(name, inputs))
+            for name, module in self._layers.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _keep(self, name: str, inputs: tuple[Any, ...]) -> None:
+        bucket = inputs[1].detach().cpu() if len(inputs) > 1 else None
+        self._values[name].append((inputs[0].detach().float().cpu(), bucket))
+
+    def result(self) -> list[LayerInputs]:
+        return [_layer_inputs(name, values) for name, values in self._values.items() if values]
+
+
+_TIES = 8  # so many values equal to the largest are behind a clamp
+
+
+def _layer_inputs(name: str, values: list[tuple[Tensor, Tensor | None]]) -> LayerInputs:
+    x = torch.cat([part for part, _ in values])
+    buckets = [bucket for _, bucket in values if bucket is not None]
+    bucket = torch.cat(buckets) if buckets else torch.zeros(len(x), dtype=torch.long)
+    top = x.max()
+    ties = int((x == top).sum()) if top > 0 else 0
+    dead = inputs = 0
+    for used in bucket.unique():
+        rows = x[bucket == used]
+        dead += int((rows == 0).all(0).sum())
+        inputs += rows.shape[1]
+    share = ties / x.numel() if ties >= _TIES else 0.0
+    return LayerInputs(name, (x == 0).double().mean().item(), share, dead, inputs)
