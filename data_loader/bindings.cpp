@@ -147,6 +147,7 @@ py::dict profile_dict(const Profile& profile) {
     };
     column("positions", &Profile::Block::positions);
     column("scored", &Profile::Block::scored);
+    column("proven", &Profile::Block::proven);
     column("sum_score", &Profile::Block::sum_score);
     column("sum_magnitude", &Profile::Block::sum_magnitude);
     column("sum_score_squared", &Profile::Block::sum_score_squared);

@@ -13,6 +13,7 @@ namespace {
 void join(Profile::Block& into, const Profile::Block& other) {
     into.positions += other.positions;
     into.scored += other.scored;
+    into.proven += other.proven;
     into.sum_score += other.sum_score;
     into.sum_magnitude += other.sum_magnitude;
     into.sum_score_squared += other.sum_score_squared;
@@ -71,6 +72,10 @@ void Profile::count(Block& block, std::span<const Record> records) {
         block.sum_pieces_squared += number * number;
         const int score = record_score(bytes);
         if (score == kScoreNone) continue;
+        if (score > kProven || score < -kProven) {
+            ++block.proven;
+            continue;
+        }
         const auto bin = static_cast<std::size_t>(score_bin(score));
         const std::int64_t squared = std::int64_t{score} * score;
         ++block.scored;

@@ -34,6 +34,10 @@ class Profile {
     static constexpr int kPlyBins = kExact + 7 * kPerOctave;     // up to 16,383
     static constexpr int kPhases = 3;                            // at least 25 pieces, 13 to 24, at most 12
 
+    // Larger magnitudes are wins and losses that the engine has proved (mates, tablebases), counted apart: a few of them
+    // would outweigh all other scores in a mean.
+    static constexpr int kProven = 30'000;
+
     static constexpr int score_bin(int score) {
         const int bin = std::min(magnitude_bin(score < 0 ? -score : score), kMagnitudes - 1);
         return kMagnitudes - 1 + (score < 0 ? -bin : bin);
@@ -41,7 +45,8 @@ class Profile {
 
     struct Block {
         std::uint64_t positions = 0;
-        std::uint64_t scored = 0;  // positions with a score: sums and histogram of scores are over these
+        std::uint64_t scored = 0;  // positions with a score that is not proven: sums and histogram are over these
+        std::uint64_t proven = 0;
         std::int64_t sum_score = 0;
         std::uint64_t sum_magnitude = 0, sum_score_squared = 0;
         std::uint64_t sum_ply = 0, sum_ply_squared = 0;
@@ -53,7 +58,7 @@ class Profile {
         std::array<std::uint32_t, kMaxPieces + 1> pieces{};
     };
 
-    // By phase, score bin and result: over all positions with a score.
+    // By phase, score bin and result: over positions as in `Block::scored`.
     using Calibration = std::array<std::array<std::array<std::uint64_t, 3>, kScoreBins>, kPhases>;
 
     Profile() : calibration_() {}

@@ -16,7 +16,9 @@ of single positions. Blocks are joined until there are at most 128, with at leas
 nothing is said.
 
 **Duplicates** are positions whose board occurred before in the file. They are flagged above 5 % of all positions, and
-where a block has more than twice the share of the file and is five standard errors above it.
+where a block is above 5 %, has more than twice the share of the file, and is five standard errors above it.
+
+Proven wins and losses (a magnitude above 30,000: mates and tablebases) are counted apart and are no scores here.
 """
 
 from __future__ import annotations
@@ -123,6 +125,7 @@ class DataProfile:
     compression: str | None
     positions: int
     scored: int
+    proven: int
     results: tuple[int, int, int]
     block_size: int
     ends: Floats
@@ -159,8 +162,9 @@ class DataProfile:
                 f"repeated stretches: {len(self.repeated_blocks)} of {len(self.ends)} blocks repeat earlier boards far "
                 f"more often than the file, the first from position {begin:,} ({self.repeated[first]:.0%})"
             )
-        if self.scored < self.positions:
-            lines.append(f"{self.positions - self.scored:,} positions have no score (32002); they are left out of scores")
+        unscored = self.positions - self.scored - self.proven
+        if unscored:
+            lines.append(f"{unscored:,} positions ({unscored / self.positions:.1%}) have no score (32002)")
         return lines
 
 
@@ -188,7 +192,7 @@ def _profile(raw: dict[str, Any], path: str, size: int, kind: str, compression: 
     share = np.divide(repeated, looked_at, out=np.full(len(count), np.nan), where=looked_at > 0)
     total_share = float(raw["duplicate_share"])
     error = np.sqrt(np.maximum(total_share * (1 - total_share), 1e-6) / np.maximum(looked_at, 1))
-    far = (share > 2 * total_share) & (share > total_share + 5 * error) & (looked_at >= 50)
+    far = (share > DUPLICATES) & (share > 2 * total_share) & (share > total_share + 5 * error) & (looked_at >= 50)
     return DataProfile(
         path=path,
         size=size,
@@ -196,6 +200,7 @@ def _profile(raw: dict[str, Any], path: str, size: int, kind: str, compression: 
         compression=compression,
         positions=int(count.sum()),
         scored=int(scored.sum()),
+        proven=int(raw["proven"].sum()),
         results=tuple(int(n) for n in results.sum(0)),  # type: ignore[arg-type]
         block_size=int(raw["block_size"]),
         ends=np.cumsum(count),
@@ -403,6 +408,7 @@ def text(profile: DataProfile) -> str:
         f"{shown(profile.path)}: {profile.format}{packed}, {profile.size:,} bytes, {n:,} positions "
         f"in {len(profile.ends):,} blocks of {profile.block_size:,}",
         f"  result               win {won / n:.2%}, draw {drawn / n:.2%}, loss {lost / n:.2%} (own view)",
+        f"  proven wins, losses  {profile.proven / n:.2%}",
         f"  duplicates           {about}{profile.duplicate_share:.2%} ({about}{profile.distinct:,} different boards)",
         "",
         f"  {'':20} {'mean':>9} {'deviation':>9}  " + " ".join(f"{q:>8.0%}" for q in QUANTILES),
@@ -581,6 +587,7 @@ def page(profile: DataProfile) -> Page:
             ("format", f"{profile.format}{f', {profile.compression}' if profile.compression else ''}"),
             ("bytes per position", f"{profile.size / n:.2f}"),
             ("win / draw / loss", f"{won / n:.1%} / {drawn / n:.1%} / {lost / n:.1%}"),
+            ("proven wins and losses", f"{profile.proven / n:.2%}"),
             ("duplicates", f"{about}{profile.duplicate_share:.2%}"),
             ("blocks", f"{len(profile.ends):,} of {profile.block_size:,} positions"),
         ],

@@ -766,7 +766,7 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
             pieces,
             note="Mean magnitude over all neurons" + (" and king buckets" if several else "") + ", own side below.",
             plain=True,
-            height=2.3,
+            height=1.75,
         )
         if not several:
             continue
@@ -839,7 +839,7 @@ def _single_neurons(found: Inspection, neurons: Sequence[int]) -> Iterator[Plot]
             draw,
             note=f"Weights{over}: red raises, blue lowers.{active}",
             plain=True,
-            height=2.3,
+            height=1.75,
         )
 
 

@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ GOOD, BAD = "#3f8f5e", "#c8553e"
 _VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", PAPER: "--paper"} | {
     color: f"--s{number}" for number, color in enumerate(SERIES)
 }
-WIDTH, HEIGHT = 4.3, 2.5  # inches of 72 units
+WIDTH, HEIGHT = 3.9, 2.35  # inches of 72 units
 
 Draw = Callable[["Axes"], None]
 
@@ -45,7 +45,6 @@ class Plot:
     width: float = WIDTH
     plain: bool = False
     """no frame, ticks or grid: pictures of boards"""
-    groups: Sequence[str] = field(default=())
 
 
 @contextmanager
@@ -55,10 +54,10 @@ def _style() -> Iterator[None]:
     settings: dict[str, Any] = {
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 9,
-        "axes.labelsize": 8.5,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
+        "font.size": 9.5,
+        "axes.labelsize": 9,
+        "xtick.labelsize": 9,
+        "ytick.labelsize": 9,
         "text.color": INK,
         "text.parse_math": False,
         "axes.labelcolor": SOFT,
@@ -143,6 +142,18 @@ def _fill(plot: Plot, axes: Axes) -> None:
         for spine in axes.spines.values():
             spine.set_visible(False)
     plot.draw(axes)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":  # powers of ten as plain text, which is not typeset
+            low, high = sorted(axis.get_view_interval())
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            few = high < 30 * low
+            axis.set_minor_formatter((lambda value, _: f"{value:.2g}" if few and _first_digit(value) in "25" else ""))
+        elif axis.get_scale() == "symlog":
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _first_digit(value: float) -> str:
+    return f"{value:e}"[0]
 
 
 def _inline(text: str, identity: str) -> str:

@@ -267,6 +267,8 @@ _NEURON_FIGURES = (
 
 def _net_plots(runs: Sequence[Run]) -> Iterator[Plot]:
     for name, title, label, note in _NEURON_FIGURES:
+        if all(np.nanmax(run.validation[name], initial=0) == 0 for run in runs if name in run.validation):
+            continue  # said in words
         yield from _plain_plot(runs, "validation", name, title, label, note=note, factor=100, zero=True)
     for run in runs:
         of = f" of {run.name}" if len(runs) > 1 else ""
@@ -276,7 +278,7 @@ def _net_plots(runs: Sequence[Run]) -> Iterator[Plot]:
         ):
             found = {name: values * factor for name, values in run.validation.named(prefix).items()}
             found = {name: values for name, values in found.items() if np.isfinite(values).any()}
-            if not found:
+            if not any(np.nanmax(values) > 0 for values in found.values()):
                 continue
             largest = sorted(found, key=lambda name: -float(np.nanmax(found[name])))[:_MOST_TENSORS]
             left = len(found) - len(largest)
@@ -303,6 +305,23 @@ def _net_plots(runs: Sequence[Run]) -> Iterator[Plot]:
                 note=note + (f" {left} more tensors stay lower." if left else ""),
                 legend=[(name, curve.color) for name, curve in zip(largest, lines, strict=True)],
             )
+
+
+def _net_words(runs: Sequence[Run]) -> str:
+    """What is zero from beginning to end needs no plot."""
+    seen = [run.validation for run in runs if "dead_neurons" in run.validation]
+    if not seen:
+        return ""
+    never = [
+        words
+        for words, names in (
+            ("no neuron was dead", ["dead_neurons"]),
+            ("no neuron was stuck at its upper limit", ["stuck_neurons"]),
+            ("no weight stood at its limit", [n for v in seen for n in v.columns if n.startswith("at_limit/")]),
+        )
+        if all(np.nanmax(validation[name], initial=0) == 0 for validation in seen for name in names)
+    ]
+    return f"At every validation: {', '.join(never)}." if never else ""
 
 
 def _agreement_plots(found: Agreement, of: str, color: str) -> Iterator[Plot]:
@@ -383,7 +402,7 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
             found = verdict(getattr(run, kind)["loss"])
             if found is not None:
                 good.append(
-                    f"{of}over the last third of the records the {name} is {found.word} "
+                    f"{of}Over the last third of the records the {name} is {found.word} "
                     f"({found.change:+.2g} ± {found.error:.1g})."
                 )
     section.good = good
@@ -578,7 +597,8 @@ def build(paths: Sequence[Path]) -> Page:
         ("Weights and neurons", list(_net_plots(runs))),
     ):
         if plots:
-            page.sections.append(Section(title, plots=plots))
+            words = _net_words(runs) if title == "Weights and neurons" else ""
+            page.sections.append(Section(title, text=words, plots=plots))
     for section in (
         _agreement_section(runs),
         _data_section(runs),
