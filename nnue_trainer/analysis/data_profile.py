@@ -16,7 +16,7 @@ of single positions. Blocks are joined until there are at most 128, with at leas
 nothing is said.
 
 **Duplicates** are positions whose board occurred before in the file. They are flagged above 5 % of all positions, and
-where a block is above 5 %, has more than twice the share of the file, and is five standard errors above it.
+where a block is above 10 %, has more than twice the share of the file, and is five standard errors above it.
 
 Proven wins and losses (a magnitude above 30,000: mates and tablebases) are counted apart and are no scores here.
 """
@@ -49,7 +49,7 @@ PHASES = ("25 to 32 pieces", "13 to 24 pieces", "2 to 12 pieces")
 DRIFT_Z = 4.0
 DRIFT_EFFECT = 0.1
 MOST_BLOCKS, FEWEST_BLOCKS, SMALLEST_BLOCK = 128, 16, 2048
-DUPLICATES = 0.05
+DUPLICATES, DUPLICATES_OF_BLOCK = 0.05, 0.10
 
 _EXACT, _PER_OCTAVE = 128, 64  # of data_loader/formats/profile.h
 
@@ -192,7 +192,7 @@ def _profile(raw: dict[str, Any], path: str, size: int, kind: str, compression: 
     share = np.divide(repeated, looked_at, out=np.full(len(count), np.nan), where=looked_at > 0)
     total_share = float(raw["duplicate_share"])
     error = np.sqrt(np.maximum(total_share * (1 - total_share), 1e-6) / np.maximum(looked_at, 1))
-    far = (share > DUPLICATES) & (share > 2 * total_share) & (share > total_share + 5 * error) & (looked_at >= 50)
+    far = (share > DUPLICATES_OF_BLOCK) & (share > 2 * total_share) & (share > total_share + 5 * error) & (looked_at >= 50)
     return DataProfile(
         path=path,
         size=size,

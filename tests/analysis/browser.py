@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,14 +49,13 @@ class Browser:
         driver.get(page.resolve().as_uri())
         found = driver.execute_script(_MEASURE)
         found["console"] = [entry["message"] for entry in driver.get_log("browser")]
-        requests = [entry["message"] for entry in driver.get_log("performance")]
-        found["requests"] = sum('"Network.requestWillBeSent"' in message for message in requests)
+        events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        found["requests"] = [params["request"]["url"] for params in sent]
         return found
 
     def screenshot(self, path: Path, *, height: int | None = None) -> None:
         """Of the whole page, or of its first `height` pixels."""
-        import base64
-
         size = self._driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
         options = {"format": "png", "captureBeyondViewport": True, "clip": clip}
@@ -66,14 +68,14 @@ def started() -> Iterator[Browser]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
+    options.binary_location = str(shutil.which("chromium"))
     # As root in a container there is no sandbox; a page of ours runs no script.
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
     # Nothing outside can be reached: every host name leads nowhere.
     options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:
         driver.set_page_load_timeout(120)
         driver.execute_cdp_cmd("Network.enable", {})

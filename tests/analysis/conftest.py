@@ -49,6 +49,7 @@ def nnue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def run(*arguments: str | os.PathLike[str]) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["nnue", *map(str, arguments)])
+        capsys.readouterr()
         status = cli._run()
         captured = capsys.readouterr()
         return status, captured.out, captured.err

@@ -1,0 +1,208 @@
+"""`nnue inspect`: for every net of the registry and for one from outside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nnue_trainer import checkpoint, data, nets
+from nnue_trainer.analysis import net_inspect
+from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
+from nnue_trainer.analysis.net_inspect import king_buckets, plane_names, weight_map
+from nnue_trainer.analysis.page import render
+from nnue_trainer.checkpoint import Checkpoint
+from nnue_trainer.data import feature_set
+from nnue_trainer.data.info import king_bucket
+from nnue_trainer.errors import UserError
+from nnue_trainer.export import net_from_checkpoint, read_net, write_net
+from nnue_trainer.registry import load_plugin
+
+SIZES = {"simple": {"hidden": 16}, "layered": {"hidden": 16}}
+# Those whose files are small enough to look at each; the rest of the family shares their code.
+KINDS = ["simple", "layered", "sfnnv1", "sfnnv2", "sfnnv5", "small128", "sfnnv10", "sfnnv17"]
+PIECES = ["pawn", "knight", "bishop", "rook", "queen"]
+
+
+def few() -> Positions:
+    return Positions(built_in_positions().records[:40], "40 positions")
+
+
+def saved(path: Path, architecture: dict, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    model = nets.build(architecture)
+    checkpoint.save(path, Checkpoint(model.architecture, {"model": model.state_dict()}))
+    return path
+
+
+def architecture_of(kind: str) -> dict:
+    return {"kind": kind, **SIZES.get(kind, {"l1": 32})}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_net_and_its_checkpoint_show_the_same(kind, tmp_path):
+    path = saved(tmp_path / "c.safetensors", architecture_of(kind))
+    quantized = net_from_checkpoint(checkpoint.load(path), kind, any_l1=True)
+    net = tmp_path / "n.nnue"
+    write_net(quantized, net)
+    of_checkpoint, of_net = (net_inspect.inspect(file, few()) for file in (path, net))
+    integers = read_net(net).tensors
+    by_name = {tensor.name: tensor for tensor in quantized.net.tensors()}
+    for facts, rounded in zip(of_net.tensors, of_checkpoint.tensors, strict=True):
+        tensor = by_name[facts.name]
+        steps = integers[facts.name]
+        steps = steps if tensor.columns is None else steps[..., : tensor.columns]
+        assert (facts.low, facts.high) == (steps.min(), steps.max())
+        assert facts.mean == pytest.approx(steps.mean(dtype=np.float64), abs=1e-9)
+        assert facts.deviation == pytest.approx(steps.std(dtype=np.float64), abs=1e-6)
+        assert facts.zeros == pytest.approx((steps == 0).mean())
+        assert sum(facts.histogram) == steps.size
+        assert facts.reach == pytest.approx(np.abs(steps.astype(np.int64)).max() / tensor.limit)
+        assert rounded.low == pytest.approx(facts.low, abs=0.51)
+        assert rounded.zeros == pytest.approx(facts.zeros, abs=1e-6)
+        assert rounded.beyond == facts.beyond == 0
+    assert np.array_equal(of_net.scores, of_checkpoint.scores)
+    assert of_net.first.neurons == of_checkpoint.first.neurons
+    assert of_net.layers
+    page = render(net_inspect.page(of_net))
+    assert "Weights of each neuron" in page
+    json.dumps(net_inspect.as_dict(of_net), allow_nan=False)
+    assert kind.split("-")[0][:5] in net_inspect.text(of_net)
+
+
+def test_every_registered_net_has_what_inspect_needs():
+    for kind in nets.NETS.kinds():
+        net = nets.parse(architecture_of(kind), kind)
+        assert net.tensors()
+        for part in feature_set(net.feature_set).parts:
+            if part.bucket_size:
+                names = plane_names(part)
+                assert not any(name.startswith("plane") for name in names), (kind, names)
+
+
+def test_a_net_from_outside(tmp_path):
+    source = Path(__file__).resolve().parents[1] / "nets" / "my_net.py"
+    plugin = tmp_path / "their_net.py"
+    shutil.copy(source, plugin)
+    load_plugin(plugin)
+    path = saved(tmp_path / "c.safetensors", {"kind": f"{plugin}:MyNet", "hidden": 16})
+    found = net_inspect.inspect(path, few())
+    assert found.first.neurons == 16
+    assert [each.part for each in found.first.maps] == ["HalfKAv2_hm"]
+    assert found.agreement is not None
+    render(net_inspect.page(found))
+
+
+@pytest.mark.parametrize("name", [*data.BASIC_FEATURE_SETS, data.piece_square_set(), data.piece_square_set(planes=10)])
+def test_planes_and_buckets_are_found_by_expanding_positions(name):
+    for part in feature_set(name).parts:
+        if not net_inspect._is_piece_square(part):
+            continue
+        names = plane_names(part)
+        for piece in PIECES:
+            assert names.count(f"own {piece}") == names.count(f"enemy {piece}") == 1
+        grouped = "".join(names[:2]) == "own pawnown knight"
+        assert names.index("enemy pawn") == (5 if grouped and len(names) == 10 else 6 if grouped else 1)
+        buckets = king_buckets(part)
+        assert buckets.max() < part.num_features // part.bucket_size
+        if name == "HalfKAv2_hm":
+            assert buckets.tolist() == [king_bucket(square) for square in range(64)]
+
+
+def test_weight_maps_are_means_of_magnitudes():
+    (part,) = feature_set("HalfKAv2_hm").parts
+    weight = torch.randn(part.num_features, 4)
+    found = weight_map(part, weight)
+    assert found.sizes.shape == (32, 12, 64)
+    bucket, plane, square = 7, 3, 42
+    row = bucket * part.bucket_size + plane * 64 + square
+    assert found.sizes[bucket, plane, square] == pytest.approx(weight[row].abs().mean().item())
+    # The plane of the own queen is where a queen's features are.
+    batch = data.expand(data.records_from_fens(["4k3/8/8/8/3Q4/8/8/4K3 w - - 0 1"]), part.name)
+    planes = {index % part.bucket_size // 64 for index in batch.white[0].tolist() if index >= 0}
+    assert planes == {found.planes.index(piece) for piece in ("own queen", "own king", "enemy king")}
+
+
+def test_dead_neurons_and_wide_weights_are_named(tmp_path):
+    torch.manual_seed(0)
+    model = nets.build({"kind": "simple", "hidden": 16})
+    with torch.no_grad():
+        model.feature_transformer.bias[3] = -60.0
+        model.feature_transformer.bias[9] = 60.0
+        model.output.weight[0, 0] = 100.0
+    path = tmp_path / "c.safetensors"
+    checkpoint.save(path, Checkpoint(model.architecture, {"model": model.state_dict()}))
+    found = net_inspect.inspect(path, few())
+    assert found.quantized is None
+    assert any("never above 0 on these positions: 3" in line for line in found.warnings)
+    assert any("always at their upper limit on these positions: 9" in line for line in found.warnings)
+    assert any("does not fit the integers" in line for line in found.warnings)
+    assert any(line.startswith("output.weight: 1 values beyond the limit") for line in found.warnings)
+    assert net_inspect.as_dict(found)["activity"]["dead"] == [3]
+    assert net_inspect.as_dict(found)["activity"]["stuck"] == [9]
+    assert "float_against_integers" in net_inspect.as_dict(found)
+    render(net_inspect.page(found))
+
+
+def test_differences_of_two_nets(tmp_path):
+    one = saved(tmp_path / "one.safetensors", {"kind": "simple", "hidden": 16})
+    loaded = checkpoint.load(one)
+    loaded.tensors["model"]["output.weight"][0, 5] += 3 / 64  # three steps
+    checkpoint.save(tmp_path / "two.safetensors", loaded)
+    found = net_inspect.inspect(one, few(), against=tmp_path / "two.safetensors")
+    by_name = {difference.name: difference for difference in found.differences}
+    assert by_name["output.weight"].largest == pytest.approx(3, abs=1e-3)
+    assert by_name["output.weight"].changed == pytest.approx(1 / 32)
+    assert by_name["feature_transformer.weight"].largest == 0
+    assert by_name["feature_transformer.weight"].correlation == pytest.approx(1)
+    assert "Scores of both nets" in render(net_inspect.page(found))
+    itself = net_inspect.inspect(one, few(), against=one)
+    assert itself.other_scores.tolist() == itself.scores.tolist()
+    wider = saved(tmp_path / "three.safetensors", {"kind": "simple", "hidden": 32})
+    other = net_inspect.inspect(one, few(), against=wider)
+    assert other.differences == []
+    assert any("another architecture" in line for line in other.warnings)
+
+
+def test_positions_are_spread_over_the_beginning_of_a_file(project_root):
+    found = spread(project_root / "samples" / "val.binpack", 100)
+    with data.PositionReader(project_root / "samples" / "val.binpack") as reader:
+        first = next(iter(reader))
+    assert np.array_equal(found, first[: 16 * 100 : 16])
+    assert len(spread(project_root / "samples" / "val.binpack", 20_000)) == 20_000
+
+
+def test_the_command(trained, tmp_path, project_root, nnue):
+    run = trained("$x$ <run>")
+    pages = ["--html", tmp_path / "i.html", "--png", tmp_path / "i.png"]
+    sample = project_root / "samples" / "val.binpack"
+    status, out, err = nnue("inspect", run, "--data", sample, "--positions", "300", "--neuron", "3", *pages)
+    assert (status, err) == (0, "")
+    assert "300 positions of val.binpack" in out
+    text = (tmp_path / "i.html").read_text()
+    assert "<h3>Neuron 3</h3>" in text
+    assert (tmp_path / "i.png").read_bytes().startswith(b"\x89PNG")
+    status, out, _ = nnue("inspect", run / "checkpoints" / "last.safetensors", "--json")
+    assert json.loads(out)["architecture"]["kind"] == "layered"
+    for arguments, message in (
+        ([tmp_path], "so no run to inspect"),
+        ([tmp_path / "nothing.nnue"], "nothing.nnue"),
+        ([run, "--neuron", "99"], "the first layer has 32 neurons"),
+        ([run, "--data", tmp_path / "none.binpack"], "none.binpack"),
+        ([run, "--png", tmp_path / "i.png"], "exists already"),
+        ([sample], "val.binpack"),
+    ):
+        status, _, err = nnue("inspect", *arguments)
+        assert (status, err.count("\n")) == (1, 1), arguments
+        assert message in err
+
+
+def test_a_page_of_a_damaged_checkpoint_is_an_error(tmp_path):
+    path = saved(tmp_path / "c.safetensors", {"kind": "simple", "hidden": 16})
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError, match="not a readable safetensors checkpoint"):
+        net_inspect.inspect(path, few())
