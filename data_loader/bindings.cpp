@@ -140,7 +140,7 @@ py::dict profile_dict(const Profile& profile) {
     const auto& blocks = profile.blocks();
     const auto n = blocks.size();
     py::dict d;
-    const auto column = [&]<class T>(const char* name, T Profile::Block::* member) {
+    const auto column = [&]<class T>(const char* name, T Profile::Block::*member) {
         Array<T> values(static_cast<py::ssize_t>(n));
         for (std::size_t i = 0; i < n; ++i) values.mutable_data()[i] = blocks[i].*member;
         d[name] = values;
@@ -157,7 +157,7 @@ py::dict profile_dict(const Profile& profile) {
     column("sum_pieces_squared", &Profile::Block::sum_pieces_squared);
     column("looked_at", &Profile::Block::looked_at);
     column("repeated", &Profile::Block::repeated);
-    const auto rows = [&]<class T, std::size_t size>(const char* name, std::array<T, size> Profile::Block::* member) {
+    const auto rows = [&]<class T, std::size_t size>(const char* name, std::array<T, size> Profile::Block::*member) {
         Array<T> values({n, size});
         for (std::size_t i = 0; i < n; ++i) {
             std::copy((blocks[i].*member).begin(), (blocks[i].*member).end(), values.mutable_data() + i * size);

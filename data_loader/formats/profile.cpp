@@ -56,8 +56,9 @@ void Profile::count(Block& block, std::span<const Record> records) {
         const std::uint8_t* bytes = record.bytes.data();
         const int pieces = popcount(record_occupancy(bytes)), result = record_result(bytes);
         if (pieces > kMaxPieces || result < -1 || result > 1) {
-            throw FormatError("position " + std::to_string(positions_) + ": " +
-                              (pieces > kMaxPieces ? "more than 32 pieces" : "a result that is none of loss, draw, win"));
+            throw FormatError(
+                "position " + std::to_string(positions_) + ": " +
+                (pieces > kMaxPieces ? "more than 32 pieces" : "a result that is none of loss, draw, win"));
         }
         ++positions_;
         ++block.positions;

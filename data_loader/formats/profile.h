@@ -34,8 +34,8 @@ class Profile {
     static constexpr int kPlyBins = kExact + 7 * kPerOctave;     // up to 16,383
     static constexpr int kPhases = 3;                            // at least 25 pieces, 13 to 24, at most 12
 
-    // Larger magnitudes are wins and losses that the engine has proved (mates, tablebases), counted apart: a few of them
-    // would outweigh all other scores in a mean.
+    // Larger magnitudes are wins and losses that the engine has proved (mates, tablebases), counted apart: a few of
+    // them would outweigh all other scores in a mean.
     static constexpr int kProven = 30'000;
 
     static constexpr int score_bin(int score) {

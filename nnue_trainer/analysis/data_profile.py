@@ -1,19 +1,19 @@
 """`nnue data profile`: how a data file changes along its length, and how its scores go with its results.
 
-One pass and bounded memory: the data library counts blocks of equal size (data_loader/formats/profile.h), and everything
-here is arithmetic on at most 1024 of them.
+One pass and bounded memory: the data library counts blocks of equal size (data_loader/formats/profile.h), and
+everything here is arithmetic on at most 1024 of them.
 
-**Drift.** Positions of one game lie side by side and are alike, so the spread of single positions says nothing about the
-noise of a block's mean. That noise is taken from neighbouring blocks instead (von Neumann's ratio). With the means
+**Drift.** Positions of one game lie side by side and are alike, so the spread of single positions says nothing about
+the noise of a block's mean. That noise is taken from neighbouring blocks instead (von Neumann's ratio). With the means
 m₁ … mₙ of n blocks, all but the last of equal size,
 
     η = [Σ (mᵢ₊₁ − mᵢ)² / 2(n − 1)] / [Σ (mᵢ − m̄)² / (n − 1)]
 
 is 1 on average where the order of the blocks means nothing, with variance (n − 2) / (n² − 1), and smaller where
-neighbours are alike. A quantity drifts if z = (1 − η) / √variance is above 4 and, since a large file shows the slightest
-trend beyond doubt, if the rolling mean over an eighth of the file moves by more than a tenth of the standard deviation
-of single positions. Blocks are joined until there are at most 128, with at least 2,048 positions each; below 16 blocks
-nothing is said.
+neighbours are alike. A quantity drifts if z = (1 − η) / √variance is above 4 and, since a large file shows the
+slightest trend beyond doubt, if the rolling mean over an eighth of the file moves by more than a tenth of the standard
+deviation of single positions. Blocks are joined until there are at most 128, with at least 2,048 positions each; below
+16 blocks nothing is said.
 
 **Duplicates** are positions whose board occurred before in the file. They are flagged above 5 % of all positions, and
 where a block is above 10 %, has more than twice the share of the file, and is five standard errors above it.
@@ -145,8 +145,8 @@ class DataProfile:
     def warnings(self) -> list[str]:
         """Everything that is flagged, one line each."""
         lines = [
-            f"{drift.name} drifts: {drift.before:.4g} on average up to position {drift.at:,}, {drift.behind:.4g} behind "
-            f"(z {drift.z:.1f}, the rolling mean moves by {drift.moved:.2f} standard deviations)"
+            f"{drift.name} drifts: {drift.before:.4g} on average up to position {drift.at:,}, {drift.behind:.4g} "
+            f"behind (z {drift.z:.1f}, the rolling mean moves by {drift.moved:.2f} standard deviations)"
             for drift in self.drifts
             if drift.flagged
         ]
@@ -192,7 +192,12 @@ def _profile(raw: dict[str, Any], path: str, size: int, kind: str, compression: 
     share = np.divide(repeated, looked_at, out=np.full(len(count), np.nan), where=looked_at > 0)
     total_share = float(raw["duplicate_share"])
     error = np.sqrt(np.maximum(total_share * (1 - total_share), 1e-6) / np.maximum(looked_at, 1))
-    far = (share > DUPLICATES_OF_BLOCK) & (share > 2 * total_share) & (share > total_share + 5 * error) & (looked_at >= 50)
+    far = (
+        (share > DUPLICATES_OF_BLOCK)
+        & (share > 2 * total_share)
+        & (share > total_share + 5 * error)
+        & (looked_at >= 50)
+    )
     return DataProfile(
         path=path,
         size=size,
@@ -239,7 +244,9 @@ def _series(raw: dict[str, Any], count: Floats, scored: Floats, results: Floats)
         return np.asarray(raw[name], np.float64)
 
     mean, deviation = _moments(sums("sum_score"), sums("sum_score_squared"), scored)
-    yield Series("score", "engine units", mean, deviation, _quantiles(raw["scores"], score_values(raw["scores"].shape[1])))
+    yield Series(
+        "score", "engine units", mean, deviation, _quantiles(raw["scores"], score_values(raw["scores"].shape[1]))
+    )
     mean, deviation = _moments(sums("sum_magnitude"), sums("sum_score_squared"), scored)
     yield Series("size of the score", "engine units", mean, deviation)
     mean, deviation = _moments(results[:, 2] - results[:, 0], results[:, 2] + results[:, 0], count)
@@ -267,8 +274,8 @@ def _totals(raw: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def drift_of(name: str, means: Floats, ends: Floats, deviation: float) -> Drift | None:
-    """The rule at the head of this file, for the means of blocks of equal size, whose ends are at `ends`; `deviation` is
-    that of single positions. None where nothing varies."""
+    """The rule at the head of this file, for the means of blocks of equal size, whose ends are at `ends`; `deviation`
+    is that of single positions. None where nothing varies."""
     n = len(means)
     centred = means - means.mean()
     total = float(centred @ centred)
@@ -421,7 +428,9 @@ def text(profile: DataProfile) -> str:
         lines.append(f"  {found.name:20} {'no fit' if found.scale is None else f'{found.scale:9.1f}'}")
     lines.append("")
     if profile.too_short:
-        lines.append(f"  too short to say anything about drift ({FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed)")
+        lines.append(
+            f"  too short to say anything about drift ({FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed)"
+        )
     elif not any(drift.flagged for drift in profile.drifts):
         lines.append("  no drift")
     lines += [f"  note: {line}" for line in profile.warnings()]
@@ -494,8 +503,8 @@ def _repeats(profile: DataProfile) -> Plot:
     return Plot(
         "Boards that occurred before",
         draw,
-        note=f"{profile.duplicate_share:.2%} of the file. Dashed: where the file would be flagged. Red: blocks far above "
-        "the file.",
+        note=f"{profile.duplicate_share:.2%} of the file. Dashed: where the file would be flagged. Red: blocks far "
+        "above the file.",
     )
 
 
@@ -504,7 +513,10 @@ def _phase_colors(profile: DataProfile) -> list[tuple[Calibration, str]]:
 
 
 def _score_limit(profile: DataProfile) -> float:
-    return float(np.abs(profile.calibrations[0].score).max(initial=1))
+    """Of the axis: beyond six scales nothing happens."""
+    most = float(np.abs(profile.calibrations[0].score).max(initial=1))
+    scale = profile.calibrations[0].scale
+    return most if scale is None else min(most, 6 * scale)
 
 
 def _calibration_plot(
@@ -545,9 +557,7 @@ def _residuals(profile: DataProfile) -> Plot:
         if found.scale is None:
             return
         expected = 1 / (1 + np.exp(-np.clip(found.score / found.scale, -500, 500)))
-        axes.fill_between(
-            found.score, found.low - expected, found.high - expected, color=color, alpha=0.2, linewidth=0
-        )
+        axes.fill_between(found.score, found.low - expected, found.high - expected, color=color, alpha=0.2, linewidth=0)
         axes.plot(found.score, found.points - expected, color=color, linewidth=1)
 
     def framed(axes: Axes, found: Calibration, color: str) -> None:
@@ -607,7 +617,9 @@ def page(profile: DataProfile) -> Page:
         ],
     )
     if profile.too_short:
-        overview.text = f"Too short to say anything about drift: {FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed."
+        overview.text = (
+            f"Too short to say anything about drift: {FEWEST_BLOCKS * SMALLEST_BLOCK:,} positions are needed."
+        )
     along = len(profile.series) + 1
     sections = [overview, Section("Along the file", plots=every[:along])]
     if every[along:]:

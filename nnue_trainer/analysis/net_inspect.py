@@ -30,7 +30,7 @@ from nnue_trainer.analysis.agreement import (
     model_of,
 )
 from nnue_trainer.analysis.page import Page, Section, Table
-from nnue_trainer.analysis.plots import BAD, GRID, INK, SERIES, SOFT, Plot, thin
+from nnue_trainer.analysis.plots import BAD, GRID, INK, SERIES, Plot, thin
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data.features import FeaturePart, feature_set
 from nnue_trainer.errors import UserError, shown
@@ -49,15 +49,15 @@ Floats = npt.NDArray[np.float64]
 BINS = 61
 _CHUNK = 1 << 22  # elements at a time
 _SQUARES = 64
-_PIECES = ("own pawn", "own knight", "own bishop", "own rook", "own queen", "own king")
-_PIECES += tuple(name.replace("own", "enemy") for name in _PIECES)
+_OWN = ("own pawn", "own knight", "own bishop", "own rook", "own queen", "own king")
+_PIECES = (*_OWN, *(name.replace("own", "enemy") for name in _OWN))
 _LETTERS = "PNBRQKpnbrqk"
 
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """One tensor of the net's integers. Values are integer steps: whole numbers of a net, and what a checkpoint's floats
-    are before they are rounded. `beyond` counts values that do not fit; `histogram` has `BINS` bins over
+    """One tensor of the net's integers. Values are integer steps: whole numbers of a net, and what a checkpoint's
+    floats are before they are rounded. `beyond` counts values that do not fit; `histogram` has `BINS` bins over
     [−`span`, `span`]."""
 
     name: str
@@ -213,9 +213,9 @@ def inspect(
         facts.append(tensor_facts(tensor, opened.steps(tensor)))
         tell(number + 1, total)
     warnings = list(opened.warnings)
-    for tensor_fact in facts:
-        if tensor_fact.beyond:
-            warnings.append(f"{tensor_fact.name}: {tensor_fact.beyond:,} values beyond the limit {tensor_fact.limit:,}")
+    warnings += [
+        f"{fact.name}: {fact.beyond:,} values beyond the limit {fact.limit:,}" for fact in facts if fact.beyond
+    ]
     first, scale = _first_layer(opened)
     tell(total - 2, total)
     activity, layers, floats = _activity(opened.model, positions)
@@ -301,9 +301,7 @@ def _first_layer(opened: _Opened) -> tuple[FirstLayer | None, float]:
         l1 += sizes.sum(0, dtype=torch.float64)
         largest = torch.maximum(largest, sizes.amax(0))
     l2 = torch.linalg.vector_norm(weight, dim=0, dtype=torch.float64)
-    maps = [
-        weight_map(part, weight) for part in feature_set(opened.model.feature_set).parts if _is_piece_square(part)
-    ]
+    maps = [weight_map(part, weight) for part in feature_set(opened.model.feature_set).parts if _is_piece_square(part)]
     first = FirstLayer(
         weight.shape[0], weight.shape[1], l1.numpy(), l2.numpy(), largest.double().numpy(), [m for m in maps if m]
     )
@@ -574,7 +572,10 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        cells = [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         yield "  " + "  ".join(cells).rstrip()
 
 
@@ -585,10 +586,10 @@ def text(found: Inspection) -> str:
     if found.layers:
         lines += ["", *_aligned([_LAYER_HEAD, *_layer_rows(found)])]
     if found.first is not None:
-        quantiles = np.quantile(found.first.l2, [0, 0.05, 0.5, 0.95, 1])
-        lines += ["", "  norm of a neuron's weights (L2): " + ", ".join(
-            f"{word} {value:.3g}" for word, value in zip(("least", "5 %", "median", "95 %", "most"), quantiles, strict=True)
-        )]  # fmt: skip
+        words = ("least", "5 %", "median", "95 %", "most")
+        values = np.quantile(found.first.l2, [0, 0.05, 0.5, 0.95, 1])
+        norms = ", ".join(f"{word} {value:.3g}" for word, value in zip(words, values, strict=True))
+        lines += ["", f"  norm of a neuron's weights (L2): {norms}"]
     if found.against:
         lines += ["", f"  against {shown(found.against)}"]
         if found.differences:
@@ -656,8 +657,8 @@ def _histogram(fact: TensorFacts) -> Plot:
     return Plot(
         fact.name,
         draw,
-        note=f"1.0 is {fact.scale:.6g} steps; limit ±{fact.limit:,}; {fact.zeros:.1%} zeros, {fact.at_limit:.2%} at the "
-        "limit.",
+        note=f"1.0 is {fact.scale:.6g} steps; limit ±{fact.limit:,}; {fact.zeros:.1%} zeros, {fact.at_limit:.2%} at "
+        "the limit.",
         height=2.1,
     )
 
@@ -694,7 +695,7 @@ def _neuron_plots(found: Inspection) -> Iterator[Plot]:
         yield Plot(
             "How often neurons are active",
             shares,
-            note=f"Over {found.positions.origin}, both perspectives. At 0 % a neuron is dead, at 100 % it is a constant.",
+            note=f"Over {found.positions.origin}, both perspectives. At 0 % a neuron is dead, at 100 % a constant.",
             legend=[("above 0", SERIES[0]), ("at the upper limit", SERIES[1])],
         )
 
@@ -720,9 +721,6 @@ def _compose(boards: Floats, columns: int) -> Floats:
     return picture
 
 
-_SHORT = {"own": "own", "enemy": "enemy"}
-
-
 def _boards(axes: Axes, boards: Floats, names: Sequence[str], signed: bool) -> None:
     import matplotlib
 
@@ -736,11 +734,17 @@ def _boards(axes: Axes, boards: Floats, names: Sequence[str], signed: bool) -> N
     for number, name in enumerate(names):
         row, column = divmod(number, columns)
         axes.text(
-            column * 9 + 3.5, (rows - 1 - row) * 10 + 8.2, _short(name), ha="center", va="bottom", fontsize=6.5, color=INK
+            column * 9 + 3.5,
+            (rows - 1 - row) * 10 + 8.2,
+            _short(name),
+            ha="center",
+            va="bottom",
+            fontsize=6.5,
+            color=INK,
         )
     bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", fraction=0.05, pad=0.02, aspect=50)
     bar.ax.tick_params(labelsize=7, length=2)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
 
 
 def _short(name: str) -> str:
@@ -784,7 +788,7 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
             axes.set_xticks(range(8), list("abcdefgh"))
             axes.set_yticks(range(8), [str(rank + 1) for rank in range(8)])
             axes.tick_params(length=0)
-            axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)  # type: ignore[operator]
+            axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
 
         yield Plot(
             f"Size of weights by king: {each.part}",
@@ -800,11 +804,9 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
             axes.tick_params(length=0, labelsize=6.5)
             axes.set_xlabel("king bucket")
             axes.set_xticks(range(0, len(each.sizes), max(1, len(each.sizes) // 8)))
-            axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)  # type: ignore[operator]
+            axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
 
-        yield Plot(
-            f"Size of weights by king bucket and piece: {each.part}", table, note="", plain=True, height=2.6
-        )
+        yield Plot(f"Size of weights by king bucket and piece: {each.part}", table, note="", plain=True, height=2.6)
 
 
 def check_neurons(found: Inspection, neurons: Sequence[int]) -> None:
@@ -875,7 +877,8 @@ def _score_plots(found: Inspection) -> Iterator[Plot]:
 
 
 def page(found: Inspection, neurons: Sequence[int] = ()) -> Page:
-    name = found.path.rpartition("/")[2]
+    path = Path(found.path)
+    name = f"{path.parent.parent.name}: {path.name}" if path.parent.name == "checkpoints" else path.name
     overview = Section("Overview", facts=_facts(found), warnings=found.warnings)
     sections = [overview]
     if found.against:

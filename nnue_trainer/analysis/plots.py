@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,8 @@ Draw = Callable[["Axes"], None]
 
 @dataclass(frozen=True)
 class Plot:
-    """`draw` fills one set of axes. `legend` is (name, colour) pairs, shown beside the plot as text of the page. Titles,
-    notes and legends may hold text from files; what is drawn may not."""
+    """`draw` fills one set of axes. `legend` is (name, colour) pairs, shown beside the plot as text of the page.
+    Titles, notes and legends may hold text from files; what is drawn may not."""
 
     title: str
     draw: Draw
@@ -85,7 +85,7 @@ def _style() -> Iterator[None]:
         "svg.hashsalt": "nnue",
         "svg.image_inline": True,
     }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(cast(Any, settings)):
         yield
 
 
@@ -146,14 +146,13 @@ def _fill(plot: Plot, axes: Axes) -> None:
         if axis.get_scale() == "log":  # powers of ten as plain text, which is not typeset
             low, high = sorted(axis.get_view_interval())
             axis.set_major_formatter(lambda value, _: f"{value:g}")
-            few = high < 30 * low
-            axis.set_minor_formatter((lambda value, _: f"{value:.2g}" if few and _first_digit(value) in "25" else ""))
+            axis.set_minor_formatter(_second_and_fifth if high < 30 * low else lambda value, _: "")
         elif axis.get_scale() == "symlog":
             axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _first_digit(value: float) -> str:
-    return f"{value:e}"[0]
+def _second_and_fifth(value: float, _: object) -> str:
+    return f"{value:.2g}" if f"{value:e}"[0] in "25" else ""
 
 
 def _inline(text: str, identity: str) -> str:

@@ -209,8 +209,10 @@ def _plain_plot(
     curves = [Curve(c.run, c.color, c.x, c.y * factor) for c in _curves(runs, kind, name)]
     if not curves:
         return
-    logarithmic = log and all(np.nanmin(curve.y) > 0 for curve in curves) and (
-        max(np.nanmax(curve.y) for curve in curves) > 3 * min(np.nanmin(curve.y) for curve in curves)
+    logarithmic = (
+        log
+        and all(np.nanmin(curve.y) > 0 for curve in curves)
+        and (max(np.nanmax(curve.y) for curve in curves) > 3 * min(np.nanmin(curve.y) for curve in curves))
     )
 
     def line(axes: Axes, curve: Curve, divisor: float) -> None:
@@ -386,9 +388,7 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
                 "positions/s, median": positions(float(np.nanmedian(speed))) if np.isfinite(speed).any() else "–",
                 "time in steps": duration(run.seconds()) if math.isfinite(run.seconds()) else "–",
                 "passes over the data": _number(run.train.last("pass"), ".0f"),
-                "most memory": size(run.train.last("peak_memory_bytes"))
-                if "peak_memory_bytes" in run.train
-                else "–",
+                "most memory": size(run.train.last("peak_memory_bytes")) if "peak_memory_bytes" in run.train else "–",
             }
         )
     if several:
@@ -415,7 +415,9 @@ def _data_section(runs: Sequence[Run]) -> Section | None:
     for run in runs:
         facts = list(_data_rows(run))
         if facts:
-            tables.append(Table(["", "file", "bytes", "now"], facts, numbers=2, title=run.name if len(runs) > 1 else ""))
+            tables.append(
+                Table(["", "file", "bytes", "now"], facts, numbers=2, title=run.name if len(runs) > 1 else "")
+            )
         counted = run.train.last("bad_chunks")
         if math.isfinite(counted) and counted > 0:
             warnings.append(f"{run.name}: {counted:,.0f} damaged chunks of data were left out")
@@ -481,7 +483,8 @@ def flatten(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def recipe_differences(runs: Sequence[Run]) -> list[list[str]]:
-    """A row for each dotted key of the recipes that is not the same in all of them: the key, then each run's value."""
+    """A row for each dotted key of the recipes that is not the same in all of them: the key, then each run's value, ""
+    where a recipe does not have it."""
     flat = [flatten(run.recipe) for run in runs]
     rows = []
     for key in dict.fromkeys(key for recipe in flat for key in recipe):
@@ -504,7 +507,13 @@ def _recipe_section(runs: Sequence[Run]) -> Section | None:
         section.title = "Recipes"
         if rows:
             head = ["what differs", *(run.name for run in known)]
-            section.tables = [Table(head, rows, numbers=len(head))]
+            shared = [row for row in rows if all(row)]
+            others = [row for row in rows if not all(row)]
+            tables = [
+                Table(head, shared, numbers=len(head)),
+                Table(head, others, numbers=len(head), title="fields that only some of them have", fold=True),
+            ]
+            section.tables = [table for table in tables if table.rows]
         else:
             section.text = "The recipes are the same."
     section.listing = "\n".join(

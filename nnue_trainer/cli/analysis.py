@@ -49,9 +49,7 @@ def report(
 
 
 def inspect(
-    net: Annotated[
-        Path, typer.Argument(metavar="NET|CHECKPOINT", help="A net, a checkpoint, or the folder of a run.")
-    ],
+    net: Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="A net, a checkpoint, or the folder of a run.")],
     data: Annotated[
         Path | None,
         typer.Option(

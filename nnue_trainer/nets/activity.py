@@ -221,7 +221,7 @@ def _layer_inputs(name: str, values: list[tuple[Tensor, Tensor | None]]) -> Laye
     top = x.max()
     ties = int((x == top).sum()) if top > 0 else 0
     dead = inputs = 0
-    for used in bucket.unique():
+    for used in sorted(set(bucket.tolist())):
         rows = x[bucket == used]
         dead += int((rows == 0).all(0).sum())
         inputs += rows.shape[1]

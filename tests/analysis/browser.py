@@ -22,7 +22,7 @@ const plots = [...document.querySelectorAll('figure svg')].map(svg => {
           smallest: Math.min(...[...svg.querySelectorAll('text')].map(t => t.getBoundingClientRect().height))};
 });
 const beyond = [...document.body.querySelectorAll('*')]
-  .filter(e => !inScroller(e) && e.ownerSVGElement === null)
+  .filter(e => !inScroller(e) && !e.ownerSVGElement)
   .filter(e => e.getBoundingClientRect().right > width + 1)
   .map(e => e.tagName + ': ' + (e.textContent || '').slice(0, 60));
 return {width, scrollWidth: document.documentElement.scrollWidth, plots, beyond,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -75,7 +76,9 @@ def test_bins_hold_what_they_say():
 
 
 def test_counts_are_those_of_numpy(sample):
-    records = with_fields(sample[:1000], np.concatenate([[32002, 30_001, -31_000, 30_000], fields.scores(sample)[4:1000]]))
+    records = with_fields(
+        sample[:1000], np.concatenate([[32002, 30_001, -31_000, 30_000], fields.scores(sample)[4:1000]])
+    )
     raw = profiled(records[:300], records[300:])
     assert raw["block_size"] == 256
     assert raw["positions"].tolist() == [256, 256, 256, 232]
@@ -108,7 +111,7 @@ def test_counts_are_those_of_numpy(sample):
 
 
 def test_long_files_are_counted_in_larger_blocks(sample):
-    records = np.tile(sample, (20, 1))[: 300_000]
+    records = np.tile(sample, (20, 1))[:300_000]
     whole, parts = profiled(records), profiled(*np.array_split(records, 13))
     assert whole["block_size"] == 512
     assert len(whole["positions"]) == 586
@@ -149,7 +152,7 @@ def test_quantiles_are_within_a_bin(sample, tmp_path):
 
 def drift_by_hand(means):
     n = len(means)
-    eta = sum((b - a) ** 2 for a, b in zip(means, means[1:], strict=False)) / (2 * (n - 1))
+    eta = sum((b - a) ** 2 for a, b in itertools.pairwise(means)) / (2 * (n - 1))
     eta /= sum((m - np.mean(means)) ** 2 for m in means) / (n - 1)
     return (1 - eta) / np.sqrt((n - 2) / (n**2 - 1))
 

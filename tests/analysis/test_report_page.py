@@ -224,7 +224,7 @@ def test_training_writes_the_page_when_it_is_interrupted(tmp_path, project_root,
     monkeypatch.setattr(Trainer, "advance", interrupted)
     assert threading.current_thread() is threading.main_thread()
     path, run = write_recipe(tmp_path / "r.yaml", project_root), tmp_path / "run"
-    status, _, err = nnue("train", path, "--run-dir", run, "--report")
+    status, _, _ = nnue("train", path, "--run-dir", run, "--report")
     assert status == 130
     assert "stopped or still running, 44%" in (run / "report.html").read_text()
     # A page of the command beside it is no obstacle for the run that goes on.
