@@ -577,7 +577,7 @@ def _residuals(profile: DataProfile) -> Plot:
 def _draws(profile: DataProfile) -> Plot:
     def line(axes: Axes, found: Calibration, color: str) -> None:
         axes.plot(found.score, 100 * found.draws, color=color, linewidth=1.2)
-        axes.set_ylim(bottom=0)
+        axes.update_datalim([(0.0, 0.0)])
 
     return _calibration_plot(profile, "Draws by score", "Share of drawn games.", "% of positions", line)
 

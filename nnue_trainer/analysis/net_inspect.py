@@ -561,7 +561,7 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
             ("zeros the layers see", f"{activity.zeros:.1%}"),
         ]
     if found.quantized is not None:
-        facts.append(("no position brings one beyond", f"{accumulator_bound(found.quantized):,}"))
+        facts.append(("accumulators cannot pass", f"{accumulator_bound(found.quantized):,}"))
     if found.agreement is not None and len(found.agreement.floats):
         difference = np.abs(found.agreement.difference)
         facts.append(("integers − float", f"mean size {difference.mean():.2f}, largest {difference.max():.0f}"))
@@ -739,7 +739,7 @@ def _boards(axes: Axes, boards: Floats, names: Sequence[str], signed: bool) -> N
             _short(name),
             ha="center",
             va="bottom",
-            fontsize=6.5,
+            fontsize=6,
             color=INK,
         )
     bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", fraction=0.05, pad=0.02, aspect=50)

@@ -241,7 +241,7 @@ def _plain_plot(
 def _course_plots(runs: Sequence[Run]) -> Iterator[Plot]:
     yield from _plain_plot(runs, "train", "lr", "Learning rate", "learning rate", log=True)
     yield from _plain_plot(
-        runs, "train", "lambda", "λ", "share of the score in the target", note="1 − λ is the share of the result."
+        runs, "train", "lambda", "λ", "share of the score", note="Of the target: 1 − λ is the share of the result."
     )
     yield from _plain_plot(
         runs, "train", "positions_per_second", "Speed", "positions per second", smooth=True, zero=True,
