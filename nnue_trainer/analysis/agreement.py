@@ -99,8 +99,7 @@ def float_scores(model: NnueModel, records: Records) -> npt.NDArray[np.float64]:
 
 
 def integer_scores(net: QuantizedNet, records: Records) -> npt.NDArray[np.float64]:
-    parts = [evaluate(net, batch).score for batch in batches(records, net.net.integer_feature_set)]
-    return np.concatenate([*parts, np.zeros(0)]).astype(np.float64)
+    return evaluate(net, records, every_stack=False).score.astype(np.float64)
 
 
 def agreement(path: Path, positions: Positions) -> Agreement:
