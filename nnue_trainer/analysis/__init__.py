@@ -9,19 +9,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nnue_trainer.analysis.ewm import Ewm, ewm
-    from nnue_trainer.analysis.rolling import Rolling, rolling
+    from nnue_trainer.analysis.exponential import Ewm, ewm
     from nnue_trainer.analysis.window_function import WindowFunction
+    from nnue_trainer.analysis.windows import Rolling, rolling
 
 __all__ = ["Ewm", "Rolling", "WindowFunction", "ewm", "rolling"]
 
-_HOME = {"Ewm": "ewm", "ewm": "ewm", "Rolling": "rolling", "rolling": "rolling", "WindowFunction": "window_function"}
+_HOME = {
+    "Ewm": "exponential",
+    "ewm": "exponential",
+    "Rolling": "windows",
+    "rolling": "windows",
+    "WindowFunction": "window_function",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'nnue_trainer.analysis' has no attribute {name!r}")
-    # Into the module's own namespace: the modules `ewm` and `rolling` are attributes of it as soon as they are imported.
-    found = getattr(importlib.import_module(f"nnue_trainer.analysis.{_HOME[name]}"), name)
-    globals()[name] = found
-    return found
+    return getattr(importlib.import_module(f"nnue_trainer.analysis.{_HOME[name]}"), name)

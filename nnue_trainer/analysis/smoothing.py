@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from nnue_trainer.analysis._windows_reference import ewm, rolling
+from nnue_trainer.analysis.exponential import ewm
+from nnue_trainer.analysis.windows import rolling
 
 Floats = npt.NDArray[np.float64]
 
@@ -17,20 +19,25 @@ def window_for(length: int) -> int:
 
 def trend(values: npt.ArrayLike, span: float) -> Floats:
     """The exponentially weighted mean. What is missing (a loss that was not finite) is passed over."""
-    return np.asarray(ewm(_finite(values), span=span).mean(), np.float64)
+    return _floats(ewm(_finite(values), span=span).mean())
 
 
 def band(values: npt.ArrayLike, window: int) -> tuple[Floats, Floats]:
     """Mean and standard deviation in a window around each point."""
     windows = rolling(_finite(values), window, min_periods=2, center=True)
-    return np.asarray(windows.mean(), np.float64), np.asarray(windows.std(), np.float64)
+    return _floats(windows.mean()), _floats(windows.std())
 
 
 def middle(values: npt.ArrayLike, window: int) -> Floats:
     """The median in a window around each point: a stall of one record does not move it."""
-    return np.asarray(rolling(_finite(values), window, min_periods=1, center=True).quantile(0.5), np.float64)
+    return _floats(rolling(_finite(values), window, min_periods=1, center=True).median())
 
 
-def _finite(values: npt.ArrayLike) -> Floats:
+def _finite(values: npt.ArrayLike) -> torch.Tensor:
     array = np.asarray(values, np.float64)
-    return np.where(np.isfinite(array), array, np.nan)
+    return torch.from_numpy(np.where(np.isfinite(array), array, np.nan))
+
+
+def _floats(tensor: torch.Tensor) -> Floats:
+    found: Floats = tensor.numpy()
+    return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import analysis
-from nnue_trainer.analysis.rolling import _quantile_of_tensors, _select
+from nnue_trainer.analysis.windows import _quantile_of_tensors, _select
 
 STATISTICS = ("sum", "mean", "var", "std", "min", "max", "skew", "kurt", "cov", "corr")
 PAIRS = ("cov", "corr")
