@@ -47,11 +47,11 @@ class Preloaded:
         pass
 
 
-def copies(loader: BatchSource, device: torch.device, features: str) -> list[Batch]:
-    """The first batches of a loader on the device, in memory of their own."""
+def copies(loader: BatchSource, device: torch.device, features: str, count: int = PRELOADED) -> list[Batch]:
+    """The first `count` batches of a loader on the device, in memory of their own."""
     batches = DeviceBatches(loader, device, features)
     taken = []
-    for _ in range(PRELOADED):
+    for _ in range(count):
         batch = next(batches)
         taken.append(like(batch))
         for own, theirs in zip(allocations(taken[-1]), allocations(batch), strict=True):
