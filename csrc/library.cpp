@@ -82,6 +82,12 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("transpose(Tensor x) -> Tensor");
     m.def("row_norms(Tensor x, Tensor(a!)? sums, Tensor(b!)? roots, Tensor(c!)? largest) -> ()");
 
+    // Contracts: stacked_linear.h.
+    m.def("stacked_linear_forward(Tensor x, Tensor bucket, Tensor weight, Tensor bias) -> Tensor");
+    m.def(
+        "stacked_linear_backward(Tensor grad_output, Tensor x, Tensor bucket, Tensor weight, bool needs_x_grad=True) "
+        "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)");
+
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(str mode) -> str");
     m.def("raise_cuda_index_errors() -> ()");

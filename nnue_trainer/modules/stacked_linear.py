@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from nnue_trainer import _derivatives, ops
+
+FORWARD = "nnue::stacked_linear_forward"
+BACKWARD = "nnue::stacked_linear_backward"
 
 
 class StackedLinear(nn.Module):
@@ -21,15 +28,29 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor, bucket: Tensor) -> Tensor:
         """x fp32 [B, in_features], bucket int64 [B] → fp32 [B, out_features]."""
+        if is_fused(x, self.weight):
+            output: Tensor = torch.ops.nnue.stacked_linear_forward(x, bucket, self.weight, self.bias)
+            return output
         num_stacks, out_features, in_features = self.weight.shape
         # One product for all stacks, and then a choice. No shape depends on the data, so nothing waits for the device,
-        # and the layer can be compiled and captured. The layers are thin, so the unused outputs are cheap.
+        # and the layer can be compiled and captured. On a GPU the layers are thin, so the unused outputs are cheap.
         every = F.linear(x, self.weight.view(-1, in_features), self.bias.view(-1)).view(-1, num_stacks, out_features)
         return choose(every, bucket)
 
     def extra_repr(self) -> str:
         num_stacks, out_features, in_features = self.weight.shape
         return f"num_stacks={num_stacks}, in_features={in_features}, out_features={out_features}"
+
+
+def is_fused(x: Tensor, weight: Tensor) -> bool:
+    """Whether the layer runs as an operator that computes each position for its own stack alone: on a CPU, in fp32, for
+    reverse mode. There it is an eighth of the work, and sums do not depend on the number of threads."""
+    if x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32 or x.dim() != 2:
+        return False
+    if torch.is_autocast_enabled("cpu") or _derivatives.in_transform():
+        return False
+    # The compiler cannot look at tangents. The operator would refuse them.
+    return torch.compiler.is_compiling() or not any(_derivatives.has_tangent(t) for t in (x, weight))
 
 
 def choose(every: Tensor, bucket: Tensor) -> Tensor:
@@ -40,3 +61,51 @@ def choose(every: Tensor, bucket: Tensor) -> Tensor:
     """
     mask = bucket.unsqueeze(1) == torch.arange(every.shape[1], device=every.device)
     return torch.where(mask.unsqueeze(2), every, 0.0).sum(1)
+
+
+# ---- the operators: fake kernels, autograd --------------------------------------------------------------------------
+
+
+def _forward_fake(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[1]))
+
+
+def _backward_fake(
+    grad_output: Tensor, x: Tensor, bucket: Tensor, weight: Tensor, needs_x_grad: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.shape[0] if needs_x_grad else 0
+    return x.new_empty((rows, x.shape[1])), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    x, bucket, weight, _ = inputs
+    ctx.save_for_backward(x, bucket, weight)
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    x, bucket, weight = ctx.saved_tensors
+    needs_x = ctx.needs_input_grad[0]
+    grad_x, grad_weight, grad_bias = torch.ops.nnue.stacked_linear_backward(grad_output, x, bucket, weight, needs_x)
+    return grad_x if needs_x else None, None, grad_weight, grad_bias
+
+
+def _double_backward(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError(f"{BACKWARD}: it has no derivative of its own (double backward); found create_graph=True")
+
+
+_INSTEAD = "use nnue_trainer.modules.StackedLinear, which calls others there"
+torch.library.register_fake(FORWARD, _forward_fake)
+torch.library.register_fake(BACKWARD, _backward_fake)
+_derivatives.register_autograd(
+    FORWARD,
+    _backward,
+    setup_context=_setup_context,
+    forward_mode=_derivatives.refuse(FORWARD, "forward mode", _INSTEAD),
+)
+_derivatives.register_autograd(
+    BACKWARD, _double_backward, forward_mode=_derivatives.refuse(BACKWARD, "forward mode", _INSTEAD)
+)
+for _op in (FORWARD, BACKWARD):
+    _derivatives.register_vmap(_op, _derivatives.refuse(_op, "vmap", _INSTEAD))
+    if ops._libraries.cuda_error is not None:
+        torch.library.impl(_op, "CUDA", ops._no_cuda)
