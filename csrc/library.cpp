@@ -59,6 +59,16 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "Tensor(d!)[] shared_averages, Tensor(e!)[] shared_squares, Tensor(f!)[] slow, Tensor(g!)[] copies, "
         "Tensor numbers, Tensor(h!) failed, float[] rates, float[] decays, float[] lows, float[] highs, int rule, "
         "float beta1, float beta2, float positive, bool follows_begin=False) -> ()");
+    m.def("optimizer_mark_rows(Tensor white, Tensor black, Tensor(a!) rows) -> ()");
+    m.def(
+        "optimizer_update_rows(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] averages, Tensor(c!) square, "
+        "Tensor(d!)[] shared_averages, Tensor(e!) shared_square, Tensor(f!)[] slow, Tensor rows, Tensor(g!) made, "
+        "Tensor(h!) changes, Tensor(i!) history, Tensor numbers, Tensor(j!) failed, int step, float rate, "
+        "float decay, float low, float high, int rule, float beta1, float beta2, float positive) -> ()");
+    m.def(
+        "optimizer_catch_up(Tensor(a!) weight, Tensor(b!)[] averages, Tensor(c!) square, Tensor(d!)[] slow, "
+        "Tensor? rows, Tensor(e!) made, Tensor changes, Tensor history, int step, float rate, float decay, float low, "
+        "float high, int rule, float beta1, float beta2, float positive) -> ()");
 
     // Contracts: rolling.h.
     m.def(

@@ -42,6 +42,24 @@
 // transformer's weight: every row gradient is a term of its bias gradient).
 //
 // Sums have a fixed order: equal inputs give equal bits, for any number of threads. CPU and CUDA differ in rounding.
+//
+// Rows updated late (CPU only). A row that no position of a batch has gets a gradient of zeros, and its step depends on
+// its own state, on the numbers of the step, and on the change of its virtual row. So it may wait until it is needed:
+// the steps are then made one after the other by the same lines of code, and give the same bits. What a row of a part
+// has missed is kept for a window of K steps; step t lies at place (t - 1) mod K.
+//
+//   rows      uint8 [F]: the rows that the step, or the call, is for; none: all
+//   made      int64 [F]: the steps that each row has made
+//   history   float64 [K, kNumbers]: the numbers of the steps in the window
+//   changes   the weight's dtype [K, V, ...]: how far each virtual row moved; no elements without virtual rows
+//   step      the number of the last step
+//
+// optimizer_mark_rows sets `rows` to 1 where one of the index rows int32 [B, I] has the feature, and leaves the others.
+// Indices outside of the range are left to the operators that use them.
+// optimizer_update_rows makes step `step` for the virtual rows and for the marked rows, which must have made the step
+// before, and keeps in `history` and `changes` what the others will need. The gradients of these are not looked at.
+// optimizer_catch_up makes all steps up to `step` that the marked rows have missed, none of which the window may have
+// forgotten.
 #pragma once
 
 #include <cmath>
@@ -57,6 +75,9 @@ namespace nnue::optimizer {
 
 constexpr const char* kBegin = "optimizer_begin";
 constexpr const char* kUpdate = "optimizer_update";
+constexpr const char* kMarkRows = "optimizer_mark_rows";
+constexpr const char* kUpdateRows = "optimizer_update_rows";
+constexpr const char* kCatchUp = "optimizer_catch_up";
 
 // Adam: torch.optim.AdamW. Rectified: torch.optim.RAdam with decoupled decay. PositiveNegative: AdaPNM (Xie and others,
 // 2021), Adam with two averages that take turns; its step is along (1 + p) · this step's - p · the other one's.

@@ -21,6 +21,12 @@ from nnue_trainer import ops
 
 BEGIN = "nnue::optimizer_begin"
 UPDATE = "nnue::optimizer_update"
+MARK_ROWS = "nnue::optimizer_mark_rows"
+UPDATE_ROWS = "nnue::optimizer_update_rows"
+CATCH_UP = "nnue::optimizer_catch_up"
+
+WINDOW = 16
+"""Steps that rows updated late may be behind. Each takes as much memory as the virtual rows do."""
 
 RuleKind = Literal["adam", "rectified", "positive_negative"]
 _KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
@@ -138,6 +144,8 @@ class FusedOptimizer:
     lr: Tensor
     max_norm: float = math.inf
     flag: InitVar[Tensor | None] = None
+    late: InitVar[Iterable[str]] = ()
+    """names of parameters on the CPU whose rows are updated when they are needed: see LateRows"""
     step_count: Tensor = field(init=False)
     failed: Tensor = field(init=False)
     numbers: Tensor = field(init=False)
@@ -145,12 +153,14 @@ class FusedOptimizer:
     """Moments by name: exp_avg/NAME, exp_avg_sq/NAME and the same of NAME.virtual; exp_avg_2/… is the second average
     of a rule that has two, slow/NAME are the slow weights of lookahead."""
 
-    def __post_init__(self, flag: Tensor | None) -> None:
+    def __post_init__(self, flag: Tensor | None, late: Iterable[str]) -> None:
         device = self.lr.device
         self.step_count = torch.zeros((), dtype=torch.int64, device=device)
         self.failed = torch.zeros((), dtype=torch.float32, device=device) if flag is None else flag
         self.numbers = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
         self._moments = [self._make_moments(part) for part in self.parts]
+        self.late_rows = {name: LateRows(self, name) for name in late}
+        """by name of the parameter"""
 
     def _make_moments(self, part: Part) -> _Moments:
         weight = part.parameter.detach()
@@ -193,6 +203,8 @@ class FusedOptimizer:
         the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
         A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at.
         """
+        for late in self.late_rows.values():
+            late.before_step()
         active = [
             (part, moments, part.rows(part.parameter.grad))
             for part, moments in zip(self.parts, self._moments, strict=True)
@@ -217,6 +229,11 @@ class FusedOptimizer:
             self.rule.lookahead_share,
             self.max_norm,
         )
+        for late in self.late_rows.values():
+            late.step()
+        # Autograd has to know that a graph which was made before the step is out of date.
+        torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
+        active = [(part, moments, gradient) for part, moments, gradient in active if part.name not in self.late_rows]
         moments = [m for _, m, _ in active]
         torch.ops.nnue.optimizer_update(
             [m.weight for m in moments],
@@ -236,10 +253,130 @@ class FusedOptimizer:
             self.rule.number,
             *self.rule.betas,
             self.rule.positive,
-            True,  # nothing has come between the two
+            not self.late_rows,  # nothing has come between the two
         )
-        # Autograd has to know that a graph which was made before the step is out of date.
-        torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
+
+    def settle(self) -> None:
+        """Brings all rows that are updated late up to date."""
+        for late in self.late_rows.values():
+            late.settle()
+
+
+class LateRows:
+    """The rows of one parameter [F, ...] on the CPU, updated when they are needed and not in every step.
+
+    A row that no position of a batch has gets a gradient of zeros. Its steps are made later, one after the other by
+    the same code, which gives the same bits for every rule, schedule, bound and kind of virtual row; a virtual row
+    moves in every step, and what its rows have missed of that is kept. It pays because a row that is `k` steps behind
+    goes through the memory once and not `k` times.
+
+    Whoever reads the parameter says so before: `catch_up` for the rows of a batch that the next gradient comes from,
+    `settle` for all. A row is never behind by more than WINDOW steps.
+    """
+
+    def __init__(self, optimizer: FusedOptimizer, name: str) -> None:
+        self._optimizer = optimizer
+        own = zip(optimizer.parts, optimizer._moments, strict=True)
+        self._parts = [(part, moments) for part, moments in own if part.name == name]
+        self._parameter = self._parts[0][0].parameter
+        rows = len(self._parameter)
+        if sum(len(moments.weight) for _, moments in self._parts) != rows:
+            raise ValueError(f"{name}: its parts are not all of its {rows} rows")
+        if any(part.copy is not None for part, _ in self._parts):
+            raise ValueError(f"{name}: a parameter with a 16-bit copy cannot be updated late")
+        self._made = torch.zeros(rows, dtype=torch.int64)
+        self._marked = torch.zeros(rows, dtype=torch.uint8)
+        self._history = torch.zeros(WINDOW, NUMBERS, dtype=torch.float64)
+        self._changes = [m.shared_square.new_empty(WINDOW, *m.shared_square.shape) for _, m in self._parts]
+        self._changes = [c if m.shared_square.numel() else m.weight.new_empty(0) for c, (_, m) in self._zip()]
+        self._settled_at = 0  # no row has made fewer steps
+        self._any_marked = False
+        self._all_marked = False
+
+    def _zip(self) -> list[tuple[Tensor, tuple[Part, _Moments]]]:
+        return list(zip(self._changes, self._parts, strict=True))
+
+    @torch.no_grad()
+    def catch_up(self, white: Tensor, black: Tensor) -> None:
+        """Brings the rows that the index rows int32 [B, K] name up to date. Until the next step these, and those of
+        other calls before it, are all the rows that may get a gradient."""
+        torch.ops.nnue.optimizer_mark_rows(white, black, self._marked)
+        self._any_marked = True
+        if not self._all_marked:
+            self._replay(self._marked)
+
+    @torch.no_grad()
+    def settle(self, *, gradient: bool = False) -> None:
+        """Brings all rows up to date. `gradient`: any row may get a gradient in the next step."""
+        if self._settled_at < self._steps():
+            self._replay(None)
+            self._settled_at = self._steps()
+        self._all_marked |= gradient
+
+    def restart(self) -> None:
+        """Everything has been replaced, and is up to date."""
+        self._settled_at = self._steps()
+        self._made.fill_(self._settled_at)
+
+    def before_step(self) -> None:
+        """What has to be done while the step has not been counted."""
+        if not self._any_marked:  # nobody has said where the gradient comes from
+            self._all_marked = True
+        if self._all_marked or self._parameter.grad is None or self._steps() - self._settled_at == WINDOW:
+            self.settle()
+
+    def step(self) -> None:
+        """The step that `optimizer_begin` has allowed, or not."""
+        optimizer, step = self._optimizer, self._steps()
+        gradient = self._parameter.grad
+        if gradient is None:
+            self.restart()  # a step without the parameter does not move it
+        elif optimizer.numbers[0] != 0:
+            if self._all_marked:
+                self._marked.fill_(1)
+                self._settled_at = step
+            for changes, (part, moments) in self._zip():
+                torch.ops.nnue.optimizer_update_rows(
+                    moments.weight,
+                    part.rows(gradient),
+                    moments.averages,
+                    moments.square,
+                    moments.shared_averages,
+                    moments.shared_square,
+                    [] if moments.slow is None else [moments.slow],
+                    part.rows(self._marked),
+                    part.rows(self._made),
+                    changes,
+                    self._history,
+                    optimizer.numbers,
+                    optimizer.failed,
+                    step,
+                    *self._numbers(part),
+                )
+        self._marked.zero_()
+        self._any_marked = self._all_marked = False
+
+    def _steps(self) -> int:
+        return int(self._optimizer.step_count)
+
+    def _replay(self, marked: Tensor | None) -> None:
+        for changes, (part, moments) in self._zip():
+            torch.ops.nnue.optimizer_catch_up(
+                moments.weight,
+                moments.averages,
+                moments.square,
+                [] if moments.slow is None else [moments.slow],
+                None if marked is None else part.rows(marked),
+                part.rows(self._made),
+                changes,
+                self._history,
+                self._steps(),
+                *self._numbers(part),
+            )
+
+    def _numbers(self, part: Part) -> tuple[float, ...]:
+        rule = self._optimizer.rule
+        return (part.rate, part.decay, part.low, part.high, rule.number, *rule.betas, rule.positive)
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
@@ -248,7 +385,9 @@ def _nothing(*args: object, **kwargs: object) -> None:
 
 torch.library.register_fake(BEGIN, _nothing)
 torch.library.register_fake(UPDATE, _nothing)
+for _op in (MARK_ROWS, UPDATE_ROWS, CATCH_UP):
+    torch.library.register_fake(_op, _nothing)
 
 if ops._libraries.cuda_error is not None:
-    for _op in (BEGIN, UPDATE):
+    for _op in (BEGIN, UPDATE, MARK_ROWS, UPDATE_ROWS, CATCH_UP):
         torch.library.impl(_op, "CUDA", ops._no_cuda)

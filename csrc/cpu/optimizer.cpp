@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -129,10 +130,207 @@ void update_op(Tensors weights, Tensors gradients, Tensors averages, Tensors squ
     }
 }
 
+// ---- rows updated late ----------------------------------------------------------------------------------------------
+
+void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) {
+    check_device(kMarkRows, "rows", rows, Device::cpu, rows, "rows");
+    check_dtype(kMarkRows, "rows", rows, {ScalarType::Byte});
+    check_shape(kMarkRows, "rows", rows, {-1}, "[F]");
+    check_contiguous(kMarkRows, "rows", rows);
+    uint8_t* const marked = mutable_data<uint8_t>(rows);
+    const int64_t num_rows = rows.size(0);
+    for (const Tensor* tensor : {&white, &black}) {
+        check_device(kMarkRows, "indices", *tensor, Device::cpu, rows, "rows");
+        check_dtype(kMarkRows, "indices", *tensor, {ScalarType::Int});
+        check_shape(kMarkRows, "indices", *tensor, {-1, -1}, "[B, I]");
+        const Tensor indices = torch::stable::contiguous(*tensor);
+        const int32_t* const entries = const_data<int32_t>(indices);
+        for (int64_t b = 0; b < indices.size(0); ++b) {
+            for (int64_t i = 0; i < indices.size(1); ++i) {
+                const int32_t feature = entries[b * indices.size(1) + i];
+                if (feature < 0) break;
+                if (feature < num_rows) marked[feature] = 1;
+            }
+        }
+    }
+}
+
+// What the two operators on rows of a part have in common.
+struct Late {
+    Part part;
+    int64_t virtual_rows;  // rows that are worked on together lie so far apart; all rows where none are shared
+    int64_t columns;       // of a row
+    int64_t window;
+    const uint8_t* marked;  // null: all
+    int64_t* made;
+    void* changes;  // null: no virtual rows
+    double* history;
+};
+
+Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& rows,
+          const Tensor& made, const Tensor& changes, const Tensor& history) {
+    if (weight.dim() < 1) fail(op, "weight", "no dimensions", "shape [F, ...]");
+    const int64_t num_rows = weight.size(0);
+    check_device(op, "made", made, Device::cpu, weight, "weight");
+    check_dtype(op, "made", made, {ScalarType::Long});
+    check_shape(op, "made", made, {num_rows}, "[F]");
+    check_contiguous(op, "made", made);
+    check_device(op, "history", history, Device::cpu, weight, "weight");
+    check_dtype(op, "history", history, {ScalarType::Double});
+    check_shape(op, "history", history, {-1, kNumbers}, "[K, numbers]");
+    check_contiguous(op, "history", history);
+    if (rows) {
+        check_device(op, "rows", *rows, Device::cpu, weight, "weight");
+        check_dtype(op, "rows", *rows, {ScalarType::Byte});
+        check_shape(op, "rows", *rows, {num_rows}, "[F]");
+        check_contiguous(op, "rows", *rows);
+    }
+    Late found{part,
+               num_rows,
+               num_rows == 0 ? 0 : weight.numel() / num_rows,
+               history.size(0),
+               rows ? const_data<uint8_t>(*rows) : nullptr,
+               mutable_data<int64_t>(made),
+               nullptr,
+               mutable_data<double>(history)};
+    if (changes.numel() != 0) {
+        check_device(op, "changes", changes, Device::cpu, weight, "weight");
+        check_dtype(op, "changes", changes, {weight.scalar_type()});
+        check_contiguous(op, "changes", changes);
+        found.virtual_rows = changes.dim() < 2 ? 0 : changes.size(1);
+        if (found.virtual_rows < 1 || num_rows % found.virtual_rows != 0 ||
+            changes.numel() != found.window * found.virtual_rows * found.columns) {
+            fail(op, "changes", "shape " + shape_text(changes.sizes()), "[K, V, ...] with the columns of weight");
+        }
+        found.changes = changes.mutable_data_ptr();
+    }
+    found.part.rows = num_rows == 0 ? 0 : num_rows / std::max<int64_t>(found.virtual_rows, 1);
+    return found;
+}
+
+template <class R, class T>
+void update_rows(const Late& l, const Factors& factors, const double* numbers, int64_t step, float* failed) {
+    std::copy_n(numbers, kNumbers, l.history + (step - 1) % l.window * kNumbers);
+    const Common<T> c = common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high);
+    const int turn = R::kAverages == 2 ? static_cast<int>(numbers[kTurn]) : 0;
+    T* const changes =
+        l.changes == nullptr
+            ? nullptr
+            : static_cast<T*>(l.changes) + (step - 1) % l.window * l.virtual_rows * l.columns;
+    std::atomic<bool> bad{false};
+    torch::stable::parallel_for(0, l.virtual_rows, 8, [&](int64_t begin, int64_t end) {
+        for (int64_t v = begin; v < end; ++v) {
+            T* const change = changes == nullptr ? nullptr : changes + v * l.columns;
+            const bool good = NNUE_CALL_BEST_ISA(update_group<R>, l.part, c, turn, v, l.virtual_rows, l.columns,
+                                                 l.marked, change);
+            if (!good) bad = true;
+            for (int64_t row = v; row < l.virtual_rows * l.part.rows; row += l.virtual_rows) {
+                if (l.marked == nullptr || l.marked[row]) l.made[row] = step;
+            }
+        }
+    });
+    if (bad) *failed = 1;
+}
+
+void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors averages, const Tensor& square,
+                    Tensors shared_averages, const Tensor& shared_square, Tensors slow, const Tensor& rows,
+                    const Tensor& made, const Tensor& changes, const Tensor& history, const Tensor& numbers,
+                    const Tensor& failed, int64_t step, double rate, double decay, double low, double high,
+                    int64_t rule_in, double beta1, double beta2, double positive) {
+    const Rule rule = check_rule(kUpdateRows, rule_in, beta1, beta2);
+    check_numbers(kUpdateRows, numbers, Device::cpu);
+    check_scalar(kUpdateRows, "failed", failed, Device::cpu, numbers, {ScalarType::Float});
+    if (step < 1) fail(kUpdateRows, "step", step, "1 or more");
+    if (gradient.scalar_type() != weight.scalar_type()) {
+        check_dtype(kUpdateRows, "gradient", gradient, {weight.scalar_type()});
+    }
+    Tensors kept;
+    const std::vector<Part> found =
+        parts({{weight}, {gradient}, averages, {square}, shared_averages, {shared_square}, slow, {}},
+              {{rate}, {decay}, {low}, {high}}, averages_of(rule), numbers, Device::cpu, kept);
+    if (found.empty() || const_data<double>(numbers)[kGo] == 0) return;
+    const Late l = late(kUpdateRows, found[0], weight, rows, made, changes, history);
+    if ((l.changes == nullptr) != (found[0].shared_square == nullptr)) {
+        fail(kUpdateRows, "changes", text(changes.numel()) + " elements", "some, if there are virtual rows, else none");
+    }
+    const Factors f = factors(rule, beta1, beta2, positive);
+    const double* const given = const_data<double>(numbers);
+    float* const flag = mutable_data<float>(failed);
+    const bool is_double = weight.scalar_type() == ScalarType::Double;
+    if (rule == Rule::kPositiveNegative) {
+        is_double ? update_rows<PositiveNegative, double>(l, f, given, step, flag)
+                  : update_rows<PositiveNegative, float>(l, f, given, step, flag);
+    } else {
+        is_double ? update_rows<Adam, double>(l, f, given, step, flag)
+                  : update_rows<Adam, float>(l, f, given, step, flag);
+    }
+}
+
+template <class R, class T>
+void catch_up(const Late& l, const Factors& factors, int64_t step) {
+    // The numbers of the steps in the window, the last one at the end.
+    const int64_t oldest = std::max<int64_t>(step - l.window, 0);
+    std::vector<Common<T>> steps;
+    std::vector<int> turns;
+    for (int64_t t = oldest; t < step; ++t) {
+        const double* const numbers = l.history + t % l.window * kNumbers;
+        steps.push_back(common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high));
+        turns.push_back(static_cast<int>(numbers[kTurn]));
+    }
+    torch::stable::parallel_for(0, l.virtual_rows, 8, [&](int64_t begin, int64_t end) {
+        std::vector<const T*> shared(step - oldest);
+        for (int64_t v = begin; v < end; ++v) {
+            for (int64_t t = oldest; t < step; ++t) {
+                shared[t - oldest] =
+                    l.changes == nullptr
+                        ? nullptr
+                        : static_cast<const T*>(l.changes) + (t % l.window * l.virtual_rows + v) * l.columns;
+            }
+            for (int64_t row = v; row < l.virtual_rows * l.part.rows; row += l.virtual_rows) {
+                if ((l.marked != nullptr && !l.marked[row]) || l.made[row] >= step) continue;
+                const int64_t from = l.made[row] - oldest;
+                NNUE_CALL_BEST_ISA(replay_row<R>, l.part, row * l.columns, l.columns, steps.data() + from,
+                                   turns.data() + from, shared.data() + from, step - l.made[row]);
+                l.made[row] = step;
+            }
+        }
+    });
+}
+
+void catch_up_op(const Tensor& weight, Tensors averages, const Tensor& square, Tensors slow,
+                 const std::optional<Tensor>& rows, const Tensor& made, const Tensor& changes, const Tensor& history,
+                 int64_t step, double rate, double decay, double low, double high, int64_t rule_in, double beta1,
+                 double beta2, double positive) {
+    const Rule rule = check_rule(kCatchUp, rule_in, beta1, beta2);
+    Tensors kept;
+    const Tensor nothing = torch::stable::new_empty(weight, {0});
+    const std::vector<Part> found = parts(
+        {{weight}, {weight}, averages, {square}, Tensors(averages.size(), nothing), {nothing}, slow, {}},
+        {{rate}, {decay}, {low}, {high}}, averages_of(rule), weight, Device::cpu, kept);
+    if (found.empty()) return;
+    const Late l = late(kCatchUp, found[0], weight, rows, made, changes, history);
+    for (int64_t row = 0; row < weight.size(0); ++row) {
+        if ((l.marked == nullptr || l.marked[row]) && step - l.made[row] > l.window) {
+            fail(kCatchUp, "made", text(l.made[row]) + " in row " + text(row),
+                 "at least " + text(step - l.window) + ", as the window has " + text(l.window) + " steps");
+        }
+    }
+    const Factors f = factors(rule, beta1, beta2, positive);
+    const bool is_double = weight.scalar_type() == ScalarType::Double;
+    if (rule == Rule::kPositiveNegative) {
+        is_double ? catch_up<PositiveNegative, double>(l, f, step) : catch_up<PositiveNegative, float>(l, f, step);
+    } else {
+        is_double ? catch_up<Adam, double>(l, f, step) : catch_up<Adam, float>(l, f, step);
+    }
+}
+
 }  // namespace
 }  // namespace nnue::optimizer
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
     m.impl("optimizer_begin", TORCH_BOX(&nnue::optimizer::begin_op));
     m.impl("optimizer_update", TORCH_BOX(&nnue::optimizer::update_op));
+    m.impl("optimizer_mark_rows", TORCH_BOX(&nnue::optimizer::mark_rows_op));
+    m.impl("optimizer_update_rows", TORCH_BOX(&nnue::optimizer::update_rows_op));
+    m.impl("optimizer_catch_up", TORCH_BOX(&nnue::optimizer::catch_up_op));
 }

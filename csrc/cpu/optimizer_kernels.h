@@ -145,3 +145,107 @@ double squares_of_columns(const optimizer::Summand& from, int64_t begin, int64_t
     }
     return from.shares ? total + sum_of_squares(sums, count) : total;
 }
+
+// The steps of one row whose gradients are zeros. `shared` [count] are the changes of its virtual row, or null where it
+// has none. `first` is the row's first element in the part.
+template <class R, class T>
+void replay_row(const optimizer::Part& part, int64_t first, int64_t columns, const optimizer::Common<T>* steps,
+                const int* turns, const T* const* shared, int64_t count) {
+    constexpr int64_t kBlock = 64;
+    const auto data = [&](void* from) { return static_cast<T*>(from) + first; };
+    T* const weight = data(part.weight);
+    T* const square = data(part.square);
+    T* const averages[2] = {data(part.averages[0]), R::kAverages == 2 ? data(part.averages[1]) : nullptr};
+    T* const slow = part.slow == nullptr ? nullptr : data(part.slow);
+    // A block of columns stays in the first cache for all of the steps.
+    alignas(64) T w[kBlock], a[2][kBlock] = {}, s[kBlock], ahead[kBlock] = {};
+    alignas(64) const T zeros[kBlock] = {};
+    for (int64_t column = 0; column < columns; column += kBlock) {
+        const int64_t wide = std::min(kBlock, columns - column);
+        const auto load_block = [&](const T* from, T* to) {
+            for (int64_t i = 0; i < wide; ++i) to[i] = from[column + i];
+            for (int64_t i = wide; i < kBlock; ++i) to[i] = 0;
+        };
+        const auto store_block = [&](const T* from, T* to) {
+            for (int64_t i = 0; i < wide; ++i) to[column + i] = from[i];
+        };
+        load_block(weight, w);
+        load_block(square, s);
+        for (int k = 0; k < R::kAverages; ++k) load_block(averages[k], a[k]);
+        if (slow != nullptr) load_block(slow, ahead);
+        // An average of zero moves nothing, and there is no need for a root and a quotient. -0 is not among these: the
+        // next step makes it 0.
+        bool still = true;
+        for (int k = 0; k < R::kAverages; ++k) {
+            for (int64_t i = 0; i < kBlock; ++i) still &= a[k][i] == 0 && !std::signbit(a[k][i]);
+        }
+        for (int64_t t = 0; t < count; ++t) {
+            const optimizer::Common<T> c = steps[t];
+            // The changes of a padded block may end before it does.
+            alignas(64) T copied[kBlock];
+            const T* from = zeros;
+            if (shared != nullptr && shared[t] != nullptr) {
+                from = shared[t] + column;
+                if (wide < kBlock) {
+                    load_block(shared[t], copied);
+                    from = copied;
+                }
+            }
+            if (still && c.eps > 0) {
+                for (int64_t i = 0; i < kBlock; ++i) {
+                    T moved = optimizer::multiply_add(-c.decay, w[i], w[i]) - from[i];
+                    moved = moved < c.low ? c.low : moved;
+                    w[i] = moved > c.high ? c.high : moved;
+                    s[i] = optimizer::multiply_add(c.keep2, s[i], T(0));
+                }
+            } else {
+                const int turn = R::kAverages == 2 ? turns[t] : 0;
+                move_run<R>(c, zeros, from, w, a[turn], R::kAverages == 2 ? a[1 - turn] : nullptr, s, kBlock);
+            }
+            if (slow != nullptr && c.lookahead != 0) look_ahead_run(c, ahead, w, kBlock);
+        }
+        store_block(w, weight);
+        store_block(s, square);
+        if (!still) {
+            for (int k = 0; k < R::kAverages; ++k) store_block(a[k], averages[k]);
+        }
+        if (slow != nullptr) store_block(ahead, slow);
+    }
+}
+
+// One step of the marked ones of the rows that share a virtual row: rows v, v + V, v + 2 V and so on of a part.
+// `change` [columns] is where that of the virtual row goes, or null. Returns whether all gradients were finite.
+template <class R, class T>
+bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, int turn, int64_t v, int64_t virtual_rows,
+                  int64_t columns, const uint8_t* marked, T* change) {
+    const auto data = [](void* from) { return static_cast<T*>(from); };
+    const int other = R::kAverages == 2 ? 1 - turn : turn;
+    const T* const gradient = static_cast<const T*>(part.gradient);
+    alignas(64) T sums[optimizer::kRun], changes[optimizer::kRun];
+    int bad = 0;
+    for (int64_t column = 0; column < columns; column += optimizer::kRun) {
+        const int64_t count = std::min(optimizer::kRun, columns - column);
+        const auto begin = [&](int64_t row) { return row * columns + column; };
+        for (int64_t i = 0; i < count; ++i) sums[i] = changes[i] = 0;
+        if (part.shared_square != nullptr) {
+            for (int64_t group = 0; group < part.rows; ++group) {
+                const int64_t row = v + group * virtual_rows;
+                if (marked == nullptr || marked[row]) add_run(gradient + begin(row), sums, count);
+            }
+            bad += move_shared_run<R>(c, sums, data(part.shared_averages[turn]) + begin(v),
+                                      data(part.shared_averages[other]) + begin(v),
+                                      data(part.shared_square) + begin(v), changes, count);
+            for (int64_t i = 0; i < count; ++i) change[column + i] = changes[i];
+        }
+        for (int64_t group = 0; group < part.rows; ++group) {
+            const int64_t row = v + group * virtual_rows;
+            if (marked != nullptr && !marked[row]) continue;
+            const int64_t first = begin(row);
+            T* const weight = data(part.weight) + first;
+            bad += move_run<R>(c, gradient + first, changes, weight, data(part.averages[turn]) + first,
+                               data(part.averages[other]) + first, data(part.square) + first, count);
+            if (part.slow != nullptr && c.lookahead != 0) look_ahead_run(c, data(part.slow) + first, weight, count);
+        }
+    }
+    return bad == 0;
+}

@@ -7,7 +7,7 @@ operator where the device has one.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,14 @@ from nnue_trainer import perspectives
 from nnue_trainer.data.batch import Batch
 
 Activation = Literal["crelu", "screlu", "pairwise"]
+
+
+class LateWeight(Protocol):
+    """Who updates the rows of a weight when they are needed: `nnue_trainer.fused_optimizer.LateRows`."""
+
+    def catch_up(self, white: Tensor, black: Tensor) -> None: ...
+
+    def settle(self, *, gradient: bool = False) -> None: ...
 
 
 class PerspectiveTransformer(nn.Module):
@@ -74,7 +82,8 @@ class PerspectiveTransformer(nn.Module):
         if self.psqt is not None and bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
         scale = self.product_scale if self.activation == "pairwise" else 1.0
-        return self.apply_with(batch, bucket, self.weight, self.bias, self.psqt, bound=self.bound, scale=scale)
+        weight = self._weight_for(batch)
+        return self.apply_with(batch, bucket, weight, self.bias, self.psqt, bound=self.bound, scale=scale)
 
     def apply_with(
         self,
@@ -103,6 +112,50 @@ class PerspectiveTransformer(nn.Module):
             psqt_bucket=None if psqt is None else bucket,
         )
         return result if isinstance(result, tuple) else (result, None)
+
+    # ---- a weight whose rows an optimiser updates late ----
+    # This is the one place where anyone else gets at the weight of this module: torch lists parameters by
+    # `_parameters`, for `parameters()`, `state_dict()` and all the others, and finds `module.weight` by `__getattr__`.
+
+    _late: LateWeight | None = None
+
+    def update_late(self, late: LateWeight | None) -> None:
+        """From now on `late` is asked before the weight is read; None: nobody is."""
+        if self._late is not None:
+            self._late.settle()
+        self._late = late
+
+    def _weight_for(self, batch: Batch) -> Tensor:
+        if self._late is None:
+            return self.weight
+        if torch.is_grad_enabled():
+            self._late.catch_up(batch.white, batch.black)
+        else:
+            self._late.settle()
+        weight: Tensor = self.__dict__["_parameters"]["weight"]
+        return weight
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight" and self._late is not None:
+            self._late.settle(gradient=torch.is_grad_enabled())
+        return super().__getattr__(name)
+
+    @property
+    def _parameters(self) -> dict[str, nn.Parameter | None]:  # type: ignore[override]
+        if self._late is not None:
+            self._late.settle(gradient=torch.is_grad_enabled())
+        parameters: dict[str, nn.Parameter | None] = self.__dict__["_parameters"]
+        return parameters
+
+    @_parameters.setter
+    def _parameters(self, parameters: dict[str, nn.Parameter | None]) -> None:
+        self.__dict__["_parameters"] = parameters
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which no optimiser trains."""
+        if self._late is not None:
+            self._late.settle()
+        return {name: value for name, value in self.__dict__.items() if name != "_late"}
 
     def extra_repr(self) -> str:
         num_features, num_outputs = self.weight.shape

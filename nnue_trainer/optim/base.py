@@ -38,6 +38,8 @@ class Work:
     bounds: tuple[WeightBound, ...] = ()
     covered: frozenset[str] = frozenset()
     """Parameters whose gradients a guard need not look at: `NnueModel.covered_gradients`."""
+    late: frozenset[str] = frozenset()
+    """Parameters whose rows a fused rule may update when they are needed: `FusedRule.late_rows` then has an entry."""
 
 
 class Rule(ABC):

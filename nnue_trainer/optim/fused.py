@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import fused_optimizer
-from nnue_trainer.fused_optimizer import FusedOptimizer, Part
+from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part
 from nnue_trainer.nets.base import VirtualRows
 from nnue_trainer.optim.base import Rule, Work, check_state
 from nnue_trainer.optim.virtual_rows import check_range
@@ -30,7 +30,9 @@ class FusedRule(Rule):
         """`decay` is for all weights; `max_norm` as in FusedOptimizer."""
         super().__init__(work)
         parts = [part for name in work.parameters for part in _parts(work, name, decay)]
-        self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed)
+        # A bound of some of the rows that share virtual rows is a pass over all of them in every step.
+        clipped = {part.name for part in _late_bounds(work)}
+        self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, work.late - clipped)
         self._late = [(part.rows(part.parameter.detach()), part.low, part.high) for part in _late_bounds(work)]
 
     def step(self) -> None:
@@ -39,7 +41,13 @@ class FusedRule(Rule):
         for rows, low, high in self._late:
             rows.clamp_(low, high)
 
+    @property
+    def late_rows(self) -> Mapping[str, LateRows]:
+        """By parameter: who brings its rows up to date."""
+        return self.fused.late_rows
+
     def state_dict(self) -> dict[str, Tensor]:
+        self.fused.settle()
         # One count for all; a tensor for each name, as states have had it from the first version on.
         names = [name.removeprefix("exp_avg/") for name in self.fused.state if name.startswith("exp_avg/")]
         step = self.fused.step_count.to(torch.float32)
@@ -56,8 +64,11 @@ class FusedRule(Rule):
         for name, tensor in self.fused.state.items():
             tensor.copy_(state[name])
         self.fused.step_count.fill_(counts[first])
+        for late in self.fused.late_rows.values():
+            late.restart()
 
     def changed(self) -> list[Tensor]:
+        self.fused.settle()
         parameters = [parameter.detach() for parameter in self.work.parameters.values()]
         return [*parameters, *self.fused.state.values(), self.fused.step_count]
 

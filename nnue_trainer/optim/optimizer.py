@@ -8,9 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work
 from nnue_trainer.optim.bounds import Bounds
+from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.virtual_rows import SharedRows
 
@@ -20,6 +22,10 @@ class Optimizer:
 
     A step with a non-finite loss or gradient changes nothing, and neither does any later one: weights stay those of the
     last good step, and `failed()` tells when asked. `bounds`, `shared_rows` and `guard` are the classes of the layers.
+
+    `late`: rows of feature transformers on the CPU are updated when they are needed, if the rule can do so: bit for bit
+    the same training. Whoever reads parameters through their module finds them up to date; a reference to a parameter
+    that was taken before a step may be behind.
     """
 
     def __init__(
@@ -30,6 +36,7 @@ class Optimizer:
         bounds: type[Bounds] = Bounds,
         shared_rows: type[SharedRows] = SharedRows,
         guard: type[Guard] = Guard,
+        late: bool = False,
     ) -> None:
         parameters = dict(model.named_parameters())
         self.device = next(iter(parameters.values())).device
@@ -38,6 +45,11 @@ class Optimizer:
         self._good_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         limits = tuple(model.weight_bounds()) if config.clip_weights else ()
         factorised = model.factorised() if config.factoriser else {}
+        transformers = {
+            f"{name}.weight".removeprefix("."): module
+            for name, module in model.named_modules()
+            if late and self.device.type == "cpu" and isinstance(module, PerspectiveTransformer)
+        }
         # A rule does the work of the layers as they are here; with one of another class it is a rule and no more.
         ours = (bounds, shared_rows, guard) == (Bounds, SharedRows, Guard)
         replaces = config.replaces if ours else frozenset()
@@ -52,8 +64,12 @@ class Optimizer:
                 factorised=factorised if "virtual_rows" in replaces else {},
                 bounds=limits if "bounds" in replaces else (),
                 covered=model.covered_gradients(),
+                late=frozenset(transformers) if "virtual_rows" in replaces else frozenset(),
             )
         )
+        if isinstance(self.rule, FusedRule):
+            for name, late_rows in self.rule.late_rows.items():
+                transformers[name].update_late(late_rows)
         self._layers: list[Layer] = [shared, outer]  # from the inside out
         if "guard" not in replaces:
             watched = [(parameter, rows) for name, parameter in parameters.items() for rows in shared.uncovered(name)]

@@ -86,7 +86,9 @@ class Trainer:
         self.validation = validation
         self.validation_files = validation_files
         self.bad_chunks = bad_chunks
-        self.optimizer = Optimizer(model, recipe.optimizer)
+        # The compiler and autocast would look at all rows of a weight.
+        late = not recipe.training.compile and recipe.training.precision == "fp32"
+        self.optimizer = Optimizer(model, recipe.optimizer, late=late)
         self.forward: Callable[[Batch], Tensor] = torch.compile(model) if recipe.training.compile else model
         wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
         if wanted and not possible:

@@ -1,0 +1,205 @@
+"""Rows that are updated when they are needed end with the bits of those that are updated in every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from test_optimizer import RULES
+from torch import Tensor, nn
+
+from nnue_trainer import fused_optimizer
+from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part, Rule
+
+ROWS, COLUMNS = 60, 150  # columns: two blocks of a replay and a piece
+
+
+def parts_of(dtype: torch.dtype) -> list[Part]:
+    """36 rows that share 12 virtual ones, 24 that share none; some bounds are narrow."""
+    g = torch.Generator().manual_seed(1)
+    weight = nn.Parameter(torch.randn(ROWS, COLUMNS, generator=g, dtype=dtype) * 0.3)
+    bias = nn.Parameter(torch.randn(COLUMNS, generator=g, dtype=dtype))
+    return [
+        Part("w", weight, 0, 36, virtual_rows=12, decay=0.05, low=-0.4, high=0.4),
+        Part("w", weight, 36, 24, rate=0.5, low=-0.3, high=0.5),
+        Part("b", bias, decay=0.1),
+    ]
+
+
+def pair(rule: Rule, dtype: torch.dtype, max_norm: float = math.inf) -> list[FusedOptimizer]:
+    """The same twice: as it is, and with late rows."""
+    return [FusedOptimizer(parts_of(dtype), rule, torch.tensor(0.01), max_norm, late=late) for late in ((), ("w",))]
+
+
+def index_rows(g: torch.Generator) -> Tensor:
+    """Rows of few features, short ones padded; the last tenth of the features is rare."""
+    indices = torch.randint(0, ROWS * 9 // 10, (3, 4), generator=g, dtype=torch.int32)
+    if torch.rand((), generator=g) < 0.1:
+        indices[0, 0] = ROWS - 1
+    indices[1, 2:] = -1
+    return indices
+
+
+def set_gradients(optimizer: FusedOptimizer, indices: Tensor, t: int) -> None:
+    weight, bias = optimizer.parts[0].parameter, optimizer.parts[2].parameter
+    g = torch.Generator().manual_seed(100 + t)
+    weight.grad = torch.zeros_like(weight)
+    for feature in sorted({int(i) for i in indices.flatten() if i >= 0}):
+        weight.grad[feature] = torch.randn(COLUMNS, generator=g, dtype=weight.dtype)
+    bias.grad = torch.randn(COLUMNS, generator=g, dtype=bias.dtype)
+
+
+def late_rows(optimizer: FusedOptimizer) -> LateRows:
+    return optimizer.late_rows["w"]
+
+
+def run(optimizer: FusedOptimizer, steps: range, loss: float = 1.0, reads: tuple[int, ...] = ()) -> None:
+    """Steps with a learning rate that changes, as the trainer makes them."""
+    g = torch.Generator().manual_seed(7 + steps.start)
+    for t in steps:
+        indices = index_rows(g)
+        for late in optimizer.late_rows.values():
+            late.catch_up(indices[:2], indices[2:])
+            if t in reads:
+                late.settle(gradient=True)
+        set_gradients(optimizer, indices, t)
+        optimizer.lr.fill_(0.02 / (1 + t % 4))
+        optimizer.step(torch.tensor(loss), covered=["w"])
+
+
+def assert_equal_bits(dense: FusedOptimizer, late: FusedOptimizer) -> None:
+    late.settle()
+    for ours, theirs in zip(dense.parts, late.parts, strict=True):
+        assert torch.equal(ours.parameter.view(torch.uint8), theirs.parameter.view(torch.uint8))
+    assert dense.state.keys() == late.state.keys()
+    for name, tensor in dense.state.items():
+        assert torch.equal(tensor.view(torch.uint8), late.state[name].view(torch.uint8)), name
+    assert dense.step_count == late.step_count
+    assert dense.failed == late.failed
+
+
+@pytest.mark.parametrize("max_norm", [math.inf, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RULES)
+def test_equal_bits_for_every_rule(name: str, dtype: torch.dtype, max_norm: float) -> None:
+    dense, late = pair(RULES[name], dtype, max_norm)
+    clipped = False
+    for steps in (range(5), range(5, 6), range(6, 6 + 3 * fused_optimizer.WINDOW)):
+        run(dense, steps)
+        run(late, steps)
+        assert_equal_bits(dense, late)
+        part = dense.parts[0]
+        clipped |= bool(((part.rows(part.parameter).abs() - part.high).abs() < 1e-7).any())
+    assert clipped, "no weight has reached its bound"
+
+
+def test_rows_are_behind_until_they_are_asked_for() -> None:
+    dense, late = pair(RULES["adamw"], torch.float32)
+    run(dense, range(4))
+    run(late, range(4))
+    behind = (late.parts[0].parameter != dense.parts[0].parameter).any(1)
+    assert behind.sum() > 10
+    wanted = torch.tensor([[int(behind.nonzero()[0]), -1]], dtype=torch.int32)
+    late_rows(late).catch_up(wanted, wanted)
+    assert torch.equal(late.parts[0].parameter[wanted[0, 0]], dense.parts[0].parameter[wanted[0, 0]])
+    assert (late.parts[0].parameter != dense.parts[0].parameter).any()
+
+
+def test_averages_that_fade_away() -> None:
+    """A row that is never seen again: its average becomes a subnormal number and then zero."""
+    rule = replace(RULES["adamw"], betas=(0.05, 0.3))
+    dense, late = pair(rule, torch.float32)
+    for optimizer in (dense, late):
+        run(optimizer, range(3))
+        for t in range(3, 90):
+            empty = torch.full((1, 1), -1, dtype=torch.int32)
+            for rows in optimizer.late_rows.values():
+                rows.catch_up(empty, empty)
+            set_gradients(optimizer, empty, t)
+            optimizer.step(torch.tensor(1.0))
+    assert_equal_bits(dense, late)
+    assert not dense.state["exp_avg/w"].any()
+    assert any((p.parameter != q.parameter).any() for p, q in zip(dense.parts, parts_of(torch.float32), strict=True))
+
+
+@pytest.mark.parametrize("name", ["adamw", "ranger_lite"])
+def test_a_failed_step_is_none(name: str) -> None:
+    dense, late = pair(RULES[name], torch.float32)
+    for optimizer in (dense, late):
+        run(optimizer, range(5))
+        run(optimizer, range(5, 7), loss=math.nan)
+        run(optimizer, range(7, 9))
+    assert dense.failed
+    assert dense.step_count == 5
+    assert_equal_bits(dense, late)
+
+
+def test_a_gradient_that_is_not_finite_behind_the_guard() -> None:
+    dense, late = pair(RULES["adamw"], torch.float32)
+    for optimizer in (dense, late):
+        run(optimizer, range(4))
+        for rows in optimizer.late_rows.values():
+            rows.catch_up(torch.tensor([[3, 40]], dtype=torch.int32), torch.tensor([[15, -1]], dtype=torch.int32))
+        set_gradients(optimizer, torch.tensor([3, 40, 15]), 4)
+        gradient = optimizer.parts[0].parameter.grad
+        assert gradient is not None
+        gradient[3, 5], gradient[40, 149] = math.inf, math.nan
+        optimizer.step(torch.tensor(1.0), covered=["w"])
+        run(optimizer, range(5, 7))
+    assert dense.failed
+    assert_equal_bits(dense, late)
+
+
+def test_a_reader_may_give_every_row_a_gradient() -> None:
+    """Who reads the whole weight while gradients are recorded may put it into the loss, all of it."""
+    dense, late = pair(RULES["ranger"], torch.float32)
+    for optimizer in (dense, late):
+        run(optimizer, range(4))
+        for rows in optimizer.late_rows.values():
+            rows.settle(gradient=True)
+        set_gradients(optimizer, torch.arange(ROWS), 4)
+        optimizer.step(torch.tensor(1.0))
+        run(optimizer, range(5, 30), reads=(9, 10))
+        set_gradients(optimizer, torch.arange(ROWS), 30)  # and nobody has said a word
+        optimizer.step(torch.tensor(1.0))
+        run(optimizer, range(31, 35))
+    assert_equal_bits(dense, late)
+
+
+def test_a_step_without_the_parameter() -> None:
+    dense, late = pair(RULES["adamw"], torch.float32)
+    for optimizer in (dense, late):
+        run(optimizer, range(4))
+        optimizer.parts[0].parameter.grad = None
+        optimizer.step(torch.tensor(1.0))
+        run(optimizer, range(5, 8))
+    assert_equal_bits(dense, late)
+
+
+def test_equal_bits_for_any_number_of_threads() -> None:
+    threads, results = torch.get_num_threads(), []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        _, late = pair(RULES["ranger_lite"], torch.float32)
+        run(late, range(20))
+        results.append(late)
+    torch.set_num_threads(threads)
+    for other in results[1:]:
+        results[0].settle()
+        assert_equal_bits(results[0], other)
+
+
+def test_a_window_that_has_forgotten_is_an_error() -> None:
+    _, late = pair(RULES["adamw"], torch.float32)
+    run(late, range(3))
+    late.step_count.fill_(40)
+    with pytest.raises(RuntimeError, match=r"nnue::optimizer_catch_up: made: found . in row \d+, expected at least 24"):
+        late.settle()
+
+
+def test_parts_must_be_all_rows() -> None:
+    parts = parts_of(torch.float32)
+    with pytest.raises(ValueError, match="w: its parts are not all of its 60 rows"):
+        FusedOptimizer(parts[1:], RULES["adamw"], torch.tensor(0.01), late=["w"])

@@ -1,0 +1,156 @@
+"""Training with late rows is training, and whoever reads the weights in between finds them up to date."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nnue_trainer import nets
+from nnue_trainer.data import Batch, Loader
+from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.optim import AdamW, Optimizer, Ranger, RangerLite
+from nnue_trainer.optim.base import OptimizerConfig
+from nnue_trainer.optim.fused import FusedRule
+
+NETS = [
+    {"kind": "sfnnv5", "l1": 32},
+    {"kind": "sfnnv16", "l1": 32},  # features without virtual rows, and with narrower bounds
+]
+WEIGHT = "feature_transformer.weight"
+STEPS = 20  # more than the window has
+
+
+@pytest.fixture(scope="module", params=NETS, ids=lambda net: net["kind"])
+def batches(request: pytest.FixtureRequest, project_root: Path) -> tuple[dict[str, object], list[Batch]]:
+    net = request.param
+    loader = Loader([project_root / "samples" / "train.binpack"], nets.build(net).feature_set, 16, shuffle=False)
+    taken = []
+    for batch in loader:
+        taken.append(batch.clone())
+        if len(taken) == STEPS + 5:
+            break
+    loader.close()
+    return net, taken
+
+
+def start(net: dict[str, object], config: OptimizerConfig, late: bool) -> tuple[NnueModel, Optimizer]:
+    torch.manual_seed(1)
+    model = nets.build(net)
+    return model, Optimizer(model, config, late=late)
+
+
+def advance(model: NnueModel, optimizer: Optimizer, batches: list[Batch], first: int = 0) -> None:
+    for t, batch in enumerate(batches, first):
+        optimizer.set_lr(1e-3 / (1 + t % 3))
+        loss = (model(batch) - batch.result).square().mean()
+        loss.backward()
+        optimizer.step(loss)
+
+
+def assert_equal_states(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def weight_of(model: NnueModel) -> Tensor:
+    """Without asking anybody."""
+    weight: Tensor = model.feature_transformer.__dict__["_parameters"]["weight"]  # type: ignore[union-attr]
+    return weight
+
+
+@pytest.mark.parametrize("config", [AdamW(weight_decay=0.1), RangerLite(), Ranger()], ids=lambda c: c.kind)
+def test_checkpoints_are_those_of_the_dense_path(
+    batches: tuple[dict[str, object], list[Batch]], config: OptimizerConfig
+) -> None:
+    net, data = batches
+    dense, late = start(net, config, False), start(net, config, True)
+    assert isinstance(late[1].rule, FusedRule)
+    assert late[1].rule.late_rows.keys() == {WEIGHT}
+    for model, optimizer in (dense, late):
+        advance(model, optimizer, data[:STEPS])
+    assert not torch.equal(weight_of(late[0]), weight_of(dense[0])), "no row was late"
+    assert_equal_states(dense[0].state_dict(), late[0].state_dict())
+    assert_equal_states(dense[1].state_dict(), late[1].state_dict())
+    # A run that goes on from here, one way from the other's state, ends with the same bits.
+    again, optimizer = start(net, config, True)
+    again.load_state_dict({name: t.clone() for name, t in dense[0].state_dict().items()})
+    optimizer.load_state_dict({name: t.clone() for name, t in dense[1].state_dict().items()})
+    for one, its in (dense, late, (again, optimizer)):
+        advance(one, its, data[STEPS:], STEPS)
+    for one, its in (late, (again, optimizer)):
+        assert_equal_states(dense[0].state_dict(), one.state_dict())
+        assert_equal_states(dense[1].state_dict(), its.state_dict())
+
+
+READERS: dict[str, Callable[[NnueModel, Optimizer, Batch], Tensor]] = {
+    "attribute": lambda model, optimizer, batch: model.feature_transformer.weight,  # type: ignore[union-attr,return-value]
+    "parameters": lambda model, optimizer, batch: dict(model.named_parameters())[WEIGHT],
+    "get_parameter": lambda model, optimizer, batch: model.get_parameter(WEIGHT),
+    "state_dict": lambda model, optimizer, batch: model.state_dict()[WEIGHT],
+    "deep copy": lambda model, optimizer, batch: copy.deepcopy(model).get_parameter(WEIGHT),
+    "bounds": lambda model, optimizer, batch: (
+        next(b.parameter for b in model.weight_bounds() if b.name == WEIGHT)
+        if any(b.name == WEIGHT for b in model.weight_bounds())
+        else next(b.parameter for b in model.weight_bounds() if b.parameter.shape == weight_of(model).shape)
+    ),
+    "state of the optimiser": lambda model, optimizer, batch: (optimizer.state_dict(), weight_of(model))[1],
+    "finite": lambda model, optimizer, batch: (optimizer.finite(), weight_of(model))[1],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_finds_all_rows_up_to_date(batches: tuple[dict[str, object], list[Batch]], reader: str) -> None:
+    net, data = batches
+    dense, late = start(net, AdamW(), False), start(net, AdamW(), True)
+    for model, optimizer in (dense, late):
+        advance(model, optimizer, data[:7])
+    expected = weight_of(dense[0]).detach()
+    assert not torch.equal(weight_of(late[0]), expected)
+    assert torch.equal(READERS[reader](*late, data[7]).detach(), expected)
+    # Training goes on as if nobody had looked.
+    for model, optimizer in (dense, late):
+        advance(model, optimizer, data[7:10])
+    assert_equal_states(dense[0].state_dict(), late[0].state_dict())
+
+
+def test_validation_sees_the_dense_net(batches: tuple[dict[str, object], list[Batch]]) -> None:
+    net, data = batches
+    dense, late = start(net, AdamW(), False), start(net, AdamW(), True)
+    outputs = []
+    for model, optimizer in (dense, late):
+        advance(model, optimizer, data[:9])
+        with torch.no_grad():
+            outputs.append([model(batch) for batch in data[9:]])
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
+def test_a_net_whose_loss_reads_the_weight(batches: tuple[dict[str, object], list[Batch]]) -> None:
+    """A penalty on all weights gives every row a gradient."""
+    net, data = batches
+    dense, late = start(net, AdamW(), False), start(net, AdamW(), True)
+    for model, optimizer in (dense, late):
+        advance(model, optimizer, data[:4])
+        for batch in data[4:7]:
+            loss = model(batch).square().mean() + model.get_parameter(WEIGHT).abs().mean()
+            loss.backward()
+            optimizer.step(loss)
+        advance(model, optimizer, data[7:12])
+    assert_equal_states(dense[0].state_dict(), late[0].state_dict())
+
+
+def test_gradients_of_several_batches_add_up(batches: tuple[dict[str, object], list[Batch]]) -> None:
+    net, data = batches
+    dense, late = start(net, AdamW(), False), start(net, AdamW(), True)
+    for model, optimizer in (dense, late):
+        for first in range(0, 12, 3):
+            for batch in data[first : first + 3]:
+                loss = model(batch).square().mean()
+                loss.backward()
+            optimizer.step(loss)
+    assert_equal_states(dense[0].state_dict(), late[0].state_dict())
