@@ -4,6 +4,10 @@
 
 Twice in one run: on batches that lie on the device already, and from the file through the loader, as in training.
 Prints a table and writes JSON into benchmarks/results/.
+
+With `--ratio`, on a CPU, it measures instead what computing only the own layer stack of each position and updating rows
+late gain: trainers with and without take turns on the same batches in one process, so that others who use the machine
+slow down both. CPU time is that of all threads together.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ import torch
 from nnue_trainer import config, nets, schema
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
+from nnue_trainer.modules import stacked_linear
+from nnue_trainer.optim import Optimizer
 from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocations, like
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
@@ -82,6 +88,47 @@ def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: in
     }
 
 
+def ratio(recipe: Recipe, batches: list[Batch], rounds: int) -> dict[str, dict[str, Any]]:
+    """Milliseconds a step of trainers that take turns, with and without what the CPU has of its own; the least of the
+    rounds, each of which goes once through all batches. The first round is not counted."""
+    device = torch.device("cpu")
+    set_up_torch(recipe, device)
+    fused = stacked_linear.is_fused
+    ways = {  # stacks of their own, late rows
+        "without": (False, False),
+        "own stacks": (True, False),
+        "own stacks, late rows": (True, True),
+    }
+    trainers = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (_, late) in ways.items():
+            model = nets.build(recipe.model)
+            trainers[name] = Trainer(recipe, model, Preloaded(batches), None, Path(folder))
+            if not late:
+                trainers[name].optimizer = Optimizer(model, recipe.optimizer)
+        cpu: dict[str, list[float]] = {name: [] for name in ways}
+        wall: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds + 1):
+            for name, trainer in trainers.items():
+                stacked_linear.is_fused = fused if ways[name][0] else lambda x, weight: False
+                began, cpu_began = time.perf_counter(), time.process_time()
+                for _ in batches:
+                    trainer.advance()
+                cpu[name].append(1e3 * (time.process_time() - cpu_began) / len(batches))
+                wall[name].append(1e3 * (time.perf_counter() - began) / len(batches))
+        stacked_linear.is_fused = fused
+    return {
+        name: {
+            "milliseconds_per_step": round(min(wall[name][1:]), 3),
+            "cpu_milliseconds_per_step": round(min(cpu[name][1:]), 3),
+            "cpu_rounds": [round(value, 2) for value in cpu[name][1:]],
+            "cpu_ratio": round(min(cpu["without"][1:]) / min(cpu[name][1:]), 3),
+            "positions_per_second": round(1e3 * recipe.data.batch_size / min(wall[name][1:])),
+        }
+        for name in ways
+    }
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -93,6 +140,9 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches")
     parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 10 on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--ratio", action="store_true", help="compare the ways of a CPU, see above")
+    parser.add_argument("--batches", type=int, default=32, help="different batches of --ratio")
+    parser.add_argument("--rounds", type=int, default=3, help="of --ratio")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()
 
@@ -102,17 +152,21 @@ def main() -> None:
     steps = options.steps or (200 if device.type == "cuda" else 10)
     warmup = 20 if device.type == "cuda" else 2
     model = nets.build(recipe.model)
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     loader = training_batches(recipe, model, device)
-    results["preloaded"] = measure(recipe, Preloaded(copies(loader, device, model.feature_set)), device, steps, warmup)
+    batches = copies(loader, device, model.feature_set, options.batches if options.ratio else PRELOADED)
     loader.close()
-    results["from file"] = measure(recipe, training_batches(recipe, model, device), device, steps, warmup)
+    if options.ratio:
+        results = ratio(recipe, batches, options.rounds)
+    else:
+        results["preloaded"] = measure(recipe, Preloaded(batches), device, steps, warmup)
+        results["from file"] = measure(recipe, training_batches(recipe, model, device), device, steps, warmup)
 
     report = {
         "benchmark": "training_step",
         **machine,
         "data": Path(options.data).name,
-        "steps": steps,
+        "steps": options.rounds * options.batches if options.ratio else steps,
         "recipe": schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(options.data).name]}},
         "peak_memory_bytes": peak_memory(device),
         "results": results,
@@ -121,9 +175,10 @@ def main() -> None:
     for case, figures in results.items():
         speed = figures["positions_per_second"]
         wall, cpu = figures["milliseconds_per_step"], figures["cpu_milliseconds_per_step"]
-        print(f"{case:10}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
+        print(f"{case:21}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
     print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB")
-    write(options.out / f"training_step-{recipe.model.kind}-{device.type}-{recipe.data.batch_size}.json", report)
+    name = f"training_step-{recipe.model.kind}-{device.type}-{recipe.data.batch_size}"
+    write(options.out / f"{name}{'-ratio' if options.ratio else ''}.json", report)
 
 
 if __name__ == "__main__":
