@@ -27,6 +27,9 @@ CATCH_UP = "nnue::optimizer_catch_up"
 
 WINDOW = 16
 """Steps that rows updated late may be behind. Each takes as much memory as the virtual rows do."""
+LATE_SHARE = 0.45
+"""Share of the rows in a batch above which all rows are updated in its step, which is faster then: measured in
+docs/performance.md. It changes no bit."""
 
 RuleKind = Literal["adam", "rectified", "positive_negative"]
 _KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
@@ -302,6 +305,8 @@ class LateRows:
         other calls before it, are all the rows that may get a gradient."""
         torch.ops.nnue.optimizer_mark_rows(white, black, self._marked)
         self._any_marked = True
+        if int(self._marked.sum(dtype=torch.int64)) > LATE_SHARE * len(self._marked):
+            self.settle(gradient=True)
         if not self._all_marked:
             self._replay(self._marked)
 

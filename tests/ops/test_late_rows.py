@@ -168,6 +168,20 @@ def test_a_reader_may_give_every_row_a_gradient() -> None:
     assert_equal_bits(dense, late)
 
 
+def test_batches_of_many_rows_among_others() -> None:
+    """Where most rows are in the batch, all are updated at once."""
+    dense, late = pair(RULES["ranger_lite"], torch.float32)
+    for optimizer in (dense, late):
+        for t, first in enumerate(range(0, 24, 4)):
+            run(optimizer, range(first, first + 4 - t % 2))
+            every = torch.arange(0, ROWS, 1 + t % 2, dtype=torch.int32).unsqueeze(0)
+            for rows in optimizer.late_rows.values():
+                rows.catch_up(every, every[:, :1])
+            set_gradients(optimizer, every, 50 + t)
+            optimizer.step(torch.tensor(1.0), covered=["w"])
+    assert_equal_bits(dense, late)
+
+
 def test_a_step_without_the_parameter() -> None:
     dense, late = pair(RULES["adamw"], torch.float32)
     for optimizer in (dense, late):
