@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -82,11 +83,11 @@ class Phases:
         object.__delattr__(self._replaced, "terms")
 
 
-class Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the CPU time and the bytes of a step by phase and operator."""
 
     def __init__(self, phases: Phases) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._phases = phases
         self.bytes: dict[Row, int] = defaultdict(int)
         self.cpu: dict[Row, float] = defaultdict(float)
@@ -156,7 +157,7 @@ def times(trainer: Trainer, device: torch.device, steps: int) -> tuple[dict[Row,
             trainer.advance()
             synchronize(device)
             whole.append(1e3 * (time.perf_counter() - began))
-        events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CPU]
+        events = [e for e in profiler.events() if e.device_type == DeviceType.CPU]
         spans = [(e.time_range.start, e.time_range.end, e.name[6:]) for e in events if e.name.startswith("phase/")]
         for event in events:
             if "::" not in event.name or event.name.startswith("autograd::"):
@@ -280,6 +281,7 @@ def picture(report: dict[str, Any], path: Path) -> None:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
 
     rows = shortened(report["rows"])
     on_cpu = "cpu_ms" in rows[0]
@@ -293,7 +295,7 @@ def picture(report: dict[str, Any], path: Path) -> None:
     axes.set_yticks(places, [name if len(name) < 45 else f"{name[:44]}…" for name in names], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(f"{'CPU ' if on_cpu else ''}milliseconds of a step")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colours[phase]) for phase in PHASES]
+    handles: list[Any] = [Patch(color=colours[phase]) for phase in PHASES]
     marks, labels = axes.get_legend_handles_labels()
     axes.legend(handles + marks, [*PHASES, *labels], fontsize=8, loc="lower right")
     axes.set_title(

@@ -46,6 +46,9 @@ class Preloaded:
         while True:
             yield from self._batches
 
+    def open(self) -> None:
+        pass
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

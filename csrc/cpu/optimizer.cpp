@@ -167,8 +167,8 @@ struct Late {
     double* history;
 };
 
-Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& rows,
-          const Tensor& made, const Tensor& changes, const Tensor& history) {
+Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& rows, const Tensor& made,
+          const Tensor& changes, const Tensor& history) {
     if (weight.dim() < 1) fail(op, "weight", "no dimensions", "shape [F, ...]");
     const int64_t num_rows = weight.size(0);
     check_device(op, "made", made, Device::cpu, weight, "weight");
@@ -213,16 +213,15 @@ void update_rows(const Late& l, const Factors& factors, const double* numbers, i
     std::copy_n(numbers, kNumbers, l.history + (step - 1) % l.window * kNumbers);
     const Common<T> c = common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high);
     const int turn = R::kAverages == 2 ? static_cast<int>(numbers[kTurn]) : 0;
-    T* const changes =
-        l.changes == nullptr
-            ? nullptr
-            : static_cast<T*>(l.changes) + (step - 1) % l.window * l.virtual_rows * l.columns;
+    T* const changes = l.changes == nullptr
+                           ? nullptr
+                           : static_cast<T*>(l.changes) + (step - 1) % l.window * l.virtual_rows * l.columns;
     std::atomic<bool> bad{false};
     torch::stable::parallel_for(0, l.virtual_rows, 8, [&](int64_t begin, int64_t end) {
         for (int64_t v = begin; v < end; ++v) {
             T* const change = changes == nullptr ? nullptr : changes + v * l.columns;
-            const bool good = NNUE_CALL_BEST_ISA(update_group<R>, l.part, c, turn, v, l.virtual_rows, l.columns,
-                                                 l.marked, change);
+            const bool good =
+                NNUE_CALL_BEST_ISA(update_group<R>, l.part, c, turn, v, l.virtual_rows, l.columns, l.marked, change);
             if (!good) bad = true;
             for (int64_t row = v; row < l.virtual_rows * l.part.rows; row += l.virtual_rows) {
                 if (l.marked == nullptr || l.marked[row]) l.made[row] = step;
@@ -281,10 +280,9 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
         std::vector<const T*> shared(step - oldest);
         for (int64_t v = begin; v < end; ++v) {
             for (int64_t t = oldest; t < step; ++t) {
-                shared[t - oldest] =
-                    l.changes == nullptr
-                        ? nullptr
-                        : static_cast<const T*>(l.changes) + (t % l.window * l.virtual_rows + v) * l.columns;
+                shared[t - oldest] = l.changes == nullptr ? nullptr
+                                                          : static_cast<const T*>(l.changes) +
+                                                                (t % l.window * l.virtual_rows + v) * l.columns;
             }
             for (int64_t row = v; row < l.virtual_rows * l.part.rows; row += l.virtual_rows) {
                 if ((l.marked != nullptr && !l.marked[row]) || l.made[row] >= step) continue;
@@ -304,9 +302,9 @@ void catch_up_op(const Tensor& weight, Tensors averages, const Tensor& square, T
     const Rule rule = check_rule(kCatchUp, rule_in, beta1, beta2);
     Tensors kept;
     const Tensor nothing = torch::stable::new_empty(weight, {0});
-    const std::vector<Part> found = parts(
-        {{weight}, {weight}, averages, {square}, Tensors(averages.size(), nothing), {nothing}, slow, {}},
-        {{rate}, {decay}, {low}, {high}}, averages_of(rule), weight, Device::cpu, kept);
+    const std::vector<Part> found =
+        parts({{weight}, {weight}, averages, {square}, Tensors(averages.size(), nothing), {nothing}, slow, {}},
+              {{rate}, {decay}, {low}, {high}}, averages_of(rule), weight, Device::cpu, kept);
     if (found.empty()) return;
     const Late l = late(kCatchUp, found[0], weight, rows, made, changes, history);
     for (int64_t row = 0; row < weight.size(0); ++row) {

@@ -233,8 +233,8 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
                 if (marked == nullptr || marked[row]) add_run(gradient + begin(row), sums, count);
             }
             bad += move_shared_run<R>(c, sums, data(part.shared_averages[turn]) + begin(v),
-                                      data(part.shared_averages[other]) + begin(v),
-                                      data(part.shared_square) + begin(v), changes, count);
+                                      data(part.shared_averages[other]) + begin(v), data(part.shared_square) + begin(v),
+                                      changes, count);
             for (int64_t i = 0; i < count; ++i) change[column + i] = changes[i];
         }
         for (int64_t group = 0; group < part.rows; ++group) {
