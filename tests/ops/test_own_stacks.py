@@ -47,7 +47,7 @@ def test_values_and_gradients_are_those_of_float64(shape: tuple[int, int, int, i
     found = module(x, bucket)
     gradient = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
     found.backward(gradient)
-    expected.backward(gradient.double())
+    expected.backward(gradient.double())  # type: ignore[no-untyped-call]
     limit = 1e-6 * max(shape) ** 0.5
     for ours, theirs in (
         (found, expected),
@@ -96,7 +96,7 @@ def test_equal_bits_for_every_instruction_set() -> None:
     script = """
 import hashlib, sys, torch
 sys.path.insert(0, "tests/ops")
-from test_stacked_linear import sample
+from test_own_stacks import sample
 digest = hashlib.sha256()
 for shape in ((700, 130, 16, 8), (200, 30, 32, 8), (99, 32, 1, 8)):
     x, bucket, module = sample(*shape)
