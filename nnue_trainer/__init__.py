@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
     from nnue_trainer import (
+        analysis,
         checkpoint,
         data,
         export,
@@ -19,7 +20,9 @@ if _TYPE_CHECKING:
         ops,
         optim,
         perspectives,
+        random,
         registry,
+        rows,
         schedules,
         schema,
     )
@@ -36,6 +39,7 @@ __all__ = [
     "RecordLoader",
     "StackedLinear",
     "UserError",
+    "analysis",
     "checkpoint",
     "data",
     "export",
@@ -47,7 +51,9 @@ __all__ = [
     "ops",
     "optim",
     "perspectives",
+    "random",
     "registry",
+    "rows",
     "schedules",
     "schema",
 ]

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from nnue_trainer import _plain_operators
 
+__all__ = ["Philox"]
+
 FILL = "nnue::random_fill"
 
 Size = int | Sequence[int]

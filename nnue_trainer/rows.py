@@ -9,6 +9,8 @@ from torch import Tensor
 
 from nnue_trainer import _plain_operators
 
+__all__ = ["Norms", "norm", "norms", "transpose"]
+
 TRANSPOSE = "nnue::transpose"
 NORMS = "nnue::row_norms"
 

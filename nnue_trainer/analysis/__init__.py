@@ -1,8 +1,8 @@
 """Looking at runs, data and nets (docs/analysis.md).
 
-`runs`, `net_inspect` and `data_profile` collect what `nnue report`, `nnue inspect` and `nnue data profile` show, as plain
-data; `plots` draws it with matplotlib, and `page` puts it on one HTML page that needs nothing else. `rolling` and `ewm`
-are sliding windows and exponentially weighted moments of tensors.
+`runs`, `net_inspect` and `data_profile` collect what `nnue report`, `nnue inspect` and `nnue data profile` show, as
+plain data; `plots` draws it with matplotlib, and `page` puts it on one HTML page that needs nothing else. `rolling` and
+`ewm` are sliding windows and exponentially weighted moments of tensors.
 """
 
 import importlib

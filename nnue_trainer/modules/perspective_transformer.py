@@ -141,7 +141,7 @@ class PerspectiveTransformer(nn.Module):
         return super().__getattr__(name)
 
     @property
-    def _parameters(self) -> dict[str, nn.Parameter | None]:  # type: ignore[override]
+    def _parameters(self) -> dict[str, nn.Parameter | None]:
         if self._late is not None:
             self._late.settle(gradient=torch.is_grad_enabled())
         parameters: dict[str, nn.Parameter | None] = self.__dict__["_parameters"]
