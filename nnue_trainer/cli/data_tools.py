@@ -155,7 +155,9 @@ def _with_filters(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(**arguments: Any) -> None:
         command(**arguments)
 
-    wrapped.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    # The annotations themselves, not their source: typer reads options out of these alone.
+    described = [parameter.replace(annotation=annotations[name]) for name, parameter in parameters.items()]
+    wrapped.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
     wrapped.__annotations__ = annotations
     return wrapped
 

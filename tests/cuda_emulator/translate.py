@@ -125,7 +125,7 @@ def translate(text: str) -> str:
 # The sources that hold operators, below cuda/, and how the names of these begin.
 OPERATORS: dict[str, tuple[str, ...]] = {
     "perspective_transformer.cu": ("perspective_",),
-    "step/optimizer.cu": ("optimizer_",),
+    "step/optimizer.cu": ("optimizer_begin(", "optimizer_update("),
     "analysis/rolling.cu": ("rolling(",),
     "analysis/ewm.cu": ("ewm(",),
     "analysis/random.cu": ("random_fill(",),

@@ -220,6 +220,7 @@ def test_backward_argument_errors(device: torch.device) -> None:
             torch.ops.nnue.feature_transformer_backward(*arguments)
 
 
+@pytest.mark.cuda
 def test_mixed_devices(cuda: torch.device) -> None:
     sample, there = make_sample(), make_sample(device=cuda)
     with pytest.raises(RuntimeError, match=r"indices: found a tensor on cpu, expected one on cuda:0, where weight is"):
