@@ -118,6 +118,26 @@ def register_autograd(
     _libraries.append(library)
 
 
+def register_reverse_mode(
+    forward: str,
+    backward: str,
+    formula: Callable[..., Any],
+    *,
+    setup_context: Callable[[Any, tuple[Any, ...], Any], None],
+    instead: str,
+) -> None:
+    """Registers a pair of operators that has reverse mode and nothing else: `formula`, the backward of `forward`, calls
+    the operator `backward`. Everything else raises an error, which says what to do `instead`."""
+
+    def again(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(f"{backward}: it has no derivative of its own (double backward); found create_graph=True")
+
+    for name, derivative, setup in ((forward, formula, setup_context), (backward, again, None)):
+        forward_mode = refuse(name, "forward mode", instead)
+        register_autograd(name, derivative, setup_context=setup, forward_mode=forward_mode)
+        register_vmap(name, refuse(name, "vmap", instead))
+
+
 VmapRule = Callable[..., tuple[Any, Any]]  # as for `torch.library.register_vmap`
 
 

@@ -157,22 +157,9 @@ def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_
     return None, None, grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None, *(None,) * 4
 
 
-def _double_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(f"{BACKWARD}: it has no derivative of its own (double backward); found create_graph=True")
-
-
 _INSTEAD = "call nnue_trainer.perspectives.perspective_transformer, which uses others there"
-_derivatives.register_autograd(
-    FORWARD,
-    _backward,
-    setup_context=_setup_context,
-    forward_mode=_derivatives.refuse(FORWARD, "forward mode", _INSTEAD),
-)
-_derivatives.register_autograd(
-    BACKWARD, _double_backward, forward_mode=_derivatives.refuse(BACKWARD, "forward mode", _INSTEAD)
-)
-for _op in (PLAN, FORWARD, BACKWARD):
-    _derivatives.register_vmap(_op, _derivatives.refuse(_op, "vmap", _INSTEAD))
+_derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
+_derivatives.register_vmap(PLAN, _derivatives.refuse(PLAN, "vmap", _INSTEAD))
 
 if ops._libraries.cuda_error is not None:
     for _op in (PLAN, FORWARD, BACKWARD):

@@ -1,8 +1,8 @@
 """What some tests need beside the project, by marker: a GPU, a chess engine, positions that are not ours to give.
 
-What is missing skips a test and says so. With NNUE_REQUIRE_ALL=1 a missing tool fails it: whoever sets that, and has no
-GPU, leaves GPU tests out by name (`pytest -m "not cuda"`). Tests marked `shared` only look at more positions than the
-project carries, so they are skipped even then."""
+A test whose tool is missing is skipped, with the reason. With NNUE_REQUIRE_ALL=1 it fails instead. On a machine without
+a GPU, leave the GPU tests out by name then: `pytest -m "not cuda"`. Tests marked `shared` only look at more positions
+than the project carries, so they are skipped even then."""
 
 import functools
 import importlib.util

@@ -89,23 +89,10 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x if needs_x else None, None, grad_weight, grad_bias
 
 
-def _double_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(f"{BACKWARD}: it has no derivative of its own (double backward); found create_graph=True")
-
-
 _INSTEAD = "use nnue_trainer.modules.StackedLinear, which calls others there"
 torch.library.register_fake(FORWARD, _forward_fake)
 torch.library.register_fake(BACKWARD, _backward_fake)
-_derivatives.register_autograd(
-    FORWARD,
-    _backward,
-    setup_context=_setup_context,
-    forward_mode=_derivatives.refuse(FORWARD, "forward mode", _INSTEAD),
-)
-_derivatives.register_autograd(
-    BACKWARD, _double_backward, forward_mode=_derivatives.refuse(BACKWARD, "forward mode", _INSTEAD)
-)
-for _op in (FORWARD, BACKWARD):
-    _derivatives.register_vmap(_op, _derivatives.refuse(_op, "vmap", _INSTEAD))
-    if ops._libraries.cuda_error is not None:
+_derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
+if ops._libraries.cuda_error is not None:
+    for _op in (FORWARD, BACKWARD):
         torch.library.impl(_op, "CUDA", ops._no_cuda)

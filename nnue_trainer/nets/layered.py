@@ -98,7 +98,7 @@ class PieceSquares:
 
 
 def _known_set(name: str, info: ValidationInfo) -> str:
-    """A recipe in hand may name files, which are loaded now; whoever asks for the set later finds it."""
+    """A recipe in hand may name files. They are loaded here, so that the set is known from then on."""
     try:
         find_feature_set(name, may_import=bool((info.context or {}).get(MAY_IMPORT, False)))
     except UserError as error:

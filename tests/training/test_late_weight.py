@@ -1,4 +1,4 @@
-"""Training with late rows is training, and whoever reads the weights in between finds them up to date."""
+"""Training with late rows gives the same weights, and they are up to date whenever they are read in between."""
 
 from __future__ import annotations
 
