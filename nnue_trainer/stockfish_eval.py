@@ -5,7 +5,7 @@ cell per row. Cells are pawns with two decimals, in a unit that changed between 
 stands "NNUE evaluation": pawns from white's side, or, from April 2026 on, the exact integer of the used bucket from the
 side to move. In check nothing is evaluated.
 
-Checked against a binary: 15.1. The others follow what is known of them.
+Checked against binaries: 15.1 and 17.1. The others follow what is known of them.
 """
 
 from __future__ import annotations

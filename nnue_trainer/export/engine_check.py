@@ -85,11 +85,10 @@ class EngineWithNet:
                 ) from None
             raise
         name = os.fsencode(self._net).decode(errors="replace")  # as the client decodes what the engine prints
-        for line in lines:
-            if _USING in line:
-                # Behind the name stands "enabled", or sizes in brackets.
-                said = line.partition(_USING)[2]
-                self._uses_net = said == name or said.startswith(f"{name} ")
+        # Behind the name stands "enabled", or sizes in brackets. Stockfish 16.1 to 18 name their small net as well.
+        using = [line.partition(_USING)[2] for line in lines if _USING in line]
+        if using:
+            self._uses_net = any(said == name or said.startswith(f"{name} ") for said in using)
         return lines
 
 

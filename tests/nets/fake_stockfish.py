@@ -44,6 +44,8 @@ for line in sys.stdin:
             " enabled" if NAME.startswith(("Stockfish 15", "Stockfish 16")) else " (133MiB, (22528, 3072, 15, 32, 1))"
         )
         say(f"info string NNUE evaluation using {'other.nnue' if MODE == 'other net' else net}{detail}\n")
+        if NAME.startswith(("Stockfish 16.1", "Stockfish 17", "Stockfish 18")):  # they have a second, small net
+            say("info string NNUE evaluation using nn-37f18f62d772.nnue (6MiB, (22528, 128, 15, 32, 1))")
         if found["check"]:
             say("Final evaluation: none (in check)")
             continue
