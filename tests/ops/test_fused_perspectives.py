@@ -426,7 +426,7 @@ def test_any_unbucketed_shape(
     # One feature may be in every row, many times: fp32 sums of thousands of numbers that cancel.
     # Rows that break the rule of buckets are rounded one by one: in 16 bits the error grows with the square root of
     # their number.
-    check(case, activation, tolerance=8e-3 + 6e-3 * positions**0.5 if repeats else 8e-3, exact_tolerance=2e-5)
+    check(case, activation, tolerance=8e-3 + 1.2e-2 * positions**0.5 if repeats else 8e-3, exact_tolerance=2e-5)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
