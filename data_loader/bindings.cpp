@@ -71,7 +71,7 @@ void expand_into(const Array<std::uint8_t>& records, const std::string& set_name
 void add_python_feature_set(const std::string& name, const std::tuple<int, int, int, int>& sizes,
                             const py::object& append) {
     const auto [num_features, max_active, bucket_size, num_virtual] = sizes;
-    // Never let go of: a thread may be in it for as long as the program runs.
+    // Never freed: a thread may be inside it for as long as the program runs.
     const py::handle function = py::object(append).release();
     add_feature_set(
         name, {num_features, max_active, bucket_size, num_virtual},

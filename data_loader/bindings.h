@@ -38,8 +38,8 @@ inline Array<std::uint8_t> make_records(std::size_t n) {
     return Array<std::uint8_t>({n, sizeof(Record)});
 }
 
-// An object that one thread may use at a time. A second one that comes meanwhile gets an error, not a data race: while
-// the interpreter's lock is released, nothing else keeps them apart.
+// An object that one thread may use at a time. A second thread gets an error instead of a data race: nothing else keeps
+// them apart while the interpreter's lock is released.
 template <class T>
 class Exclusive {
   public:

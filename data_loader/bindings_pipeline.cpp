@@ -58,8 +58,8 @@ struct DataFile {
 
 // --- the pipeline ----------------------------------------------------------------------------------------------------
 
-// A pipeline with the Python objects that its threads use. Whoever waits for a batch shares it, so that another thread
-// that closes the loader takes nothing away from under the first.
+// A pipeline with the Python objects that its threads use. A thread that waits for a batch shares ownership, so that
+// another one may close the loader meanwhile.
 struct Running {
     py::list arrays;         // that the slots point into
     py::object user_filter;  // may be None
@@ -119,8 +119,8 @@ Running::~Running() {
 void end_all_pipelines() {
     using namespace std::chrono_literals;
     registry().exiting = true;
-    // Never freed: a daemon thread that gave up the last reference later would run Python's and torch's code for
-    // freeing arrays.
+    // Never freed: a daemon thread that dropped the last reference later would run code of Python and torch that frees
+    // arrays.
     auto& all = *new std::vector<std::shared_ptr<Running>>;
     for (const auto& [address, weak] : registry().all) {
         if (auto running = weak.lock(); running && running->pipeline && running->process == ::getpid()) {

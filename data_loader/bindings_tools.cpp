@@ -67,7 +67,7 @@ class ReaderHandle {
   public:
     ReaderHandle(const std::string& path, const py::object& readinto, const std::string& format, bool skip_bad)
         : reader_([&] {
-              // With the interpreter's lock: if this throws, the Python object goes here.
+              // Needs the interpreter's lock: if this throws, the Python object is freed here.
               std::unique_ptr<ByteSource> source;
               if (readinto.is_none()) {
                   source = open_file_source(path);

@@ -1,7 +1,7 @@
 // Instruction sets: the levels that code is compiled for, which of them this CPU has, and which one is used.
 //
-// Hot loops are compiled once for each of some levels: those of the data library as translation units of their own
-// (pipeline/kernels*.cpp), those of the CPU operators in one (csrc/cpu/for_each_isa.h). This is how both choose.
+// Hot loops are compiled for several levels: in the data library each level is a translation unit of its own
+// (pipeline/kernels*.cpp), the CPU operators have all levels in one (csrc/cpu/for_each_isa.h). Both choose here.
 #pragma once
 
 #include <cstdlib>

@@ -98,7 +98,7 @@ inline bool castling_path_free(const Position& p, Move move) {
     return !(rest & (bit(king_to) | bit(rook_to)));
 }
 
-// Can the piece on `from` make this move, its own king's safety aside? Exactly the moves that binpack can index.
+// Whether the piece on `from` can make this move, its king's safety aside: the moves that binpack can index.
 inline bool is_pseudo_legal(const Position& p, Move move) {
     const int us = p.side_to_move, from = move.from(), to = move.to();
     if (move.is_null() || !(p.colors[us] & bit(from))) return false;

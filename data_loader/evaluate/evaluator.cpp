@@ -39,7 +39,7 @@ std::size_t padded(std::size_t n) {
     return (n + kEvaluateLanes - 1) / kEvaluateLanes * kEvaluateLanes;
 }
 
-// Truncated to 16 and 32 bits; C++20 defines it.
+// Truncation to 16 and 32 bits, which C++20 defines.
 std::int64_t wrap32(std::int64_t value) {
     return static_cast<std::int32_t>(static_cast<std::uint64_t>(value));
 }
@@ -66,12 +66,12 @@ struct PackedLayer {
     std::vector<std::int16_t> weight;                  // [stacks, outputs, columns]
     std::vector<std::int64_t> bias;                    // [stacks, outputs]; that of a shifted input is in it
     std::vector<std::int64_t> correction;              // [stacks, outputs]: 32768 · Σ weight where inputs are shifted
-    // Columns whose sum of products has 32 bits for sure; 0: not even kEvaluateLanes of them. Where nothing is divided,
-    // sums may wrap around on the way, and it is all columns.
+    // How many columns can be summed before 32 bits might overflow; 0: not even kEvaluateLanes. A sum that is not
+    // divided afterwards may wrap around on the way, so there it is all columns.
     std::size_t exact_columns = 0;
 };
 
-// One thread's room.
+// Scratch memory of one thread.
 struct Scratch {
     std::vector<std::int32_t> white, black;  // index rows of a chunk
     std::vector<std::int16_t> counts, score;
@@ -261,7 +261,7 @@ class Evaluator::Impl {
             packed.exact_columns =
                 static_cast<std::size_t>(std::floor((kMost32 - 1) / each / kEvaluateLanes)) * kEvaluateLanes;
         }
-        // Inputs that are shifted reach twice as far.
+        // Shifted inputs have twice the magnitude.
         return static_cast<double>(most_row) * most_input * (shifted ? 2 : 1) / static_cast<double>(layer.divide) +
                static_cast<double>(most_bias);
     }
@@ -468,7 +468,7 @@ class Evaluator::Impl {
 
     Forward forward_;
     const FeatureSet& set_;
-    // All parts of the set by their first features, those included whose entries come last in a row.
+    // All parts of the set, ordered by first feature; also those whose entries come last in a row.
     struct Range {
         int first_feature, num_features;
     };

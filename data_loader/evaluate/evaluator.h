@@ -1,4 +1,4 @@
-// Evaluates positions with the integers of a net, bit for bit as the engine does, from any description of its forward.
+// Evaluates positions with the integers of any net that can be described, bit for bit as the engine does.
 #pragma once
 
 #include <chrono>
@@ -24,8 +24,8 @@ struct IndexRows {
     std::size_t n, max_active;
 };
 
-// Memory of the caller for n positions. psqt and positional have n · stacks entries if every_stack, else n of the stack
-// in use; `stack` says which one that is.
+// The caller's memory for n positions. With every_stack, psqt and positional have n · stacks entries; otherwise n,
+// those of the stack in use, which `stack` names.
 struct Evaluations {
     std::int64_t* stack;
     std::int64_t* psqt;
@@ -35,7 +35,7 @@ struct Evaluations {
 };
 
 struct EvaluateOptions {
-    int threads = 0;  // at most so many; ≤ 0: one per CPU
+    int threads = 0;  // at most this many; ≤ 0: one per CPU
     // Called by the calling thread every `poll_every`. What it throws ends the work.
     std::function<void()> poll = {};
     const Kernels* kernels = nullptr;  // null: the best that this CPU can run

@@ -1,5 +1,5 @@
-// The hot loops of the evaluator, compiled for every CPU and again for AVX2. Which build runs is the choice of the
-// dispatcher of the data pipeline (pipeline/kernels.h), so NNUE_DATA_ISA governs both.
+// The hot loops of the evaluator, compiled once for any CPU and once for AVX2. The data pipeline chooses which of the
+// two runs (pipeline/kernels.h), so NNUE_DATA_ISA governs both.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ struct EvaluateKernels {
     // min(max(a << shift, 0), clip) in 16 bits, in place.
     void (*clip)(std::uint16_t* a, std::size_t n, int shift, int clip);
 
-    // a · b >> shift of values in [0, 32767]. The products of narrow_products have at most 16 bits, those of products
-    // have them only after the shift.
+    // out = a · b >> shift, for values in [0, 32767] whose result fits into 16 bits. narrow_products is the faster one,
+    // for values whose product fits before the shift too.
     void (*narrow_products)(const std::uint16_t* a, const std::uint16_t* b, std::uint16_t* out, std::size_t n,
                             int shift);
     void (*products)(const std::uint16_t* a, const std::uint16_t* b, std::uint16_t* out, std::size_t n, int shift);
@@ -30,7 +30,7 @@ struct EvaluateKernels {
                      std::uint32_t* sums);
 };
 
-// The build that goes with `isa` of pipeline/kernels.h.
+// The loops compiled for `isa`, a name that pipeline/kernels.h uses.
 const EvaluateKernels& evaluate_kernels(std::string_view isa);
 
 }  // namespace nnue::data

@@ -164,7 +164,7 @@ struct Appendable {
 
 struct Known {
     std::mutex mutex;
-    std::map<std::string, std::unique_ptr<const FeatureSet>, std::less<>> sets;  // that were asked for
+    std::map<std::string, std::unique_ptr<const FeatureSet>, std::less<>> sets;  // those that somebody has asked for
     std::map<std::string, Appendable, std::less<>> appendable;
     std::vector<std::unique_ptr<const FeatureSet>> replaced;  // somebody may still use them
 };
@@ -174,7 +174,7 @@ Known& known() {
     return all;
 }
 
-// An append function for what has the CompiledSet's function.
+// Wraps the append function of a compiled set: a row that breaks the rules becomes BadFeatures.
 AppendFeatures checked(SetDescription is, BadRow (*append)(const std::uint8_t*, std::size_t, AppendRows)) {
     return [is, append](const std::uint8_t* records, std::size_t n, const AppendRows& rows) {
         const BadRow bad = append(records, n, rows);

@@ -22,10 +22,9 @@
 //   piece-square set gives the square of the piece itself, a set of pairs gives the squares of the other pieces. The
 //   code is 2·type + colour with types P N B R Q K = 0 … 5. White and black see the same features, so this function
 //   does not know the perspective.
-// - index(piece, from, partner, to): the number of such a feature as one perspective sees it, without the offset.
-// Pieces
-//   are 2·type + (1 for the enemy), squares are xored with the orientation. `partner` is the piece on `to`, or 12 where
-//   `to` is empty. A negative number means no feature for this perspective.
+// - index(piece, from, partner, to): the number of such a feature as one perspective sees it, less the offset.
+//   Pieces are 2·type + (1 for the enemy); squares are xored with the orientation. `partner` is the piece on `to`,
+//   or 12 where `to` is empty. A negative number means no feature for this perspective.
 //
 // kMaxActive is the largest number of features per row that a position can have. kBucketSize is the number of features
 // per king bucket, 0 for a set without; all features of a row must lie in one bucket. kNumVirtual is the number of
@@ -42,7 +41,7 @@
 namespace nnue::data {
 inline namespace NNUE_ISA {
 
-// Compile errors that say what is missing, in place of pages about templates.
+// Says what is missing in one compile error, instead of pages about templates.
 template <class Set>
 struct GeneralSetCheck {
     static_assert(

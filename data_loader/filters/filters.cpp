@@ -76,7 +76,7 @@ std::array<double, 33> desired_piece_counts() {
 
 class PieceCountEqualiser {
   public:
-    // Takes note of a position that passed the earlier filters; the probability to keep it.
+    // Counts a position that passed the earlier filters, and returns the probability to keep it.
     double accept(int pieces) {
         static const std::array<double, 33> desired = desired_piece_counts();
         const auto n = static_cast<std::size_t>(pieces);
@@ -108,8 +108,7 @@ class PieceCountEqualiser {
     std::uint64_t seen_ = 0;
 };
 
-// ---- the filters
-// -----------------------------------------------------------------------------------------------------
+// ---- the filters -----------------------------------------------------------------------------------------------
 //
 // A filter is made anew for each chunk. drops() is asked, in the order of the list, until one filter drops the
 // position; `value` is what the user has set. observe(), where there is one, sees every position after that, dropped or

@@ -1,4 +1,4 @@
-// Which positions are trained on: the filters of the field, in the field's order. docs/data.md, "Filters".
+// Which positions are trained on: the usual filters in their usual order. docs/data.md, "Filters".
 //
 // A filter is a struct in filters.cpp and its place in the list there. Everything that others need to know of it is in
 // its row: recipes, command line, Python module and saved states take names, types, defaults and limits from the table.
@@ -22,8 +22,8 @@ enum class FilterType { kBool, kInt, kFloat };
 struct FilterRow {
     const char* name;
     FilterType type;
-    double off;          // the value with which it drops nothing
-    double preset;       // what a recipe has that does not say otherwise
+    double off;          // with this value it drops nothing
+    double preset;       // the value in a recipe that does not name it
     double least, most;  // limits of the value
     const char* doc;     // one line
     bool uses_flags;     // asks for the flags of a position (RecordFlag)
@@ -43,7 +43,7 @@ class FilterOptions {
 
     double value(std::size_t filter) const { return values_[filter]; }
     bool is_on(std::size_t filter) const { return values_[filter] != filters()[filter].off; }
-    // Can they drop any of a chunk's positions, of which `unscored` have no score? If not, they need not be run.
+    // Whether they can drop any position of a chunk in which `unscored` have no score. If not, they need not be run.
     bool drops_any(std::size_t unscored) const;
     bool needs_flags() const;
 

@@ -16,7 +16,7 @@ class BitReader {
     explicit BitReader(const std::uint8_t* bytes) {
         for (int i = 0; i < 4; ++i) words_[i] = load_le64(bytes + 8 * i);
     }
-    // The next 64.
+    // The next 64 bits.
     std::uint64_t peek() const {
         const int word = at_ >> 6, shift = at_ & 63;
         return words_[word] >> shift | words_[word + 1] << 1 << (63 - shift);
@@ -29,7 +29,7 @@ class BitReader {
     }
 
   private:
-    std::uint64_t words_[7] = {};  // a position of 62 pieces, were there one, would end in the sixth
+    std::uint64_t words_[7] = {};  // even 62 pieces would fit into six
     int at_ = 0;
 };
 
@@ -101,7 +101,7 @@ Entry decode_bin(std::span<const std::uint8_t, kBinSize> bytes) {
     int count = 2;
     for (int i = 0; i < BinSquares::kCount;) {
         const std::uint64_t bits = in.peek();
-        // The empty squares up to the next piece, as far as they go.
+        // Skips empty squares up to the next piece.
         const int empty = std::min(bits ? lowest(bits) : 64, BinSquares::kCount - i);
         i += empty;
         in.skip(empty);

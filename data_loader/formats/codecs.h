@@ -1,4 +1,4 @@
-// One position to and from the bytes of the formats, as pure functions, for tests. A format works without a line here.
+// One position to and from the bytes of each format, as pure functions for tests. A format does not need them to work.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ class PlainParser {
     // Takes the next line; true if it ended a position, which is then in entry().
     bool add(std::string_view line);
     const Entry& entry() const { return entry_; }
-    // Has a position begun that "e" has not ended?
+    // Whether a position has begun that no "e" has ended yet.
     bool inside() const { return seen_ != 0; }
     // Forgets the position that has begun.
     void reset() { seen_ = 0; }

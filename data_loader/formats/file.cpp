@@ -76,8 +76,8 @@ void OutputFile::write(std::span<const std::uint8_t> bytes) {
         unsynced_ += static_cast<std::uint64_t>(n);
     }
 #if defined(SYNC_FILE_RANGE_WRITE)
-    // Towards the disk as we go, or the fsync() at the end of a large file would be a long wait that nothing
-    // interrupts.
+    // Starts writing to the disk now: otherwise the fsync() at the end of a large file is a long wait that nothing can
+    // interrupt.
     constexpr std::uint64_t kBetweenSyncs = 64 << 20;
     if (unsynced_ >= kBetweenSyncs) {
         ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);

@@ -32,7 +32,7 @@ struct OpenOptions {
     OnBad on_bad = OnBad::kError;
     // What makes a chunk where the format has none; the order of every training run depends on these numbers.
     std::size_t records_per_chunk = std::size_t{1} << 15;  // of formats of fixed records
-    std::size_t bytes_per_chunk = std::size_t{1} << 20;    // of text and plain: what begins in so many bytes
+    std::size_t bytes_per_chunk = std::size_t{1} << 20;    // of text and plain: positions that begin in this many bytes
     // Called now and then while a large file is indexed; what it throws ends that.
     std::function<void()> poll;
 };
@@ -53,7 +53,7 @@ struct Head {
 struct Match {
     enum Kind {
         kNo,
-        kCut,     // sound as far as it goes, but the file would end inside of a record
+        kCut,     // sound, but the file ends inside a record
         kMaybe,   // sound
         kMarked,  // it says so itself: nothing else is asked
     } kind;
@@ -85,7 +85,7 @@ inline constexpr std::size_t kFormatHead = 64 << 10;
 // than one. An empty file holds no positions in any: it counts as binpack.
 const DataFormat& detect_format(const Head& head, const std::string& path);
 
-// In how many positions something was dropped or changed because the format has no room for it.
+// What a format has no room for: the number of positions in which it was dropped or changed.
 struct Losses {
     std::uint64_t moves = 0;          // the move
     std::uint64_t castling = 0;       // castling rights

@@ -29,7 +29,7 @@ class IndependentWriter final : public PositionWriter {
     void finish() override { flush(); }
 
   private:
-    // Parts on several threads, put together in order.
+    // Encodes parts on several threads and writes them in order.
     void encode(std::span<const Record> records) {
         std::map<std::size_t, std::string> parts;
         std::mutex mutex;

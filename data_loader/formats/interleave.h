@@ -8,8 +8,8 @@
 
 namespace nnue::data {
 
-// The next chunk comes from a file drawn with the probability of its share of the bytes that are left, so the mixture
-// is even from beginning to end; each file's own order stays. A function of (seed, files) alone.
+// The next chunk comes from a file that is drawn by its share of the bytes left, so the mixture is even from beginning
+// to end. Each file keeps its own order. The result is a function of (seed, files) alone.
 class Interleaver {
   public:
     // Copies to the open file `fd`, which stays the caller's; `output` is its name, for messages. Throws FormatError

@@ -56,7 +56,7 @@ class LineReader : public StreamReader {
         return true;
     }
 
-    // Does the line handed out begin behind the range?
+    // Whether the last line begins behind the range.
     bool is_past_range() const { return stream_.offset() >= range_.end; }
     bool is_whole_file() const { return range_.name.empty(); }
     bool starts_file() const { return range_.begin == 0; }
@@ -67,7 +67,7 @@ class LineReader : public StreamReader {
     }
 
   private:
-    // The rest of a line that the range before has.
+    // The rest of a line that belongs to the range before.
     void skip_line() {
         while (!is_past_range()) {
             const auto bytes = stream_.peek(1);
@@ -81,7 +81,7 @@ class LineReader : public StreamReader {
 
     LineRange range_;
     std::uint64_t line_ = 0;
-    std::size_t pending_ = 0;  // bytes of the line handed out
+    std::size_t pending_ = 0;  // bytes of the last line
 };
 
 // Lines of text. A position belongs to the chunk that it begins in.

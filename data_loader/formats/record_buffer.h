@@ -8,7 +8,7 @@
 
 namespace nnue::data {
 
-// Memory for records that only grows, is not zeroed, and is meant to be used again.
+// Memory for records that is used again and again: it only grows, and is not zeroed.
 class RecordBuffer {
   public:
     Record* data() { return data_.get(); }

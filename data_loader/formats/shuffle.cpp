@@ -122,7 +122,7 @@ ExternalShuffle::~ExternalShuffle() = default;
 
 void ExternalShuffle::add(std::span<const Record> records) {
     if (reading_) throw FormatError("shuffle: positions added after the first was read");
-    // Pages that are never written cost nothing, so all of it is asked for at once.
+    // Memory that is never written to costs nothing, so all of it is allocated at once.
     if (!keyed_ && !spreader_) keyed_ = std::make_unique_for_overwrite<Keyed[]>(capacity_);
     for (const Record& record : records) {
         const Keyed keyed{mix(base_ ^ positions_++), record};
@@ -199,8 +199,8 @@ bool ExternalShuffle::next_bucket() {
     return false;
 }
 
-// The order of keyed_: by the leading bits that vary into about as many cells as there are positions, then within each
-// cell, which holds one or two.
+// Sorts keyed_: by the leading bits that vary, into about as many cells as there are positions; then within each cell,
+// which holds one or two.
 void ExternalShuffle::sort(int level) {
     taken_ = 0;
     order_.resize(size_);

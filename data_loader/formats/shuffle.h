@@ -40,18 +40,18 @@ class SpillFile {
 
 class ExternalShuffle {
   public:
-    // `memory` in bytes bounds what it allocates, but for small change; at least kMinMemory. The folder is for what
+    // `memory` bounds, in bytes, what it allocates (a few KiB aside); at least kMinMemory. The folder is for what
     // does not fit and may need 40 bytes per position.
     static constexpr std::size_t kMinMemory = 1 << 16;
     ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder);
     ~ExternalShuffle();
 
     void add(std::span<const Record> records);
-    // After the last add(): the next positions of the shuffled order; 0 at the end. The first call, and one now and
-    // then, sorts what fits into the memory, which takes seconds.
+    // After the last add(): the next positions in shuffled order; returns 0 at the end. The first call and some later
+    // ones sort what fits into the memory, which takes seconds.
     std::size_t read(std::span<Record> out);
 
-    // Called several times a second while that goes on; what it throws (an interruption) passes through.
+    // Called several times per second meanwhile; what it throws (an interruption) passes through.
     std::function<void()> poll = [] {};
 
     std::uint64_t positions() const { return positions_; }

@@ -9,8 +9,8 @@
 namespace nnue::data {
 
 // A game, as far as a stream of positions shows it: a run of them in which the ply rises and the result, seen by
-// white, stays the same. Every chain of a binpack lies within one; formats without a ply, and shuffled data, have one
-// position in a game, or a few.
+// white, stays the same. Every chain of a binpack lies within one game. In
+// formats without a ply and in shuffled data a game has one position, or a few.
 class GameSplitter {
   public:
     // The share of games that goes to validation; each is drawn by (seed, its number).

@@ -1,4 +1,4 @@
-// One way to write positions in any format.
+// The one interface for writing positions, whatever the format.
 #pragma once
 
 #include <span>

@@ -16,7 +16,7 @@ namespace nnue::data {
 
 namespace {
 
-// What a key is for, so that equal numbers elsewhere do not give equal randomness.
+// Every purpose has a constant in its keys, so that equal numbers elsewhere do not give equal randomness.
 enum KeyUse : std::uint64_t { kChunkOrder = 1, kWindowOrder = 2, kFilters = 3, kWeights = 4 };
 
 thread_local const Pipeline* worker_of = nullptr;
@@ -211,7 +211,7 @@ BadChunks Pipeline::bad_chunks() {
     return bad_chunks_;
 }
 
-// What is wrong with a chunk, once every batch before it has been taken; else null.
+// The error of a damaged chunk, once every batch before it has been taken; until then null.
 std::exception_ptr Pipeline::error_that_is_due() const {
     if (num_outputs_ > 0) return nullptr;
     for (const auto& shard : shards_) {
@@ -220,7 +220,7 @@ std::exception_ptr Pipeline::error_that_is_due() const {
     return nullptr;
 }
 
-// What is being handled, as something that a user can mend where it is the lack of memory.
+// The exception that is being handled. Lack of memory becomes a message that says what to change.
 std::exception_ptr Pipeline::current_error() const {
     try {
         throw;
@@ -326,7 +326,8 @@ bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
     Pending& chunk = *shard.pending.front();
     if (chunk.error) {
         shard.error = chunk.error;
-        // In file order what has come before it is batches as it is. Shuffled, there is no order of half a window.
+        // In file order, what came before the damaged chunk can be handed out as it is. A shuffled window has no order
+        // before it is full.
         if (shard.filling && !options_.shuffle) close_window(shard, false, chunk.at);
         changed_.notify_all();
         return true;
@@ -388,7 +389,7 @@ void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end
         shard.ready_windows.push_back(&window);
         return;
     }
-    // Nothing left to hand out: only its end counts, in its turn behind the windows before it.
+    // All of the window was handed out before the run was resumed. It may still be the end of an epoch.
     shard.idle_windows.push_back(&window);
     if (last_of_epoch) {
         if (!shard.ready_windows.empty()) {
@@ -418,7 +419,7 @@ void Pipeline::decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Sc
     }
 }
 
-// For the shard that has the fewest chunks on their way.
+// Decodes a chunk for the shard that has the fewest decoded or in work.
 bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
     Shard& shard = **std::ranges::min_element(shards_, {}, [](const auto& s) { return s->pending.size(); });
     if (shard.pending.size() >= max_pending_) return false;

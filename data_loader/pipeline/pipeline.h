@@ -83,7 +83,7 @@ struct Output {
     bool end_of_epoch = false;  // a mark after an epoch's last batch: no slot
     std::size_t slot = 0, size = 0;
     std::vector<StreamPosition> after;  // the places behind it, of each shard of this process
-    std::uint64_t bad_chunks = 0;       // that were known when it was handed out
+    std::uint64_t bad_chunks = 0;       // known when it was handed out
     bool ready = false;
 };
 
@@ -96,9 +96,9 @@ class Pipeline {
     Pipeline(const Pipeline&) = delete;
     Pipeline& operator=(const Pipeline&) = delete;
 
-    // The next batch or mark, or nothing if it takes longer than `timeout`. Throws what is wrong with a chunk behind
-    // the last batch before it, whatever else went wrong in a worker at once, and Stopped after stop(). The slot
-    // belongs to the caller until it is released.
+    // The next batch or mark, or nothing if it takes longer than `timeout`. The slot belongs to the caller until it is
+    // released. Throws the error of a damaged chunk after the last batch before it; any other error of a worker at
+    // once; Stopped after stop().
     std::optional<Output> next(std::chrono::milliseconds timeout);
 
     // Gives a slot back, with other memory for the next batch if `memory` is given. Throws FormatError for a slot that
@@ -153,15 +153,15 @@ class Pipeline {
         std::vector<Part> parts;
     };
 
-    // A stream: from where its decoding goes on to its windows.
+    // A stream of chunks, from the place where decoding goes on to the windows that are filled.
     struct Shard {
-        std::size_t number = 0;  // of all
+        std::size_t number = 0;  // among the shards of all processes
         StreamPosition decode_at;
         std::vector<OrderEntry> order;  // of that epoch's chunks
         std::deque<std::unique_ptr<Pending>> pending;
         bool committing = false;
         std::size_t first_batch = 0;         // where a resumed window starts
-        std::uint64_t batches_of_epoch = 0;  // that the epoch being committed has had
+        std::uint64_t batches_of_epoch = 0;  // so far, of the epoch that is being committed
         bool epoch_is_whole = false;         // it was started from its beginning
 
         Window windows[2];
