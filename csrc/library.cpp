@@ -51,24 +51,18 @@ STABLE_TORCH_LIBRARY(nnue, m) {
 
     // Contracts: optimizer.h.
     m.def(
-        "optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!) step, "
-        "Tensor(b!) failed, Tensor(c!) numbers, int rule, float beta1, float beta2, float eps, float positive, "
-        "int lookahead_every, float lookahead_share, float max_norm) -> ()");
+        "optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!)[] state, str rule, "
+        "float[] constants, float max_norm) -> ()");
     m.def(
-        "optimizer_update(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] averages, Tensor(c!)[] squares, "
-        "Tensor(d!)[] shared_averages, Tensor(e!)[] shared_squares, Tensor(f!)[] slow, Tensor(g!)[] copies, "
-        "Tensor numbers, Tensor(h!) failed, float[] rates, float[] decays, float[] lows, float[] highs, int rule, "
-        "float beta1, float beta2, float positive, bool follows_begin=False) -> ()");
+        "optimizer_update(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] moments, Tensor(c!)[] copies, "
+        "Tensor(d!)[] state, float[] settings, str rule, float[] constants, bool follows_begin=False) -> ()");
     m.def("optimizer_mark_rows(Tensor white, Tensor black, Tensor(a!) rows) -> ()");
     m.def(
-        "optimizer_update_rows(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] averages, Tensor(c!) square, "
-        "Tensor(d!)[] shared_averages, Tensor(e!) shared_square, Tensor(f!)[] slow, Tensor rows, Tensor(g!) made, "
-        "Tensor(h!) changes, Tensor(i!) history, Tensor numbers, Tensor(j!) failed, int step, float rate, "
-        "float decay, float low, float high, int rule, float beta1, float beta2, float positive) -> ()");
+        "optimizer_update_rows(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] moments, Tensor rows, "
+        "Tensor(c!)[] late, Tensor(d!)[] state, float[] settings, str rule, float[] constants) -> ()");
     m.def(
-        "optimizer_catch_up(Tensor(a!) weight, Tensor(b!)[] averages, Tensor(c!) square, Tensor(d!)[] slow, "
-        "Tensor? rows, Tensor(e!) made, Tensor changes, Tensor history, int step, float rate, float decay, float low, "
-        "float high, int rule, float beta1, float beta2, float positive) -> ()");
+        "optimizer_catch_up(Tensor(a!) weight, Tensor(b!)[] moments, Tensor? rows, Tensor(c!)[] late, Tensor[] state, "
+        "float[] settings, str rule, float[] constants) -> ()");
 
     // Contracts: rolling.h.
     m.def(

@@ -1,36 +1,44 @@
-// One step of training: the contract of its two operators, the rules by which weights move, and the checks that hold
-// on every device. The rules are the same lines of code on CPU and CUDA.
+// One step of training: the contract of its operators, the rules by which weights move, and the checks that hold on
+// every device. The rules are the same lines of code on CPU and CUDA.
 //
-// optimizer_begin decides, before anything is written, whether the step is made, and with which numbers:
+// What all of them take:
 //
-//   gradients    P tensors, contiguous, any size; float32, float64, float16 or bfloat16. What the guard looks at and
-//                what the norm is taken of.
+//   state        three tensors of one element, one element and kNumbers elements:
+//                  step     int64: updates made so far
+//                  failed   float32: 1 after a loss or gradient that was not finite, and then for good. The caller may
+//                           set it, too. Where it is 1, nothing changes: no weight, no moment, no count.
+//                  numbers  float64, zeros before the first step: what optimizer_begin tells the others about the step,
+//                           see Number; `norm` is for logs
+//   rule         "adam", "rectified" or "positive_negative": see Rule
+//   constants    of the rule, six numbers: beta1, beta2, eps, positive, lookahead_every, lookahead_share (0 steps: no
+//                lookahead)
+//   settings     four numbers for each part: the factor of the learning rate, the decoupled weight decay, and the
+//                lowest and the highest value that the weight is clipped to
+//   moments      for each part, one after the other: its averages (as many as the rule has), its squares, the averages
+//                and squares of its virtual rows, and with lookahead its slow weights. Those of the weight have its
+//                shape and dtype, those of virtual rows are [V, ...], V a divisor of F, or have no elements.
+//
+// A part is a weight, or consecutive rows of one: rows that are trained alike.
+//
+// optimizer_begin decides, before anything is written, whether the step is made, and with which numbers. It counts the
+// step if it is made.
+//
+//   gradients    P tensors, any size; float32, float64, float16 or bfloat16. What the guard looks at and what the norm
+//                is taken of.
 //   shared_rows  P numbers V: rows r and r + V of the gradient [F, N] share a virtual row, whose gradient is their sum
 //                and counts in the norm, too. 0: the gradient has no virtual rows.
 //   loss         float32 or float64, one element
 //   lr           float32 or float64, one element: the learning rate
-//   step         int64, one element: updates made so far; one more afterwards, if this one is made
-//   failed       float32, one element: 1 after a loss or gradient that was not finite, and then for good. The caller
-//                may set it, too. Where it is 1, nothing changes: no weight, no moment, no count.
-//   numbers      float64 [kNumbers], zeros before the first step: see Number. For optimizer_update; `norm` is for logs.
+//   max_norm     gradients are scaled down to this norm; infinity: they are not
 //
-// optimizer_update moves the weights of P parts. A part is a weight, or consecutive rows of one: rows that are trained
-// alike.
+// optimizer_update moves the weights of all parts.
 //
-//   weights          [F, ...] contiguous, float32 or float64, the same for all parts
-//   gradients        of the same shape; the weight's dtype or, for float32, float16 or bfloat16
-//   averages         as many for each part as the rule has (part after part); squares: one for each; shape and dtype of
-//                    the weight
-//   shared_averages, shared_squares   the same for the part's virtual rows [V, ...], V a divisor of F; no elements
-//   where
-//                    the part has none
-//   slow             the slow weights of lookahead, one for each part; an empty list without lookahead
-//   copies           float16 or bfloat16 of the weight's shape, written along with the weight; no elements where the
-//                    part has none; an empty list where no part has one
-//   rates, decays, lows, highs   one number for each part: the factor of the learning rate, the decoupled weight decay,
-//                    and the range that the weight is clipped to
-//   follows_begin    the caller's word that optimizer_begin was the last thing that the stream was given: on CUDA the
-//                    update may then begin to load while that runs
+//   weights        for each part [F, ...] contiguous, float32 or float64, the same for all parts
+//   gradients      of the same shape; the weight's dtype or, for float32, float16 or bfloat16
+//   copies         float16 or bfloat16 of the weight's shape, written along with the weight; no elements where the part
+//                  has none; an empty list where no part has one
+//   follows_begin  the caller's word that optimizer_begin was the last thing that the stream was given: on CUDA the
+//                  update may then begin to load while that runs
 //
 // Virtual rows. Row r is trained as w[r] + v[r mod V], but only the sum is stored. The gradient of a virtual row is the
 // sum of its rows' gradients, and since every rule adds its change to a parameter, the sum moves by the change of w
@@ -48,24 +56,30 @@
 // the steps are then made one after the other by the same lines of code, and give the same bits. What a row of a part
 // has missed is kept for a window of K steps; step t lies at place (t - 1) mod K.
 //
-//   rows      uint8 [F]: the rows that the step, or the call, is for; none: all
-//   made      int64 [F]: the steps that each row has made
-//   history   float64 [K, kNumbers]: the numbers of the steps in the window
-//   changes   the weight's dtype [K, V, ...]: how far each virtual row moved; no elements without virtual rows
-//   step      the number of the last step
+//   rows     uint8 [F]: the rows that the step, or the call, is for; none: all
+//   late     what is kept of a part, three tensors:
+//              made     int64 [F]: the steps that each row has made
+//              changes  the weight's dtype [K, V, ...]: how far each virtual row moved; no elements without any
+//              history  float64 [K, kNumbers]: the numbers of the steps in the window
 //
 // optimizer_mark_rows sets `rows` to 1 where one of the index rows int32 [B, I] has the feature, and leaves the others.
 // Indices outside of the range are left to the operators that use them.
-// optimizer_update_rows makes step `step` for the virtual rows and for the marked rows, which must have made the step
-// before, and keeps in `history` and `changes` what the others will need. The gradients of these are not looked at.
-// optimizer_catch_up makes all steps up to `step` that the marked rows have missed, none of which the window may have
+//
+// optimizer_update_rows makes the step that optimizer_begin has counted, for the virtual rows and for the marked rows,
+// which must have made the step before. What the others will need it keeps in `history` and `changes`; their gradients
+// are not looked at.
+//
+// optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
 // forgotten.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checks.h"
@@ -81,8 +95,7 @@ constexpr const char* kCatchUp = "optimizer_catch_up";
 
 // Adam: torch.optim.AdamW. Rectified: torch.optim.RAdam with decoupled decay. PositiveNegative: AdaPNM (Xie and others,
 // 2021), Adam with two averages that take turns; its step is along (1 + p) · this step's - p · the other one's.
-enum class Rule : int { kAdam = 0, kRectified = 1, kPositiveNegative = 2 };
-constexpr int64_t kRules = 3;
+enum class Rule { kAdam, kRectified, kPositiveNegative };
 
 struct Hyperparameters {
     Rule rule;
@@ -90,7 +103,6 @@ struct Hyperparameters {
     double positive;          // p
     int64_t lookahead_every;  // steps; 0: no lookahead
     double lookahead_share;   // by which slow weights move towards the fast ones
-    double max_norm;          // of the gradient; infinity: no clip
 };
 
 // An element moves by scale · direction / (sqrt(square) · root + eps).
@@ -109,7 +121,8 @@ enum Number : int {
 constexpr int64_t kNumbers = 16;
 
 // The numbers of step t, counted from 1.
-NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double lr, double norm, double* numbers) {
+NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double lr, double norm, double max_norm,
+                                   double* numbers) {
     const double steps = static_cast<double>(t);
     const double correction1 = 1 - pow(h.beta1, steps), power2 = pow(h.beta2, steps), correction2 = 1 - power2;
     double scale = lr / correction1, root = 1 / sqrt(correction2), eps = h.eps;
@@ -132,7 +145,7 @@ NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double l
     numbers[kRoot] = root;
     numbers[kEps] = eps;
     // As torch.nn.utils.clip_grad_norm_.
-    const double share = h.max_norm / (norm + 1e-6);
+    const double share = max_norm / (norm + 1e-6);
     numbers[kGradient] = share < 1 ? share : 1;
     numbers[kLookahead] = h.lookahead_every > 0 && t % h.lookahead_every == 0 ? h.lookahead_share : 0;
     numbers[kTurn] = static_cast<double>(t % 2);
@@ -154,9 +167,9 @@ struct Factors {
     double keep1, take1, keep2, take2, ahead, behind;
 };
 
-inline Factors factors(Rule rule, double beta1, double beta2, double positive) {
-    const double keep1 = rule == Rule::kPositiveNegative ? beta1 * beta1 : beta1;
-    return {keep1, 1 - keep1, beta2, 1 - beta2, 1 + positive, positive};
+inline Factors factors(const Hyperparameters& h) {
+    const double keep1 = h.rule == Rule::kPositiveNegative ? h.beta1 * h.beta1 : h.beta1;
+    return {keep1, 1 - keep1, h.beta2, 1 - h.beta2, 1 + h.positive, h.positive};
 }
 
 template <class T>
@@ -304,8 +317,7 @@ struct Summand {
     Kind kind;
 };
 
-// ---- checks
-// -----------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 
 using Tensors = std::vector<Tensor>;
 
@@ -330,18 +342,53 @@ inline void check_scalar(const char* op, const char* argument, const Tensor& ten
     if (tensor.numel() != 1) fail(op, argument, text(tensor.numel()) + " elements", "one");
 }
 
-inline void check_numbers(const char* op, const Tensor& numbers, Device device) {
+// The three tensors of `state`.
+struct State {
+    Tensor step, failed, numbers;
+};
+
+inline State check_state(const char* op, const Tensors& state, Device device) {
+    if (state.size() != 3) fail(op, "state", text(state.size()) + " tensors", "three: step, failed and numbers");
+    const Tensor& numbers = state[2];
     check_device(op, "numbers", numbers, device, numbers, "numbers");
     check_dtype(op, "numbers", numbers, {ScalarType::Double});
     check_shape(op, "numbers", numbers, {kNumbers}, "[K]");
     check_contiguous(op, "numbers", numbers);
+    check_scalar(op, "step", state[0], device, numbers, {ScalarType::Long});
+    check_scalar(op, "failed", state[1], device, numbers, {ScalarType::Float});
+    return {state[0], state[1], numbers};
 }
 
-inline Rule check_rule(const char* op, int64_t rule, double beta1, double beta2) {
-    if (rule < 0 || rule >= kRules) fail(op, "rule", rule, "0 <= rule < " + text(kRules));
+inline Hyperparameters check_rule(const char* op, const std::string& name, const std::vector<double>& constants) {
+    static constexpr std::pair<const char*, Rule> kAll[] = {
+        {"adam", Rule::kAdam}, {"rectified", Rule::kRectified}, {"positive_negative", Rule::kPositiveNegative}};
+    const auto* const found =
+        std::find_if(std::begin(kAll), std::end(kAll), [&](const auto& known) { return name == known.first; });
+    if (found == std::end(kAll)) fail(op, "rule", "'" + name + "'", "adam, rectified or positive_negative");
+    if (constants.size() != 6) {
+        fail(op, "constants", text(constants.size()) + " numbers",
+             "six: beta1, beta2, eps, positive, lookahead_every, lookahead_share");
+    }
+    const double beta1 = constants[0], beta2 = constants[1], eps = constants[2], every = constants[4];
     if (!(beta1 >= 0 && beta1 < 1)) fail(op, "beta1", std::to_string(beta1), "0 <= beta1 < 1");
     if (!(beta2 >= 0 && beta2 < 1)) fail(op, "beta2", std::to_string(beta2), "0 <= beta2 < 1");
-    return static_cast<Rule>(rule);
+    if (!(eps > 0)) fail(op, "eps", std::to_string(eps), "a number above 0");
+    if (!(every >= 0 && every < 1e15 && every == std::floor(every))) {
+        fail(op, "lookahead_every", std::to_string(every), "a whole number of steps, 0 or more");
+    }
+    return {found->second, beta1, beta2, eps, constants[3], static_cast<int64_t>(every), constants[5]};
+}
+
+// Calls body.operator()<R, T>() with the struct of the rule and the type of the weights.
+template <class Body>
+void with_rule(Rule rule, const Tensor& weight, const Body& body) {
+    const bool is_double = weight.scalar_type() == ScalarType::Double;
+    if (rule == Rule::kPositiveNegative) {
+        is_double ? body.template operator()<PositiveNegative, double>()
+                  : body.template operator()<PositiveNegative, float>();
+    } else {
+        is_double ? body.template operator()<Adam, double>() : body.template operator()<Adam, float>();
+    }
 }
 
 // The divisor of the rows that belong to `shared` virtual rows, or an error.
@@ -373,117 +420,108 @@ inline std::vector<Summand> summands(const Tensors& gradients, const std::vector
     return found;
 }
 
-struct UpdateTensors {
-    const Tensors &weights, &gradients, &averages, &squares, &shared_averages, &shared_squares, &slow, &copies;
-};
-struct UpdateNumbers {
-    const std::vector<double>&rates, &decays, &lows, &highs;
-};
-
-// The state that belongs to `like`: same shape, dtype and device, and no gaps.
-inline void* state(const std::string& name, const Tensor& tensor, const Tensor& like, const std::string& like_name) {
+// A moment that belongs to `like`: same shape, dtype and device, and no gaps.
+inline void* moment(const char* op, const std::string& name, const Tensor& tensor, const Tensor& like,
+                    const std::string& like_name) {
     if (tensor.scalar_type() != like.scalar_type()) {
-        fail(kUpdate, name.c_str(), dtype_name(tensor.scalar_type()),
-             dtype_name(like.scalar_type()) + " as " + like_name);
+        fail(op, name.c_str(), dtype_name(tensor.scalar_type()), dtype_name(like.scalar_type()) + " as " + like_name);
     }
     const auto found = tensor.sizes(), wanted = like.sizes();
     if (!std::equal(found.begin(), found.end(), wanted.begin(), wanted.end())) {
-        fail(kUpdate, name.c_str(), "shape " + shape_text(found), "shape " + shape_text(wanted) + " of " + like_name);
+        fail(op, name.c_str(), "shape " + shape_text(found), "shape " + shape_text(wanted) + " of " + like_name);
     }
-    check_contiguous(kUpdate, name, tensor);
+    check_contiguous(op, name, tensor);
     return tensor.mutable_data_ptr();
 }
 
-inline std::vector<Part> parts(const UpdateTensors& t, const UpdateNumbers& n, int64_t num_averages,
-                               const Tensor& numbers, Device device, Tensors& kept) {
-    const size_t count = t.weights.size();
-    check_length(kUpdate, "gradients", t.gradients.size(), count);
-    check_length(kUpdate, "averages", t.averages.size(), count * num_averages);
-    check_length(kUpdate, "squares", t.squares.size(), count);
-    check_length(kUpdate, "shared_averages", t.shared_averages.size(), count * num_averages);
-    check_length(kUpdate, "shared_squares", t.shared_squares.size(), count);
-    if (!t.slow.empty()) check_length(kUpdate, "slow", t.slow.size(), count);
-    if (!t.copies.empty()) check_length(kUpdate, "copies", t.copies.size(), count);
-    check_length(kUpdate, "rates", n.rates.size(), count);
-    check_length(kUpdate, "decays", n.decays.size(), count);
-    check_length(kUpdate, "lows", n.lows.size(), count);
-    check_length(kUpdate, "highs", n.highs.size(), count);
+// The parts of an update, checked. Parts without elements are left out. `kept` keeps contiguous copies of gradients
+// alive.
+inline std::vector<Part> parts(const char* op, const Tensors& weights, const Tensors& gradients, const Tensors& moments,
+                               const Tensors& copies, const std::vector<double>& settings, const Hyperparameters& h,
+                               const Tensor& like, Device device, Tensors& kept) {
+    const size_t count = weights.size(), averages = averages_of(h.rule);
+    const size_t each = 2 * (averages + 1) + (h.lookahead_every > 0 ? 1 : 0);
+    const auto check_count = [&](const char* argument, size_t found, size_t for_each) {
+        if (found != count * for_each) {
+            fail(op, argument, text(found) + " items",
+                 text(count * for_each) + ", " + text(for_each) + " for each part");
+        }
+    };
+    check_count("gradients", gradients.size(), 1);
+    check_count("moments", moments.size(), each);
+    if (!copies.empty()) check_count("copies", copies.size(), 1);
+    check_count("settings", settings.size(), 4);
     std::vector<Part> found;
     for (size_t i = 0; i < count; ++i) {
         const std::string name = at("weights", i);
-        const Tensor& weight = t.weights[i];
+        const Tensor& weight = weights[i];
         const auto on_device = [&](const std::string& argument, const Tensor& tensor) {
-            check_device(kUpdate, argument.c_str(), tensor, device, numbers, "numbers");
+            check_device(op, argument.c_str(), tensor, device, like, "the rest");
         };
         on_device(name, weight);
-        check_dtype(kUpdate, name.c_str(), weight, {ScalarType::Float, ScalarType::Double});
-        if (weight.scalar_type() != t.weights[0].scalar_type()) {
-            fail(kUpdate, name.c_str(), dtype_name(weight.scalar_type()),
-                 dtype_name(t.weights[0].scalar_type()) + " as weights[0]");
+        check_dtype(op, name.c_str(), weight, {ScalarType::Float, ScalarType::Double});
+        if (weight.scalar_type() != weights[0].scalar_type()) {
+            fail(op, name.c_str(), dtype_name(weight.scalar_type()),
+                 dtype_name(weights[0].scalar_type()) + " as weights[0]");
         }
-        check_contiguous(kUpdate, name, weight);
+        check_contiguous(op, name, weight);
         Part part{};
         part.weight = weight.mutable_data_ptr();
         const std::string gradient_name = at("gradients", i);
-        on_device(gradient_name, t.gradients[i]);
-        part.gradient_kind = kind_of(kUpdate, gradient_name.c_str(), t.gradients[i]);
+        on_device(gradient_name, gradients[i]);
+        part.gradient_kind = kind_of(op, gradient_name.c_str(), gradients[i]);
         const bool is_double = weight.scalar_type() == ScalarType::Double;
         if (is_double != (part.gradient_kind == Kind::kFloat64)) {
-            check_dtype(kUpdate, gradient_name.c_str(), t.gradients[i], {weight.scalar_type()});
+            check_dtype(op, gradient_name.c_str(), gradients[i], {weight.scalar_type()});
         }
-        const auto sizes = t.gradients[i].sizes(), wanted = weight.sizes();
+        const auto sizes = gradients[i].sizes(), wanted = weight.sizes();
         if (!std::equal(sizes.begin(), sizes.end(), wanted.begin(), wanted.end())) {
-            fail(kUpdate, gradient_name.c_str(), "shape " + shape_text(sizes),
+            fail(op, gradient_name.c_str(), "shape " + shape_text(sizes),
                  "shape " + shape_text(wanted) + " of " + name);
         }
-        kept.push_back(torch::stable::contiguous(t.gradients[i]));
+        kept.push_back(torch::stable::contiguous(gradients[i]));
         part.gradient = kept.back().const_data_ptr();
-        for (int64_t a = 0; a < num_averages; ++a) {
-            const size_t place = i * num_averages + a;
-            on_device(at("averages", place), t.averages[place]);
-            part.averages[a] = state(at("averages", place), t.averages[place], weight, name);
-        }
-        on_device(at("squares", i), t.squares[i]);
-        part.square = state(at("squares", i), t.squares[i], weight, name);
+        const size_t first = i * each, first_shared = first + averages + 1;
+        const auto moment_of = [&](size_t place, const Tensor& owner, const std::string& owner_name) {
+            on_device(at("moments", place), moments[place]);
+            return moment(op, at("moments", place), moments[place], owner, owner_name);
+        };
+        for (size_t a = 0; a < averages; ++a) part.averages[a] = moment_of(first + a, weight, name);
+        part.square = moment_of(first + averages, weight, name);
         part.rows = 1;
-        const Tensor& shared = t.shared_squares[i];
+        const Tensor& shared = moments[first_shared + averages];
         if (shared.numel() != 0) {
-            const std::string shared_name = at("shared_squares", i);
+            const std::string shared_name = at("moments", first_shared + averages);
             on_device(shared_name, shared);
-            part.rows = rows_of(kUpdate, shared_name, weight, shared.dim() == 0 ? 1 : shared.size(0));
+            part.rows = rows_of(op, shared_name, weight, shared.dim() == 0 ? 1 : shared.size(0));
             if (shared.numel() * part.rows != weight.numel()) {
-                fail(kUpdate, shared_name.c_str(), "shape " + shape_text(shared.sizes()),
+                fail(op, shared_name.c_str(), "shape " + shape_text(shared.sizes()),
                      "[V, ...] with the columns of " + name);
             }
-            part.shared_square = state(shared_name, shared, shared, shared_name);
-            check_dtype(kUpdate, shared_name.c_str(), shared, {weight.scalar_type()});
-            for (int64_t a = 0; a < num_averages; ++a) {
-                const size_t place = i * num_averages + a;
-                on_device(at("shared_averages", place), t.shared_averages[place]);
-                part.shared_averages[a] =
-                    state(at("shared_averages", place), t.shared_averages[place], shared, shared_name);
+            check_dtype(op, shared_name.c_str(), shared, {weight.scalar_type()});
+            part.shared_square = moment_of(first_shared + averages, shared, shared_name);
+            for (size_t a = 0; a < averages; ++a) {
+                part.shared_averages[a] = moment_of(first_shared + a, shared, shared_name);
             }
         }
-        if (!t.slow.empty()) {
-            on_device(at("slow", i), t.slow[i]);
-            part.slow = state(at("slow", i), t.slow[i], weight, name);
-        }
-        if (!t.copies.empty() && t.copies[i].numel() != 0) {
+        if (h.lookahead_every > 0) part.slow = moment_of(first + each - 1, weight, name);
+        if (!copies.empty() && copies[i].numel() != 0) {
             const std::string copy_name = at("copies", i);
-            on_device(copy_name, t.copies[i]);
-            check_dtype(kUpdate, copy_name.c_str(), t.copies[i], {ScalarType::Half, ScalarType::BFloat16});
-            part.copy_kind = kind_of(kUpdate, copy_name.c_str(), t.copies[i]);
-            if (t.copies[i].numel() != weight.numel()) {
-                fail(kUpdate, copy_name.c_str(), "shape " + shape_text(t.copies[i].sizes()),
+            on_device(copy_name, copies[i]);
+            check_dtype(op, copy_name.c_str(), copies[i], {ScalarType::Half, ScalarType::BFloat16});
+            part.copy_kind = kind_of(op, copy_name.c_str(), copies[i]);
+            if (copies[i].numel() != weight.numel()) {
+                fail(op, copy_name.c_str(), "shape " + shape_text(copies[i].sizes()),
                      "shape " + shape_text(wanted) + " of " + name);
             }
-            check_contiguous(kUpdate, copy_name, t.copies[i]);
-            part.copy = t.copies[i].mutable_data_ptr();
+            check_contiguous(op, copy_name, copies[i]);
+            part.copy = copies[i].mutable_data_ptr();
         }
-        part.rate = n.rates[i], part.decay = n.decays[i], part.low = n.lows[i], part.high = n.highs[i];
+        const double* const numbers = settings.data() + 4 * i;
+        part.rate = numbers[0], part.decay = numbers[1], part.low = numbers[2], part.high = numbers[3];
         if (!(part.low <= part.high)) {
-            fail(kUpdate, at("lows", i).c_str(), std::to_string(part.low),
-                 "at most " + at("highs", i) + " = " + std::to_string(part.high));
+            fail(op, at("settings", 4 * i + 2).c_str(), "lowest weight " + std::to_string(part.low),
+                 "at most the highest, " + std::to_string(part.high));
         }
         const int64_t elements = weight.numel();
         if (elements == 0) continue;
@@ -493,23 +531,13 @@ inline std::vector<Part> parts(const UpdateTensors& t, const UpdateNumbers& n, i
     return found;
 }
 
-inline Hyperparameters check_hyperparameters(int64_t rule, double beta1, double beta2, double eps, double positive,
-                                             int64_t lookahead_every, double lookahead_share, double max_norm) {
-    const Rule checked = check_rule(kBegin, rule, beta1, beta2);
-    if (!(eps > 0)) fail(kBegin, "eps", std::to_string(eps), "a number above 0");
-    if (lookahead_every < 0) fail(kBegin, "lookahead_every", lookahead_every, "0 or more steps");
+// Everything that optimizer_begin takes but gradients and rule, on any device.
+inline State check_begin(const Tensor& loss, const Tensor& lr, const Tensors& state, double max_norm, Device device) {
+    const State checked = check_state(kBegin, state, device);
+    check_scalar(kBegin, "loss", loss, device, checked.numbers, {ScalarType::Float, ScalarType::Double});
+    check_scalar(kBegin, "lr", lr, device, checked.numbers, {ScalarType::Float, ScalarType::Double});
     if (!(max_norm > 0)) fail(kBegin, "max_norm", std::to_string(max_norm), "a number above 0, or infinity");
-    return {checked, beta1, beta2, eps, positive, lookahead_every, lookahead_share, max_norm};
-}
-
-// Everything that optimizer_begin takes, on any device.
-inline void check_begin(const Tensor& loss, const Tensor& lr, const Tensor& step, const Tensor& failed,
-                        const Tensor& numbers, Device device) {
-    check_numbers(kBegin, numbers, device);
-    check_scalar(kBegin, "loss", loss, device, numbers, {ScalarType::Float, ScalarType::Double});
-    check_scalar(kBegin, "lr", lr, device, numbers, {ScalarType::Float, ScalarType::Double});
-    check_scalar(kBegin, "step", step, device, numbers, {ScalarType::Long});
-    check_scalar(kBegin, "failed", failed, device, numbers, {ScalarType::Float});
+    return checked;
 }
 
 }  // namespace nnue::optimizer

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ LATE_SHARE = 0.45
 docs/performance.md. It changes no bit."""
 
 RuleKind = Literal["adam", "rectified", "positive_negative"]
-_KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
 
 # What optimizer_begin leaves for optimizer_update, float64: the enum Number of csrc/optimizer.h.
 NUMBERS = 16
@@ -58,8 +57,9 @@ class Rule:
     lookahead_share: float = 0.5
 
     @property
-    def number(self) -> int:
-        return _KINDS.index(self.kind)
+    def constants(self) -> list[float]:
+        """As the operators take them."""
+        return [*self.betas, self.eps, self.positive, self.lookahead_every, self.lookahead_share]
 
     @property
     def averages(self) -> int:
@@ -110,6 +110,11 @@ class Part:
     virtual_name: str | None = None
     """of the virtual rows, for their moments; NAME.virtual unless given"""
 
+    @property
+    def settings(self) -> list[float]:
+        """As the operators take them."""
+        return [self.rate, self.decay, self.low, self.high]
+
     def rows(self, tensor: Tensor) -> Tensor:
         """The part's rows of a tensor of the parameter's shape."""
         if self.first == 0 and self.size is None:
@@ -129,6 +134,11 @@ class _Moments:
     shared_square: Tensor
     slow: Tensor | None
     copy: Tensor
+
+    def all(self) -> list[Tensor]:
+        """In the order of the operators."""
+        slow = [] if self.slow is None else [self.slow]
+        return [*self.averages, self.square, *self.shared_averages, self.shared_square, *slow]
 
 
 @dataclass
@@ -221,15 +231,9 @@ class FusedOptimizer:
             [part.virtual_rows if clips else 0 for part, _ in guarded],
             loss.detach(),
             self.lr,
-            self.step_count,
-            self.failed,
-            self.numbers,
-            self.rule.number,
-            *self.rule.betas,
-            self.rule.eps,
-            self.rule.positive,
-            self.rule.lookahead_every,
-            self.rule.lookahead_share,
+            self._on_device,
+            self.rule.kind,
+            self.rule.constants,
             self.max_norm,
         )
         for late in self.late_rows.values():
@@ -237,27 +241,22 @@ class FusedOptimizer:
         # Autograd has to know that a graph which was made before the step is out of date.
         torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
         active = [(part, moments, gradient) for part, moments, gradient in active if part.name not in self.late_rows]
-        moments = [m for _, m, _ in active]
         torch.ops.nnue.optimizer_update(
-            [m.weight for m in moments],
+            [moments.weight for _, moments, _ in active],
             [gradient for _, _, gradient in active],
-            [average for m in moments for average in m.averages],
-            [m.square for m in moments],
-            [average for m in moments for average in m.shared_averages],
-            [m.shared_square for m in moments],
-            [m.slow for m in moments if m.slow is not None],
-            [m.copy for m in moments],
-            self.numbers,
-            self.failed,
-            [part.rate for part, _, _ in active],
-            [part.decay for part, _, _ in active],
-            [part.low for part, _, _ in active],
-            [part.high for part, _, _ in active],
-            self.rule.number,
-            *self.rule.betas,
-            self.rule.positive,
-            not self.late_rows,  # nothing has come between the two
+            [moment for _, moments, _ in active for moment in moments.all()],
+            [moments.copy for _, moments, _ in active],
+            self._on_device,
+            [number for part, _, _ in active for number in part.settings],
+            self.rule.kind,
+            self.rule.constants,
+            follows_begin=not self.late_rows,  # nothing has come between the two
         )
+
+    @property
+    def _on_device(self) -> list[Tensor]:
+        """`state` of the operators."""
+        return [self.step_count, self.failed, self.numbers]
 
     def settle(self) -> None:
         """Brings all rows that are updated late up to date."""
@@ -344,19 +343,10 @@ class LateRows:
                 torch.ops.nnue.optimizer_update_rows(
                     moments.weight,
                     part.rows(gradient),
-                    moments.averages,
-                    moments.square,
-                    moments.shared_averages,
-                    moments.shared_square,
-                    [] if moments.slow is None else [moments.slow],
+                    moments.all(),
                     part.rows(self._marked),
-                    part.rows(self._made),
-                    changes,
-                    self._history,
-                    optimizer.numbers,
-                    optimizer.failed,
-                    step,
-                    *self._numbers(part),
+                    [part.rows(self._made), changes, self._history],
+                    *self._how(part),
                 )
         self._marked.zero_()
         self._any_marked = self._all_marked = False
@@ -368,20 +358,16 @@ class LateRows:
         for changes, (part, moments) in self._zip():
             torch.ops.nnue.optimizer_catch_up(
                 moments.weight,
-                moments.averages,
-                moments.square,
-                [] if moments.slow is None else [moments.slow],
+                moments.all(),
                 None if marked is None else part.rows(marked),
-                part.rows(self._made),
-                changes,
-                self._history,
-                self._steps(),
-                *self._numbers(part),
+                [part.rows(self._made), changes, self._history],
+                *self._how(part),
             )
 
-    def _numbers(self, part: Part) -> tuple[float, ...]:
-        rule = self._optimizer.rule
-        return (part.rate, part.decay, part.low, part.high, rule.number, *rule.betas, rule.positive)
+    def _how(self, part: Part) -> tuple[list[Tensor], list[float], str, list[float]]:
+        """state, settings, rule and constants, as the operators take them."""
+        optimizer = self._optimizer
+        return optimizer._on_device, part.settings, optimizer.rule.kind, optimizer.rule.constants
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

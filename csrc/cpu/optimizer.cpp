@@ -54,12 +54,10 @@ double scalar(const Tensor& tensor) {
     return tensor.scalar_type() == ScalarType::Double ? *const_data<double>(tensor) : *const_data<float>(tensor);
 }
 
-void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr,
-              const Tensor& step, const Tensor& failed, const Tensor& numbers, int64_t rule, double beta1, double beta2,
-              double eps, double positive, int64_t lookahead_every, double lookahead_share, double max_norm) {
-    const Hyperparameters h =
-        check_hyperparameters(rule, beta1, beta2, eps, positive, lookahead_every, lookahead_share, max_norm);
-    check_begin(loss, lr, step, failed, numbers, Device::cpu);
+void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
+              const std::string& rule, std::vector<double> constants, double max_norm) {
+    const Hyperparameters h = check_rule(kBegin, rule, constants);
+    const auto [step, failed, numbers] = check_begin(loss, lr, state, max_norm, Device::cpu);
     Tensors kept;
     const std::vector<Summand> from = summands(gradients, shared_rows, numbers, Device::cpu, kept);
     int64_t tasks = 0;
@@ -90,7 +88,7 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
         return;
     }
     int64_t* const count = mutable_data<int64_t>(step);
-    make_numbers(h, ++*count, scalar(lr), std::sqrt(total), out);
+    make_numbers(h, ++*count, scalar(lr), std::sqrt(total), max_norm, out);
 }
 
 template <class R, class T>
@@ -105,29 +103,18 @@ void run(const std::vector<Part>& parts, const Factors& factors, const double* n
     if (bad) *failed = 1;
 }
 
-void update_op(Tensors weights, Tensors gradients, Tensors averages, Tensors squares, Tensors shared_averages,
-               Tensors shared_squares, Tensors slow, Tensors copies, const Tensor& numbers, const Tensor& failed,
-               std::vector<double> rates, std::vector<double> decays, std::vector<double> lows,
-               std::vector<double> highs, int64_t rule_in, double beta1, double beta2, double positive,
+void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors state,
+               std::vector<double> settings, const std::string& rule, std::vector<double> constants,
                bool /*follows_begin*/) {
-    const Rule rule = check_rule(kUpdate, rule_in, beta1, beta2);
-    check_numbers(kUpdate, numbers, Device::cpu);
-    check_scalar(kUpdate, "failed", failed, Device::cpu, numbers, {ScalarType::Float});
+    const Hyperparameters h = check_rule(kUpdate, rule, constants);
+    const auto [step, failed, numbers] = check_state(kUpdate, state, Device::cpu);
     Tensors kept;
     const std::vector<Part> found =
-        parts({weights, gradients, averages, squares, shared_averages, shared_squares, slow, copies},
-              {rates, decays, lows, highs}, averages_of(rule), numbers, Device::cpu, kept);
+        parts(kUpdate, weights, gradients, moments, copies, settings, h, numbers, Device::cpu, kept);
     const double* const given = const_data<double>(numbers);
     if (found.empty() || given[kGo] == 0) return;
-    const Factors f = factors(rule, beta1, beta2, positive);
     float* const flag = mutable_data<float>(failed);
-    const bool is_double = weights[0].scalar_type() == ScalarType::Double;
-    if (rule == Rule::kPositiveNegative) {
-        is_double ? run<PositiveNegative, double>(found, f, given, flag)
-                  : run<PositiveNegative, float>(found, f, given, flag);
-    } else {
-        is_double ? run<Adam, double>(found, f, given, flag) : run<Adam, float>(found, f, given, flag);
-    }
+    with_rule(h.rule, weights[0], [&]<class R, class T>() { run<R, T>(found, factors(h), given, flag); });
 }
 
 // ---- rows updated late ----------------------------------------------------------------------------------------------
@@ -167,8 +154,12 @@ struct Late {
     double* history;
 };
 
-Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& rows, const Tensor& made,
-          const Tensor& changes, const Tensor& history) {
+Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& rows,
+          const Tensors& kept_late) {
+    if (kept_late.size() != 3) {
+        fail(op, "late", text(kept_late.size()) + " tensors", "three: made, changes and history");
+    }
+    const Tensor &made = kept_late[0], &changes = kept_late[1], &history = kept_late[2];
     if (weight.dim() < 1) fail(op, "weight", "no dimensions", "shape [F, ...]");
     const int64_t num_rows = weight.size(0);
     check_device(op, "made", made, Device::cpu, weight, "weight");
@@ -231,38 +222,28 @@ void update_rows(const Late& l, const Factors& factors, const double* numbers, i
     if (bad) *failed = 1;
 }
 
-void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors averages, const Tensor& square,
-                    Tensors shared_averages, const Tensor& shared_square, Tensors slow, const Tensor& rows,
-                    const Tensor& made, const Tensor& changes, const Tensor& history, const Tensor& numbers,
-                    const Tensor& failed, int64_t step, double rate, double decay, double low, double high,
-                    int64_t rule_in, double beta1, double beta2, double positive) {
-    const Rule rule = check_rule(kUpdateRows, rule_in, beta1, beta2);
-    check_numbers(kUpdateRows, numbers, Device::cpu);
-    check_scalar(kUpdateRows, "failed", failed, Device::cpu, numbers, {ScalarType::Float});
-    if (step < 1) fail(kUpdateRows, "step", step, "1 or more");
+void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moments, const Tensor& rows,
+                    Tensors late_tensors, Tensors state, std::vector<double> settings, const std::string& rule,
+                    std::vector<double> constants) {
+    const Hyperparameters h = check_rule(kUpdateRows, rule, constants);
+    const auto [step, failed, numbers] = check_state(kUpdateRows, state, Device::cpu);
     if (gradient.scalar_type() != weight.scalar_type()) {
         check_dtype(kUpdateRows, "gradient", gradient, {weight.scalar_type()});
     }
     Tensors kept;
     const std::vector<Part> found =
-        parts({{weight}, {gradient}, averages, {square}, shared_averages, {shared_square}, slow, {}},
-              {{rate}, {decay}, {low}, {high}}, averages_of(rule), numbers, Device::cpu, kept);
+        parts(kUpdateRows, {weight}, {gradient}, moments, {}, settings, h, numbers, Device::cpu, kept);
     if (found.empty() || const_data<double>(numbers)[kGo] == 0) return;
-    const Late l = late(kUpdateRows, found[0], weight, rows, made, changes, history);
+    const int64_t last = *const_data<int64_t>(step);
+    if (last < 1) fail(kUpdateRows, "step", last, "1 or more");
+    const Late l = late(kUpdateRows, found[0], weight, rows, late_tensors);
     if ((l.changes == nullptr) != (found[0].shared_square == nullptr)) {
-        fail(kUpdateRows, "changes", text(changes.numel()) + " elements", "some, if there are virtual rows, else none");
+        fail(kUpdateRows, "changes", text(late_tensors[1].numel()) + " elements",
+             "some, if there are virtual rows, else none");
     }
-    const Factors f = factors(rule, beta1, beta2, positive);
     const double* const given = const_data<double>(numbers);
     float* const flag = mutable_data<float>(failed);
-    const bool is_double = weight.scalar_type() == ScalarType::Double;
-    if (rule == Rule::kPositiveNegative) {
-        is_double ? update_rows<PositiveNegative, double>(l, f, given, step, flag)
-                  : update_rows<PositiveNegative, float>(l, f, given, step, flag);
-    } else {
-        is_double ? update_rows<Adam, double>(l, f, given, step, flag)
-                  : update_rows<Adam, float>(l, f, given, step, flag);
-    }
+    with_rule(h.rule, weight, [&]<class R, class T>() { update_rows<R, T>(l, factors(h), given, last, flag); });
 }
 
 template <class R, class T>
@@ -295,31 +276,23 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
     });
 }
 
-void catch_up_op(const Tensor& weight, Tensors averages, const Tensor& square, Tensors slow,
-                 const std::optional<Tensor>& rows, const Tensor& made, const Tensor& changes, const Tensor& history,
-                 int64_t step, double rate, double decay, double low, double high, int64_t rule_in, double beta1,
-                 double beta2, double positive) {
-    const Rule rule = check_rule(kCatchUp, rule_in, beta1, beta2);
+void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tensor>& rows, Tensors late_tensors,
+                 Tensors state, std::vector<double> settings, const std::string& rule, std::vector<double> constants) {
+    const Hyperparameters h = check_rule(kCatchUp, rule, constants);
+    const auto [counted, failed, numbers] = check_state(kCatchUp, state, Device::cpu);
     Tensors kept;
-    const Tensor nothing = torch::stable::new_empty(weight, {0});
     const std::vector<Part> found =
-        parts({{weight}, {weight}, averages, {square}, Tensors(averages.size(), nothing), {nothing}, slow, {}},
-              {{rate}, {decay}, {low}, {high}}, averages_of(rule), weight, Device::cpu, kept);
+        parts(kCatchUp, {weight}, {weight}, moments, {}, settings, h, weight, Device::cpu, kept);
     if (found.empty()) return;
-    const Late l = late(kCatchUp, found[0], weight, rows, made, changes, history);
+    const int64_t step = *const_data<int64_t>(counted);
+    const Late l = late(kCatchUp, found[0], weight, rows, late_tensors);
     for (int64_t row = 0; row < weight.size(0); ++row) {
         if ((l.marked == nullptr || l.marked[row]) && step - l.made[row] > l.window) {
             fail(kCatchUp, "made", text(l.made[row]) + " in row " + text(row),
                  "at least " + text(step - l.window) + ", as the window has " + text(l.window) + " steps");
         }
     }
-    const Factors f = factors(rule, beta1, beta2, positive);
-    const bool is_double = weight.scalar_type() == ScalarType::Double;
-    if (rule == Rule::kPositiveNegative) {
-        is_double ? catch_up<PositiveNegative, double>(l, f, step) : catch_up<PositiveNegative, float>(l, f, step);
-    } else {
-        is_double ? catch_up<Adam, double>(l, f, step) : catch_up<Adam, float>(l, f, step);
-    }
+    with_rule(h.rule, weight, [&]<class R, class T>() { catch_up<R, T>(l, factors(h), step); });
 }
 
 }  // namespace

@@ -355,27 +355,29 @@ def test_autograd_notices_a_step(device: torch.device) -> None:
         loss.backward()
 
 
+def moments(**changed: torch.Tensor) -> list[torch.Tensor]:
+    """Of one part: average, square, and the same of three virtual rows."""
+    own = {"average": torch.zeros(6, 4), "square": torch.zeros(6, 4)}
+    shared = {"shared_average": torch.zeros(3, 4), "shared_square": torch.zeros(3, 4)}
+    return list((own | shared | changed).values())
+
+
+def state(numbers: torch.Tensor | None = None) -> list[torch.Tensor]:
+    numbers = torch.zeros(16, dtype=torch.float64) if numbers is None else numbers
+    return [torch.zeros((), dtype=torch.int64), torch.zeros(()), numbers]
+
+
 def call_update(**changed: object) -> None:
     weight = torch.zeros(6, 4)
     arguments: dict[str, object] = {
         "weights": [weight],
         "gradients": [torch.zeros(6, 4)],
-        "averages": [torch.zeros(6, 4)],
-        "squares": [torch.zeros(6, 4)],
-        "shared_averages": [torch.zeros(3, 4)],
-        "shared_squares": [torch.zeros(3, 4)],
-        "slow": [],
+        "moments": moments(),
         "copies": [],
-        "numbers": torch.zeros(16, dtype=torch.float64),
-        "failed": torch.zeros(()),
-        "rates": [1.0],
-        "decays": [0.0],
-        "lows": [-1.0],
-        "highs": [1.0],
-        "rule": 0,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "positive": 1.0,
+        "state": state(),
+        "settings": [1.0, 0.0, -1.0, 1.0],
+        "rule": "adam",
+        "constants": [0.9, 0.999, 1e-8, 1.0, 0.0, 0.5],
     }
     torch.ops.nnue.optimizer_update(*(arguments | changed).values())
 
@@ -383,21 +385,35 @@ def call_update(**changed: object) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"gradients": []}, "gradients: found 0 items, expected 1, one for each part"),
+        ({"gradients": []}, "gradients: found 0 items, expected 1, 1 for each part"),
         ({"gradients": [torch.zeros(4, 6)]}, r"gradients\[0\]: found shape \[4, 6\], expected shape \[6, 4\] of weig"),
         ({"gradients": [torch.zeros(6, 4).double()]}, r"gradients\[0\]: found float64, expected float32"),
-        ({"squares": [torch.zeros(4, 6).t()]}, r"squares\[0\]: found a tensor with gaps, expected a contiguous one"),
-        ({"averages": [torch.zeros(6, 4).half()]}, r"averages\[0\]: found float16, expected float32 as weights\[0\]"),
         (
-            {"shared_squares": [torch.zeros(4, 4)]},
-            r"shared_squares\[0\]: found 4 virtual rows, expected a divisor of 6",
+            {"moments": moments(square=torch.zeros(4, 6).t())},
+            r"moments\[1\]: found a tensor with gaps, expected a contiguous one",
         ),
-        ({"rule": 3}, "rule: found 3, expected 0 <= rule < 3"),
-        ({"rule": 2}, "averages: found 1 items, expected 2"),
-        ({"lows": [2.0]}, r"lows\[0\]: found 2.0+, expected at most highs\[0\] = 1.0+"),
-        ({"beta1": 1.0}, "beta1: found 1.0+, expected 0 <= beta1 < 1"),
+        (
+            {"moments": moments(average=torch.zeros(6, 4).half())},
+            r"moments\[0\]: found float16, expected float32 as weights\[0\]",
+        ),
+        (
+            {"moments": moments(shared_square=torch.zeros(4, 4))},
+            r"moments\[3\]: found 4 virtual rows, expected a divisor of 6",
+        ),
+        ({"rule": "sgd"}, "rule: found 'sgd', expected adam, rectified or positive_negative"),
+        ({"rule": "positive_negative"}, "moments: found 4 items, expected 6, 6 for each part"),
+        ({"constants": [0.9, 0.999, 1e-8, 1.0, 3.0, 0.5]}, "moments: found 4 items, expected 5, 5 for each part"),
+        ({"settings": [1.0]}, "settings: found 1 items, expected 4, 4 for each part"),
+        (
+            {"settings": [1.0, 0.0, 2.0, 1.0]},
+            r"settings\[2\]: found lowest weight 2.0+, expected at most the highest, 1.0+",
+        ),
+        ({"constants": [0.9]}, "constants: found 1 numbers, expected six: beta1, beta2, eps"),
+        ({"constants": [1.0, 0.999, 1e-8, 1.0, 0.0, 0.5]}, "beta1: found 1.0+, expected 0 <= beta1 < 1"),
+        ({"constants": [0.9, 0.999, 1e-8, 1.0, 0.5, 0.5]}, "lookahead_every: found 0.50*, expected a whole number of"),
         ({"copies": [torch.zeros(6, 4)]}, r"copies\[0\]: found float32, expected float16 or bfloat16"),
-        ({"numbers": torch.zeros(16)}, "numbers: found float32, expected float64"),
+        ({"state": state(torch.zeros(16))}, "numbers: found float32, expected float64"),
+        ({"state": []}, "state: found 0 tensors, expected three: step, failed and numbers"),
     ],
 )
 def test_wrong_arguments_are_named(changed: dict[str, object], message: str) -> None:

@@ -27,13 +27,12 @@ int64_t bytes_of(Kind kind) {
     return kind == Kind::kFloat64 ? 8 : kind == Kind::kFloat32 ? 4 : 2;
 }
 
-void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr,
-              const Tensor& step, const Tensor& failed, const Tensor& numbers, int64_t rule, double beta1, double beta2,
-              double eps, double positive, int64_t lookahead_every, double lookahead_share, double max_norm) {
+void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
+              const std::string& rule, std::vector<double> constants, double max_norm) {
     BeginArguments a{};
-    a.hyperparameters =
-        check_hyperparameters(rule, beta1, beta2, eps, positive, lookahead_every, lookahead_share, max_norm);
-    check_begin(loss, lr, step, failed, numbers, Device::cuda);
+    a.hyperparameters = check_rule(kBegin, rule, constants);
+    a.max_norm = max_norm;
+    const auto [step, failed, numbers] = check_begin(loss, lr, state, max_norm, Device::cuda);
     Tensors kept;
     const std::vector<Summand> from = summands(gradients, shared_rows, numbers, Device::cuda, kept);
     const torch::stable::accelerator::DeviceGuard guard(numbers.get_device_index());
@@ -135,33 +134,23 @@ void run(const std::vector<Part>& parts, const UpdateArguments& a, bool early, c
     }
 }
 
-void update_op(Tensors weights, Tensors gradients, Tensors averages, Tensors squares, Tensors shared_averages,
-               Tensors shared_squares, Tensors slow, Tensors copies, const Tensor& numbers, const Tensor& failed,
-               std::vector<double> rates, std::vector<double> decays, std::vector<double> lows,
-               std::vector<double> highs, int64_t rule_in, double beta1, double beta2, double positive,
+void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors state,
+               std::vector<double> settings, const std::string& rule, std::vector<double> constants,
                bool follows_begin) {
-    const Rule rule = check_rule(kUpdate, rule_in, beta1, beta2);
-    check_numbers(kUpdate, numbers, Device::cuda);
-    check_scalar(kUpdate, "failed", failed, Device::cuda, numbers, {ScalarType::Float});
+    const Hyperparameters h = check_rule(kUpdate, rule, constants);
+    const auto [step, failed, numbers] = check_state(kUpdate, state, Device::cuda);
     Tensors kept;
     const std::vector<Part> found =
-        parts({weights, gradients, averages, squares, shared_averages, shared_squares, slow, copies},
-              {rates, decays, lows, highs}, averages_of(rule), numbers, Device::cuda, kept);
+        parts(kUpdate, weights, gradients, moments, copies, settings, h, numbers, Device::cuda, kept);
     if (found.empty()) return;
     const torch::stable::accelerator::DeviceGuard guard(numbers.get_device_index());
     const cudaStream_t stream = current_stream(numbers);
     UpdateArguments a{};
-    a.factors = factors(rule, beta1, beta2, positive);
+    a.factors = factors(h);
     a.numbers = const_data<double>(numbers);
     a.failed = mutable_data<float>(failed);
     const bool early = follows_begin && starts_early(numbers.get_device_index());
-    const bool is_double = weights[0].scalar_type() == ScalarType::Double;
-    if (rule == Rule::kPositiveNegative) {
-        is_double ? run<PositiveNegative, double>(found, a, early, stream)
-                  : run<PositiveNegative, float>(found, a, early, stream);
-    } else {
-        is_double ? run<Adam, double>(found, a, early, stream) : run<Adam, float>(found, a, early, stream);
-    }
+    with_rule(h.rule, weights[0], [&]<class R, class T>() { run<R, T>(found, a, early, stream); });
 }
 
 }  // namespace

@@ -55,6 +55,7 @@ struct BeginArguments {
     float* failed;
     double* numbers;
     Hyperparameters hyperparameters;
+    double max_norm;
 };
 
 // The item that a thread block works for.
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
         a.numbers[kGo] = 0;
         return;
     }
-    make_numbers(a.hyperparameters, *a.step += 1, scalar(a.lr, a.lr_is_double), sqrt(sum), a.numbers);
+    make_numbers(a.hyperparameters, *a.step += 1, scalar(a.lr, a.lr_is_double), sqrt(sum), a.max_norm, a.numbers);
 }
 
 template <class T, int V>
