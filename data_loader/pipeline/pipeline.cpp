@@ -400,10 +400,8 @@ void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end
     }
 }
 
-void Pipeline::decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Scratch& scratch, FilterCounts& counts) {
-    const bool flags = options_.filters.needs_flags();
-    const std::size_t unscored =
-        files_[ref.file]->decode(ref.chunk, scratch.payload, chunk.records, flags ? &scratch.flags : nullptr);
+void Pipeline::filter_chunk(ChunkRef ref, std::uint32_t copy, std::size_t unscored, Pending& chunk, Scratch& scratch,
+                            FilterCounts& counts) {
     if (options_.filters.drops_any(unscored)) {
         const std::uint64_t key = make_key({options_.seed, kFilters, chunk.at.epoch, ref.file, ref.chunk, copy});
         chunk.records.resize(
@@ -458,10 +456,14 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     lock.unlock();
     std::string bad;
     if (!past_end) {
+        bool decoded = false;
         try {
-            decode_chunk(ref, entry.copy, chunk, scratch, counts);
+            const std::size_t unscored = files_[ref.file]->decode(
+                ref.chunk, scratch.payload, chunk.records, options_.filters.needs_flags() ? &scratch.flags : nullptr);
+            decoded = true;
+            filter_chunk(ref, entry.copy, unscored, chunk, scratch, counts);
         } catch (const FormatError& error) {
-            if (options_.skip_bad_chunks) {
+            if (options_.skip_bad_chunks && !decoded) {  // an error of a user's filter is not the chunk's
                 bad = error.what();
             } else {
                 chunk.error = std::current_exception();

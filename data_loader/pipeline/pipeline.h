@@ -177,7 +177,8 @@ class Pipeline {
     bool try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     bool try_commit(std::unique_lock<std::mutex>& lock);
     bool commit(std::unique_lock<std::mutex>& lock, Shard& shard);
-    void decode_chunk(ChunkRef ref, std::uint32_t copy, Pending& chunk, Scratch& scratch, FilterCounts& counts);
+    void filter_chunk(ChunkRef ref, std::uint32_t copy, std::size_t unscored, Pending& chunk, Scratch& scratch,
+                      FilterCounts& counts);
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     void decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch& scratch);
     void fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const;

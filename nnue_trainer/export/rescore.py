@@ -8,8 +8,7 @@ import numpy as np
 
 from nnue_trainer import _data
 from nnue_trainer.data.files import PositionWriter, Progress, StrPath, check_new, format_for, read_files
-from nnue_trainer.data.transform import Report, _check_outputs
-from nnue_trainer.errors import UserError
+from nnue_trainer.data.transform import Report, _check_outputs, check_score_scale
 from nnue_trainer.export.evaluate import Evaluator
 
 LARGEST_SCORE = 32001
@@ -32,8 +31,7 @@ def rescore(
 
     The output appears whole or not at all. `progress` takes bytes done and bytes in all.
     """
-    if not 0 < score_scale < float("inf"):
-        raise UserError(f"score scale {score_scale}, expected a positive number")
+    check_score_scale(score_scale)
     format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report = Report()

@@ -49,6 +49,17 @@ def test_they_keep_what_the_loader_gives(sample):
     np.testing.assert_array_equal(loaded, expected)
 
 
+def test_an_error_of_theirs_is_not_a_bad_chunk(sample):
+    """skip_bad_chunks is for damaged files: a filter that fails ends the run with its own words."""
+
+    def fails(records):
+        raise ValueError("no such thing")
+
+    loader = RecordLoader(sample, 512, user_filter=fails, skip_bad_chunks=True)
+    with pytest.raises(UserError, match="user filter: ValueError: no such thing"):
+        next(iter(loader))
+
+
 def test_they_come_after_the_compiled_filters_and_are_counted(sample):
     everything = records(sample, drop_last=False)
     quiet, _ = Filters(quiet=True).apply(everything)

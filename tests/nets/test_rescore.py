@@ -72,7 +72,8 @@ def test_scores_are_scaled_and_cut(net: QuantizedNet, folder: Path, tmp_path: Pa
 def test_mistakes_leave_no_file(net: QuantizedNet, folder: Path, tmp_path: Path) -> None:
     source, out = folder / "in.binpack", tmp_path / "out.binpack"
     for change, words in (
-        ({"score_scale": 0.0}, "score scale 0.0, expected a positive number"),
+        ({"score_scale": 0.0}, "score scale 0, expected 0.0001 to 100000"),
+        ({"score_scale": 1e-320}, "score scale .*, expected 0.0001 to 100000"),
         ({"to": "nothing"}, "unknown format 'nothing'"),
         ({"inputs": [folder / "nowhere"]}, "No such file"),
         ({"inputs": [out]}, "is to be written, but is named twice"),
