@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +15,14 @@ from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import progress_bar
 
+if TYPE_CHECKING:
+    from nnue_trainer.analysis.page import Page
+    from nnue_trainer.analysis.plots import Plot
+
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a page of plots, one file that needs no network.")
 ]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw all plots into this picture.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -66,7 +72,7 @@ def inspect(
         list[int] | None,
         typer.Option("--neuron", metavar="N", help="Draw the weights of this neuron; may be repeated."),
     ] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw all plots into this picture.")] = None,
+    png: Png = None,
     html: Html = None,
     as_json: AsJson = False,
     arch: Annotated[
@@ -78,15 +84,11 @@ def inspect(
     """Show what is in a net: sizes, ranges, dead and saturated neurons, weight maps, differences."""
     import sys
 
-    from nnue_trainer.analysis import net_inspect, page, plots
+    from nnue_trainer.analysis import net_inspect
     from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
-    from nnue_trainer.data.files import check_new
 
     plugins.load(plugin)
-    if png:
-        check_new(png, overwrite)
-    if html:
-        page.check_replaceable(html, overwrite)
+    _check_pictures(html, png, overwrite)
     if data is None:
         chosen = built_in_positions()
     else:
@@ -105,32 +107,57 @@ def inspect(
         )
     chosen_neurons = neuron or []
     net_inspect.check_neurons(found, chosen_neurons)
-    if html:
-        page.save(net_inspect.page(found, chosen_neurons), html)
-    if png:
-        plots.save_png(net_inspect.plots(found, chosen_neurons), png, f"{shown(net.name)}   ·   {found.net.name}")
+    _save_pictures(
+        html,
+        lambda: net_inspect.page(found, chosen_neurons),
+        png,
+        lambda: net_inspect.plots(found, chosen_neurons),
+        f"{shown(net.name)}   ·   {found.net.name}",
+    )
     print(json.dumps(net_inspect.as_dict(found)) if as_json else net_inspect.text(found))
 
 
 def profile(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A data file in any format, plain, gzip or zstd.")],
     html: Html = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw all plots into this picture.")] = None,
+    png: Png = None,
     as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Show how data changes along a file, whether it drifts or repeats, and how scores go with results."""
-    from nnue_trainer.analysis import data_profile, page, plots
+    from nnue_trainer.analysis import data_profile
+
+    _check_pictures(html, png, overwrite)
+    with progress_bar("reading") as progress:
+        found = data_profile.data_profile(file, progress)
+    _save_pictures(
+        html,
+        lambda: data_profile.page(found),
+        png,
+        lambda: data_profile.plots(found),
+        f"{shown(file.name)}   ·   {found.positions:,} positions",
+    )
+    print(json.dumps(data_profile.as_dict(found)) if as_json else data_profile.text(found))
+
+
+def _check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None:
+    """Before the work: UserError for a page or picture that is there and may not be replaced."""
+    from nnue_trainer.analysis import page
     from nnue_trainer.data.files import check_new
 
     if png:
         check_new(png, overwrite)
     if html:
         page.check_replaceable(html, overwrite)
-    with progress_bar("reading") as progress:
-        found = data_profile.data_profile(file, progress)
+
+
+def _save_pictures(
+    html: Path | None, make_page: Callable[[], Page], png: Path | None, make_plots: Callable[[], list[Plot]], title: str
+) -> None:
+    """Writes those of page and picture that were asked for."""
+    from nnue_trainer.analysis import page, plots
+
     if html:
-        page.save(data_profile.page(found), html)
+        page.save(make_page(), html)
     if png:
-        plots.save_png(data_profile.plots(found), png, f"{shown(file.name)}   ·   {found.positions:,} positions")
-    print(json.dumps(data_profile.as_dict(found)) if as_json else data_profile.text(found))
+        plots.save_png(make_plots(), png, title)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from nnue_trainer import fused_optimizer
 from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work
-from nnue_trainer.optim.fused import REPLACES, FusedRule
+from nnue_trainer.optim.fused import REPLACES, Betas, FusedRule
 from nnue_trainer.schema import section
 
 
@@ -20,7 +20,7 @@ class AdamW(OptimizerConfig):
     replaces: ClassVar[frozenset[str]] = REPLACES
     lr: float = Field(8.75e-4, gt=0)
     """learning rate before the schedule"""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     """decay of the running mean of the gradient and of its square"""
     eps: float = Field(1e-8, gt=0)
     """added to the root of the mean square gradient"""

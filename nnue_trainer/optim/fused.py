@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from nnue_trainer import fused_optimizer
@@ -14,6 +16,9 @@ from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part
 from nnue_trainer.nets.base import VirtualRows
 from nnue_trainer.optim.base import Rule, Work, check_state
 from nnue_trainer.optim.virtual_rows import check_range
+
+Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+"""decay of the running mean of the gradient and of its square"""
 
 # What the operators do themselves: OptimizerConfig.replaces of a section whose rule this is.
 REPLACES = frozenset({"guard", "virtual_rows", "bounds"})

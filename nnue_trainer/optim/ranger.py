@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from nnue_trainer import fused_optimizer
 from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work
-from nnue_trainer.optim.fused import REPLACES, FusedRule
+from nnue_trainer.optim.fused import REPLACES, Betas, FusedRule
 from nnue_trainer.schema import section
 
 
@@ -21,7 +21,7 @@ class RangerLite(OptimizerConfig):
     replaces: ClassVar[frozenset[str]] = REPLACES
     lr: float = Field(8.75e-4, gt=0)
     """learning rate before the schedule"""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     """decay of the running means of the gradient, which take turns, and of its square"""
     eps: float = Field(1e-7, gt=0)
     """added to the root of the mean square gradient"""
@@ -49,7 +49,7 @@ class Ranger(OptimizerConfig):
     """RAdam with lookahead."""
 
     replaces: ClassVar[frozenset[str]] = REPLACES
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     """decay of the running mean of the gradient and of its square"""
     eps: float = Field(1e-8, gt=0)
     """added to the root of the mean square gradient"""
