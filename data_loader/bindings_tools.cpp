@@ -117,13 +117,7 @@ class ReaderHandle {
 
 py::dict losses_dict(const Losses& losses) {
     py::dict d;
-    d["moves"] = losses.moves;
-    d["castling"] = losses.castling;
-    d["en_passant"] = losses.en_passant;
-    d["rule50"] = losses.rule50;
-    d["ply"] = losses.ply;
-    d["black_to_move"] = losses.black_to_move;
-    d["scores"] = losses.scores;
+    for (const LossRow& row : loss_rows()) d[row.name] = losses.*row.count;
     return d;
 }
 
@@ -136,6 +130,12 @@ void bind_tools(py::module_& m) {
         for (const DataFormat* format : formats())
             rows.append(py::make_tuple(format->name, format->suffix, format->about));
         return rows;
+    });
+    // {name: what happened to N positions} of what formats may have no room for.
+    m.def("losses", [] {
+        py::dict words;
+        for (const LossRow& row : loss_rows()) words[row.name] = row.words;
+        return words;
     });
 
     py::class_<ReaderHandle>(m, "PositionReader")

@@ -290,6 +290,11 @@ class BinpackChunks final : public PositionFile {
                        std::vector<std::uint8_t>* flags) const override {
         return file_.decode(chunk, bytes, records, nullptr, flags);
     }
+    void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const override {
+        const BinpackChunk& at = file_.chunks()[chunk];
+        bytes.resize(kBinpackHeader + at.size);
+        file().read(at.offset - kBinpackHeader, bytes);
+    }
 
   private:
     BinpackFile file_;

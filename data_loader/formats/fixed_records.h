@@ -97,10 +97,9 @@ class FixedChunks final : public PositionFile {
 
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
                        std::vector<std::uint8_t>* flags) const override {
+        read_chunk(chunk, bytes);
         const std::uint64_t first = std::uint64_t{chunk} * chunk_;
-        const std::size_t n = std::min<std::uint64_t>(chunk_, file_.size() / kSize - first);
-        bytes.resize(n * kSize);
-        file_.read(first * kSize, bytes);
+        const std::size_t n = bytes.size() / kSize;
         records.resize(n);
         if (flags) flags->resize(n);
         std::size_t unscored = 0;
@@ -116,6 +115,11 @@ class FixedChunks final : public PositionFile {
             }
         }
         return unscored;
+    }
+    void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const override {
+        const std::uint64_t first = std::uint64_t{chunk} * chunk_;
+        bytes.resize(std::min<std::uint64_t>(chunk_, file_.size() / kSize - first) * kSize);
+        file_.read(first * kSize, bytes);
     }
 
   private:

@@ -70,10 +70,20 @@ const DataFormat& detect_format(const Head& head, const std::string& path) {
 }
 
 void Losses::operator+=(const Losses& other) {
-    for (const auto field : {&Losses::moves, &Losses::castling, &Losses::en_passant, &Losses::rule50, &Losses::ply,
-                             &Losses::black_to_move, &Losses::scores}) {
-        this->*field += other.*field;
-    }
+    for (const LossRow& row : loss_rows()) this->*row.count += other.*row.count;
+}
+
+std::span<const LossRow> loss_rows() {
+    static constexpr LossRow kRows[] = {
+        {"moves", &Losses::moves, "without their move"},
+        {"castling", &Losses::castling, "without castling rights"},
+        {"en_passant", &Losses::en_passant, "without their en-passant square"},
+        {"rule50", &Losses::rule50, "with the rule-50 counter dropped or cut"},
+        {"ply", &Losses::ply, "with the ply dropped or moved by one"},
+        {"black_to_move", &Losses::black_to_move, "of black turned into white's"},
+        {"scores", &Losses::scores, "with a score of -32768 cut"},
+    };
+    return kRows;
 }
 
 }  // namespace nnue::data

@@ -98,4 +98,12 @@ struct Losses {
     void operator+=(const Losses& other);
 };
 
+// One kind of loss: its name, where it is counted, and what happened to "N positions", for the user.
+struct LossRow {
+    const char* name;
+    std::uint64_t Losses::*count;
+    const char* words;
+};
+std::span<const LossRow> loss_rows();
+
 }  // namespace nnue::data

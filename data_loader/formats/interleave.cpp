@@ -1,5 +1,7 @@
 #include "formats/interleave.h"
 
+#include <algorithm>
+
 #include "pipeline/random.h"
 
 namespace nnue::data {
@@ -11,8 +13,13 @@ constexpr std::uint64_t kInterleaveUse = 0x6d6978;  // keeps its randomness apar
 Interleaver::Interleaver(const std::vector<std::string>& inputs, const std::string& output, int fd, std::uint64_t seed)
     : output_(output, fd), base_(make_key({kInterleaveUse, seed})) {
     for (const std::string& path : inputs) {
-        Input& input = inputs_.emplace_back(Input{BinpackFile(path), InputFile(path)});
-        input.left = input.file.size();
+        Input& input = inputs_.emplace_back(Input{open_position_file(InputFile(path))});
+        const DataFormat &format = input.file->format(), &first = inputs_[0].file->format();
+        if (&format != &first) {
+            throw FormatError(path + ": " + format.name + ", expected " + first.name + " as " + inputs[0] +
+                              ": files of one format are mixed; `nnue data convert` makes one of it");
+        }
+        input.left = input.file->num_chunks() == 0 ? 0 : input.file->file().size();
         size_ += input.left;
     }
     left_ = size_;
@@ -24,15 +31,15 @@ std::uint64_t Interleaver::step() {
     std::size_t i = 0;
     while (at >= inputs_[i].left) at -= inputs_[i++].left;
     Input& input = inputs_[i];
-    const BinpackChunk chunk = input.file.chunks()[input.next++];
-    const std::uint64_t size = kBinpackHeader + chunk.size;
-    buffer_.resize(size);
-    input.bytes.read(chunk.offset - kBinpackHeader, buffer_);
+    input.file->read_chunk(input.next++, buffer_);
     output_.write(buffer_);
-    input.left -= size;
-    left_ -= size;
     ++chunks_;
-    return size;
+    // A chunk of lines may be empty, and may be longer than the file by the end of its last line.
+    const bool last = input.next == input.file->num_chunks();
+    const std::uint64_t done = last ? input.left : std::min<std::uint64_t>(buffer_.size(), input.left - 1);
+    input.left -= done;
+    left_ -= done;
+    return done;
 }
 
 }  // namespace nnue::data

@@ -1,10 +1,11 @@
-// Several binpacks mixed chunk by chunk into one, without decoding them.
+// Several files of one format mixed chunk by chunk into one, without decoding them.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "formats/binpack.h"
+#include "formats/position_file.h"
 
 namespace nnue::data {
 
@@ -13,10 +14,10 @@ namespace nnue::data {
 class Interleaver {
   public:
     // Copies to the open file `fd`, which stays the caller's; `output` is its name, for messages. Throws FormatError
-    // naming file and offset for anything but binpacks of whole chunks.
+    // naming the file for one that is damaged, or in another format than the first.
     Interleaver(const std::vector<std::string>& inputs, const std::string& output, int fd, std::uint64_t seed);
 
-    // Copies one chunk; returns its bytes with the header, 0 after the last one.
+    // Copies one chunk; returns by how many bytes the work has got on, 0 after the last one.
     std::uint64_t step();
 
     std::uint64_t size() const { return size_; }      // of all inputs
@@ -24,9 +25,8 @@ class Interleaver {
 
   private:
     struct Input {
-        BinpackFile file;
-        InputFile bytes;
-        std::size_t next = 0;
+        std::unique_ptr<PositionFile> file;
+        std::size_t next = 0;    // chunk
         std::uint64_t left = 0;  // bytes
     };
     std::vector<Input> inputs_;

@@ -84,8 +84,25 @@ class LineReader : public StreamReader {
     std::size_t pending_ = 0;  // bytes of the last line
 };
 
+// Where the first position that does not begin before a place in a file begins; the file's end if there is none.
+// kBegins says whether a position begins with a line.
+template <bool (*kBegins)(std::string_view)>
+class PositionFinder final : public LineReader {
+  public:
+    using LineReader::LineReader;
+    std::size_t read(std::span<Record>) override { return 0; }
+    std::uint64_t find() {
+        std::string_view line;
+        while (next_line(line)) {
+            line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+            if (kBegins(line)) break;
+        }
+        return stream_.offset();
+    }
+};
+
 // Lines of text. A position belongs to the chunk that it begins in.
-template <class Reader>
+template <class Reader, bool (*kBegins)(std::string_view)>
 class LineChunks final : public PositionFile {
   public:
     LineChunks(const DataFormat& format, InputFile file, const OpenOptions& options)
@@ -100,12 +117,8 @@ class LineChunks final : public PositionFile {
     }
     std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>&, RecordBuffer& records,
                        std::vector<std::uint8_t>* flags) const override {
-        const std::uint64_t begin = std::uint64_t{chunk} * chunk_;
-        constexpr std::size_t kAtOnce = 1 << 16;  // bytes
-        const std::uint64_t from = begin > 0 ? begin - 1 : 0;
-        ByteStream stream(file_.path(), open_file_source(file_, from), kAtOnce, from);
-        Reader reader(format(), std::move(stream), OnBad::kError,
-                      {begin, begin + chunk_, "chunk " + std::to_string(chunk)});
+        const LineRange range = range_of(chunk);
+        Reader reader(format(), open(range), OnBad::kError, range);
         constexpr std::size_t kBlock = 1 << 12;
         std::size_t n = 0;
         do {
@@ -120,13 +133,37 @@ class LineChunks final : public PositionFile {
         return static_cast<std::size_t>(std::ranges::count_if(
             records.records(), [](const Record& record) { return record_score(record.bytes.data()) == kScoreNone; }));
     }
+    void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const override {
+        const std::uint64_t begin = begin_of(chunk), end = begin_of(chunk + 1);
+        bytes.resize(end - begin);
+        file_.read(begin, bytes);
+        // The last line of a file may have no end. Another chunk may follow it.
+        if (!bytes.empty() && bytes.back() != '\n') bytes.push_back('\n');
+    }
 
   private:
+    LineRange range_of(std::size_t chunk) const {
+        const std::uint64_t begin = std::uint64_t{chunk} * chunk_;
+        return {begin, begin + chunk_, "chunk " + std::to_string(chunk)};
+    }
+    ByteStream open(const LineRange& range) const {
+        constexpr std::size_t kAtOnce = 1 << 16;  // bytes
+        const std::uint64_t from = range.begin > 0 ? range.begin - 1 : 0;
+        return ByteStream(file_.path(), open_file_source(file_, from), kAtOnce, from);
+    }
+    std::uint64_t begin_of(std::size_t chunk) const {
+        if (chunk == 0) return 0;
+        if (chunk >= num_chunks()) return file_.size();
+        LineRange range = range_of(chunk);
+        range.end = UINT64_MAX;
+        return PositionFinder<kBegins>(format(), open(range), OnBad::kError, range).find();
+    }
+
     InputFile file_;
     std::size_t chunk_;  // bytes
 };
 
-// kBegins: is this the first line of a file in the format? kEncode appends one position to a string.
+// kBegins: does a position of the format begin with this line? kEncode appends one position to a string.
 template <class Reader, const DataFormat& kFormat, bool (*kBegins)(std::string_view),
           void (*kEncode)(const Entry&, std::string&, Losses&)>
 constexpr DataFormat line_format(const char* name, const char* suffix, const char* about, const char* line) {
@@ -142,7 +179,7 @@ constexpr DataFormat line_format(const char* name, const char* suffix, const cha
                 return std::make_unique<Reader>(kFormat, std::move(stream), on_bad);
             },
             [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
-                return std::make_unique<LineChunks<Reader>>(kFormat, std::move(file), options);
+                return std::make_unique<LineChunks<Reader, kBegins>>(kFormat, std::move(file), options);
             },
             [](const std::string& path, int fd, const WriterOptions&) -> std::unique_ptr<PositionWriter> {
                 return std::make_unique<IndependentWriter<kEncode>>(path, fd);

@@ -30,6 +30,9 @@ class PositionFile {
     virtual std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
                                std::vector<std::uint8_t>* flags = nullptr) const = 0;
 
+    // The bytes of a chunk. Whole chunks, of one file or several, one after the other are a file of the format.
+    virtual void read_chunk(std::size_t chunk, std::vector<std::uint8_t>& bytes) const = 0;
+
   private:
     const DataFormat& format_;
 };

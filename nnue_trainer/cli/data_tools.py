@@ -37,16 +37,6 @@ _TO = f"Write this format: {FORMAT_NAMES}, or path/to/file.py:Class. Without it,
 To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists already.")]
 
-_LOSSES = {
-    "moves": "without their move",
-    "castling": "without castling rights",
-    "en_passant": "without their en-passant square",
-    "rule50": "with the rule-50 counter dropped or cut",
-    "ply": "with the ply dropped or moved by one",
-    "black_to_move": "of black turned into white's",
-    "scores": "with a score of -32768 cut",
-}
-
 
 def _size(text: str) -> int:
     """Bytes from "500M", "2G", "1.5GiB"."""
@@ -59,7 +49,8 @@ def _size(text: str) -> int:
 
 def losses(counts: Mapping[str, int]) -> list[str]:
     """What the format that was written had no room for, in words."""
-    return [f"{count:,} positions {_LOSSES[what]}" for what, count in sorted(counts.items())]
+    words = _data.losses()
+    return [f"{count:,} positions {words[what]}" for what, count in sorted(counts.items())]
 
 
 def print_report(report: Report, output: Path) -> None:
@@ -173,11 +164,12 @@ def shuffle(
         Path | None,
         typer.Option(metavar="FOLDER", help="Let them wait here, 40 bytes per position; without it, beside OUT."),
     ] = None,
+    to: To = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write all positions of IN... in random order, as a binpack of single-position chains (34 bytes per position)."""
+    """Write all positions of IN... in random order; in a binpack each is a chain of its own, 34 bytes."""
     plugins.load(plugin)
     from nnue_trainer.data.transform import shuffle as run
 
@@ -189,6 +181,7 @@ def shuffle(
             seed=seed,
             memory=size,
             temporary=temporary,
+            to=to,
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
@@ -198,7 +191,7 @@ def shuffle(
 
 
 def interleave(inputs: Inputs, output: Output, seed: Seed = 0, overwrite: Overwrite = False) -> None:
-    """Mix binpacks chunk by chunk, in proportion to their sizes, without decoding them."""
+    """Mix files of one format chunk by chunk, in proportion to their sizes, without decoding them."""
     from nnue_trainer.data.transform import interleave as run
 
     with terminable(), progress_bar("copying") as progress:

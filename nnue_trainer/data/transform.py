@@ -16,6 +16,7 @@ from pathlib import Path
 from nnue_trainer import _data
 from nnue_trainer.atomic import replacing
 from nnue_trainer.data.files import (
+    FORMATS,
     PositionReader,
     PositionWriter,
     Progress,
@@ -29,6 +30,11 @@ from nnue_trainer.errors import UserError
 
 LEAST_SCALE, MOST_SCALE = 1e-4, 1e5
 """What scores may be multiplied by. A score is at most 32,767, and what is not 0 is at least 1."""
+
+
+def check_score_scale(scale: float) -> None:
+    if not LEAST_SCALE <= scale <= MOST_SCALE:
+        raise UserError(f"score scale {scale:g}, expected {LEAST_SCALE:g} to {MOST_SCALE:g}")
 
 
 @dataclass
@@ -95,8 +101,7 @@ def convert(
 
     `source`: the format of the inputs, None to find out. Scores are multiplied by `score_scale`, but for 32002.
     """
-    if not LEAST_SCALE <= score_scale <= MOST_SCALE:
-        raise UserError(f"score scale {score_scale:g}, expected {LEAST_SCALE:g} to {MOST_SCALE:g}")
+    check_score_scale(score_scale)
     format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report = Report()
@@ -149,23 +154,26 @@ def shuffle(
     seed: int = 0,
     memory: int = 2 << 30,
     temporary: StrPath | None = None,
+    to: str | None = None,
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     write_progress: Progress | None = None,
 ) -> Report:
-    """All positions of `inputs` in random order, as a binpack of single-position chains (34 bytes each).
+    """All positions of `inputs` in random order, in the format `to` (None: what the name of `output` says). In a
+    binpack each is a chain of its own, 34 bytes.
 
     The order is uniform and a function of (seed, positions in order) alone, whatever the memory. `memory` in bytes
     bounds what the shuffle holds; positions beyond it, about one for 55 bytes, wait in an unnamed file in the folder
     `temporary` (None: the output's), 40 bytes each. `write_progress` takes positions written and positions in all.
     """
+    format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
     buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder))
     report = Report()
     # Opened first: a place that cannot be written to is known before hours of reading.
-    with PositionWriter(output, "binpack", join_chains=False) as writer:
+    with PositionWriter(output, format, join_chains=False) as writer:
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
             for records in blocks:
                 buffer.add(records)
@@ -187,16 +195,20 @@ def interleave(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> tuple[int, int]:
-    """Mixes binpacks chunk by chunk in proportion to their sizes, without decoding them; returns chunks and bytes.
+    """Mixes files of one format chunk by chunk in proportion to their sizes, without decoding them, into a file of that
+    format; returns chunks and bytes.
 
     Each file's own order stays; which one comes next is a function of (seed, files) alone.
     """
     _check_outputs(inputs, [output], overwrite)
     for path in inputs:
         with PositionReader(path) as reader:
-            if reader.format != "binpack" or reader.compression:
-                found = f"{reader.compression}-compressed {reader.format}" if reader.compression else reader.format
-                raise UserError(f"{path}: {found}, expected binpack: `nnue data convert` makes one of it")
+            if reader.compression or reader.format not in FORMATS:
+                found = f"{reader.compression}-compressed" if reader.compression else f"in the format {reader.format}"
+                raise UserError(
+                    f"{path}: {found}, expected a file that is not compressed in one of {', '.join(FORMATS)}: "
+                    "`nnue data convert` makes one of it"
+                )
     done = 0
     with replacing(output) as file:
         interleaver = _data.Interleaver([os.fsencode(path) for path in inputs], os.fsencode(output), file.fd, seed)

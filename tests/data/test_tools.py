@@ -44,6 +44,11 @@ def positions(val: Path) -> Records:
     return read_binpack(val)[:50_000]
 
 
+def read_all(path: Path) -> Records:
+    with PositionReader(path) as reader:
+        return np.concatenate(list(reader))
+
+
 def as_rows(records: Records) -> list[bytes]:
     return sorted(row.tobytes() for row in records)
 
@@ -204,7 +209,7 @@ def test_shuffle_is_a_permutation_in_34_byte_chains(tmp_path: Path, val: Path, p
 def test_shuffle_is_a_function_of_seed_and_input_whatever_the_memory(tmp_path: Path, val: Path) -> None:
     outs = []
     for name, seed, memory in (("a", 1, 1 << 30), ("b", 1, 1 << 20), ("c", 1, 9 << 20), ("d", 2, 1 << 30)):
-        shuffle([val], tmp_path / name, seed=seed, memory=memory)
+        shuffle([val], tmp_path / name, to="binpack", seed=seed, memory=memory)
         outs.append((tmp_path / name).read_bytes())
     assert outs[0] == outs[1] == outs[2]
     assert outs[0] != outs[3]
@@ -242,12 +247,12 @@ def test_shuffle_is_uniform() -> None:
 
 def test_shuffle_into_a_folder_that_is_not_there(tmp_path: Path, val: Path) -> None:
     with pytest.raises(UserError, match="nowhere: cannot create a temporary file: No such file or directory"):
-        shuffle([val], tmp_path / "x", memory=1 << 20, temporary=tmp_path / "nowhere")
+        shuffle([val], tmp_path / "x.binpack", memory=1 << 20, temporary=tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="size '12', expected 1M to 1024T"):
-        run("shuffle", val, tmp_path / "x", "--memory", "12")
+        run("shuffle", val, tmp_path / "x.binpack", "--memory", "12")
     with pytest.raises(UserError, match=r"size '9+T', expected 1M to 1024T"):
-        run("shuffle", val, tmp_path / "x", "--memory", "999999999999T")
+        run("shuffle", val, tmp_path / "x.binpack", "--memory", "999999999999T")
 
 
 # --- interleave ------------------------------------------------------------------------------------------------------
@@ -279,11 +284,47 @@ def test_interleave_mixes_whole_chunks_in_order(tmp_path: Path, positions: Recor
     assert again.read_bytes() != out.read_bytes()
 
 
-def test_interleave_wants_binpacks(tmp_path: Path, positions: Records) -> None:
-    with PositionWriter(tmp_path / "x.bin") as writer:
-        writer.write(positions[:10])
-    with pytest.raises(UserError, match=r"x\.bin: bin, expected binpack: `nnue data convert` makes one of it"):
-        run("interleave", tmp_path / "x.bin", tmp_path / "y.binpack")
+@pytest.mark.parametrize("format", FORMATS)
+def test_interleave_mixes_any_format(tmp_path: Path, positions: Records, format: str) -> None:
+    """Every position comes out once, and the positions of each file in their order; the last line may have no end."""
+    paths, suffix = [], {name: suffix for name, suffix, _ in _data.formats()}[format]
+    for number, count in enumerate((3, 1)):
+        path = tmp_path / f"{number}{suffix}"
+        with PositionWriter(path, join_chains=False) as writer:
+            # Long enough for several chunks of lines, 1 MiB each, and of records, 32,768 each.
+            writer.write(np.tile(positions[number * 15_000 : number * 15_000 + 15_000], (3 * count, 1)))
+        path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+        paths.append(path)
+    out = tmp_path / f"out{suffix}"
+    run("interleave", *paths, out, "--seed", 3)
+    mixed, parts = read_all(out), [read_all(path) for path in paths]
+    assert len(mixed) == sum(map(len, parts))
+    own = {part.tobytes() for part in parts[1]}
+    from_second = np.array([record.tobytes() in own for record in mixed])
+    np.testing.assert_array_equal(mixed[from_second], parts[1])
+    np.testing.assert_array_equal(mixed[~from_second], parts[0])
+    assert not from_second[: len(parts[1])].all()
+    assert not from_second[-len(parts[1]) :].all()
+
+
+def test_interleave_wants_one_format(tmp_path: Path, positions: Records) -> None:
+    for name in ("x.bin", "y.binpack"):
+        with PositionWriter(tmp_path / name) as writer:
+            writer.write(positions[:10])
+    with pytest.raises(UserError, match=r"y\.binpack: binpack, expected bin as .*x\.bin: files of one"):
+        run("interleave", tmp_path / "x.bin", tmp_path / "y.binpack", tmp_path / "z.bin")
+
+
+def test_shuffle_writes_any_format(tmp_path: Path, positions: Records) -> None:
+    """The name of the output decides, as everywhere."""
+    with PositionWriter(tmp_path / "x.binpack") as writer:
+        writer.write(positions[:1000])
+    run("shuffle", tmp_path / "x.binpack", tmp_path / "y.bin")
+    with PositionReader(tmp_path / "y.bin") as reader:
+        assert reader.format == "bin"
+    run("shuffle", tmp_path / "x.binpack", tmp_path / "z.binpack")
+    run("convert", tmp_path / "z.binpack", tmp_path / "z.bin")
+    assert (tmp_path / "y.bin").read_bytes() == (tmp_path / "z.bin").read_bytes()
 
 
 # --- split -----------------------------------------------------------------------------------------------------------
