@@ -86,6 +86,13 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("transpose(Tensor x) -> Tensor");
     m.def("row_norms(Tensor x, Tensor(a!)? sums, Tensor(b!)? roots, Tensor(c!)? largest) -> ()");
 
+    // Contracts: graph.h.
+    m.def("pack_bits(Tensor active) -> Tensor");
+    m.def("bit_counts(Tensor a, Tensor? b=None) -> Tensor");
+    m.def(
+        "random_walks(Tensor offsets, Tensor targets, Tensor? thresholds, int first_round, int rounds, float restart, "
+        "int seed, int stream=0) -> Tensor");
+
     // Contracts: stacked_linear.h.
     m.def("stacked_linear_forward(Tensor x, Tensor bucket, Tensor weight, Tensor bias) -> Tensor");
     m.def(

@@ -54,7 +54,7 @@ class Philox:
         return self.seed, self.stream, self.offset
 
     def _fill(self, out: Tensor, distribution: str, *numbers: float | int) -> Tensor:
-        torch.ops.nnue.random_fill(out, distribution, _signed(self.seed), _signed(self.stream), self.offset, *numbers)
+        torch.ops.nnue.random_fill(out, distribution, signed(self.seed), signed(self.stream), self.offset, *numbers)
         self.offset += out.numel()
         return out
 
@@ -102,7 +102,7 @@ class Philox:
         return self._fill(_empty(size, dtype, device), "bernoulli", p)
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

@@ -130,6 +130,7 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "analysis/ewm.cu": ("ewm(",),
     "analysis/random.cu": ("random_fill(",),
     "analysis/rows.cu": ("transpose(", "row_norms("),
+    "analysis/graph.cu": ("pack_bits(", "bit_counts(", "random_walks("),
 }
 
 

@@ -1,0 +1,446 @@
+"""Graphs of neurons: which ones are active together, which matter (PageRank), and which belong together (dense parts).
+
+    bits = graph.pack_bits(active)                    # [positions, neurons] flags as rows of bits
+    counts = graph.bit_counts(bits)                   # positions at which both neurons of a pair are active
+    g = graph.Graph.from_counts(counts, top=32)
+    graph.pagerank(g)                                 # by power iteration
+    graph.pagerank_walks(g, rounds=1024, seed=1)      # by random walks, with standard errors
+    graph.densest_subgraph(g, k=16)
+
+Three operators do the work, on CPU and CUDA: `nnue::pack_bits`, `bit_counts` and `random_walks` (csrc/graph.h). They
+count, so their results are exact, and those of a walk depend on its seed alone. They have no derivative.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from nnue_trainer import _plain_operators
+from nnue_trainer.random import Philox, signed
+
+__all__ = [
+    "Graph",
+    "Subgraph",
+    "WalkedRank",
+    "bit_counts",
+    "coactivation",
+    "densest_subgraph",
+    "pack_bits",
+    "pagerank",
+    "pagerank_walks",
+    "peel",
+]
+
+PACK = "nnue::pack_bits"
+COUNTS = "nnue::bit_counts"
+WALKS = "nnue::random_walks"
+
+RESTART = 0.15
+_MOST_NODES = 2**31 - 1
+_AT_A_TIME = 1 << 24  # numbers of a temporary matrix
+
+# ---- counts ----------------------------------------------------------------------------------------------------------
+
+
+def pack_bits(active: Tensor) -> Tensor:
+    """Rows of bits, int64 [N, ceil(P / 64)], of columns of flags.
+
+    Bit p % 64 of word p // 64 in row n is set where active[p, n] is not 0; `active` is bool or uint8 [P, N].
+    """
+    return cast(Tensor, torch.ops.nnue.pack_bits(active))
+
+
+def bit_counts(a: Tensor, b: Tensor | None = None) -> Tensor:
+    """int32 [N, M]: how many bits each row of a, int64 [N, W], shares with each row of b, int64 [M, W].
+
+    Without b, of a with itself: each pair is counted once.
+    """
+    return cast(Tensor, torch.ops.nnue.bit_counts(a, b))
+
+
+def coactivation(active: Tensor) -> Tensor:
+    """int32 [N, N]: at how many of P positions both neurons of a pair are active; `active` is bool or uint8 [P, N].
+
+    The diagonal says how often each is active. Over more positions than fit into memory, add up what this gives.
+    """
+    return bit_counts(pack_bits(active))
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A directed graph in compressed rows: the edges of node v lead to targets[offsets[v] : offsets[v + 1]].
+
+    offsets: int64 [n + 1]. targets: int32 [edges]. weights: float64 [edges], above 0; None: all are 1. Undirected
+    graphs have each edge in both directions. ValueError for arrays that are no graph. All are on one device.
+    """
+
+    offsets: Tensor
+    targets: Tensor
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check("offsets", self.offsets, torch.int64, None)
+        _check("targets", self.targets, torch.int32, None)
+        edges = len(self.targets)
+        if not 1 <= len(self.offsets) <= _MOST_NODES + 1:
+            raise ValueError(f"graph: offsets: found {len(self.offsets)} numbers, expected 1 … 2^31")
+        ends = self.offsets[[0, -1]].tolist()
+        if ends != [0, edges] or bool((self.offsets[1:] < self.offsets[:-1]).any()):
+            raise ValueError(f"graph: offsets: expected numbers that rise from 0 to the number of edges, {edges}")
+        if edges and not 0 <= int(self.targets.min()) <= int(self.targets.max()) < self.nodes:
+            raise ValueError(f"graph: targets: expected nodes, 0 … {self.nodes - 1}")
+        if self.weights is not None:
+            _check("weights", self.weights, torch.float64, edges)
+            if edges and not bool((self.weights > 0).all() & self.weights.isfinite().all()):
+                raise ValueError("graph: weights: expected finite numbers above 0")
+        if any(tensor.device != self.device for tensor in (self.targets, self.weights) if tensor is not None):
+            raise ValueError("graph: expected all arrays on one device")
+
+    @classmethod
+    def from_edges(
+        cls, nodes: int, sources: Tensor, targets: Tensor, weights: Tensor | None = None, undirected: bool = False
+    ) -> Graph:
+        """Of a list of edges, in any order. Edges that are given several times are one edge; their weights add up.
+
+        nodes: how many there are. sources, targets: integers [edges]. weights: numbers [edges] above 0, or None.
+        undirected: each edge also leads back; an edge that is given in both directions counts twice.
+        """
+        if undirected:
+            sources, targets = torch.cat([sources, targets]), torch.cat([targets, sources])
+            weights = None if weights is None else torch.cat([weights, weights])
+        sources, targets = sources.long(), targets.long()
+        if len(sources) != len(targets) or (weights is not None and len(weights) != len(sources)):
+            raise ValueError("graph: sources, targets and weights: expected as many of each")
+        for name, ends in (("sources", sources), ("targets", targets)):
+            if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < nodes:
+                raise ValueError(f"graph: {name}: expected nodes, 0 … {nodes - 1}")
+        edge, order = (sources * nodes + targets).sort(stable=True)
+        edge, counts = edge.unique_consecutive(return_counts=True)
+        if weights is not None:
+            ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            weights = torch.segment_reduce(weights.double()[order], "sum", offsets=ends, unsafe=True)
+        first = torch.searchsorted(edge, torch.arange(nodes + 1, device=edge.device) * nodes)
+        return cls(first, (edge % max(nodes, 1)).int(), weights)
+
+    @classmethod
+    def from_counts(cls, counts: Tensor, least: float = 1, top: int | None = None) -> Graph:
+        """The undirected graph of a symmetric matrix [n, n] such as `coactivation` gives; the diagonal is left out.
+
+        least: there is an edge where the count is at least that (and above 0). top: of those only the `top` largest of
+        each node; an edge stays if it is one of them for either end. Weights are the counts.
+        """
+        if counts.dim() != 2 or counts.shape[0] != counts.shape[1]:
+            raise ValueError(f"graph: counts: found shape {list(counts.shape)}, expected [n, n]")
+        keep = (counts >= least) & (counts > 0)
+        keep.fill_diagonal_(False)
+        n = len(counts)
+        if top is not None and top < n:
+            order = counts.masked_fill(~keep, 0).sort(dim=1, descending=True, stable=True).indices[:, : max(top, 0)]
+            among = torch.zeros_like(keep).scatter_(1, order, True)
+            keep &= among | among.mT
+        places = keep.nonzero()
+        offsets = torch.cat([places.new_zeros(1), keep.sum(1).cumsum(0)])
+        return cls(offsets, places[:, 1].int(), counts[keep].double())
+
+    @property
+    def nodes(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def edges(self) -> int:
+        return len(self.targets)
+
+    @property
+    def device(self) -> torch.device:
+        return self.offsets.device
+
+    def to(self, device: torch.device | str) -> Graph:
+        return Graph(*(None if t is None else t.to(device) for t in (self.offsets, self.targets, self.weights)))  # type: ignore[arg-type]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Σ weight · x[target] over the edges of each node: float64 [n, …] of x float64 [n, …], always the same bits."""
+        gathered = x[self.targets.long()]
+        if self.weights is not None:
+            gathered = gathered * self.weights.view(-1, *(1 for _ in x.shape[1:]))
+        return torch.segment_reduce(gathered, "sum", offsets=self.offsets, axis=0, unsafe=True, initial=0)
+
+    @cached_property
+    def sources(self) -> Tensor:
+        """int64 [edges]: the node that each edge belongs to."""
+        return torch.arange(self.nodes, device=self.device).repeat_interleave(self.offsets.diff())
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        """float64 [n]: the sum of the weights of each node's edges."""
+        return self.multiply(torch.ones(self.nodes, dtype=torch.float64, device=self.device))
+
+    @cached_property
+    def reversed(self) -> Graph:
+        """The same edges the other way round."""
+        order = self.targets.sort(stable=True).indices
+        counts = torch.bincount(self.targets, minlength=self.nodes) if self.edges else self.offsets.new_zeros(self.nodes)
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        weights = None if self.weights is None else self.weights[order]
+        return Graph(offsets, self.sources[order].int(), weights)
+
+    @cached_property
+    def thresholds(self) -> Tensor | None:
+        """What `nnue::random_walks` chooses edges by: int32 [edges], or None where all weights are equal.
+
+        Made on the CPU, so that they are the same on every device.
+        """
+        if self.weights is None:
+            return None
+        weights, offsets = self.weights.cpu(), self.offsets.cpu()
+        before = torch.cat([weights.new_zeros(1), weights.cumsum(0)])
+        source = self.sources.cpu()
+        first, last = before[offsets[:-1]][source], before[offsets[1:]][source]
+        share = (before[1:] - first) / (last - first)
+        chosen = (share * 2.0**32).long().clamp_(0, 2**32 - 1)
+        return torch.where(chosen >= 2**31, chosen - 2**32, chosen).int().to(self.device)
+
+
+def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None) -> None:
+    if tensor.dim() != 1 or tensor.dtype != dtype or not tensor.is_contiguous():
+        kind = "contiguous " * (not tensor.is_contiguous())
+        raise ValueError(f"graph: {name}: found {tensor.dtype} {list(tensor.shape)}, expected {kind}{dtype} [n]")
+    if size is not None and len(tensor) != size:
+        raise ValueError(f"graph: {name}: found {len(tensor)} numbers, expected one for each of {size} edges")
+
+
+# ---- PageRank --------------------------------------------------------------------------------------------------------
+
+
+def pagerank(graph: Graph, restart: float = RESTART, tolerance: float = 1e-12, most: int = 10_000) -> Tensor:
+    """PageRank by power iteration, float64 [n] with sum 1.
+
+    The share of time that a walker spends at each node who begins anew, at any node, with probability `restart` behind
+    every visit, and otherwise follows an edge as its weight says; from a node without edges to any node.
+
+    tolerance: it ends when the sum of changes is below it; ArithmeticError if `most` iterations do not get there.
+    """
+    _check_restart(restart)
+    n = graph.nodes
+    rank = torch.full((n,), 1 / max(n, 1), dtype=torch.float64, device=graph.device)
+    if n == 0:
+        return rank
+    back, stuck = graph.reversed, graph.degrees == 0
+    share = torch.where(stuck, 0.0, 1 / graph.degrees)
+    for _ in range(most):
+        lost = rank[stuck].sum()
+        after = (1 - restart) * (back.multiply(rank * share) + lost / n) + restart / n
+        change = (after - rank).abs().sum().item()
+        rank = after
+        if change < tolerance:
+            return rank
+    raise ArithmeticError(f"pagerank: after {most} iterations changes are {change:.3g}, expected below {tolerance:.3g}")
+
+
+class WalkedRank(NamedTuple):
+    """PageRank by random walks: `rank` float64 [n] and its standard error, `error` float64 [n]; `steps` in all."""
+
+    rank: Tensor
+    error: Tensor
+    steps: int
+
+
+def pagerank_walks(
+    graph: Graph, rounds: int, restart: float = RESTART, seed: int = 0, stream: int = 0, groups: int = 16
+) -> WalkedRank:
+    """PageRank by `rounds` walks from each node, which is without bias; its standard error falls as 1 / √rounds.
+
+    The same for a seed on every device. restart: as for `pagerank`. groups: `rounds` is a multiple of this, and the
+    standard errors come from how much groups of rounds differ (their own relative error is about 1 / √(2 · groups)).
+    """
+    _check_restart(restart)
+    if groups < 2 or rounds < groups or rounds % groups:
+        raise ValueError(f"pagerank_walks: rounds: found {rounds}, expected a multiple of the {groups} groups (2 or more)")
+    n, each = graph.nodes, rounds // groups
+    total = torch.zeros(n, dtype=torch.float64, device=graph.device)
+    squares, steps = torch.zeros_like(total), 0
+    for group in range(groups):
+        visits = torch.ops.nnue.random_walks(
+            graph.offsets, graph.targets, graph.thresholds, group * each, each, restart, signed(seed), signed(stream)
+        )
+        steps += int(visits.sum())
+        total += visits
+        squares += visits.double() ** 2
+    scale = restart / max(n * each, 1)
+    mean = total / groups
+    variance = (squares / groups - mean**2).clamp_min(0) / (groups - 1)
+    return WalkedRank(mean * scale, variance.sqrt() * scale, steps)
+
+
+def _check_restart(restart: float) -> None:
+    if not 0 < restart <= 1:
+        raise ValueError(f"pagerank: restart: found {restart!r}, expected a probability above 0")
+
+
+# ---- dense parts -----------------------------------------------------------------------------------------------------
+
+
+class Subgraph(NamedTuple):
+    """`nodes` int64 [k], rising, and `weight`, the sum of the weights of the edges among them (each once)."""
+
+    nodes: Tensor
+    weight: float
+
+
+def densest_subgraph(
+    graph: Graph, k: int, rank: int = 4, directions: int = 32, seed: int = 0, rounds: int = 64
+) -> Subgraph:
+    """k nodes of an undirected graph with as much weight among them as can be found (to find the most is NP-hard).
+
+    By low-rank bilinear optimisation. With A ≈ V Λ Vᵀ of rank r, a densest set is the support of the k largest entries
+    of V c for some direction c, so such sets are tried: along the axes and `directions` random directions of the span
+    of the `rank` leading eigenvectors and of the vector of PageRank by `rounds` random walks. From each the
+    bilinear form x A y is raised in turns, x being the k best nodes for y and the other way round; then single nodes
+    are exchanged while that helps. Nothing is random but by `seed`.
+    """
+    n = graph.nodes
+    if not 0 <= k <= n:
+        raise ValueError(f"densest_subgraph: k: found {k}, expected 0 … {n}")
+    back = graph.reversed
+    same = torch.equal(graph.offsets, back.offsets) and torch.equal(*(_ordered(g) for g in (graph, back)))
+    if not same:
+        raise ValueError("densest_subgraph: found a directed graph, expected each edge in both directions")
+    if k in (0, n):
+        nodes = torch.arange(k, device=graph.device)
+        return Subgraph(nodes, float(graph.degrees.sum()) / 2 if k else 0.0)
+    vectors = _leading(graph, min(rank, n), seed)
+    walked = pagerank_walks(graph, -(-rounds // 16) * 16, seed=seed).rank
+    basis = torch.cat([vectors, (walked / walked.norm())[:, None]], 1)
+    turns = Philox(seed, stream=_DIRECTIONS).normal((basis.shape[1], directions), dtype=torch.float64).to(graph.device)
+    sets = _best_nodes(torch.cat([basis, -basis, basis @ turns], 1), k)
+    best, weights = sets, _weights(graph, sets)
+    for _ in range(_TURNS):
+        sets = _best_nodes(_multiply(graph, sets), k)
+        found = _weights(graph, sets)
+        better = found > weights
+        if not bool(better.any()):
+            break
+        best, weights = torch.where(better, sets, best), torch.maximum(found, weights)
+    chosen: Subgraph | None = None
+    for column in weights.sort(descending=True, stable=True).indices[:_EXCHANGED].tolist():
+        improved = _exchange(graph, best[:, column].clone(), k)
+        if chosen is None or improved.weight > chosen.weight:
+            chosen = improved
+    assert chosen is not None
+    return chosen
+
+
+def peel(graph: Graph, k: int) -> Subgraph:
+    """k nodes of an undirected graph by taking away, one by one, the node with the least weight left (the first of
+    equals). In O(n² + edges), on the CPU: what `densest_subgraph` is compared with."""
+    offsets, targets = graph.offsets.tolist(), graph.targets.cpu().long()
+    weights = graph.weights.cpu() if graph.weights is not None else torch.ones(graph.edges, dtype=torch.float64)
+    degrees = graph.degrees.cpu().clone()
+    left = torch.ones(graph.nodes, dtype=torch.bool)
+    targets_, weights_, degrees_ = targets.numpy(), weights.numpy(), degrees.numpy()
+    for _ in range(graph.nodes - k):
+        node = int(degrees_.argmin())
+        left[node] = False
+        part = slice(offsets[node], offsets[node + 1])
+        degrees_[targets_[part]] -= weights_[part]
+        degrees_[node] = math.inf
+    nodes = left.nonzero()[:, 0].to(graph.device)
+    return Subgraph(nodes, float(_weights(graph, left.to(graph.device, torch.float64)[:, None])[0]))
+
+
+_DIRECTIONS = 1 << 32  # streams of the random numbers that are not walks
+_STARTS = _DIRECTIONS + 1
+_TURNS, _EXCHANGED, _POWERS = 30, 8, 40
+
+
+def _ordered(graph: Graph) -> Tensor:
+    """All edges with their weights in one order, [edges, 3]; integers of 31 bits are exact in float64."""
+    key = (graph.sources * graph.nodes + graph.targets).sort(stable=True)
+    weights = torch.ones(graph.edges, device=graph.device) if graph.weights is None else graph.weights
+    return torch.stack([(key.values // graph.nodes).double(), (key.values % graph.nodes).double(), weights[key.indices].double()], 1)
+
+
+def _multiply(graph: Graph, x: Tensor) -> Tensor:
+    """`Graph.multiply` of many columns, some at a time."""
+    step = max(_AT_A_TIME // max(graph.edges, 1), 1)
+    return torch.cat([graph.multiply(x[:, i : i + step]) for i in range(0, x.shape[1], step)], 1)
+
+
+def _weights(graph: Graph, sets: Tensor) -> Tensor:
+    """The weight inside each set, [columns], of 0/1 columns [n, columns]."""
+    return (sets * _multiply(graph, sets)).sum(0) / 2
+
+
+def _best_nodes(values: Tensor, k: int) -> Tensor:
+    """The k largest entries of each column as 1, the others 0; of equal ones the first."""
+    order = values.sort(dim=0, descending=True, stable=True).indices[:k]
+    return torch.zeros_like(values).scatter_(0, order, 1.0)
+
+
+def _leading(graph: Graph, rank: int, seed: int) -> Tensor:
+    """Eigenvectors of about the `rank` largest eigenvalues by magnitude, [n, rank]: subspace iteration."""
+    start = Philox(seed, stream=_STARTS).normal((graph.nodes, rank), dtype=torch.float64).to(graph.device)
+    vectors = torch.linalg.qr(start).Q
+    for _ in range(_POWERS):
+        vectors = torch.linalg.qr(_multiply(graph, vectors)).Q
+    values, rotation = torch.linalg.eigh(vectors.mT @ _multiply(graph, vectors))
+    return (vectors @ rotation)[:, values.abs().argsort(descending=True)]
+
+
+def _exchange(graph: Graph, chosen: Tensor, k: int) -> Subgraph:
+    """Exchanges a node of the set for another one, always the best pair of those looked at, while weight is gained:
+    all pairs where they fit into memory, else those of the nodes that add least to the set. `chosen` is 0/1 [n]."""
+    n = graph.nodes
+    looked_at = min(k, max(_AT_A_TIME // n, 1))
+    inside = graph.multiply(chosen)  # weight from each node into the set
+    while True:
+        out = torch.where(chosen > 0, inside, math.inf).sort(stable=True).indices[:looked_at]
+        rows = _rows(graph, out)
+        gains = torch.where(chosen > 0, -math.inf, inside) - inside[out, None] - rows
+        best = int(gains.argmax())
+        gain = gains.view(-1)[best].item()
+        if not gain > 1e-12 * max(1.0, float(inside.max())):
+            break
+        leaves, comes = int(out[best // n]), best % n
+        chosen[leaves], chosen[comes] = 0.0, 1.0
+        inside += _rows(graph, torch.tensor([comes], device=graph.device))[0] - rows[best // n]
+    return Subgraph(chosen.nonzero()[:, 0], float(_weights(graph, chosen[:, None])[0]))
+
+
+def _rows(graph: Graph, nodes: Tensor) -> Tensor:
+    """Rows of the matrix of weights, [nodes, n]; it is symmetric, so these are columns, too."""
+    counts = graph.offsets[nodes + 1] - graph.offsets[nodes]
+    row = torch.arange(len(nodes), device=graph.device).repeat_interleave(counts)
+    first = (graph.offsets[nodes] - (counts.cumsum(0) - counts))[row]
+    edge = torch.arange(len(row), device=graph.device) + first
+    rows = torch.zeros(len(nodes), graph.nodes, dtype=torch.float64, device=graph.device)
+    values = torch.ones(len(edge), dtype=torch.float64, device=graph.device) if graph.weights is None else graph.weights[edge]
+    return rows.index_put_((row, graph.targets[edge].long()), values)
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+
+def _packed(active: Tensor) -> Tensor:
+    return active.new_empty((active.shape[1], -(-active.shape[0] // 64)), dtype=torch.int64)
+
+
+def _counted(a: Tensor, b: Tensor | None = None) -> Tensor:
+    return a.new_empty((len(a), len(a if b is None else b)), dtype=torch.int32)
+
+
+def _visits(offsets: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return offsets.new_empty(offsets.shape[0] - 1)
+
+
+_plain_operators.register(PACK, _packed)
+_plain_operators.register(COUNTS, _counted)
+_plain_operators.register(WALKS, _visits)
