@@ -43,9 +43,20 @@ class EvaluatorHandle {
         });
     }
 
+    Array<std::uint8_t> first_active(const Array<std::uint8_t>& records, int threads, const std::string& isa) const {
+        const std::span<const Record> all = record_span(records, "evaluate");
+        const EvaluateOptions options = options_of(threads, isa);
+        Array<std::uint8_t> out({all.size(), evaluator_.columns()});
+        std::uint8_t* const to = out.mutable_data();
+        {
+            py::gil_scoped_release release;
+            evaluator_.first_active(all, to, options);
+        }
+        return out;
+    }
+
   private:
-    template <class Body>
-    py::tuple run(std::size_t n, bool every_stack, int threads, const std::string& isa, Body&& body) const {
+    static EvaluateOptions options_of(int threads, const std::string& isa) {
         EvaluateOptions options;
         options.threads = threads;
         options.poll = [] {
@@ -58,6 +69,12 @@ class EvaluatorHandle {
             }
             if (!options.kernels) throw FormatError("this CPU cannot run instruction set '" + isa + "'");
         }
+        return options;
+    }
+
+    template <class Body>
+    py::tuple run(std::size_t n, bool every_stack, int threads, const std::string& isa, Body&& body) const {
+        const EvaluateOptions options = options_of(threads, isa);
         const std::size_t columns = every_stack ? static_cast<std::size_t>(evaluator_.num_stacks()) : 1;
         Array<std::int64_t> stack(n), score(n), psqt({n, columns}), positional({n, columns});
         const Evaluations out{stack.mutable_data(), psqt.mutable_data(), positional.mutable_data(),
@@ -162,6 +179,8 @@ void bind_evaluate(py::module_& m) {
              py::arg("threads"), py::arg("isa") = "")
         .def("evaluate_rows", &EvaluatorHandle::evaluate_rows, py::arg("white"), py::arg("black"),
              py::arg("black_to_move"), py::arg("piece_count"), py::arg("every_stack"), py::arg("threads"),
+             py::arg("isa") = "")
+        .def("first_active", &EvaluatorHandle::first_active, py::arg("records"), py::arg("threads"),
              py::arg("isa") = "");
 
     // In place, so an array of another type or layout is no input.

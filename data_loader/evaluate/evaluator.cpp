@@ -1,6 +1,7 @@
 #include "evaluate/evaluator.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -135,6 +136,18 @@ class Evaluator::Impl {
     void evaluate(const IndexRows& rows, std::size_t begin, std::size_t end, const Evaluations& out,
                   const EvaluateKernels& kernels, std::size_t first_row, Scratch& s) const {
         for (std::size_t i = begin; i < end; ++i) position(rows, i - first_row, i, out, kernels, s);
+    }
+
+    std::size_t columns() const { return vector_sizes_[0]; }
+
+    // Position `row` of `rows`, which is position i to the caller.
+    void first_active(const IndexRows& rows, std::size_t row, std::size_t i, std::uint8_t* out,
+                      const EvaluateKernels& kernels, Scratch& s) const {
+        const auto sides = sides_of(rows, row);
+        for (int side = 0; side < 2; ++side) accumulate(sides[side], rows.max_active, i, side, 0, 0, kernels, s);
+        first_activation(kernels, s);
+        const std::int16_t zero = shifted_ ? std::numeric_limits<std::int16_t>::min() : std::int16_t{0};
+        for (std::size_t c = 0; c < columns(); ++c) out[c] = s.vectors[0][c] != zero;
     }
 
   private:
@@ -288,6 +301,12 @@ class Evaluator::Impl {
         require(most < kMost64, "the score may reach " + std::to_string(most));
     }
 
+    // The index rows of a position, side to move first.
+    static std::array<Row, 2> sides_of(const IndexRows& rows, std::size_t row) {
+        const Row white = rows.white + row * rows.max_active, black = rows.black + row * rows.max_active;
+        return rows.black_to_move[row] ? std::array{black, white} : std::array{white, black};
+    }
+
     void position(const IndexRows& rows, std::size_t row, std::size_t i, const Evaluations& out,
                   const EvaluateKernels& kernels, Scratch& s) const {
         const int pieces = rows.piece_count[row];
@@ -295,8 +314,7 @@ class Evaluator::Impl {
             throw FormatError("position " + std::to_string(i) + ": " + std::to_string(pieces) +
                               " pieces, expected at most 32");
         }
-        Row sides[2] = {rows.white + row * rows.max_active, rows.black + row * rows.max_active};
-        if (rows.black_to_move[row]) std::swap(sides[0], sides[1]);
+        const auto sides = sides_of(rows, row);
         const auto used = static_cast<std::size_t>(forward_.stacks[static_cast<std::size_t>(pieces)]);
         const auto num_stacks = static_cast<std::size_t>(forward_.num_stacks);
         const std::size_t begin = out.every_stack ? 0 : used, end = out.every_stack ? num_stacks : used + 1;
@@ -535,6 +553,29 @@ const Kernels& kernels_of(const EvaluateOptions& options) {
     return options.kernels ? *options.kernels : kernels();
 }
 
+// Calls body(index rows, begin, end, scratch) for chunks of records; the rows are those of the chunk alone.
+template <class Impl, class Body>
+void of_records(std::span<const Record> records, const Impl& impl, const EvaluateOptions& options, Body&& body) {
+    const Kernels& expanding = kernels_of(options);
+    const FeatureSet& set = impl.features();
+    const auto max_active = static_cast<std::size_t>(set.max_active);
+    in_chunks(
+        records.size(), options, [&] { return impl.scratch(); },
+        [&](std::size_t begin, std::size_t end, Scratch& s) {
+            Entry entry;
+            for (std::size_t i = begin; i < end; ++i) {
+                if (const char* what = unpack(records[i], entry)) {
+                    throw FormatError("record " + std::to_string(i) + ": " + what);
+                }
+            }
+            const BatchRows rows{s.white.data(),  s.black.data(),         s.counts.data(),     s.score.data(),
+                                 s.result.data(), s.black_to_move.data(), s.piece_count.data()};
+            expand_positions(records.data() + begin, nullptr, end - begin, set, rows, expanding);
+            body(IndexRows{rows.white, rows.black, rows.black_to_move, rows.piece_count, end - begin, max_active}, begin,
+                 end, s);
+        });
+}
+
 }  // namespace
 
 Evaluator::Evaluator(Forward forward) : impl_(std::make_unique<const Impl>(std::move(forward))) {}
@@ -549,28 +590,25 @@ int Evaluator::num_stacks() const {
     return impl_->num_stacks();
 }
 
+std::size_t Evaluator::columns() const {
+    return impl_->columns();
+}
+
 void Evaluator::evaluate(std::span<const Record> records, const Evaluations& out,
                          const EvaluateOptions& options) const {
-    const Kernels& expanding = kernels_of(options);
-    const EvaluateKernels& kernels = evaluate_kernels(expanding.isa);
-    const FeatureSet& set = features();
-    const auto max_active = static_cast<std::size_t>(set.max_active);
-    in_chunks(
-        records.size(), options, [&] { return impl_->scratch(); },
-        [&](std::size_t begin, std::size_t end, Scratch& s) {
-            Entry entry;
-            for (std::size_t i = begin; i < end; ++i) {
-                if (const char* what = unpack(records[i], entry)) {
-                    throw FormatError("record " + std::to_string(i) + ": " + what);
-                }
-            }
-            const BatchRows rows{s.white.data(),  s.black.data(),         s.counts.data(),     s.score.data(),
-                                 s.result.data(), s.black_to_move.data(), s.piece_count.data()};
-            expand_positions(records.data() + begin, nullptr, end - begin, set, rows, expanding);
-            const IndexRows indices{rows.white,       rows.black,  rows.black_to_move,
-                                    rows.piece_count, end - begin, max_active};
-            impl_->evaluate(indices, begin, end, out, kernels, begin, s);
-        });
+    const EvaluateKernels& kernels = evaluate_kernels(kernels_of(options).isa);
+    of_records(records, *impl_, options, [&](const IndexRows& rows, std::size_t begin, std::size_t end, Scratch& s) {
+        impl_->evaluate(rows, begin, end, out, kernels, begin, s);
+    });
+}
+
+void Evaluator::first_active(std::span<const Record> records, std::uint8_t* out, const EvaluateOptions& options) const {
+    const EvaluateKernels& kernels = evaluate_kernels(kernels_of(options).isa);
+    of_records(records, *impl_, options, [&](const IndexRows& rows, std::size_t begin, std::size_t end, Scratch& s) {
+        for (std::size_t i = begin; i < end; ++i) {
+            impl_->first_active(rows, i - begin, i, out + i * columns(), kernels, s);
+        }
+    });
 }
 
 void Evaluator::evaluate(const IndexRows& rows, const Evaluations& out, const EvaluateOptions& options) const {

@@ -54,8 +54,12 @@ class Evaluator {
     void evaluate(std::span<const Record> records, const Evaluations& out, const EvaluateOptions& options = {}) const;
     void evaluate(const IndexRows& rows, const Evaluations& out, const EvaluateOptions& options = {}) const;
 
+    // Which of the first activations are not 0: `columns()` bytes, 0 or 1, for each record, the side to move first.
+    void first_active(std::span<const Record> records, std::uint8_t* out, const EvaluateOptions& options = {}) const;
+
     const FeatureSet& features() const;
     int num_stacks() const;
+    std::size_t columns() const;  // first activations
 
   private:
     class Impl;

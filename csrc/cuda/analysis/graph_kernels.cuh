@@ -53,19 +53,23 @@ struct CountJob {
     int64_t slice;  // words of each thread block
 };
 
+// Two neighbouring rows' words are read at once; a pair more than needed keeps stores of several words apart.
+using WordPair = Pack<unsigned long long, 2>;
+constexpr int kPairs = kCountTile / 2;
+
 // 8 words of 128 rows, word by word; zeros where there are none.
 __device__ inline void load_words(const unsigned long long* from, int64_t rows, int64_t words, int64_t row,
-                                  int64_t word, int64_t end, unsigned long long (*to)[kCountTile + 2]) {
+                                  int64_t word, int64_t end, WordPair (*to)[kPairs + 1]) {
 #pragma unroll
     for (int i = 0; i < kCountTile * kCountWords / kCountThreads; ++i) {
         const int r = threadIdx.x / kCountWords + i * (kCountThreads / kCountWords), k = threadIdx.x % kCountWords;
-        to[k][r] = row + r < rows && word + k < end ? from[(row + r) * words + word + k] : 0;
+        to[k][r / 2].at[r % 2] = row + r < rows && word + k < end ? from[(row + r) * words + word + k] : 0;
     }
 }
 
 __global__ void __launch_bounds__(kCountThreads, 2) bit_counts(const CountJob job) {
-    constexpr int kMine = kCountTile / kCountSide, kHalf = kCountTile / 2;
-    __shared__ __align__(16) unsigned long long a[kCountWords][kCountTile + 2], b[kCountWords][kCountTile + 2];
+    constexpr int kMine = kCountTile / kCountSide;
+    __shared__ WordPair a[kCountWords][kPairs + 1], b[kCountWords][kPairs + 1];
     const graph::Bits bits = job.bits;
     const int64_t across = divide_up(bits.columns, kCountTile);
     const int64_t tile_row = blockIdx.x / across * kCountTile, tile_column = blockIdx.x % across * kCountTile;
@@ -73,7 +77,6 @@ __global__ void __launch_bounds__(kCountThreads, 2) bit_counts(const CountJob jo
     const int y = threadIdx.x / kCountSide, x = threadIdx.x % kCountSide;
     // A thread has four pairs of neighbouring rows and columns: 16 lanes read 256 bytes next to each other.
     const auto place = [](int i, int at) { return i / 2 * (2 * kCountSide) + at * 2 + i % 2; };
-    static_assert(kMine / 2 * 2 * kCountSide == kCountTile && kHalf * 2 == kCountTile);
     int32_t count[kMine][kMine] = {};
     const int64_t begin = blockIdx.y * job.slice, end = min(begin + job.slice, bits.words);
     for (int64_t word = begin; word < end; word += kCountWords) {
@@ -85,8 +88,7 @@ __global__ void __launch_bounds__(kCountThreads, 2) bit_counts(const CountJob jo
             unsigned long long mine[kMine], other[kMine];
 #pragma unroll
             for (int i = 0; i < kMine; i += 2) {
-                const Pack<unsigned long long, 2> rows = load<2>(&a[k][place(i, y)]);
-                const Pack<unsigned long long, 2> columns = load<2>(&b[k][place(i, x)]);
+                const WordPair rows = a[k][place(i, y) / 2], columns = b[k][place(i, x) / 2];
                 mine[i] = rows.at[0], mine[i + 1] = rows.at[1];
                 other[i] = columns.at[0], other[i + 1] = columns.at[1];
             }

@@ -1,0 +1,313 @@
+"""Co-activation, walks and dense parts of graphs: against plain definitions, brute force and exact linear algebra."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nnue_trainer.analysis import graph
+from nnue_trainer.analysis.graph import Graph
+from nnue_trainer.random import Philox
+
+SHAPES = [(1, 1), (64, 3), (65, 300), (1000, 70), (0, 5), (5, 0), (4099, 33), (700, 130)]
+
+
+def flags(positions: int, neurons: int, seed: int = 1) -> Tensor:
+    """Each neuron is active at its own share of positions."""
+    numbers = Philox(seed)
+    return numbers.uniform((positions, neurons)) < numbers.uniform(neurons)
+
+
+def rows_of_bits(active: Tensor) -> Tensor:
+    """By definition, in Python's integers."""
+    words = -(-len(active) // 64)
+    out = torch.zeros(active.shape[1], words, dtype=torch.int64)
+    for position, neuron in active.nonzero().tolist():
+        word, bit = out[neuron, position // 64].item() % 2**64 | 1 << position % 64, position // 64
+        out[neuron, bit] = word - 2**64 * (word >> 63)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_bits(device: torch.device, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        active = flags(*shape)
+        given = (active * 5).to(dtype) if dtype == torch.uint8 else active
+        assert torch.equal(graph.pack_bits(given.to(device)).cpu(), rows_of_bits(active))
+        assert torch.equal(graph.pack_bits(given.to(device).mT.contiguous().mT).cpu(), rows_of_bits(active))
+
+
+def test_counts(device: torch.device) -> None:
+    for positions, neurons in SHAPES:
+        a, b = flags(positions, neurons), flags(positions, neurons + 7, seed=2)
+        found = graph.coactivation(a.to(device))
+        assert torch.equal(found.cpu().long(), a.long().T @ a.long())
+        other = graph.bit_counts(graph.pack_bits(a.to(device)), graph.pack_bits(b.to(device)))
+        assert torch.equal(other.cpu().long(), a.long().T @ b.long())
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_counts_of_every_bit_pattern(isa: str) -> None:
+    """Long rows, in which all adders carry, and rows that are all ones; in a process of its own for each level."""
+    import subprocess
+    import sys
+
+    program = """
+import torch
+from nnue_trainer.analysis import graph
+from nnue_trainer.random import Philox
+for words in (1, 63, 64, 65, 511, 1500, 4099):
+    bits = Philox(words).bits((5, words))
+    bits[0] = -1
+    expected = [[sum(bin(int(w) % 2**64).count("1") for w in (a & b).tolist()) for b in bits] for a in bits]
+    assert graph.bit_counts(bits).tolist() == expected, words
+    assert graph.bit_counts(bits, bits.clone()).tolist() == expected, words
+"""
+    import os
+
+    environment = os.environ | {"NNUE_CPU_ISA": isa}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def random_graph(nodes: int, edges: int, seed: int, weighted: bool, undirected: bool = False) -> Graph:
+    numbers = Philox(seed)
+    # The last nodes have no edges of their own.
+    ends = [numbers.integers(0, most, edges) for most in (max(nodes - 3, 1), nodes)]
+    return Graph.from_edges(nodes, *ends, numbers.uniform(edges, 0.1, 2) if weighted else None, undirected)
+
+
+def matrix(g: Graph) -> Tensor:
+    out = torch.zeros(g.nodes, g.nodes, dtype=torch.float64)
+    for node in range(g.nodes):
+        for edge in range(int(g.offsets[node]), int(g.offsets[node + 1])):
+            out[node, g.targets[edge]] += 1.0 if g.weights is None else g.weights[edge]
+    return out
+
+
+def exact_pagerank(g: Graph, restart: float) -> Tensor:
+    """The linear system solved."""
+    a, n = matrix(g), g.nodes
+    total = a.sum(1, keepdim=True)
+    step = torch.where(total > 0, a / total, torch.full_like(a, 1 / n))
+    return torch.linalg.solve(torch.eye(n, dtype=torch.float64) - (1 - restart) * step.T, torch.full((n,), restart / n, dtype=torch.float64))
+
+
+def test_graph_of_edges() -> None:
+    """Sorted, merged, and the other way round."""
+    s, t, w = torch.tensor([2, 0, 2, 0, 1]), torch.tensor([1, 2, 1, 0, 2]), torch.tensor([1.0, 2, 3, 4, 5])
+    g = Graph.from_edges(4, s, t, w)
+    assert g.offsets.tolist() == [0, 2, 3, 4, 4]
+    assert g.targets.tolist() == [0, 2, 2, 1]
+    assert g.weights is not None
+    assert g.weights.tolist() == [4, 2, 5, 4]
+    assert torch.equal(matrix(g.reversed), matrix(g).T)
+    both = Graph.from_edges(4, s, t, undirected=True)
+    expected = torch.zeros(4, 4)
+    expected.index_put_((torch.cat([s, t]), torch.cat([t, s])), torch.ones(10), accumulate=True)
+    assert torch.equal(matrix(both) > 0, expected > 0)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(g.multiply(x), matrix(g) @ x)
+    assert g.degrees.tolist() == matrix(g).sum(1).tolist()
+
+
+def test_graph_of_counts() -> None:
+    counts = torch.tensor([[9, 5, 1, 0], [5, 9, 2, 3], [1, 2, 9, 4], [0, 3, 4, 9]])
+    off = counts.double().fill_diagonal_(0)
+    assert torch.equal(matrix(Graph.from_counts(counts)), off)
+    assert torch.equal(matrix(Graph.from_counts(counts, least=3)), off * (off >= 3))
+    # The largest of each: 0-1, 1-0, 2-3, 3-2; of two more each but 0-3, which is 0.
+    assert torch.equal(matrix(Graph.from_counts(counts, top=1)), off * (off >= 4))
+    assert torch.equal(matrix(Graph.from_counts(counts, top=2)), off)
+    assert Graph.from_counts(counts, top=0).edges == 0
+
+
+def walk_by_definition(g: Graph, rounds: range, restart: float, seed: int, stream: int) -> list[int]:
+    """csrc/graph.h in Python, with the numbers of `Philox`."""
+    visits = [0] * g.nodes
+    thresholds = None if g.thresholds is None else [t % 2**32 for t in g.thresholds.tolist()]
+    offsets, targets = g.offsets.tolist(), g.targets.tolist()
+    for coupon in range(rounds.start * g.nodes, rounds.stop * g.nodes):
+        node, step = coupon % g.nodes, 0
+        while True:
+            visits[node] += 1
+            bits = Philox(seed, stream, (coupon << 20) + step).bits(1).item() % 2**64
+            if bits % 2**32 < round(restart * 2**32):
+                break
+            step, bits = step + 1, bits >> 32
+            begin, end = offsets[node : node + 2]
+            if begin == end:
+                node = bits * g.nodes >> 32
+            elif thresholds is None:
+                node = targets[begin + (bits * (end - begin) >> 32)]
+            else:
+                node = targets[next((e for e in range(begin, end - 1) if bits < thresholds[e]), end - 1)]
+    return visits
+
+
+def walks(g: Graph, first: int, rounds: int, restart: float, seed: int, stream: int = 0) -> Tensor:
+    visits: Tensor = torch.ops.nnue.random_walks(g.offsets, g.targets, g.thresholds, first, rounds, restart, seed, stream)
+    return visits
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_walks(device: torch.device, weighted: bool) -> None:
+    """Each step is the one that the contract says, also in parts and with another restart, seed and stream."""
+    g = random_graph(37, 150, 1, weighted)
+    on = g.to(device)
+    for first, rounds, restart, seed, stream in ((0, 5, 0.15, 1, 0), (3, 2, 0.5, -7, 9), (0, 1, 1.0, 2, 0)):
+        expected = walk_by_definition(g, range(first, first + rounds), restart, seed, stream)
+        assert walks(on, first, rounds, restart, seed, stream).tolist() == expected
+    assert torch.equal(walks(on, 0, 2, 0.2, 5) + walks(on, 2, 3, 0.2, 5), walks(on, 0, 5, 0.2, 5))
+    assert walks(on, 0, 0, 0.2, 5).sum() == 0
+
+
+def test_walks_do_not_depend_on_threads() -> None:
+    g = random_graph(3001, 20_000, 3, weighted=True)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(walks(g, 0, 20, 0.15, 1))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.cuda
+def test_cuda_has_the_cpu_visits(cuda: torch.device) -> None:
+    for weighted in (False, True):
+        g = random_graph(10_007, 80_000, 3, weighted)
+        assert torch.equal(walks(g.to(cuda), 1, 40, 0.15, 1).cpu(), walks(g, 1, 40, 0.15, 1))
+
+
+def test_memory_is_safe_for_what_is_no_graph(device: torch.device) -> None:
+    offsets = torch.tensor([0, -5, 2**40, 3], device=device)
+    targets = torch.tensor([7, -1, 1], dtype=torch.int32, device=device)
+    visits = torch.ops.nnue.random_walks(offsets, targets, None, 0, 50, 0.1, 1)
+    assert 150 <= visits.sum() <= 150 * 1000
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_pagerank(device: torch.device, weighted: bool) -> None:
+    """Power iteration equals the solution, and walks equal it within their standard errors."""
+    g = random_graph(200, 1200, 5, weighted)
+    for restart in (0.15, 0.6):
+        exact = exact_pagerank(g, restart)
+        found = graph.pagerank(g.to(device), restart)
+        torch.testing.assert_close(found.cpu(), exact, rtol=1e-9, atol=1e-14)
+        walked = graph.pagerank_walks(g.to(device), 1600, restart, seed=3)
+        off = ((walked.rank.cpu() - exact) / walked.error.cpu()).square()
+        # Student's t with 15 degrees of freedom has variance 15/13.
+        assert abs(off.mean().item() - 15 / 13) < 5 * math.sqrt(2 * 2.0 / 200)
+        assert walked.steps == pytest.approx(200 * 1600 / restart, rel=0.02)
+        assert walked.error.max() < 0.02 * exact.max()
+
+
+def test_emulated(emulator: ctypes.CDLL) -> None:
+    """The CUDA kernels, several thread blocks at a time."""
+    ops = torch.ops.nnue_emulated
+    for at_a_time in (1, 3):
+        emulator.emulator_configure(at_a_time, 1)
+        for positions, neurons in ((1, 1), (65, 33), (700, 130), (0, 5), (1300, 259)):
+            a, b = flags(positions, neurons), flags(positions, neurons + 7, seed=2)
+            bits = ops.pack_bits(a)
+            assert torch.equal(bits, graph.pack_bits(a))
+            assert torch.equal(ops.bit_counts(bits), graph.bit_counts(bits))
+            assert torch.equal(ops.bit_counts(bits, ops.pack_bits(b)).long(), a.long().T @ b.long())
+        for weighted in (False, True):
+            for nodes in (1, 37, 1000):
+                g = random_graph(nodes, 4 * nodes, 1, weighted)
+                found = ops.random_walks(g.offsets, g.targets, g.thresholds, 2, 3, 0.3, 5, 7)
+                assert torch.equal(found, walks(g, 2, 3, 0.3, 5, 7))
+
+
+def dense_weight(a: Tensor, nodes: Tensor) -> float:
+    return float(a[nodes][:, nodes].sum() / 2)
+
+
+def test_densest_subgraph_of_small_graphs() -> None:
+    """Against all subsets: the best nearly always, and never far from it."""
+    missed, worst = 0, 1.0
+    for seed in range(40):
+        numbers, n = Philox(seed), 12
+        a = numbers.uniform((n, n), dtype=torch.float64) * numbers.bernoulli(0.3 + 0.4 * (seed % 2), (n, n))
+        a = a.triu(1) + a.triu(1).T
+        g = Graph.from_counts(a, least=0)
+        for k in (3, 6):
+            best = max(dense_weight(a, torch.tensor(c)) for c in itertools.combinations(range(n), k))
+            found = graph.densest_subgraph(g, k)
+            assert found.weight == pytest.approx(dense_weight(a, found.nodes))
+            assert len(found.nodes) == k
+            missed += found.weight < best - 1e-9
+            worst = min(worst, found.weight / best)
+    assert missed <= 4
+    assert worst > 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_densest_subgraph_of_large_graphs(device: torch.device, seed: int) -> None:
+    """Never below greedy peeling, and a planted part is found."""
+    n, k, numbers = 3000, 40, Philox(seed)
+    ends = [numbers.integers(0, n, 20_000) for _ in range(2)]
+    planted = torch.from_numpy(np.random.default_rng(seed).permutation(n)[:k].copy())
+    i, j = torch.triu_indices(k, k, 1)
+    chosen = numbers.bernoulli(0.4, len(i))
+    g = Graph.from_edges(n, torch.cat([ends[0], planted[i[chosen]]]), torch.cat([ends[1], planted[j[chosen]]]), undirected=True)
+    found, peeled = graph.densest_subgraph(g.to(device), k), graph.peel(g, k)
+    assert found.weight >= peeled.weight - 1e-9
+    assert len(set(found.nodes.tolist()) & set(planted.tolist())) >= k - 2
+
+
+def test_peel_takes_the_least_first() -> None:
+    """A triangle with a tail keeps the triangle."""
+    g = Graph.from_edges(5, torch.tensor([0, 1, 2, 2, 3]), torch.tensor([1, 2, 0, 3, 4]), undirected=True)
+    assert graph.peel(g, 3).nodes.tolist() == [0, 1, 2]
+    assert graph.peel(g, 3).weight == 3
+    assert graph.peel(g, 0).weight == 0
+    assert graph.densest_subgraph(g, 5).weight == 5
+    assert graph.densest_subgraph(g, 0).nodes.tolist() == []
+
+
+def test_errors() -> None:
+    g = random_graph(10, 30, 1, weighted=False)
+    offsets, targets = g.offsets, g.targets
+    for call, message in (
+        (lambda: graph.pack_bits(torch.ones(3, 4)), "nnue::pack_bits: active: found float32, expected bool or uint8"),
+        (lambda: graph.pack_bits(torch.ones(3, dtype=torch.bool)), r"active: found shape \[3\], expected shape \[P, N\]"),
+        (lambda: graph.bit_counts(torch.ones(3, 4)), "nnue::bit_counts: a: found float32, expected int64"),
+        (lambda: graph.bit_counts(torch.ones(3, 4).long(), torch.ones(3, 5).long()), r"b: found shape \[3, 5\]"),
+        (lambda: walks(g, 0, 1, 0.0, 1), "restart: found 0.0.*, expected a probability above 0"),
+        (lambda: walks(g, -1, 1, 0.5, 1), "first_round, rounds: found -1, 1, expected 0 or more"),
+        (lambda: walks(g, 0, 1 << 42, 0.5, 1), "at most 2.42 coupons"),
+        (lambda: Graph(offsets[:5], targets), "offsets: expected numbers that rise from 0"),
+        (lambda: Graph(offsets.flip(0), targets), "offsets: expected numbers that rise from 0"),
+        (lambda: Graph(offsets, targets + 5), r"targets: expected nodes, 0 … 9"),
+        (lambda: Graph(offsets, targets.long()), r"targets: found torch.int64 .*, expected torch.int32"),
+        (lambda: Graph(offsets, targets, torch.zeros(len(targets)).double()), "weights: expected finite numbers above 0"),
+        (lambda: Graph(offsets, targets, torch.ones(1).double()), "weights: found 1 numbers"),
+        (lambda: Graph.from_edges(3, torch.tensor([3]), torch.tensor([0])), "sources: expected nodes, 0 … 2"),
+        (lambda: Graph.from_counts(torch.ones(2, 3)), r"counts: found shape \[2, 3\]"),
+        (lambda: graph.densest_subgraph(g, 3), "found a directed graph"),
+        (lambda: graph.densest_subgraph(g, 11), "k: found 11, expected 0 … 10"),
+        (lambda: graph.pagerank(g, 0), "restart: found 0, expected a probability"),
+        (lambda: graph.pagerank_walks(g, 17), "rounds: found 17, expected a multiple of the 16"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            call()
+
+
+def test_opcheck_and_no_derivative(device: torch.device) -> None:
+    bits = graph.pack_bits(flags(70, 5).to(device))
+    g = random_graph(10, 30, 1, weighted=True).to(device)
+    torch.library.opcheck(torch.ops.nnue.pack_bits.default, (flags(70, 5).to(device),))
+    torch.library.opcheck(torch.ops.nnue.bit_counts.default, (bits, bits))
+    torch.library.opcheck(torch.ops.nnue.bit_counts.default, (bits,))
+    torch.library.opcheck(torch.ops.nnue.random_walks.default, (g.offsets, g.targets, g.thresholds, 0, 2, 0.3, 1))
