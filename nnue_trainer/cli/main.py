@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from nnue_trainer.cli import analysis, check, data, data_tools, info, net, rescore, train
+from nnue_trainer.cli import analysis, check, data, data_tools, info, net, permute, rescore, train
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.progress import Unfailing
 
@@ -41,6 +41,7 @@ net.register(app)
 check.register(app)
 train.register(app)
 analysis.register(app, data.app)
+permute.register(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -187,6 +187,31 @@ def first_activations(forward: IntegerForward, tensors: Mapping[str, np.ndarray]
     return np.concatenate(clipped, axis=1)
 
 
+def neuron_columns(forward: IntegerForward, columns: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Along which columns (places of the last dimension) of which tensors the first layer's neurons lie: for each such
+    tensor the neuron of every column, int64 [columns], −1 where a column belongs to none. `columns` says how many each
+    tensor has.
+
+    Neurons are counted as the layers see them, of one side: a neuron of a pairwise net is a product, and has two columns
+    in the first layer. Columns of neurons that follow one another do so, too.
+    """
+    first = forward.first
+    width = columns[first.bias]
+    count = width // 2 if first.activation == "pairwise" else width
+    found = {name: np.arange(width) % count for name in (first.bias, *first.weights)}
+    sizes = [2 * count]
+    for layer in forward.layers:
+        ends = np.cumsum([sizes[vector] for vector in layer.inputs])
+        neurons = np.full(columns[layer.weight], -1)
+        for vector, end in zip(layer.inputs, ends, strict=True):
+            if vector == 0:
+                neurons[end - sizes[0] : end] = np.arange(sizes[0]) % count
+        if 0 in layer.inputs:
+            found[layer.weight] = neurons
+        sizes.append(layer.activated * (2 if layer.activation == "dual" else 1))
+    return found
+
+
 def reference(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
     """Stages 1 to 6 in NumPy, of every stack: what the evaluator in C++ is held against."""
     psqt = np.zeros((len(batch), forward.num_stacks), np.int64)

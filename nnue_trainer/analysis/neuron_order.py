@@ -1,0 +1,169 @@
+"""Orders of neurons in which zeros come in blocks.
+
+Engines multiply the first activations by the weights of the next layer four at a time, and skip a block of four that is
+all zeros. Any order of the neurons gives the same evaluation, so the one to take is that in which the four of a block
+are active at the same positions. What is made small is the number of blocks that are not zero, Σ |A ∪ B ∪ C ∪ D| over
+the blocks, a neuron being the set of positions at which it is active.
+
+A method makes a first order; then neurons of two blocks change places while that helps, which is exact and the same for
+all methods. Sets are rows of bits (`analysis.graph`), so all counts are population counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nnue_trainer.analysis import graph
+
+BLOCK = 4
+DEFAULT = "greedy"
+_ROUNDS = 500  # of exchanges; a few dozen are usual
+_WALKS = 64
+
+Tell = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """`neurons` int64 [N]: place i gets neuron `neurons[i]`. `first` is the share of zero blocks before neurons were
+    exchanged, `zeros` that behind it; `exchanges` says how many pairs were."""
+
+    neurons: Tensor
+    first: float
+    zeros: float
+    exchanges: int
+
+
+def order(bits: Tensor, samples: int, method: str = DEFAULT, seed: int = 1, tell: Tell = lambda *_: None) -> Order:
+    """An order of N neurons (a multiple of four), by their `bits` int64 [N, W] over `samples` samples.
+
+    method: one of `METHODS`. tell: called with how much is done and what there is. ValueError for another method.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method: found {method!r}, expected one of {', '.join(METHODS)}")
+    first = METHODS[method](bits, seed)
+    neurons, exchanges = _exchange(bits, first, tell)
+    return Order(neurons, zero_share(bits[first], samples), zero_share(bits[neurons], samples), exchanges)
+
+
+def zero_share(bits: Tensor, samples: int) -> float:
+    """The share of blocks of four consecutive rows that are 0, over all blocks and samples."""
+    blocks = len(bits) // BLOCK
+    return 1 - int(_sizes(_union(bits.view(blocks, BLOCK, -1))).sum()) / max(blocks * samples, 1)
+
+
+def _sizes(bits: Tensor) -> Tensor:
+    """int64 [rows]: set bits of each row."""
+    return torch.from_numpy(np.bitwise_count(bits.numpy().view(np.uint64)).sum(1, dtype=np.int64))
+
+
+def _union(sets: Tensor) -> Tensor:
+    """[a, words] of [a, n, words]."""
+    whole = sets[:, 0].clone()
+    for i in range(1, sets.shape[1]):
+        whole |= sets[:, i]
+    return whole
+
+
+# ---- first orders ----------------------------------------------------------------------------------------------------
+
+
+def _greedy(bits: Tensor, seed: int) -> Tensor:
+    """Block by block: the most active neuron that is left, then three times the one that has most in common with the
+    block, |A ∩ B| / |A ∪ B|."""
+    sizes = _sizes(bits)
+    left = torch.ones(len(bits), dtype=torch.bool)
+    chosen: list[int] = []
+    block = bits[0]
+    for place in range(len(bits)):
+        if place % BLOCK == 0:
+            best = int(sizes.masked_fill(~left, -1).argmax())
+            block = bits[best].clone()
+        else:
+            shared = graph.bit_counts(block[None], bits)[0].double()
+            union = _sizes(block[None]) + sizes - shared
+            best = int((shared / union.clamp_min(1)).masked_fill(~left, -1).argmax())
+            block |= bits[best]
+        left[best] = False
+        chosen.append(best)
+    return torch.tensor(chosen)
+
+
+def _pagerank(bits: Tensor, seed: int) -> Tensor:
+    """By PageRank on the graph of co-activations: neurons that are active with many others come first."""
+    counts = graph.Graph.from_counts(graph.bit_counts(bits))
+    return graph.pagerank_walks(counts, _WALKS, seed=seed).rank.sort(descending=True, stable=True).indices
+
+
+def _densest(bits: Tensor, seed: int) -> Tensor:
+    """By halves: the half of the neurons that are active together most, as the densest subgraph of co-activations, comes
+    first, and so on in each half down to blocks."""
+    counts = graph.bit_counts(bits)
+
+    def halves(neurons: Tensor) -> list[Tensor]:
+        if len(neurons) <= BLOCK:
+            return [neurons]
+        k = -(-len(neurons) // (2 * BLOCK)) * BLOCK
+        among = graph.Graph.from_counts(counts[neurons][:, neurons])
+        inside = torch.zeros(len(neurons), dtype=torch.bool)
+        inside[graph.densest_subgraph(among, k, directions=8, seed=seed).nodes] = True
+        return halves(neurons[inside]) + halves(neurons[~inside])
+
+    return torch.cat(halves(torch.arange(len(bits))))
+
+
+METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {"greedy": _greedy, "pagerank": _pagerank, "densest": _densest}
+
+
+# ---- exchanges -------------------------------------------------------------------------------------------------------
+
+
+def _exchange(bits: Tensor, neurons: Tensor, tell: Tell) -> tuple[Tensor, int]:
+    """Neurons of two blocks change places, the pairs that gain most first and each block once in a round, until no
+    pair gains. Returns the order and the number of exchanges."""
+    n, blocks = len(neurons), len(neurons) // BLOCK
+    neurons, bits = neurons.clone(), bits[neurons]
+    sizes = _sizes(bits)
+    block = torch.arange(n) // BLOCK
+    # replaced[i, j]: the size of place i's block if neuron j stood there.
+    replaced = torch.empty(n, n, dtype=torch.int64)
+    touched, exchanges, first_left = torch.arange(blocks), 0, 0
+    for _ in range(_ROUNDS):
+        places = (touched[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+        members = bits[places].view(len(touched), BLOCK, -1)
+        others = torch.stack([_union(members[:, [k for k in range(BLOCK) if k != i]]) for i in range(BLOCK)], 1)
+        others = others.view(len(places), -1)
+        replaced[places] = _sizes(others)[:, None] + sizes - graph.bit_counts(others, bits)
+        now = replaced.diagonal()
+        gains = now[:, None] + now - replaced - replaced.T
+        gains[block[:, None] == block] = 0
+        pairs = _disjoint_pairs(gains)
+        if not pairs:
+            break
+        for i, j in pairs:
+            for rows in (neurons, bits, sizes, replaced.T):
+                rows[[i, j]] = rows[[j, i]]
+        exchanges += len(pairs)
+        first_left = max(first_left, len(pairs))
+        touched = torch.tensor(sorted({place // BLOCK for pair in pairs for place in pair}))
+        tell(first_left - len(pairs), first_left)
+    return neurons, exchanges
+
+
+def _disjoint_pairs(gains: Tensor) -> list[tuple[int, int]]:
+    """For each place its best partner; of those pairs the best first, as far as their blocks are still free."""
+    best, partner = gains.max(1)
+    pairs, used = [], set[int]()
+    for i in best.sort(descending=True, stable=True).indices.tolist():
+        j = int(partner[i])
+        if best[i] <= 0:
+            break
+        if not used & {i // BLOCK, j // BLOCK}:
+            used |= {i // BLOCK, j // BLOCK}
+            pairs.append((i, j))
+    return pairs

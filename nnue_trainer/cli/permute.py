@@ -1,0 +1,152 @@
+"""`nnue permute`: the first layer's neurons in an order in which engines skip more zeros."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nnue_trainer.cli import plugins
+from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.progress import progress_bar
+
+if TYPE_CHECKING:
+    from nnue_trainer.export.net import QuantizedNet
+    from nnue_trainer.export.permute import EngineSpeed, Permuted
+
+METHODS = ("greedy", "pagerank", "densest")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("permute")(permute)
+
+
+def permute(
+    net: Annotated[Path, typer.Argument(metavar="NET|CHECKPOINT", help="A net, a checkpoint, or the folder of a run.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The net to write; of a checkpoint a checkpoint of weights only.")
+    ],
+    data: Annotated[
+        Path, typer.Option("--data", metavar="FILE", help="Positions to look at, a data file in any format.")
+    ],
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help=f"How the first order is made: {', '.join(METHODS)}.")
+    ] = METHODS[0],
+    positions: Annotated[
+        int,
+        typer.Option(metavar="N", min=5, max=1 << 22, help="Positions of the file; a fifth of them measures the result."),
+    ] = 1 << 16,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Measure the speed of this Stockfish; none: of no engine. Default: stockfish, if found."
+        ),
+    ] = None,
+    runs: Annotated[int, typer.Option(metavar="N", min=1, max=99, help="Runs of the engine with each net.")] = 3,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Of walks and directions.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    arch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it.")
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Order the first layer's neurons so that zeros come in blocks of four, which engines skip. The net evaluates every
+    position as before."""
+    from nnue_trainer import checkpoint as checkpoints
+    from nnue_trainer.analysis.agreement import spread
+    from nnue_trainer.atomic import replacing
+    from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
+    from nnue_trainer.export.permute import columns_of, permuted_checkpoint
+    from nnue_trainer.export.permute import permute as ordered
+
+    plugins.load(plugin)
+    if method not in METHODS:
+        raise UserError(f"--method: found {method!r:.80}, expected one of {', '.join(METHODS)}")
+    if net.is_dir():
+        net = checkpoints.of_run(net)
+    checkpoint = checkpoints.load(net, ("model", "net")) if net.suffix == ".safetensors" else None
+    if (out.suffix == ".safetensors") != (checkpoint is not None):
+        kind = "a checkpoint (.safetensors)" if checkpoint else "a net, as the input is one (nnue import makes checkpoints)"
+        raise UserError(f"{out}: expected {kind}")
+    quantized = (
+        read_net(net, arch, _note) if checkpoint is None else net_from_checkpoint(checkpoint, str(net), any_l1=True)
+    )
+    columns_of(quantized.net, str(net))
+    with progress_bar("reading positions", "positions") as show:
+        show(0, positions)
+        records = spread(data, positions)
+        show(len(records), positions)
+    with progress_bar("ordering neurons", "exchanges") as show:
+        found = ordered(quantized, records, method, where=str(net if len(records) >= 5 else data), seed=seed, tell=show)
+    speed, why_not = _speed(quantized, found.net, engine, runs)
+    if checkpoint is not None:
+        checkpoints.save(out, permuted_checkpoint(checkpoint, quantized.net, found.order, str(net)))
+        size = f"{out.stat().st_size:,} bytes"
+    else:
+        written = to_bytes(found.net)
+        with replacing(out) as output:
+            output.write_bytes(written)
+        size = f"{len(written):,} bytes, sha256 {hashlib.sha256(written).hexdigest()}"
+    if as_json:
+        answer: dict[str, Any] = {"net": str(net), "out": str(out), **found.as_dict()}
+        print(json.dumps(answer | {"engine": asdict(speed) if speed else None}))
+    else:
+        print(_text(net, found, speed, why_not))
+        print(f"{shown(out)}: {size}")
+
+
+def _note(text: str) -> None:
+    print(f"nnue: note: {shown(text)}", file=sys.stderr)
+
+
+def _speed(
+    before: QuantizedNet, after: QuantizedNet, engine: str | None, runs: int
+) -> tuple[EngineSpeed | None, str | None]:
+    """How fast an engine is with both nets, or why that is not known. UserError where the user named the engine."""
+    from nnue_trainer.export import write_net
+    from nnue_trainer.export.permute import engine_speed
+    from nnue_trainer.uci import find_engine
+
+    if engine == "none":
+        return None, None
+    if engine is None and before.net.unreadable is not None:
+        return None, f"{before.net.name}: {before.net.unreadable}"
+    try:
+        path = find_engine(engine)
+        with tempfile.TemporaryDirectory() as folder, progress_bar("measuring the engine", "runs") as show:
+            files = [Path(folder) / f"{name}.nnue" for name in ("before", "after")]
+            for file, quantized in zip(files, (before, after), strict=True):
+                write_net(quantized, file)
+            return engine_speed(path, *files, runs, show), None
+    except UserError as error:
+        if engine is not None:
+            raise
+        return None, str(error)
+
+
+def _text(net: Path, found: Permuted, speed: EngineSpeed | None, why_not: str | None) -> str:
+    before, after = found.before, found.after
+    lines = [
+        f"{shown(net)}: {found.net.net.name}, {len(found.order):,} neurons in blocks of four, by {found.method}",
+        f"  zero blocks   {before.share:.1%} -> {after.share:.1%}, on {found.held_out:,} positions that the order was not "
+        "made from",
+        f"  blocks in use {before.in_use:.1f} -> {after.in_use:.1f} of {before.blocks} in a position",
+        f"  evaluation    the same on all {found.positions + found.held_out:,} positions",
+    ]
+    if speed is not None:
+        change = speed.after / speed.before - 1
+        spread = max((high - low) / 2 for low, high in (speed.before_range, speed.after_range)) / speed.before
+        lines.append(
+            f"  engine        {shown(speed.engine)}: {speed.before:,.0f} -> {speed.after:,.0f} nodes/s ({change:+.1%}; "
+            f"runs differ by ±{spread:.1%}), bench of {speed.nodes:,} nodes with both"
+        )
+    elif why_not is not None:
+        lines.append(f"  engine        not measured: {shown(why_not)}")
+    return "\n".join(lines)
