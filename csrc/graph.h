@@ -15,9 +15,9 @@
 //   output   [n] int64: visits
 //
 //   A coupon is one walk. Round r has the coupons r n + v, one for each node v, where its walk begins. A walk stops
-//   behind each visit with probability `restart` (to 2^-32), and otherwise follows an edge; from a node without edges it
-//   goes to any node. So π(v) = visits(v) restart / (n rounds) is PageRank without bias: the expected walk of a coupon
-//   has 1 / restart visits, and its k-th node is distributed as k steps from a uniform start.
+//   behind each visit with probability `restart` (to 2^-32), and otherwise follows an edge; from a node without edges
+//   it goes to any node. So π(v) = visits(v) restart / (n rounds) is PageRank without bias: the expected walk of a
+//   coupon has 1 / restart visits, and its k-th node is distributed as k steps from a uniform start.
 //
 //   Step s of coupon c takes its 64 random bits from number c 2^20 + s of the stream (random.h, `bits` of int64): the
 //   lower half decides whether the walk stops, the upper half where it goes. So visits do not depend on the device, on

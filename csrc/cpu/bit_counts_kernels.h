@@ -24,7 +24,8 @@ constexpr int64_t kWordLanes = NNUE_VECTOR_BYTES / 8;
     x = (x & 0x00ff00ff00ff00ffu) + (x >> 8 & 0x00ff00ff00ff00ffu);
     x = (x & 0x0000ffff0000ffffu) + (x >> 16 & 0x0000ffff0000ffffu);
     int64_t sum = 0;
-    for (int64_t lane = 0; lane < kWordLanes; ++lane) sum += static_cast<int64_t>((x[lane] >> 32) + (x[lane] & 0xffffffffu));
+    for (int64_t lane = 0; lane < kWordLanes; ++lane)
+        sum += static_cast<int64_t>((x[lane] >> 32) + (x[lane] & 0xffffffffu));
     return sum;
 }
 
@@ -50,7 +51,8 @@ inline int64_t count_shared_bits(const uint64_t* a, const uint64_t* b, int64_t w
         }
         total += 8 * sum_of_bytes(bytes);
     }
-    if (i > 0) total += 4 * sum_of_bytes(bytes_of(fours)) + 2 * sum_of_bytes(bytes_of(twos)) + sum_of_bytes(bytes_of(ones));
+    if (i > 0)
+        total += 4 * sum_of_bytes(bytes_of(fours)) + 2 * sum_of_bytes(bytes_of(twos)) + sum_of_bytes(bytes_of(ones));
     for (; i < words; ++i) total += std::popcount(a[i] & b[i]);
     return total;
 }

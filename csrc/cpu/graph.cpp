@@ -32,9 +32,9 @@ namespace {
 
 // ---- bits ----
 
-constexpr int64_t kLine = 8;           // words of a cache line, which a thread writes whole
-constexpr int64_t kNeurons = 256;      // at a time
-constexpr int64_t kTile = 16;          // rows of a and of b that are read together
+constexpr int64_t kLine = 8;            // words of a cache line, which a thread writes whole
+constexpr int64_t kNeurons = 256;       // at a time
+constexpr int64_t kTile = 16;           // rows of a and of b that are read together
 constexpr int64_t kTileWords = 1 << 9;  // 4 KiB of each of them: together they stay in the second cache
 
 Tensor pack_bits_op(const Tensor& active_in) {
@@ -95,7 +95,8 @@ Tensor bit_counts_op(const Tensor& a_in, const std::optional<Tensor>& b_in) {
             }
             if (!bits.symmetric) continue;
             for (int64_t r = i; r < last_i; ++r) {
-                for (int64_t c = std::max(r + 1, j); c < last_j; ++c) job.out[c * bits.columns + r] = job.out[r * bits.columns + c];
+                for (int64_t c = std::max(r + 1, j); c < last_j; ++c)
+                    job.out[c * bits.columns + r] = job.out[r * bits.columns + c];
             }
         }
     });
@@ -150,13 +151,11 @@ void walk(const Walks& w, int64_t begin, int64_t end, int64_t* visits) {
 
 Tensor random_walks_op(const Tensor& offsets, const Tensor& targets, const std::optional<Tensor>& thresholds,
                        int64_t first_round, int64_t rounds, double restart, int64_t seed, int64_t stream) {
-    const Walks w =
-        check_walks(offsets, targets, thresholds, first_round, rounds, restart, seed, stream, Device::cpu);
+    const Walks w = check_walks(offsets, targets, thresholds, first_round, rounds, restart, seed, stream, Device::cpu);
     const Tensor out = torch::stable::new_empty(offsets, {w.nodes}, ScalarType::Long);
     auto* const visits = mutable_data<int64_t>(out);
     std::fill_n(visits, w.nodes, 0);
-    torch::stable::parallel_for(0, w.count, 1 << 12,
-                                [&](int64_t begin, int64_t end) { walk(w, begin, end, visits); });
+    torch::stable::parallel_for(0, w.count, 1 << 12, [&](int64_t begin, int64_t end) { walk(w, begin, end, visits); });
     return out;
 }
 

@@ -124,7 +124,7 @@ class Graph:
             if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < nodes:
                 raise ValueError(f"graph: {name}: expected nodes, 0 … {nodes - 1}")
         edge, order = (sources * nodes + targets).sort(stable=True)
-        edge, counts = edge.unique_consecutive(return_counts=True)
+        edge, counts = torch.unique_consecutive(edge, return_counts=True)
         if weights is not None:
             ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             weights = torch.segment_reduce(weights.double()[order], "sum", offsets=ends, unsafe=True)
@@ -167,7 +167,7 @@ class Graph:
         return Graph(*(None if t is None else t.to(device) for t in (self.offsets, self.targets, self.weights)))  # type: ignore[arg-type]
 
     def multiply(self, x: Tensor) -> Tensor:
-        """Σ weight · x[target] over the edges of each node: float64 [n, …] of x float64 [n, …], always the same bits."""
+        """Σ weight · x[target] over the edges of each node, in their order: float64 [n, …], as x is."""
         gathered = x[self.targets.long()]
         if self.weights is not None:
             gathered = gathered * self.weights.view(-1, *(1 for _ in x.shape[1:]))
@@ -187,7 +187,9 @@ class Graph:
     def reversed(self) -> Graph:
         """The same edges the other way round."""
         order = self.targets.sort(stable=True).indices
-        counts = torch.bincount(self.targets, minlength=self.nodes) if self.edges else self.offsets.new_zeros(self.nodes)
+        counts = (
+            torch.bincount(self.targets, minlength=self.nodes) if self.edges else self.offsets.new_zeros(self.nodes)
+        )
         offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         weights = None if self.weights is None else self.weights[order]
         return Graph(offsets, self.sources[order].int(), weights)
@@ -263,7 +265,9 @@ def pagerank_walks(
     """
     _check_restart(restart)
     if groups < 2 or rounds < groups or rounds % groups:
-        raise ValueError(f"pagerank_walks: rounds: found {rounds}, expected a multiple of the {groups} groups (2 or more)")
+        raise ValueError(
+            f"pagerank_walks: rounds: found {rounds}, expected a multiple of the {groups} groups (2 or more)"
+        )
     n, each = graph.nodes, rounds // groups
     total = torch.zeros(n, dtype=torch.float64, device=graph.device)
     squares, steps = torch.zeros_like(total), 0
@@ -358,14 +362,16 @@ def peel(graph: Graph, k: int) -> Subgraph:
 
 _DIRECTIONS = 1 << 32  # streams of the random numbers that are not walks
 _STARTS = _DIRECTIONS + 1
-_TURNS, _EXCHANGED, _POWERS = 30, 8, 40
+_TURNS, _EXCHANGED, _POWERS, _SMALL = 30, 8, 40, 512
 
 
 def _ordered(graph: Graph) -> Tensor:
     """All edges with their weights in one order, [edges, 3]; integers of 31 bits are exact in float64."""
     key = (graph.sources * graph.nodes + graph.targets).sort(stable=True)
     weights = torch.ones(graph.edges, device=graph.device) if graph.weights is None else graph.weights
-    return torch.stack([(key.values // graph.nodes).double(), (key.values % graph.nodes).double(), weights[key.indices].double()], 1)
+    return torch.stack(
+        [(key.values // graph.nodes).double(), (key.values % graph.nodes).double(), weights[key.indices].double()], 1
+    )
 
 
 def _multiply(graph: Graph, x: Tensor) -> Tensor:
@@ -386,13 +392,18 @@ def _best_nodes(values: Tensor, k: int) -> Tensor:
 
 
 def _leading(graph: Graph, rank: int, seed: int) -> Tensor:
-    """Eigenvectors of about the `rank` largest eigenvalues by magnitude, [n, rank]: subspace iteration."""
-    start = Philox(seed, stream=_STARTS).normal((graph.nodes, rank), dtype=torch.float64).to(graph.device)
-    vectors = torch.linalg.qr(start).Q
-    for _ in range(_POWERS):
-        vectors = torch.linalg.qr(_multiply(graph, vectors)).Q
-    values, rotation = torch.linalg.eigh(vectors.mT @ _multiply(graph, vectors))
-    return (vectors @ rotation)[:, values.abs().argsort(descending=True)]
+    """Eigenvectors of the `rank` largest eigenvalues by magnitude, [n, rank]; of large graphs about, by subspace
+    iteration."""
+    if graph.nodes <= _SMALL:
+        basis: Tensor = torch.eye(graph.nodes, dtype=torch.float64, device=graph.device)
+    else:
+        start = Philox(seed, stream=_STARTS).normal((graph.nodes, rank), dtype=torch.float64).to(graph.device)
+        basis = torch.linalg.qr(start).Q
+        for _ in range(_POWERS):
+            basis = torch.linalg.qr(_multiply(graph, basis)).Q
+    values, rotation = torch.linalg.eigh(basis.mT @ _multiply(graph, basis))
+    vectors: Tensor = (basis @ rotation)[:, values.abs().argsort(descending=True)[:rank]]
+    return vectors
 
 
 def _exchange(graph: Graph, chosen: Tensor, k: int) -> Subgraph:
@@ -400,10 +411,11 @@ def _exchange(graph: Graph, chosen: Tensor, k: int) -> Subgraph:
     all pairs where they fit into memory, else those of the nodes that add least to the set. `chosen` is 0/1 [n]."""
     n = graph.nodes
     looked_at = min(k, max(_AT_A_TIME // n, 1))
+    every = _rows(graph, torch.arange(n, device=graph.device)) if n * n <= _AT_A_TIME else None
     inside = graph.multiply(chosen)  # weight from each node into the set
     while True:
         out = torch.where(chosen > 0, inside, math.inf).sort(stable=True).indices[:looked_at]
-        rows = _rows(graph, out)
+        rows = _rows(graph, out) if every is None else every[out]
         gains = torch.where(chosen > 0, -math.inf, inside) - inside[out, None] - rows
         best = int(gains.argmax())
         gain = gains.view(-1)[best].item()
@@ -422,7 +434,11 @@ def _rows(graph: Graph, nodes: Tensor) -> Tensor:
     first = (graph.offsets[nodes] - (counts.cumsum(0) - counts))[row]
     edge = torch.arange(len(row), device=graph.device) + first
     rows = torch.zeros(len(nodes), graph.nodes, dtype=torch.float64, device=graph.device)
-    values = torch.ones(len(edge), dtype=torch.float64, device=graph.device) if graph.weights is None else graph.weights[edge]
+    values = (
+        torch.ones(len(edge), dtype=torch.float64, device=graph.device)
+        if graph.weights is None
+        else graph.weights[edge]
+    )
     return rows.index_put_((row, graph.targets[edge].long()), values)
 
 

@@ -101,8 +101,8 @@ def _pagerank(bits: Tensor, seed: int) -> Tensor:
 
 
 def _densest(bits: Tensor, seed: int) -> Tensor:
-    """By halves: the half of the neurons that are active together most, as the densest subgraph of co-activations, comes
-    first, and so on in each half down to blocks."""
+    """By halves: first comes the half of the neurons that are active together most, the densest subgraph of
+    co-activations; and so on in each half down to blocks."""
     counts = graph.bit_counts(bits)
 
     def halves(neurons: Tensor) -> list[Tensor]:
@@ -145,9 +145,10 @@ def _exchange(bits: Tensor, neurons: Tensor, tell: Tell) -> tuple[Tensor, int]:
         pairs = _disjoint_pairs(gains)
         if not pairs:
             break
-        for i, j in pairs:
-            for rows in (neurons, bits, sizes, replaced.T):
-                rows[[i, j]] = rows[[j, i]]
+        to = torch.arange(n)
+        one, other = torch.tensor(pairs).T
+        to[one], to[other] = other, one
+        neurons, bits, sizes, replaced = neurons[to], bits[to], sizes[to], replaced[:, to]
         exchanges += len(pairs)
         first_left = max(first_left, len(pairs))
         touched = torch.tensor(sorted({place // BLOCK for pair in pairs for place in pair}))

@@ -41,12 +41,15 @@ def permute(
     ] = METHODS[0],
     positions: Annotated[
         int,
-        typer.Option(metavar="N", min=5, max=1 << 22, help="Positions of the file; a fifth of them measures the result."),
+        typer.Option(
+            metavar="N", min=5, max=1 << 22, help="Positions of the file; a fifth of them measures the result."
+        ),
     ] = 1 << 16,
     engine: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="Measure the speed of this Stockfish; none: of no engine. Default: stockfish, if found."
+            metavar="PATH",
+            help="Measure the speed of this Stockfish; none: of no engine. Default: stockfish, if found.",
         ),
     ] = None,
     runs: Annotated[int, typer.Option(metavar="N", min=1, max=99, help="Runs of the engine with each net.")] = 3,
@@ -73,7 +76,11 @@ def permute(
         net = checkpoints.of_run(net)
     checkpoint = checkpoints.load(net, ("model", "net")) if net.suffix == ".safetensors" else None
     if (out.suffix == ".safetensors") != (checkpoint is not None):
-        kind = "a checkpoint (.safetensors)" if checkpoint else "a net, as the input is one (nnue import makes checkpoints)"
+        kind = (
+            "a checkpoint (.safetensors)"
+            if checkpoint
+            else "a net, as the input is one (nnue import makes checkpoints)"
+        )
         raise UserError(f"{out}: expected {kind}")
     quantized = (
         read_net(net, arch, _note) if checkpoint is None else net_from_checkpoint(checkpoint, str(net), any_l1=True)
@@ -121,10 +128,10 @@ def _speed(
     try:
         path = find_engine(engine)
         with tempfile.TemporaryDirectory() as folder, progress_bar("measuring the engine", "runs") as show:
-            files = [Path(folder) / f"{name}.nnue" for name in ("before", "after")]
-            for file, quantized in zip(files, (before, after), strict=True):
-                write_net(quantized, file)
-            return engine_speed(path, *files, runs, show), None
+            first, second = (Path(folder) / f"{name}.nnue" for name in ("before", "after"))
+            write_net(before, first)
+            write_net(after, second)
+            return engine_speed(path, first, second, runs, show), None
     except UserError as error:
         if engine is not None:
             raise
@@ -133,10 +140,11 @@ def _speed(
 
 def _text(net: Path, found: Permuted, speed: EngineSpeed | None, why_not: str | None) -> str:
     before, after = found.before, found.after
+    measured = f"on {found.held_out:,} positions that the order was not made from"
     lines = [
-        f"{shown(net)}: {found.net.net.name}, {len(found.order):,} neurons in blocks of four, by {found.method}",
-        f"  zero blocks   {before.share:.1%} -> {after.share:.1%}, on {found.held_out:,} positions that the order was not "
-        "made from",
+        f"{shown(net)}: {found.net.net.name}, {len(found.order):,} activations of each side in blocks of four, by "
+        f"{found.method}",
+        f"  zero blocks   {before.share:.1%} -> {after.share:.1%}, {measured}",
         f"  blocks in use {before.in_use:.1f} -> {after.in_use:.1f} of {before.blocks} in a position",
         f"  evaluation    the same on all {found.positions + found.held_out:,} positions",
     ]

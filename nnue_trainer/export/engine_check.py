@@ -118,7 +118,9 @@ def bench(engine: str, net: Path, command: str = "bench 16 1 13 default depth NN
     except subprocess.TimeoutExpired:
         raise UserError(f"engine {shown(engine)}: bench takes longer than {seconds:.0f} seconds") from None
     said = run.stdout.decode(errors="replace")
-    nodes, speed = (re.findall(rf"^{name}\s*: (\d+)", said, re.MULTILINE) for name in ("Nodes searched", "Nodes/second"))
+    nodes, speed = (
+        re.findall(rf"^{name}\s*: (\d+)", said, re.MULTILINE) for name in ("Nodes searched", "Nodes/second")
+    )
     if not nodes or not speed or int(speed[-1]) == 0:
         raise UserError(f"engine {shown(engine)}: does not say how fast its bench was")
     return Bench(int(nodes[-1]), float(speed[-1]))

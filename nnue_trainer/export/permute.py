@@ -99,7 +99,9 @@ def permuted_checkpoint(checkpoint: Checkpoint, net: Net, order: npt.NDArray[np.
     """The same of a checkpoint's weights. What it takes to resume a run is left out: optimizers hold a lot that lies
     along neurons, too."""
     columns = columns_of(net, where)
-    sources = {tensor.source_parameter: (columns[tensor.name], tensor) for tensor in net.tensors() if tensor.name in columns}
+    sources = {
+        tensor.source_parameter: (columns[tensor.name], tensor) for tensor in net.tensors() if tensor.name in columns
+    }
     model = dict(checkpoint.tensors["model"])
     for name, (neurons, tensor) in sources.items():
         taken = torch.from_numpy(_taken(neurons[: tensor.columns or len(neurons)], order))
@@ -149,7 +151,9 @@ def permute(
     )
 
 
-def activity_bits(quantized: QuantizedNet, records: Records, where: str = "net", threads: int = 0) -> tuple[Tensor, int]:
+def activity_bits(
+    quantized: QuantizedNet, records: Records, where: str = "net", threads: int = 0
+) -> tuple[Tensor, int]:
     """When each neuron is active: int64 [neurons, words], over both sides of each position, and how many samples that
     are; bits beyond those are 0."""
     net = quantized.net
@@ -187,7 +191,9 @@ class EngineSpeed:
     after_range: tuple[float, float]
 
 
-def engine_speed(engine: str, before: Path, after: Path, runs: int, tell: neuron_order.Tell = lambda *_: None) -> EngineSpeed:
+def engine_speed(
+    engine: str, before: Path, after: Path, runs: int, tell: neuron_order.Tell = lambda *_: None
+) -> EngineSpeed:
     """Measures an engine with two net files. UserError for an engine that does not take them, or does not count the
     same nodes with both."""
     from nnue_trainer.export.engine_check import EngineWithNet, bench

@@ -192,8 +192,8 @@ def neuron_columns(forward: IntegerForward, columns: Mapping[str, int]) -> dict[
     tensor the neuron of every column, int64 [columns], −1 where a column belongs to none. `columns` says how many each
     tensor has.
 
-    Neurons are counted as the layers see them, of one side: a neuron of a pairwise net is a product, and has two columns
-    in the first layer. Columns of neurons that follow one another do so, too.
+    Neurons are counted as the layers see them, of one side: a neuron of a pairwise net is a product, and has two
+    columns in the first layer. Columns of neurons that follow one another do so, too.
     """
     first = forward.first
     width = columns[first.bias]

@@ -96,7 +96,9 @@ def exact_pagerank(g: Graph, restart: float) -> Tensor:
     a, n = matrix(g), g.nodes
     total = a.sum(1, keepdim=True)
     step = torch.where(total > 0, a / total, torch.full_like(a, 1 / n))
-    return torch.linalg.solve(torch.eye(n, dtype=torch.float64) - (1 - restart) * step.T, torch.full((n,), restart / n, dtype=torch.float64))
+    return torch.linalg.solve(
+        torch.eye(n, dtype=torch.float64) - (1 - restart) * step.T, torch.full((n,), restart / n, dtype=torch.float64)
+    )
 
 
 def test_graph_of_edges() -> None:
@@ -152,7 +154,9 @@ def walk_by_definition(g: Graph, rounds: range, restart: float, seed: int, strea
 
 
 def walks(g: Graph, first: int, rounds: int, restart: float, seed: int, stream: int = 0) -> Tensor:
-    visits: Tensor = torch.ops.nnue.random_walks(g.offsets, g.targets, g.thresholds, first, rounds, restart, seed, stream)
+    visits: Tensor = torch.ops.nnue.random_walks(
+        g.offsets, g.targets, g.thresholds, first, rounds, restart, seed, stream
+    )
     return visits
 
 
@@ -260,7 +264,9 @@ def test_densest_subgraph_of_large_graphs(device: torch.device, seed: int) -> No
     planted = torch.from_numpy(np.random.default_rng(seed).permutation(n)[:k].copy())
     i, j = torch.triu_indices(k, k, 1)
     chosen = numbers.bernoulli(0.4, len(i))
-    g = Graph.from_edges(n, torch.cat([ends[0], planted[i[chosen]]]), torch.cat([ends[1], planted[j[chosen]]]), undirected=True)
+    g = Graph.from_edges(
+        n, torch.cat([ends[0], planted[i[chosen]]]), torch.cat([ends[1], planted[j[chosen]]]), undirected=True
+    )
     found, peeled = graph.densest_subgraph(g.to(device), k), graph.peel(g, k)
     assert found.weight >= peeled.weight - 1e-9
     assert len(set(found.nodes.tolist()) & set(planted.tolist())) >= k - 2
@@ -281,7 +287,10 @@ def test_errors() -> None:
     offsets, targets = g.offsets, g.targets
     for call, message in (
         (lambda: graph.pack_bits(torch.ones(3, 4)), "nnue::pack_bits: active: found float32, expected bool or uint8"),
-        (lambda: graph.pack_bits(torch.ones(3, dtype=torch.bool)), r"active: found shape \[3\], expected shape \[P, N\]"),
+        (
+            lambda: graph.pack_bits(torch.ones(3, dtype=torch.bool)),
+            r"active: found shape \[3\], expected shape \[P, N\]",
+        ),
         (lambda: graph.bit_counts(torch.ones(3, 4)), "nnue::bit_counts: a: found float32, expected int64"),
         (lambda: graph.bit_counts(torch.ones(3, 4).long(), torch.ones(3, 5).long()), r"b: found shape \[3, 5\]"),
         (lambda: walks(g, 0, 1, 0.0, 1), "restart: found 0.0.*, expected a probability above 0"),
@@ -291,7 +300,10 @@ def test_errors() -> None:
         (lambda: Graph(offsets.flip(0), targets), "offsets: expected numbers that rise from 0"),
         (lambda: Graph(offsets, targets + 5), r"targets: expected nodes, 0 … 9"),
         (lambda: Graph(offsets, targets.long()), r"targets: found torch.int64 .*, expected torch.int32"),
-        (lambda: Graph(offsets, targets, torch.zeros(len(targets)).double()), "weights: expected finite numbers above 0"),
+        (
+            lambda: Graph(offsets, targets, torch.zeros(len(targets)).double()),
+            "weights: expected finite numbers above 0",
+        ),
         (lambda: Graph(offsets, targets, torch.ones(1).double()), "weights: found 1 numbers"),
         (lambda: Graph.from_edges(3, torch.tensor([3]), torch.tensor([0])), "sources: expected nodes, 0 … 2"),
         (lambda: Graph.from_counts(torch.ones(2, 3)), r"counts: found shape \[2, 3\]"),

@@ -49,7 +49,8 @@ Tensor bit_counts_op(const Tensor& a_in, const std::optional<Tensor>& b_in) {
     const int64_t wanted = divide_up(int64_t{kCountBlocks} * multiprocessors(), tiles);
     const int64_t slice = divide_up(chunks, std::min<int64_t>({wanted, chunks, 65535})) * kCountWords;
     const auto* const pointer = const_data<unsigned long long>(a);
-    const CountJob job{pointer, b ? const_data<unsigned long long>(*b) : pointer, mutable_data<int32_t>(out), bits, slice};
+    const CountJob job{pointer, b ? const_data<unsigned long long>(*b) : pointer, mutable_data<int32_t>(out), bits,
+                       slice};
     const dim3 grid(thread_blocks_for(tiles, 1), static_cast<unsigned>(divide_up(bits.words, slice)));
     launch("bit_counts", bit_counts, grid, kCountThreads, 0, stream, job);
     return out;
@@ -57,7 +58,8 @@ Tensor bit_counts_op(const Tensor& a_in, const std::optional<Tensor>& b_in) {
 
 Tensor random_walks_op(const Tensor& offsets, const Tensor& targets, const std::optional<Tensor>& thresholds,
                        int64_t first_round, int64_t rounds, double restart, int64_t seed, int64_t stream) {
-    const Walks w = graph::check_walks(offsets, targets, thresholds, first_round, rounds, restart, seed, stream, Device::cuda);
+    const Walks w =
+        graph::check_walks(offsets, targets, thresholds, first_round, rounds, restart, seed, stream, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(offsets.get_device_index());
     const Tensor out = torch::stable::new_empty(offsets, {w.nodes}, ScalarType::Long);
     const cudaStream_t current = current_stream(offsets);

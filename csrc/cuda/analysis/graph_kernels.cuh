@@ -6,8 +6,8 @@
 // population counts bound it: 16 per cycle and multiprocessor. Several thread blocks share the words of a tile where
 // there are few tiles; counts are added up with atomics, which are exact, so the order does not matter.
 //
-// random_walks: a thread has one coupon at a time. When that ends it takes its next one, so that lanes of a warp work on
-// walks of any length, and nodes of any degree, without waiting for each other.
+// random_walks: a thread has one coupon at a time. When that ends it takes its next one, so that lanes of a warp work
+// on walks of any length, and nodes of any degree, without waiting for each other.
 #pragma once
 
 #include "../../graph.h"
