@@ -6,6 +6,7 @@ Which columns of which tensors the neurons lie along follows from the net's inte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,15 @@ def columns_of(net: Net, where: str) -> dict[str, npt.NDArray[np.int64]]:
 
 def permuted(quantized: QuantizedNet, order: npt.NDArray[np.int64], where: str = "net") -> QuantizedNet:
     """The net whose place i has what was at place `order[i]`. It evaluates every position as before."""
-    tensors = dict(quantized.tensors)
-    for name, neurons in columns_of(quantized.net, where).items():
-        tensors[name] = np.ascontiguousarray(tensors[name][..., _taken(neurons, order)])
-    return replace(quantized, tensors=tensors)
+    moved = reordered(columns_of(quantized.net, where), quantized.tensors, order)
+    return replace(quantized, tensors=quantized.tensors | moved)
+
+
+def reordered(
+    columns: Mapping[str, npt.NDArray[np.int64]], tensors: Mapping[str, np.ndarray], order: npt.NDArray[np.int64]
+) -> dict[str, np.ndarray]:
+    """Those of `tensors` that have neurons, by their `neuron_columns`, with the neurons in another order."""
+    return {name: np.ascontiguousarray(tensors[name][..., _taken(neurons, order)]) for name, neurons in columns.items()}
 
 
 def permuted_checkpoint(checkpoint: Checkpoint, net: Net, order: npt.NDArray[np.int64], where: str) -> Checkpoint:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
 
 from nnue_trainer.registry import Registry
 from nnue_trainer.schedules.base import RunStep
+from nnue_trainer.schema import section
+
+if TYPE_CHECKING:
+    import torch
+
+JITTER_STREAM = 0x4C414D424441  # "LAMBDA"; of the random numbers of a seed
 
 
+@section
 class LambdaSchedule(ABC):
     """λ of every step, as a function of the step alone: the share of the data's score in the target, from 0 to 1. The
     share of the game's result is 1 − λ. A subclass is a section (`schema.section`)."""
 
     kind: ClassVar[str]
+    jitter: float = Field(0.0, ge=0, le=1)
+    """in training, λ of each position lies up to so far from that of the step, anywhere as likely, within 0 and 1"""
 
     @abstractmethod
     def at(self, now: RunStep) -> float:
@@ -27,6 +38,16 @@ class LambdaSchedule(ABC):
     def lambda_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
         """λ of `step`, counted from 0, in a run of `epochs`."""
         return _clip(self.at(RunStep(step, steps_per_epoch, epochs)))
+
+    def of_positions(
+        self, lam: float, seed: int, step: int, positions: int, device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """λ of each position of a batch, float32 [positions], where λ of the step is `lam`. A function of seed, step
+        and place in the batch alone, so a resumed run needs no state for it; the same on every device."""
+        from nnue_trainer.random import Philox
+
+        numbers = Philox(seed, JITTER_STREAM, step * positions)
+        return numbers.uniform(positions, lam - self.jitter, lam + self.jitter, device=device).clamp_(0, 1)
 
     def final_lambda(self, steps_per_epoch: int, epochs: int) -> float:
         """λ of the validations of a run of `epochs`."""

@@ -35,9 +35,10 @@ class Loss(ABC):
     def terms(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor | float) -> tuple[Tensor, Tensor]:
         """Σ weight·loss and Σ weight over a batch, both scalars: the loss of many batches is the ratio of their sums.
 
-        `net`, `score` and `result` as in `per_position`, `score` of any dtype; `lam` is λ, a number or a scalar tensor
-        on the same device. In every loss a position without a score (`NO_SCORE`) is trained on its result alone: its λ
-        is 0, and its weight is multiplied by 1 − λ, the share that its result would have beside a score.
+        `net`, `score` and `result` as in `per_position`, `score` of any dtype; `lam` is λ: a number, or on the same
+        device a scalar tensor or one of [B]. In every loss a position without a score (`NO_SCORE`) is trained on its
+        result alone: its λ is 0, and its weight is multiplied by 1 − λ, the share that its result would have beside a
+        score.
         """
         has_score = score != NO_SCORE
         known = torch.where(has_score, score, 0).to(net.dtype)

@@ -113,6 +113,9 @@ class Trainer:
         self._before_batch: dict[str, Any] | None = None
         self._updating = False
         self._lambda = torch.zeros((), device=self.device)
+        # What the loss sees: λ of the step, or of each position.
+        jitters = recipe.lambda_.jitter > 0
+        self._lambdas = torch.zeros(recipe.data.batch_size, device=self.device) if jitters else self._lambda
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._stop = threading.Event()
         self._waiting = False
@@ -173,14 +176,21 @@ class Trainer:
         """One step. Launches work and returns."""
         self._set_rounding()
         self.optimizer.set_lr(self.learning_rate())
-        epochs = self.recipe.training.epochs
-        self._lambda.fill_(self.recipe.lambda_.lambda_at(self.step, self.steps_per_epoch, epochs))
+        self._set_lambda()
         self._before_batch = self.batches.state_dict()
         with self._interruptible():
             batch = next(self.batches)
         self.train_step(batch)
         self.step += 1
         self._before_batch = None
+
+    def _set_lambda(self) -> None:
+        recipe = self.recipe
+        lam = recipe.lambda_.lambda_at(self.step, self.steps_per_epoch, recipe.training.epochs)
+        self._lambda.fill_(lam)
+        if self._lambdas is not self._lambda:
+            seed, size = recipe.training.seed, len(self._lambdas)
+            self._lambdas.copy_(recipe.lambda_.of_positions(lam, seed, self.step, size, self.device))
 
     def _recorded_step(self) -> Callable[[Batch], None]:
         return GraphedStep(self._train_step, self.device) if self._graphed else self._train_step
@@ -324,7 +334,7 @@ class Trainer:
             self.best_validation_loss, self.best_step = best.validation_loss, best.step
 
     def _train_step(self, batch: Batch) -> None:
-        weighted, weights = self._terms(self.forward, batch, self._lambda)
+        weighted, weights = self._terms(self.forward, batch, self._lambdas)
         loss = mean(weighted, weights)
         loss.backward()  # type: ignore[no-untyped-call]
         self._updating = True

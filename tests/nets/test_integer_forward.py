@@ -13,7 +13,16 @@ from nnue_trainer import _data, data
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.evaluate import compiled_description
-from nnue_trainer.nets.integer_forward import FirstLayer, IntegerForward, IntegerLayer, Skip, reference
+from nnue_trainer.export.permute import reordered
+from nnue_trainer.nets.integer_forward import (
+    FirstLayer,
+    IntegerForward,
+    IntegerLayer,
+    Skip,
+    first_activations,
+    neuron_columns,
+    reference,
+)
 
 SETS = ("Chess768", "PP_3Wide", "HalfKAv2_hm_11+PP_3Wide", "Chess768+Full_Threats_v16+PP_3Wide")
 RECORDS = data.records_from_fens(CHECK_POSITIONS[:70])
@@ -140,6 +149,27 @@ def test_any_description_gives_what_the_reference_gives(
     described: tuple[str, IntegerForward, dict[str, np.ndarray]],
 ) -> None:
     hold_against_the_reference(*described)
+
+
+@settings(max_examples=60, deadline=None)
+@given(descriptions(), st.integers(0, 2**32))
+def test_neurons_in_any_order_give_the_same(
+    described: tuple[str, IntegerForward, dict[str, np.ndarray]], seed: int
+) -> None:
+    """Of any description: what is active moves along, and nothing else changes."""
+    name, forward, tensors = described
+    columns = neuron_columns(forward, {name: tensor.shape[-1] for name, tensor in tensors.items()})
+    count = int(columns[forward.first.bias].max()) + 1
+    order = np.random.default_rng(seed).permutation(count)
+    moved = tensors | reordered(columns, tensors, order)
+    batch = BATCHES[name]
+    for ours, theirs in zip(reference(forward, moved, batch), reference(forward, tensors, batch), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    active = first_activations(forward, tensors, batch) != 0
+    both = active.reshape(len(active), 2, count)[:, :, order].reshape(active.shape)
+    for isa in _data.isas():
+        assert (compiled(name, forward, tensors).first_active(RECORDS, 2, isa) == active).all()
+        assert (compiled(name, forward, moved).first_active(RECORDS, 1, isa) == both).all()
 
 
 def simple(width: int = 8, divide: int = 1, **first: Any) -> tuple[str, IntegerForward, dict[str, np.ndarray]]:

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from nnue_trainer.lambdas import LAMBDAS
+from nnue_trainer.lambdas.base import JITTER_STREAM
 from nnue_trainer.losses import LOSSES
+from nnue_trainer.random import Philox
 
 PER_EPOCH, EPOCHS = 10, 10
 
@@ -38,3 +40,43 @@ def test_lambda_is_the_share_of_the_score_in_every_loss(kind):
     at_one, at_zero = ([loss.terms(net, score, result, lam)[0] for net in (high, low)] for lam in (1.0, 0.0))
     assert at_one[0] < at_one[1]
     assert at_zero[0] > at_zero[1]
+
+
+def test_jitter_is_even_around_the_schedule_and_known_by_seed_step_and_position():
+    schedule = LAMBDAS.parse({"kind": "constant", "value": 0.6, "jitter": 0.2}, may_import=False)
+    lam = schedule.of_positions(0.6, 7, 3, 10_000)
+    assert lam.dtype == torch.float32
+    assert 0.4 <= lam.min() < 0.401
+    assert 0.799 < lam.max() <= 0.8
+    assert lam.mean().item() == pytest.approx(0.6, abs=4 * 0.2 / 3**0.5 / 100)
+    assert torch.histc(lam, 10, 0.4, 0.8).sub(1000).abs().max() < 5 * 1000**0.5
+    assert torch.equal(lam, schedule.of_positions(0.6, 7, 3, 10_000))
+    for other in (schedule.of_positions(0.6, 8, 3, 10_000), schedule.of_positions(0.6, 7, 4, 10_000)):
+        assert abs(torch.corrcoef(torch.stack([lam, other]))[0, 1]) < 0.05
+    # The numbers of a step follow those of the step before.
+    both = Philox(7, JITTER_STREAM, 30_000).uniform(20_000, 0.4, 0.8)
+    assert torch.equal(torch.cat([lam, schedule.of_positions(0.6, 7, 4, 10_000)]), both)
+    at_one = schedule.of_positions(1.0, 7, 3, 10_000)
+    assert at_one.max() == 1
+    assert (at_one == 1).float().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert schedule.final_lambda(PER_EPOCH, EPOCHS) == 0.6
+
+
+@pytest.mark.parametrize("kind", sorted(LOSSES.kinds()))
+def test_losses_take_a_lambda_for_each_position(kind):
+    """As the sum of losses of single positions, each with its own λ; one has no score."""
+    loss = LOSSES.parse({"kind": kind}, may_import=False)
+    generator = torch.Generator().manual_seed(1)
+    net, score = (torch.randn(50, generator=generator) * 500 for _ in range(2))
+    score[3] = 32002
+    result, lam = torch.randint(-1, 2, (50,), generator=generator), torch.rand(50, generator=generator)
+    found = loss.terms(net, score, result, lam)
+    single = [loss.terms(*(t[i : i + 1] for t in (net, score, result)), lam[i].item()) for i in range(50)]
+    for part, sums in zip(found, zip(*single, strict=True), strict=True):
+        torch.testing.assert_close(part, torch.stack(sums).sum())
+
+
+@pytest.mark.cuda
+def test_cuda_has_the_same_jitter():
+    schedule = LAMBDAS.parse({"kind": "constant", "jitter": 0.3}, may_import=False)
+    assert torch.equal(schedule.of_positions(0.5, 1, 2, 1000, "cuda").cpu(), schedule.of_positions(0.5, 1, 2, 1000))

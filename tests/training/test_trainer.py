@@ -127,6 +127,25 @@ def test_a_resumed_run_is_bit_identical(tmp_path, stop_at, waiting, number):
         assert parts == whole
 
 
+def test_jitter_of_lambda_resumes_to_the_bit(tmp_path):
+    """It changes the training, not what is written down as λ."""
+    jitter = "lambda.jitter=0.3"
+    trainer(tmp_path / "without").train()
+    trainer(tmp_path / "whole", jitter).train()
+    first = in_step(trainer(tmp_path / "parts", jitter), 17, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert first.train().step == 17
+    path = tmp_path / "parts" / "checkpoints" / "last.safetensors"
+    second = trainer(tmp_path / "parts", jitter)
+    second.resume(checkpoint.load(path), path)
+    second.train()
+    whole, without = (tmp_path / name / "checkpoints" / "last.safetensors" for name in ("whole", "without"))
+    assert_same(path, whole)
+    weights = [checkpoint.load(file).tensors["model"]["output.weight"] for file in (whole, without)]
+    assert not torch.equal(*weights)
+    lambdas = [[r["lambda"] for r in records(tmp_path / name, "train")] for name in ("whole", "without", "parts")]
+    assert lambdas[0] == lambdas[1] == lambdas[2]
+
+
 def test_resuming_from_an_older_checkpoint_rewrites_the_metrics(tmp_path):
     trainer(tmp_path).train()
     before = records(tmp_path, "validation")
