@@ -208,8 +208,8 @@ def picture(measured: Path) -> None:
 
     def speed(axes: Any) -> None:
         names = [case["name"].removeprefix("walks, ") for case in walked]
-        axes.barh(names, [case["steps_per_second"] / 1e6 for case in walked], color=plots.SERIES[0])
-        axes.set(xlabel="million steps per second")
+        axes.barh(names, [case["steps_per_second"] / 1e9 for case in walked], color=plots.SERIES[0])
+        axes.set(xlabel="billion steps per second")
 
     legend = [(case["name"], color) for color, case in zip(plots.SERIES, walked, strict=False)]
     drawn = [

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from nnue_trainer import _plain_operators
 
-__all__ = ["Norms", "norm", "norms", "transpose"]
+__all__ = ["Norms", "norm", "norms", "permuted", "transpose"]
 
 TRANSPOSE = "nnue::transpose"
 NORMS = "nnue::row_norms"
@@ -26,6 +30,27 @@ class Norms(NamedTuple):
 def transpose(x: Tensor) -> Tensor:
     """A contiguous copy of x [..., R, C] as [..., C, R]; any dtype of 1, 2, 4 or 8 bytes, CPU or CUDA."""
     return cast(Tensor, torch.ops.nnue.transpose(x))
+
+
+def permuted(values: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
+    """A contiguous array with the dimensions in another order, as `np.ascontiguousarray(values.transpose(order))`.
+
+    By `transpose` where two groups of neighbouring dimensions change places behind those that stay, as nearly always.
+    """
+    runs: list[list[int]] = []
+    for dimension in order:
+        if runs and dimension == runs[-1][-1] + 1:
+            runs[-1].append(dimension)
+        else:
+            runs.append([dimension])
+    if runs and runs[0][0] == 0:
+        runs = runs[1:]
+    if len(runs) != 2 or values.size == 0:
+        return np.ascontiguousarray(values.transpose(order)).reshape([values.shape[d] for d in order])
+    columns, rows = (math.prod(values.shape[d] for d in run) for run in runs)
+    matrices = np.require(values, requirements=["C", "W"]).reshape(-1, rows, columns)
+    found = transpose(torch.from_numpy(matrices)).numpy()
+    return found.reshape([values.shape[d] for d in order])
 
 
 def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None) -> Norms:

@@ -40,6 +40,7 @@ from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.activity import ActivityMeter, FirstLayerActivity, LayerInputs, LayerMeter
 from nnue_trainer.nets.base import Net, NetTensor, NnueModel
 from nnue_trainer.progress import size as bytes_of
+from nnue_trainer.rows import norms, transpose
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -294,17 +295,12 @@ def _first_layer(opened: _Opened) -> tuple[FirstLayer | None, float]:
     name, layer = named[0]
     weight = layer.weight.detach().float()
     one = {tensor.source_parameter: tensor.scale for tensor in opened.net.tensors()}
-    l1, largest = torch.zeros(weight.shape[1], dtype=torch.float64), torch.zeros(weight.shape[1])
-    step = max(1, _CHUNK // weight.shape[1])
-    for begin in range(0, len(weight), step):
-        sizes = weight[begin : begin + step].abs()
-        l1 += sizes.sum(0, dtype=torch.float64)
-        largest = torch.maximum(largest, sizes.amax(0))
-    l2 = torch.linalg.vector_norm(weight, dim=0, dtype=torch.float64)
+    # A neuron's weights are a column; some columns at a time become rows.
+    step = max(1, _CHUNK // max(len(weight), 1))
+    parts = [norms(transpose(weight[:, i : i + step])) for i in range(0, weight.shape[1], step)]
+    l1, l2, largest = (torch.cat(norm).double().numpy() for norm in zip(*parts, strict=True))
     maps = [weight_map(part, weight) for part in feature_set(opened.model.feature_set).parts if _is_piece_square(part)]
-    first = FirstLayer(
-        weight.shape[0], weight.shape[1], l1.numpy(), l2.numpy(), largest.double().numpy(), [m for m in maps if m]
-    )
+    first = FirstLayer(weight.shape[0], weight.shape[1], l1, l2, largest, [m for m in maps if m])
     return first, one.get(f"{name}.weight" if name else "weight", 1.0)
 
 

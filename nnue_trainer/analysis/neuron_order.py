@@ -13,12 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nnue_trainer.analysis import graph
+from nnue_trainer.analysis.plots import BAD, GOOD, Draw, Plot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BLOCK = 4
 DEFAULT = "greedy"
@@ -68,6 +73,32 @@ def _union(sets: Tensor) -> Tensor:
     for i in range(1, sets.shape[1]):
         whole |= sets[:, i]
     return whole
+
+
+def plots(bits: Tensor, samples: int, neurons: Tensor) -> list[Plot]:
+    """How often blocks are in use before and behind the order `neurons`, and which neurons are active together."""
+    orders = {"as they were": torch.arange(len(bits)), "in order": neurons}
+    colors = dict(zip(orders, (BAD, GOOD), strict=True))
+
+    def blocks(axes: Axes) -> None:
+        for name, order in orders.items():
+            used = _sizes(_union(bits[order].view(len(bits) // BLOCK, BLOCK, -1))).double() / max(samples, 1)
+            axes.plot(np.arange(len(used)), 100 * used.sort(descending=True).values.numpy(), color=colors[name])
+        axes.set(xlabel="blocks of four, the most used first", ylabel="in use (%)", ylim=(0, 100))
+
+    counts = graph.bit_counts(bits)
+
+    def together(order: Tensor) -> Draw:
+        shared = counts[order][:, order].double()
+        sizes = counts.diagonal()[order].double()
+        common = shared / (sizes[:, None] + sizes - shared).clamp_min(1)
+        return lambda axes: axes.imshow(common.sqrt().numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+
+    legend = tuple(colors.items())
+    pictures = [
+        Plot(f"Active together, {name}", together(order), height=3.4, plain=True) for name, order in orders.items()
+    ]
+    return [Plot("Blocks in use", blocks, legend=legend, height=3.4), *pictures]
 
 
 # ---- first orders ----------------------------------------------------------------------------------------------------

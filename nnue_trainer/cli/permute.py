@@ -54,6 +54,9 @@ def permute(
     ] = None,
     runs: Annotated[int, typer.Option(metavar="N", min=1, max=99, help="Runs of the engine with each net.")] = 3,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Of walks and directions.")] = 1,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw which neurons are active together.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     arch: Annotated[
         str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it.")
@@ -62,7 +65,10 @@ def permute(
 ) -> None:
     """Order the first layer's neurons so that zeros come in blocks of four, which engines skip. The net evaluates every
     position as before."""
+    import torch
+
     from nnue_trainer import checkpoint as checkpoints
+    from nnue_trainer.analysis import neuron_order, plots
     from nnue_trainer.analysis.agreement import spread
     from nnue_trainer.atomic import replacing
     from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
@@ -101,6 +107,9 @@ def permute(
         with replacing(out) as output:
             output.write_bytes(written)
         size = f"{len(written):,} bytes, sha256 {hashlib.sha256(written).hexdigest()}"
+    if png is not None:
+        drawn = neuron_order.plots(found.bits, 2 * found.held_out, torch.from_numpy(found.order))
+        plots.save_png(drawn, png, f"{shown(net.name)}   ·   {found.net.net.name}")
     if as_json:
         answer: dict[str, Any] = {"net": str(net), "out": str(out), **found.as_dict()}
         print(json.dumps(answer | {"engine": asdict(speed) if speed else None}))

@@ -7,7 +7,7 @@ Which columns of which tensors the neurons lie along follows from the net's inte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Permuted:
     first: float
     """share of zero blocks on the positions of the order, before neurons were exchanged"""
     exchanges: int
+    bits: Tensor = field(repr=False)
+    """int64 [neurons, words]: when each neuron is active at the held-out positions, in the order before"""
 
     def as_dict(self) -> dict[str, Any]:
         found = {key: getattr(self, key) for key in ("method", "positions", "held_out", "exchanges")}
@@ -153,7 +155,16 @@ def permute(
     rest, rest_samples = activity_bits(quantized, records[held_out], where, threads)
     before, after = (_zero_blocks(b, rest_samples) for b in (rest, rest[found.neurons]))
     return Permuted(
-        net, order, method, int((~held_out).sum()), int(held_out.sum()), before, after, found.first, found.exchanges
+        net,
+        order,
+        method,
+        int((~held_out).sum()),
+        int(held_out.sum()),
+        before,
+        after,
+        found.first,
+        found.exchanges,
+        rest,
     )
 
 

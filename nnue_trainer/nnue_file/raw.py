@@ -15,6 +15,7 @@ from pydantic import Field
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file.formats import FORMATS, Exported, ExportedTensor, NetFormat, ReadTensor, TensorKind
+from nnue_trainer.rows import permuted
 from nnue_trainer.schema import section
 
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
@@ -130,7 +131,7 @@ def _encoded(line: RawTensor, tensor: ExportedTensor, where: str) -> bytes:
     for rows in _chunks(values):  # in pieces: the scratch arrays are of float64
         out[rows] = _converted(values[rows], line, tensor, dtype, as_quantised, rows.start, where)
     if line.transpose:
-        out = out.transpose(line.transpose)
+        out = permuted(out, line.transpose)
     if missing := -out.shape[-1] % line.pad_columns:
         out = np.concatenate([out, np.zeros((*out.shape[:-1], missing), dtype)], axis=-1)
     return np.ascontiguousarray(out).tobytes()
@@ -199,7 +200,7 @@ def _decoded(line: RawTensor, tensor: TensorKind, data: bytes, offset: int, wher
     if values[..., lying[-1] :].any():
         raise UserError(f"{where}: {_named(line)}: what pads its columns is not zeros")
     values = values[..., : lying[-1]]
-    return (values.transpose(np.argsort(order)) if shape else values.reshape(())), end
+    return (permuted(values, np.argsort(order).tolist()) if shape else values.reshape(())), end
 
 
 def _skip_zeros(data: bytes, offset: int, count: int, where: str) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,3 +107,19 @@ def test_opcheck_and_no_derivative(device: torch.device) -> None:
     torch.library.opcheck(torch.ops.nnue.row_norms.default, (x, torch.empty(3, device=device), None, None))
     with pytest.raises(RuntimeError, match=r"nnue::transpose: gradient: .*detach its inputs"):
         rows.transpose(x.requires_grad_()).sum().backward()
+
+
+def test_dimensions_in_any_order() -> None:
+    """Those that `transpose` can make, and the others."""
+    for shape in ((), (5,), (70, 90), (3, 70, 33), (2, 3, 5, 7), (4, 0, 3)):
+        values = numbers(shape, torch.int16).numpy()
+        for order in itertools.permutations(range(len(shape))):
+            for given in (
+                values,
+                values[..., ::-1] if shape else values,
+                np.frombuffer(values.tobytes(), values.dtype),
+            ):
+                given = given.reshape(shape)
+                found = rows.permuted(given, order)
+                assert found.flags.c_contiguous
+                assert np.array_equal(found, given.transpose(order)), (shape, order)
