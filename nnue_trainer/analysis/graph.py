@@ -202,12 +202,11 @@ class Graph:
         """
         if self.weights is None:
             return None
-        weights, offsets = self.weights.cpu(), self.offsets.cpu()
-        before = torch.cat([weights.new_zeros(1), weights.cumsum(0)])
-        source = self.sources.cpu()
-        first, last = before[offsets[:-1]][source], before[offsets[1:]][source]
-        share = (before[1:] - first) / (last - first)
-        chosen = (share * 2.0**32).long().clamp_(0, 2**32 - 1)
+        cpu = self.to("cpu")
+        assert cpu.weights is not None
+        shares = (cpu.weights / cpu.degrees[cpu.sources]).cumsum(0)
+        before = torch.cat([shares.new_zeros(1), shares])[cpu.offsets[:-1]]
+        chosen = ((shares - before[cpu.sources]) * 2.0**32).long().clamp_(0, 2**32 - 1)
         return torch.where(chosen >= 2**31, chosen - 2**32, chosen).int().to(self.device)
 
 

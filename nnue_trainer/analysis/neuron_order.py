@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BLOCK = 4
-DEFAULT = "greedy"
+DEFAULT = "pagerank"
 _ROUNDS = 500  # of exchanges; a few dozen are usual
 _WALKS = 64
 
@@ -90,15 +90,18 @@ def plots(bits: Tensor, samples: int, neurons: Tensor) -> list[Plot]:
 
     def together(order: Tensor) -> Draw:
         shared = counts[order][:, order].double()
-        sizes = counts.diagonal()[order].double()
+        sizes = shared.diagonal()
         common = shared / (sizes[:, None] + sizes - shared).clamp_min(1)
-        return lambda axes: axes.imshow(common.sqrt().numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+        blocks = common.view(len(order) // BLOCK, BLOCK, len(order) // BLOCK, BLOCK).mean((1, 3))
+
+        def draw(axes: Axes) -> None:
+            axes.imshow(blocks.sqrt().numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+
+        return draw
 
     legend = tuple(colors.items())
-    pictures = [
-        Plot(f"Active together, {name}", together(order), height=3.4, plain=True) for name, order in orders.items()
-    ]
-    return [Plot("Blocks in use", blocks, legend=legend, height=3.4), *pictures]
+    pictures = [Plot(f"Blocks active together, {name}", together(order), plain=True) for name, order in orders.items()]
+    return [Plot("Blocks in use", blocks, legend=legend), *pictures]
 
 
 # ---- first orders ----------------------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ def _densest(bits: Tensor, seed: int) -> Tensor:
     return torch.cat(halves(torch.arange(len(bits))))
 
 
-METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {"greedy": _greedy, "pagerank": _pagerank, "densest": _densest}
+METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {"pagerank": _pagerank, "greedy": _greedy, "densest": _densest}
 
 
 # ---- exchanges -------------------------------------------------------------------------------------------------------

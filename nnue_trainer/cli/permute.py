@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.data_tools import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
+    from nnue_trainer.analysis.permute import EngineSpeed, Permuted
     from nnue_trainer.export.net import QuantizedNet
-    from nnue_trainer.export.permute import EngineSpeed, Permuted
 
-METHODS = ("greedy", "pagerank", "densest")
+METHODS = ("pagerank", "greedy", "densest")  # of analysis.neuron_order, which needs torch
 
 
 def register(app: typer.Typer) -> None:
@@ -61,6 +62,7 @@ def permute(
     arch: Annotated[
         str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it.")
     ] = None,
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
     """Order the first layer's neurons so that zeros come in blocks of four, which engines skip. The net evaluates every
@@ -70,12 +72,15 @@ def permute(
     from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer.analysis import neuron_order, plots
     from nnue_trainer.analysis.agreement import spread
+    from nnue_trainer.analysis.permute import columns_of, permuted_checkpoint
+    from nnue_trainer.analysis.permute import permute as ordered
     from nnue_trainer.atomic import replacing
+    from nnue_trainer.data.files import check_new
     from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
-    from nnue_trainer.export.permute import columns_of, permuted_checkpoint
-    from nnue_trainer.export.permute import permute as ordered
 
     plugins.load(plugin)
+    if png is not None:
+        check_new(png, overwrite)
     if method not in METHODS:
         raise UserError(f"--method: found {method!r:.80}, expected one of {', '.join(METHODS)}")
     if net.is_dir():
@@ -126,8 +131,8 @@ def _speed(
     before: QuantizedNet, after: QuantizedNet, engine: str | None, runs: int
 ) -> tuple[EngineSpeed | None, str | None]:
     """How fast an engine is with both nets, or why that is not known. UserError where the user named the engine."""
+    from nnue_trainer.analysis.permute import engine_speed
     from nnue_trainer.export import write_net
-    from nnue_trainer.export.permute import engine_speed
     from nnue_trainer.uci import find_engine
 
     if engine == "none":

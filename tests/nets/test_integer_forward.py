@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from nnue_trainer import _data, data
+from nnue_trainer.analysis.permute import reordered
 from nnue_trainer.errors import UserError
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.evaluate import compiled_description
-from nnue_trainer.export.permute import reordered
 from nnue_trainer.nets.integer_forward import (
     FirstLayer,
     IntegerForward,

@@ -18,11 +18,11 @@ from net_support import random_checkpoint
 from nnue_trainer import checkpoint as checkpoints
 from nnue_trainer import data
 from nnue_trainer.analysis import graph, neuron_order
+from nnue_trainer.analysis.permute import permute, permuted, permuted_checkpoint
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, read_net, to_bytes, write_net
 from nnue_trainer.export.check_positions import random_positions
 from nnue_trainer.export.golden import golden_net
-from nnue_trainer.export.permute import permute, permuted, permuted_checkpoint
 from nnue_trainer.nets import NETS
 from nnue_trainer.nets.stockfish import StockfishNet
 from nnue_trainer.random import Philox
@@ -74,7 +74,7 @@ def test_layered_nets_and_their_checkpoints(name: str, records: np.ndarray) -> N
     saved = random_checkpoint({"kind": "layered", "hidden": 64, **LAYERED[name]})
     saved = replace(saved, tensors=saved.tensors | {"optimizer": {"step": torch.zeros(1)}}, state={"step": 5})
     net = net_from_checkpoint(saved, "c")
-    found = permute(net, records[:2000], "pagerank")
+    found = permute(net, records[:2000], "greedy")
     assert same(net, found.net, records)
     moved = permuted_checkpoint(saved, net.net, found.order, "c")
     assert to_bytes(net_from_checkpoint(moved, "c")) == to_bytes(found.net)
@@ -179,11 +179,13 @@ def files(tmp_path_factory: pytest.TempPathFactory, records: np.ndarray) -> Path
 
 def test_command(nnue, files: Path, tmp_path: Path, records: np.ndarray) -> None:
     out = tmp_path / "out.nnue"
-    done = nnue("permute", files / "net.nnue", out, "--data", files / "some.bin", "--engine", "none")
+    some, picture = files / "some.bin", tmp_path / "p.png"
+    done = nnue("permute", files / "net.nnue", out, "--data", some, "--engine", "none", "--png", picture)
     assert done.returncode == 0, done.stderr
     assert "zero blocks" in done.stdout
     assert "the same on all 3,000 positions" in done.stdout
     assert same(read_net(files / "net.nnue"), read_net(out), records[:500])
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_command_with_checkpoints(nnue, files: Path, tmp_path: Path, records: np.ndarray) -> None:
@@ -200,6 +202,13 @@ def test_command_with_checkpoints(nnue, files: Path, tmp_path: Path, records: np
     first = out.read_bytes()
     assert nnue(*arguments).returncode == 0
     assert out.read_bytes() == first
+
+
+def test_help_names_the_methods() -> None:
+    from nnue_trainer.cli.permute import METHODS
+
+    assert tuple(neuron_order.METHODS) == METHODS
+    assert METHODS[0] == neuron_order.DEFAULT
 
 
 def test_errors_are_one_line(nnue, files: Path, tmp_path: Path) -> None:

@@ -185,6 +185,15 @@ def test_walks_do_not_depend_on_threads() -> None:
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+def test_weights_of_any_size() -> None:
+    """A node's edges are taken as its own weights say, however large those of others are."""
+    numbers = torch.tensor([1e300, 1e-300, 3e-300, 2.0, 6.0], dtype=torch.float64)
+    g = Graph(torch.tensor([0, 1, 3, 5]), torch.tensor([1, 0, 2, 0, 1], dtype=torch.int32), numbers)
+    assert g.thresholds is not None
+    assert [t % 2**32 for t in g.thresholds.tolist()][1::2] == [2**30, 2**30]
+    torch.testing.assert_close(graph.pagerank(g), exact_pagerank(g, graph.RESTART))
+
+
 @pytest.mark.cuda
 def test_cuda_has_the_cpu_visits(cuda: torch.device) -> None:
     for weighted in (False, True):
