@@ -17,6 +17,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,9 @@ def copies(loader: BatchSource, device: torch.device, features: str, count: int 
     """The first `count` batches of a loader on the device, in memory of their own."""
     batches = DeviceBatches(loader, device, features)
     taken = []
-    for _ in range(count):
+    for number in range(count):
         batch = next(batches)
-        taken.append(like(batch))
+        taken.append(replace(like(batch), buffer=number))
         for own, theirs in zip(allocations(taken[-1]), allocations(batch), strict=True):
             own.copy_(theirs)
     return taken

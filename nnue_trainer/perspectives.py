@@ -210,6 +210,11 @@ class PerspectivePlan(NamedTuple):
     bucket_size: int
     num_bucketed: int
 
+    def is_for(self, num_features: int, bucket_size: int | None, num_bucketed: int | None) -> bool:
+        """Whether it was made with these arguments of `perspective_plan`."""
+        num_bucketed = num_features if num_bucketed is None else num_bucketed
+        return self[-3:] == (num_features, bucket_size or 0, num_bucketed)
+
 
 def perspective_plan(
     white: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,8 @@ class Batch:
     1 win, side to move's view), `piece_count` uint8 (2…32).
 
     `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` and `clone` then take one
-    copy.
+    copy. `buffer` is the number of the memory that the batch lies in, where batches take turns in a few. `plans` is
+    what a model has prepared of these very tensors (`NnueModel.prepare`). Copies and parts have neither.
     """
 
     white: Tensor
@@ -43,6 +45,8 @@ class Batch:
     result: Tensor
     piece_count: Tensor
     storage: Tensor | None = field(default=None, repr=False, compare=False)
+    buffer: int | None = field(default=None, repr=False, compare=False)
+    plans: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
     def allocate(
@@ -65,7 +69,11 @@ class Batch:
             name: storage.narrow(0, offset, math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
             for name, (offset, dtype, shape) in fields.items()
         }
-        return cls(**views, storage=storage)
+        return cls._of(views, storage)
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any], storage: Tensor | None = None) -> Batch:
+        return cls(**fields, storage=storage)
 
     def __len__(self) -> int:
         return self.white.shape[0]
@@ -76,16 +84,17 @@ class Batch:
         Stockfish: (piece_count − 1) // 4."""
         return (self.piece_count.long() - 1) >> 2
 
-    def _fields(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if name != "storage"}
+    def fields(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {name: value for name, value in vars(self).items() if name not in ("storage", "buffer", "plans")}
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """NumPy views of the fields (CPU only)."""
-        return {name: value.numpy() for name, value in self._fields().items()}
+        return {name: value.numpy() for name, value in self.fields().items()}
 
     def head(self, size: int) -> Batch:
         """Views of the first `size` positions."""
-        return Batch(**{name: value[:size] for name, value in self._fields().items()})
+        return Batch._of({name: value[:size] for name, value in self.fields().items()})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on `device`, itself if it is there: one copy where it lies in one allocation. `non_blocking`: from
@@ -94,10 +103,10 @@ class Batch:
         if self.storage is not None:
             storage = self.storage.to(device, non_blocking=non_blocking)
             return self if storage is self.storage else Batch._view(storage, len(self), self.white.shape[1])
-        return Batch(**{name: value.to(device, non_blocking=non_blocking) for name, value in self._fields().items()})
+        return Batch._of({name: value.to(device, non_blocking=non_blocking) for name, value in self.fields().items()})
 
     def clone(self) -> Batch:
         """A copy in memory of its own, on the same device; not page-locked."""
         if self.storage is not None:
             return Batch._view(self.storage.clone(), len(self), self.white.shape[1])
-        return Batch(**{name: value.clone() for name, value in self._fields().items()})
+        return Batch._of({name: value.clone() for name, value in self.fields().items()})

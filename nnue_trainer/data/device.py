@@ -6,6 +6,8 @@ loader's own threads do it better (`Loader`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -46,7 +48,8 @@ class Expander:
     def _allocate(self, size: int) -> None:
         self._size = size
         self._batches = [
-            Batch.allocate(size, self.feature_set.max_active, device=self.device) for _ in range(self.buffers)
+            replace(Batch.allocate(size, self.feature_set.max_active, device=self.device), buffer=number)
+            for number in range(self.buffers)
         ]
         # One is enough: copy and expansion follow each other on one stream.
         self._records = torch.empty(size, 32, dtype=torch.uint8, device=self.device)

@@ -74,6 +74,14 @@ class PerspectiveTransformer(nn.Module):
         width = self.weight.shape[1]
         return width if self.activation == "pairwise" else 2 * width
 
+    def plan(self, batch: Batch) -> perspectives.PerspectivePlan | None:
+        """All of the forward pass that depends on the batch alone, for `batch.plans`; None where nothing does."""
+        weight: Tensor = self.__dict__["_parameters"]["weight"]
+        if not batch.white.is_cuda or not perspectives.is_fused(weight, self.bucket_size, self.num_bucketed):
+            return None
+        rows = (batch.white, batch.black, batch.black_to_move)
+        return perspectives.perspective_plan(*rows, weight.shape[0], self.bucket_size, self.num_bucketed)
+
     def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Activated vector fp32 [B, num_outputs]; with PSQT also half the difference of both sides, fp32 [B].
 
@@ -97,6 +105,8 @@ class PerspectiveTransformer(nn.Module):
         scale: float,
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` with other weights, in whatever unit, and all of the output multiplied by `scale`."""
+        made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
+        plan: Any = next((plan for plan in batch.plans if plan.is_for(*made_for)), None)
         result = perspectives.perspective_transformer(
             batch.white,
             batch.black,
@@ -108,6 +118,7 @@ class PerspectiveTransformer(nn.Module):
             scale=scale,
             bucket_size=self.bucket_size,
             num_bucketed=self.num_bucketed,
+            plan=plan,
             psqt=psqt,
             psqt_bucket=None if psqt is None else bucket,
         )

@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -264,6 +264,12 @@ class NnueModel(nn.Module, ABC):
         """Output fp32 [B] for the side to move; `score_scale ·` output is the engine's score.
 
         While `self.rounded` is set, the output is `self.rounded(self, batch)`."""
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with all that the forward pass needs and that depends on the batch alone: on CUDA the plans of the
+        feature transformers. Training does this for the next batch while the step of this one runs."""
+        plans = [module.plan(batch) for module in self.modules() if isinstance(module, PerspectiveTransformer)]
+        return replace(batch, plans=tuple(plan for plan in plans if plan is not None))
 
     def rounded_forward(self) -> RoundedForward:
         """The forward pass with the engine's rounding, for this model on the device that it is on. UserError for a net

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import FeatureSet
@@ -31,11 +33,18 @@ class BatchSource(Protocol):
 
 
 class DeviceBatches:
-    """The batches of `source`, which must be endless, on `device`; records are expanded there into rows of `features`.
-    For CUDA the next batch is copied, and expanded, on a stream of its own, from pinned memory, while the step for this
-    one runs. A batch stays valid for the work that is queued before the next one is asked for."""
+    """The batches of `source`, which must be endless, on `device`; records are expanded there into rows of `features`,
+    and each batch goes through `prepare`. For CUDA the next batch is copied, expanded and prepared on a stream of its
+    own, from pinned memory, while the step for this one runs. A batch stays valid for the work that is queued before
+    the next one is asked for. What is prepared of batches that take turns in a few buffers does so, too."""
 
-    def __init__(self, source: BatchSource, device: torch.device, features: str | FeatureSet | None = None):
+    def __init__(
+        self,
+        source: BatchSource,
+        device: torch.device,
+        features: str | FeatureSet | None = None,
+        prepare: Callable[[Batch], Batch] | None = None,
+    ):
         self._source = source
         self._device = device
         self._iterator: Iterator[Batch | Tensor] | None = None
@@ -44,6 +53,8 @@ class DeviceBatches:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._device = self._stream.device  # with its number, whatever the current device is later on
         self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None
+        self._prepare = prepare
+        self._plans: dict[int, tuple[Any, ...]] = {}  # by buffer
         # What was queued before each of the last batches was handed out: the steps with the batches before it.
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
         self._ahead: Batch | None = None
@@ -59,7 +70,7 @@ class DeviceBatches:
         compute = torch.cuda.current_stream(self._device)
         self._done.append(compute.record_event())
         compute.wait_stream(self._stream)
-        for tensor in allocations(batch):
+        for tensor in [*allocations(batch), *(plan.data for plan in batch.plans)]:
             tensor.record_stream(compute)
         # The next batch may be written where this one lies in host memory. This waits for a copy launched a step ago,
         # not for that step.
@@ -94,11 +105,37 @@ class DeviceBatches:
     def _fetch(self, iterator: Iterator[Batch | Tensor], stream: torch.cuda.Stream) -> Batch:
         fresh = next(iterator)
         with torch.cuda.stream(stream):
-            if isinstance(fresh, Tensor) and len(self._done) == self._done.maxlen:
-                stream.wait_event(self._done[0])  # the step that used the expander's memory before
-            batch = self._to_device(fresh)
+            if len(self._done) == self._done.maxlen:
+                stream.wait_event(self._done[0])  # the step that used the memory of this batch before
+            batch = self._prepared(self._to_device(fresh))
             self._fetched = stream.record_event()
             return batch
+
+    def _prepared(self, batch: Batch) -> Batch:
+        if self._prepare is None:
+            return batch
+        before = None
+        if self._expander is not None and not self._expander.check_records:
+            before = ops.set_index_check("off")  # rows of our own making are sound
+        try:
+            batch = self._prepare(batch)
+        finally:
+            if before is not None:
+                ops.set_index_check(before)
+        if batch.buffer is None:
+            return batch
+        # A recorded step knows the places of the tensors that it reads.
+        kept = self._plans.setdefault(batch.buffer, batch.plans)
+        if kept is batch.plans:
+            return batch
+        if [plan.data.shape for plan in kept] != [plan.data.shape for plan in batch.plans] or any(
+            old.white is not new.white for old, new in zip(kept, batch.plans, strict=True)
+        ):
+            self._plans[batch.buffer] = batch.plans
+            return batch
+        for old, new in zip(kept, batch.plans, strict=True):
+            old.data.copy_(new.data)
+        return replace(batch, plans=kept)
 
     def _to_device(self, fresh: Batch | Tensor) -> Batch:
         if isinstance(fresh, Batch):
@@ -112,11 +149,11 @@ def allocations(batch: Batch) -> list[Tensor]:
     """The tensors that hold a batch: its one allocation, or its fields where it has none."""
     if batch.storage is not None:
         return [batch.storage]
-    return [field for field in vars(batch).values() if field is not None]
+    return list(batch.fields().values())
 
 
 def like(batch: Batch) -> Batch:
     """A batch of the same size on the same device, in memory of its own and made up of the same allocations."""
     if batch.storage is None:
-        return Batch(**{name: field.clone() for name, field in vars(batch).items() if field is not None})
+        return batch.clone()
     return Batch.allocate(len(batch), batch.white.shape[1]).to(batch.white.device)

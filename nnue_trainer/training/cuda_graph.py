@@ -1,8 +1,9 @@
-"""A training step recorded once as a CUDA graph and replayed, so that the host has one thing to launch."""
+"""A training step recorded as a CUDA graph and replayed, so that the host has one thing to launch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -13,10 +14,29 @@ from nnue_trainer.training.batches import allocations, like
 EAGER_STEPS = 3  # torch's advice: libraries and the allocator settle before a capture
 
 
+@dataclass
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    batch: Batch
+    """the one it reads"""
+
+    def reads(self, batch: Batch) -> bool:
+        return _places(self.batch) == _places(batch)
+
+
+def _places(batch: Batch) -> list[int]:
+    return [tensor.data_ptr() for tensor in [*allocations(batch), *(plan.data for plan in batch.plans)]]
+
+
 class GraphedStep:
     """`step(batch)` without a result, whose effects are all on tensors of `device` that stay in place. Batches lie on
     `device`, ordered with its current stream, and must keep their shape. The first calls run eagerly; they train like
-    any other."""
+    any other.
+
+    Batches that take turns in a few buffers are read where they lie: there is a graph per buffer. The graphs use the
+    same memory for what they compute, which nobody reads after the step. Any other batch is copied first, to where the
+    one graph for all of these reads it.
+    """
 
     def __init__(self, step: Callable[[Batch], None], device: torch.device):
         if device.type != "cuda":
@@ -25,8 +45,7 @@ class GraphedStep:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._device = self._stream.device  # with its number, whatever the current device is later on
         self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._batch: Batch | None = None
+        self._recordings: dict[int | None, _Recording] = {}  # by buffer
 
     def __call__(self, batch: Batch) -> None:
         # The current device may be another one, and torch's streams and graphs are those of the current device.
@@ -42,11 +61,19 @@ class GraphedStep:
                 self._step(batch)
             current.wait_stream(self._stream)
             return
-        if self._graph is None or self._batch is None:
-            self._batch = like(batch)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream):  # records; nothing is computed yet
-                self._step(self._batch)
-        for static, tensor in zip(allocations(self._batch), allocations(batch), strict=True):
-            static.copy_(tensor)
-        self._graph.replay()
+        recording = self._recordings.get(batch.buffer)
+        if recording is None or (batch.buffer is not None and not recording.reads(batch)):
+            recording = self._record(like(batch) if batch.buffer is None else batch)
+            self._recordings[batch.buffer] = recording
+        if batch.buffer is None:
+            for static, tensor in zip(allocations(recording.batch), allocations(batch), strict=True):
+                static.copy_(tensor)
+        recording.graph.replay()
+
+    def _record(self, batch: Batch) -> _Recording:
+        """Nothing is computed yet."""
+        graph = torch.cuda.CUDAGraph()
+        pool = next((recording.graph.pool() for recording in self._recordings.values()), None)
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            self._step(batch)
+        return _Recording(graph, batch)

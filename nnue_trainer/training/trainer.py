@@ -82,7 +82,9 @@ class Trainer:
         self.model = model
         self.folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
         self.device = next(model.parameters()).device
-        self.batches = DeviceBatches(batches, self.device, model.feature_set)
+        # The compiler is to see the whole forward pass.
+        prepare = None if recipe.training.compile else model.prepare
+        self.batches = DeviceBatches(batches, self.device, model.feature_set, prepare)
         self.validation = validation
         self.validation_files = validation_files
         self.bad_chunks = bad_chunks

@@ -1,11 +1,15 @@
 """Training on a CUDA device: nothing waits, batches come one ahead, graphs and resume change no bit."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from made_up import MadeUpSource, made_up_batch, recipe
 
 from nnue_trainer import checkpoint, nets
+from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.perspectives import is_fused
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.run import set_up_torch
 from nnue_trainer.training.trainer import Trainer
@@ -153,6 +157,49 @@ def test_no_step_waits_for_the_device(tmp_path, graph, name):
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
+            run.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def from_records(run_dir: Path, file: Path, *overrides: str) -> Trainer:
+    """Batches of records, which take turns in the expander's buffers."""
+    chosen = recipe("training.device=cuda", "model={kind: sfnnv5, l1: 32}", "data.batch_size=500", *overrides)
+    device = torch.device("cuda")
+    set_up_torch(chosen, device)
+    source = RecordLoader(file, 500, pin_memory=True, seed=3, repeat=True, shuffle_buffer=2_000)
+    return Trainer(chosen, nets.build(chosen.model).to(device), source, None, run_dir)
+
+
+def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, project_root):
+    run = from_records(tmp_path, project_root / "samples" / "val.binpack")
+    places: dict[int, set[int]] = {}
+    for _ in range(20):
+        batch = next(run.batches)
+        fresh = run.model.prepare(batch).plans
+        assert len(batch.plans) == len(fresh) == (1 if is_fused(run.model.feature_transformer.weight, 768) else 0)
+        for plan, expected in zip(batch.plans, fresh, strict=True):
+            assert plan.white is batch.white
+            assert torch.equal(plan.data, expected.data)
+            places.setdefault(batch.buffer, set()).add(plan.data.data_ptr())
+    assert all(len(found) == 1 for found in places.values())
+
+
+def test_a_graph_per_buffer_changes_no_bit(tmp_path, project_root):
+    file = project_root / "samples" / "val.binpack"
+    for graph in ("false", "true"):
+        run = from_records(tmp_path / graph, file, f"training.cuda_graph={graph}")
+        run.train()
+    assert_same(tmp_path / "false", tmp_path / "true")
+
+
+def test_no_step_waits_once_each_buffer_is_recorded(tmp_path, project_root):
+    run = from_records(tmp_path, project_root / "samples" / "val.binpack", "training.cuda_graph=true")
+    for _ in range(10):
+        run.advance()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(6):
             run.advance()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,11 +63,15 @@ class FakeCuda:
         return self
 
     @contextmanager
-    def graph(self, graph: FakeCuda, stream: FakeStream) -> Iterator[None]:
+    def graph(self, graph: FakeCuda, pool: str | None, stream: FakeStream) -> Iterator[None]:
+        assert pool == (self.pool() if self.captures else None), "recordings share their memory"
         assert self.current == stream.device.index, f"a capture for {stream.device} while {self.current} is current"
         self.captures += 1
         with self.stream(stream):
             yield
+
+    def pool(self) -> str:
+        return "pool"
 
     def replay(self) -> None:
         assert self.current == 1, f"a graph of device 1 is launched on a stream of device {self.current}"
@@ -84,6 +89,29 @@ def test_a_graphed_step_asks_for_its_own_device(monkeypatch: pytest.MonkeyPatch)
     assert current == [1] * (EAGER_STEPS + 1)
     assert (fake.waits, fake.captures, fake.replays) == (2 * EAGER_STEPS, 1, 3)
     assert fake.current == 0
+
+
+def test_a_graphed_step_is_recorded_once_per_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again where a buffer is other memory than before. Batches of no buffer have one recording together."""
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    read: list[int] = []
+    step = GraphedStep(lambda batch: read.append(batch.white.data_ptr()), torch.device("cuda:1"))
+    buffers = [replace(made_up_batch(i), buffer=i) for i in range(3)]
+    for _ in range(EAGER_STEPS):
+        step(buffers[0])
+    read.clear()
+    for i in (0, 1, 2, 0, 1, 2):
+        step(buffers[i])
+    assert read == [batch.white.data_ptr() for batch in buffers]
+    moved = replace(made_up_batch(5), buffer=1)
+    step(moved)
+    step(moved)
+    assert read[3:] == [moved.white.data_ptr()]
+    for i in (7, 8):
+        step(made_up_batch(i))
+    assert len(read) == 5
+    assert fake.replays == 10
 
 
 def test_a_device_without_a_number_is_the_one_that_was_current(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +144,7 @@ def test_batches_and_a_graphed_step_on_the_second_device() -> None:
             assert batch.white.device == device
             with torch.cuda.device(device):
                 torch.cuda._sleep(20_000_000)
-            late = Batch(**{name: value.clone() for name, value in vars(batch).items() if name != "storage"})
+            late = Batch(**{name: value.clone() for name, value in batch.fields().items()})
             graphed(late)
             expected += int(made_up_batch(index).white.sum())
         assert torch.cuda.current_device() == 0

@@ -229,7 +229,7 @@ def test_validation_is_the_mean_over_all_positions_whatever_the_batches(tmp_path
     run = trainer(tmp_path, "loss={kind: win_rate, weight_boost: 1.0}")
     batch = made_up_batch(5)
     whole = [batch]
-    pieces = [type(batch)(**{k: v[a:b] for k, v in vars(batch).items() if v is not None}) for a, b in ((0, 3), (3, 32))]
+    pieces = [type(batch)(**{k: v[a:b] for k, v in batch.fields().items()}) for a, b in ((0, 3), (3, 32))]
     run.validation = lambda: whole
     first = run.validate()
     run.validation = lambda: pieces
