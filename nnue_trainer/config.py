@@ -75,9 +75,9 @@ class TrainingConfig:
     """of initial weights and sample order"""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")
     """auto (cuda if there is one), cpu, cuda or cuda:N"""
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """fp32; tf32: matrix products of fp32 numbers in TF32 (CUDA); bf16: layers after the feature transformer under
-    bfloat16 autocast, weights stay fp32"""
+    precision: Literal["fp32", "tf32", "mixed"] = "fp32"
+    """fp32; tf32: matrix products of fp32 numbers in TF32 (CUDA); mixed: forward and backward pass in bfloat16, with a
+    copy of the feature transformer's weights; the weights themselves, sums and the optimizer's state stay fp32"""
     deterministic: bool = True
     """the same recipe on the same machine gives the same bits; off: allow faster kernels that do not"""
     compile: bool = False

@@ -20,10 +20,15 @@ def translate(recipe: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], l
     """(the recipe in keys of today, one note for each thing that was translated). A recipe of today comes back as it
     is. UserError where keys of both say what λ is."""
     recipe = dict(recipe)
+    notes: list[str] = []
+    training = recipe.get("training")
+    if isinstance(training, dict) and training.get("precision") == "bf16":
+        recipe["training"] = {**training, "precision": "mixed"}
+        notes.append("training.precision: bf16 of the first release: read as mixed")
     loss = recipe.get("loss")
     moved = [key for key in _MOVED if isinstance(loss, dict) and key in loss]
     if not isinstance(loss, dict) or not moved:
-        return recipe, []
+        return recipe, notes
     if "lambda" in recipe:
         raise UserError(f"{origin}: loss.{moved[0]} has moved to the section lambda, which this recipe has as well")
     recipe["loss"] = {key: value for key, value in loss.items() if key not in _MOVED}
@@ -34,7 +39,8 @@ def translate(recipe: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], l
     else:
         recipe["lambda"] = {"kind": "linear", "start": start, "end": end, "steps": None, "bump": 0.0, **schedule}
     inner = ", ".join(f"{key}: {'null' if value is None else value}" for key, value in recipe["lambda"].items())
-    return recipe, [f"{', '.join(f'loss.{key}' for key in moved)} of the first release: read as lambda: {{{inner}}}"]
+    notes.append(f"{', '.join(f'loss.{key}' for key in moved)} of the first release: read as lambda: {{{inner}}}")
+    return recipe, notes
 
 
 def translate_saved(recipe: Mapping[str, Any]) -> dict[str, Any]:

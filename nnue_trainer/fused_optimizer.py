@@ -94,7 +94,8 @@ class Part:
     virtual_rows: V, a divisor of the number of rows: rows r and r + V of the part share a virtual row. 0: none.
     rate, decay: factor of the learning rate, and the decoupled weight decay.
     low, high: the closed range that the weight is clipped to after every step.
-    copy: float16 or bfloat16 of the parameter's shape, written along with the weight.
+    copy: float16 or bfloat16 of the parameter's shape, written along with the weight. Where it has a gradient, that is
+        the part's, and not the parameter's.
     """
 
     name: str
@@ -109,6 +110,13 @@ class Part:
     copy: Tensor | None = None
     virtual_name: str | None = None
     """of the virtual rows, for their moments; NAME.virtual unless given"""
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Of the part's rows, the copy's if it has one."""
+        gradient = None if self.copy is None else self.copy.grad
+        gradient = self.parameter.grad if gradient is None else gradient
+        return None if gradient is None else self.rows(gradient)
 
     @property
     def settings(self) -> list[float]:
@@ -207,7 +215,7 @@ class FusedOptimizer:
             shared_averages=[of_virtual(name) for name in averages],
             shared_square=of_virtual("exp_avg_sq"),
             slow=of_parameter("slow") if self.rule.lookahead_every else None,
-            copy=nothing if part.copy is None else part.rows(part.copy),
+            copy=nothing if part.copy is None else part.rows(part.copy.detach()),
         )
 
     @torch.no_grad()
@@ -219,9 +227,9 @@ class FusedOptimizer:
         for late in self.late_rows.values():
             late.before_step()
         active = [
-            (part, moments, part.rows(part.parameter.grad))
+            (part, moments, gradient)
             for part, moments in zip(self.parts, self._moments, strict=True)
-            if part.parameter.grad is not None
+            if (gradient := part.gradient) is not None
         ]
         clips = math.isfinite(self.max_norm)
         left_out = set() if clips else set(covered)

@@ -124,6 +124,15 @@ class PerspectiveTransformer(nn.Module):
         )
         return result if isinstance(result, tuple) else (result, None)
 
+    # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----
+
+    _copy: Tensor | None = None
+
+    def train_with(self, copy: Tensor | None) -> None:
+        """From now on forward passes that are differentiated read `copy`, a 16-bit leaf of the weight's shape, which
+        gets the gradient in the weight's place; None: the weight itself."""
+        self._copy = copy
+
     # ---- a weight whose rows an optimiser updates late ----
     # This is the one place where anyone else gets at the weight of this module: torch lists parameters by
     # `_parameters`, for `parameters()`, `state_dict()` and all the others, and finds `module.weight` by `__getattr__`.
@@ -137,6 +146,8 @@ class PerspectiveTransformer(nn.Module):
         self._late = late
 
     def _weight_for(self, batch: Batch) -> Tensor:
+        if self._copy is not None and torch.is_grad_enabled():
+            return self._copy
         if self._late is None:
             return self.weight
         if torch.is_grad_enabled():

@@ -40,6 +40,8 @@ class Work:
     """Parameters whose gradients a guard need not look at: `NnueModel.covered_gradients`."""
     late: frozenset[str] = frozenset()
     """Parameters whose rows a fused rule may update when they are needed: `FusedRule.late_rows` then has an entry."""
+    copies: Mapping[str, Tensor] = field(default_factory=dict)
+    """16-bit copies of parameters that a fused rule writes along with these; their gradients are the parameters'."""
 
 
 class Rule(ABC):

@@ -38,13 +38,15 @@ class FusedRule(Rule):
         # A bound of some of the rows that share virtual rows is a pass over all of them in every step.
         clipped = {part.name for part in _late_bounds(work)}
         self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, work.late - clipped)
-        self._late = [(part.rows(part.parameter.detach()), part.low, part.high) for part in _late_bounds(work)]
+        self._late = _late_bounds(work)
 
     def step(self) -> None:
         assert self.loss is not None
         self.fused.step(self.loss, self.work.covered)
-        for rows, low, high in self._late:
-            rows.clamp_(low, high)
+        for part in self._late:
+            rows = part.rows(part.parameter.detach()).clamp_(part.low, part.high)
+            if part.copy is not None:
+                part.rows(part.copy.detach()).copy_(rows)
 
     @property
     def late_rows(self) -> Mapping[str, LateRows]:
@@ -110,6 +112,7 @@ def _parts(work: Work, name: str, decay: float) -> list[Part]:
                 decay=decay,
                 low=low,
                 high=high,
+                copy=work.copies.get(name),
                 virtual_name=f"{name}.virtual" if len(ranges) == 1 else f"{name}.virtual.{first}",
             )
         )
@@ -139,5 +142,8 @@ def _late_bounds(work: Work) -> list[Part]:
             for part in ranges:
                 first, end = max(part.first, bound.first_row), min(part.first + part.rows, stop)
                 if 0 < end - first < part.rows:
-                    found.append(Part(name, bound.parameter, first, end - first, low=bound.low, high=bound.high))
+                    copy = work.copies.get(name)
+                    found.append(
+                        Part(name, bound.parameter, first, end - first, low=bound.low, high=bound.high, copy=copy)
+                    )
     return found

@@ -26,6 +26,9 @@ class Optimizer:
     `late`: rows of feature transformers on the CPU are updated when they are needed, if the rule can do so: bit for bit
     the same training. Whoever reads parameters through their module finds them up to date; a reference to a parameter
     that was taken before a step may be behind.
+
+    `copies`: training reads 16-bit copies of the feature transformers' weights, if the rule can write them along with
+    the weights. These stay fp32, and so do the sums and the state; a gradient has the range of fp32.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Optimizer:
         shared_rows: type[SharedRows] = SharedRows,
         guard: type[Guard] = Guard,
         late: bool = False,
+        copies: bool = False,
     ) -> None:
         parameters = dict(model.named_parameters())
         self.device = next(iter(parameters.values())).device
@@ -48,11 +52,17 @@ class Optimizer:
         transformers = {
             f"{name}.weight".removeprefix("."): module
             for name, module in model.named_modules()
-            if late and self.device.type == "cpu" and isinstance(module, PerspectiveTransformer)
+            if isinstance(module, PerspectiveTransformer)
         }
         # A rule does the work of the layers as they are here; with one of another class it is a rule and no more.
         ours = (bounds, shared_rows, guard) == (Bounds, SharedRows, Guard)
         replaces = config.replaces if ours else frozenset()
+        late = late and self.device.type == "cpu" and "virtual_rows" in replaces
+        # bfloat16: a gradient has the dtype of what it is the gradient of, and in float16 most would be zero.
+        self._copies = {
+            name: parameters[name].detach().to(torch.bfloat16).requires_grad_()
+            for name in (transformers if copies and "virtual_rows" in replaces else ())
+        }
         outer = bounds(() if "bounds" in replaces else limits)
         shared = shared_rows(parameters, {} if "virtual_rows" in replaces else factorised, outer)
         self.rule: Rule = config.rule(
@@ -64,12 +74,15 @@ class Optimizer:
                 factorised=factorised if "virtual_rows" in replaces else {},
                 bounds=limits if "bounds" in replaces else (),
                 covered=model.covered_gradients(),
-                late=frozenset(transformers) if "virtual_rows" in replaces else frozenset(),
+                late=frozenset(transformers) if late else frozenset(),
+                copies=self._copies,
             )
         )
         if isinstance(self.rule, FusedRule):
             for name, late_rows in self.rule.late_rows.items():
                 transformers[name].update_late(late_rows)
+        for name, copy in self._copies.items():
+            transformers[name].train_with(copy)
         self._layers: list[Layer] = [shared, outer]  # from the inside out
         if "guard" not in replaces:
             watched = [(parameter, rows) for name, parameter in parameters.items() for rows in shared.uncovered(name)]
@@ -86,8 +99,8 @@ class Optimizer:
         act()
         self.rule.loss = None
         self._good_steps += self._failed == 0
-        for parameter in self.rule.work.parameters.values():
-            parameter.grad = None
+        for tensor in (*self.rule.work.parameters.values(), *self._copies.values()):
+            tensor.grad = None
 
     def set_lr(self, lr: float) -> None:
         """The learning rate of the next step."""
@@ -119,7 +132,10 @@ class Optimizer:
         return self.rule.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, good_steps: int = 0) -> None:
-        """Takes over the state of an optimiser that had made `good_steps` updates. ValueError naming a tensor that is
+        """Takes over the state of an optimiser that had made `good_steps` updates; the parameters have theirs already.
+        ValueError naming a tensor that is
         missing, unknown or misshapen."""
         self.rule.load_state_dict(state)
         self._good_steps.fill_(good_steps)
+        for name, copy in self._copies.items():
+            copy.detach().copy_(self.rule.work.parameters[name].detach())

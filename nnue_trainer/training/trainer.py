@@ -90,7 +90,7 @@ class Trainer:
         self.bad_chunks = bad_chunks
         # The compiler and autocast would look at all rows of a weight.
         late = not recipe.training.compile and recipe.training.precision == "fp32"
-        self.optimizer = Optimizer(model, recipe.optimizer, late=late)
+        self.optimizer = Optimizer(model, recipe.optimizer, late=late, copies=recipe.training.precision == "mixed")
         self.forward: Callable[[Batch], Tensor] = torch.compile(model) if recipe.training.compile else model
         wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
         if wanted and not possible:
@@ -345,7 +345,7 @@ class Trainer:
         self._loss_sum += loss.detach()
 
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "bf16"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed"):
             output = forward(batch)
         return self.recipe.loss.terms(output.float() * self.model.score_scale, batch.score, batch.result, lam)
 

@@ -89,10 +89,10 @@ def test_other_rules_and_layers_take_part(tmp_path):
 def test_bf16_and_compile_train_the_same_net(tmp_path, monkeypatch):
     """Rounding switches autocast off. What is compiled notices when it begins."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
-    for name, option in (("plain", "fp32"), ("bf16", "bf16")):
+    for name, option in (("plain", "fp32"), ("mixed", "mixed")):
         trainer(tmp_path / name, SIMPLE, f"training.precision={option}").train()
     for key, tensor in weights(tmp_path / "plain").items():
-        assert torch.equal(weights(tmp_path / "bf16")[key], tensor), key
+        assert torch.equal(weights(tmp_path / "mixed")[key], tensor), key
     trainer(tmp_path / "eager", LATE).train()
     trainer(tmp_path / "compiled", LATE, "training.compile=true").train()
     for key, tensor in weights(tmp_path / "eager").items():

@@ -203,3 +203,14 @@ def test_no_step_waits_once_each_buffer_is_recorded(tmp_path, project_root):
             run.advance()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_mixed_precision_repeats_itself_with_and_without_graphs(tmp_path, project_root):
+    file = project_root / "samples" / "val.binpack"
+    for name, graph in (("eager", "false"), ("graph", "true"), ("again", "true")):
+        run = from_records(tmp_path / name, file, "training.precision=mixed", f"training.cuda_graph={graph}")
+        run.train()
+        weight = run.model.feature_transformer.weight
+        assert torch.equal(run.model.feature_transformer._copy, weight.bfloat16())
+    assert_same(tmp_path / "eager", tmp_path / "graph")
+    assert_same(tmp_path / "graph", tmp_path / "again")

@@ -285,11 +285,52 @@ def test_foreign_checkpoints_are_refused(tmp_path):
         run.resume(saved, tmp_path / "x.safetensors")
 
 
-def test_bf16_autocast_trains(tmp_path):
-    run = trainer(tmp_path, "training.precision=bf16")
+def copy_of(run) -> torch.Tensor:
+    return run.model.feature_transformer._copy
+
+
+@pytest.mark.parametrize("kind", ["adamw", "ranger_lite", "torch, name: Adam"])
+def test_mixed_precision_trains(tmp_path, kind):
+    """Weights and state are fp32; what training reads is their bfloat16, which rules of others do without."""
+    run = trainer(tmp_path, "training.precision=mixed", f"optimizer={{kind: {kind}, lr: 0.01}}")
     before = run.validate()
     assert run.train().validation_loss < before
-    assert all(tensor.dtype == torch.float32 for tensor in run.model.parameters())
+    saved = run.checkpoint()
+    assert all(tensor.dtype == torch.float32 for tensor in saved.tensors["model"].values())
+    assert all(tensor.dtype != torch.bfloat16 for tensor in saved.tensors["optimizer"].values())
+    if kind.startswith("torch"):
+        assert copy_of(run) is None
+    else:
+        assert torch.equal(copy_of(run), run.model.feature_transformer.weight.bfloat16())
+
+
+def test_mixed_precision_resumes_to_the_bit(tmp_path):
+    trainer(tmp_path / "whole", "training.precision=mixed").train()
+    path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"
+    second = trainer(tmp_path / "parts", "training.precision=mixed")
+    second.resume(checkpoint.load(path), path)
+    assert torch.equal(copy_of(second), second.model.feature_transformer.weight.bfloat16())
+    second.train()
+    whole, parts = (
+        checkpoint.load(tmp_path / name / "checkpoints" / "last.safetensors") for name in ("whole", "parts")
+    )
+    for group in ("model", "optimizer"):
+        for name, tensor in whole.tensors[group].items():
+            assert torch.equal(tensor, parts.tensors[group][name]), name
+
+
+def test_mixed_precision_flushes_no_gradient(tmp_path):
+    """A loss of 2^-100 has gradients that float16 would call zero."""
+    run = trainer(tmp_path, "training.precision=mixed")
+    batch = made_up_batch(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = run.model(batch)
+    (output.float().mean() * 2.0**-100).backward()
+    gradient = copy_of(run).grad
+    assert run.model.feature_transformer.weight.grad is None
+    seen = torch.zeros(len(gradient), dtype=torch.bool)
+    seen[batch.white[batch.white >= 0].long()] = True
+    assert (gradient[seen] != 0).any(1).float().mean() > 0.9
 
 
 def test_cuda_graph_wants_cuda(tmp_path):
