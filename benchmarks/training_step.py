@@ -175,13 +175,14 @@ def main() -> None:
         "peak_memory_bytes": peak_memory(device),
         "results": results,
     }
-    print(f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {machine['device']}")
+    print(f"{options.config.stem}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {machine['device']}")
     for case, figures in results.items():
         speed = figures["positions_per_second"]
         wall, cpu = figures["milliseconds_per_step"], figures["cpu_milliseconds_per_step"]
         print(f"{case:21}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
     print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB")
-    name = f"training_step-{recipe.model.kind}-{device.type}-{recipe.data.batch_size}"
+    precision = "" if recipe.training.precision == "fp32" else f"-{recipe.training.precision}"
+    name = f"training_step-{options.config.stem}{precision}-{device.type}-{recipe.data.batch_size}"
     write(options.out / f"{name}{'-ratio' if options.ratio else ''}.json", report)
 
 
