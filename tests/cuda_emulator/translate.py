@@ -125,6 +125,7 @@ def translate(text: str) -> str:
 # The sources that hold operators, below cuda/, and how the names of these begin.
 OPERATORS: dict[str, tuple[str, ...]] = {
     "perspective_transformer.cu": ("perspective_",),
+    "stacks/layer_stacks.cu": ("stack_order(", "layer_stacks_"),
     "step/optimizer.cu": ("optimizer_begin(", "optimizer_update("),
     "analysis/rolling.cu": ("rolling(",),
     "analysis/ewm.cu": ("ewm(",),

@@ -1,0 +1,92 @@
+// The last kernel of the way back: adds up, in a fixed order, what thread blocks have left of the parameters' gradients.
+#pragma once
+
+#include "first_layer_backward.cuh"
+
+namespace nnue::cuda::stacks {
+
+constexpr int kColumns = 32, kStrips = kThreads / kColumns;  // numbers of a thread block, and shares of their tiles
+
+struct Finish {
+    const int* order;
+    Order of_order;
+    Scale scale;
+    // Thread blocks of each kind; they follow each other.
+    int of_weight, of_pieces, of_psqt;
+    // The weight of layer 0.
+    const float* segments;
+    float* grad_weight;  // [S, O, N]
+    int inputs, outputs, padded_outputs, slabs, workers;
+    // The other parameters.
+    const float* partials;
+    float* gradients;
+    Pieces pieces;
+    int blocks_per_stack;
+    // PSQT.
+    const float* grad_output;
+    float* grad_psqt;
+};
+
+// Four columns for each thread.
+__device__ inline void finish_weight(const Finish& a, int block) {
+    const int stacks = static_cast<int>(a.of_order.stacks), quads = a.inputs / 4;
+    const int64_t item = static_cast<int64_t>(block) * kThreads + threadIdx.x;
+    if (item >= static_cast<int64_t>(stacks) * a.outputs * quads) return;
+    const int column = static_cast<int>(item % quads) * 4;
+    const int output = static_cast<int>(item / quads % a.outputs), stack = static_cast<int>(item / quads / a.outputs);
+    const int* const first_tile = a.order + Order::first_tile + stack;
+    const int tiles = a.order[Order::tiles], slab = column / kSlab;
+    float sum[4] = {};
+    if (first_tile[0] < first_tile[1]) {
+        const Division division{static_cast<int64_t>(tiles) * a.slabs, a.workers};
+        const int64_t base = static_cast<int64_t>(slab) * tiles;
+        const int first = division.worker_of(base + first_tile[0]), last = division.worker_of(base + first_tile[1] - 1);
+        const float* from = a.segments +
+                            (segment_of(first, slab, stack, stacks) * a.padded_outputs + output) * kSlab +
+                            column % kSlab;
+#pragma unroll 4
+        for (int w = first; w <= last; ++w) {
+            const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+            sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+            from += static_cast<int64_t>(a.padded_outputs) * kSlab;
+        }
+    }
+    *reinterpret_cast<float4*>(a.grad_weight + item * 4) = {sum[0], sum[1], sum[2], sum[3]};
+}
+
+// A thread block has kColumns numbers of a stack, and each of its strips an equal share of the stack's tiles.
+__device__ inline void finish_pieces(const Finish& a, int block) {
+    __shared__ float shares[kStrips][kColumns];
+    const int stack = block / a.blocks_per_stack, strip = threadIdx.x / kColumns;
+    const int number = block % a.blocks_per_stack * kColumns + threadIdx.x % kColumns;
+    const int* const first_tile = a.order + Order::first_tile + stack;
+    const int first = first_tile[0], count = first_tile[1] - first;
+    float sum = 0.0f;
+    if (number < a.pieces.tile) {
+        const int begin = first + static_cast<int>(static_cast<int64_t>(count) * strip / kStrips);
+        const int end = first + static_cast<int>(static_cast<int64_t>(count) * (strip + 1) / kStrips);
+        const float* const from = a.partials + number;
+#pragma unroll 8
+        for (int t = begin; t < end; ++t) sum += __ldcg(from + static_cast<int64_t>(t) * a.pieces.tile);
+    }
+    shares[strip][threadIdx.x % kColumns] = sum;
+    __syncthreads();
+    if (strip != 0 || number >= a.pieces.tile) return;
+    for (int s = 1; s < kStrips; ++s) sum += shares[s][threadIdx.x];
+    int piece = 0;
+    while (piece + 1 < a.pieces.count && number >= a.pieces.in_tile[piece + 1]) ++piece;
+    a.gradients[a.pieces.in_result[piece] + static_cast<int64_t>(stack) * a.pieces.size[piece] + number -
+                a.pieces.in_tile[piece]] = sum * a.scale.read();
+}
+
+__global__ void __launch_bounds__(kThreads) finish_kernel(const Finish a) {
+    int block = blockIdx.x;
+    if (block < a.of_weight) return finish_weight(a, block);
+    block -= a.of_weight;
+    if (block < a.of_pieces) return finish_pieces(a, block);
+    block -= a.of_pieces;
+    const int64_t position = static_cast<int64_t>(block) * kThreads + threadIdx.x;
+    if (position < a.of_order.positions) a.grad_psqt[position] = a.grad_output[position] * a.scale.read();
+}
+
+}  // namespace nnue::cuda::stacks

@@ -1,0 +1,297 @@
+// The way back through layer 0: grad_x[b] = grad_sums[b] · weight[stack of b], and the gradient of the weight, which is
+// the sum of grad_sums[b]ᵀ · x[b] over the positions of a stack.
+//
+// A unit is a tile of 64 positions and a slab of 256 inputs; workers take equal stretches of the list of units, slab by
+// slab and in each tile by tile. A warp has 32 inputs. While units are of one stack and slab, the sums of the weight's
+// gradient stay in registers; then they are written as one segment, and finish.cuh adds up the segments in order.
+#pragma once
+
+#include "tile.cuh"
+
+namespace nnue::cuda::stacks {
+
+constexpr int kSlab = 32 * kWarps;
+constexpr int kPositionsAhead = 16;  // units whose positions are read at a time
+
+// Who does what: worker w has the units from begin(w) on, up to begin(w + 1), and at least one.
+struct Division {
+    int64_t units;
+    int workers;
+    __device__ Division(int64_t units_, int most_workers)
+        : units(units_), workers(static_cast<int>(min(units_, static_cast<int64_t>(most_workers)))) {}
+    __device__ int64_t begin(int worker) const {
+        return units * worker / workers;
+    }
+    __device__ int worker_of(int64_t unit) const {
+        return static_cast<int>(((unit + 1) * workers - 1) / units);
+    }
+};
+// Segments are numbered in the order of units, with gaps.
+__device__ inline int64_t segment_of(int worker, int slab, int stack, int stacks) {
+    return worker + static_cast<int64_t>(slab) * stacks + stack;
+}
+
+// What gradients are multiplied by.
+struct Scale {
+    const float* factor;  // null: 1
+    const float* totals;  // null, or [1] divides
+    __device__ float read() const {
+        const float f = factor == nullptr ? 1.0f : *factor;
+        if (totals == nullptr || totals[1] == 0.0f) return f;
+        return f / totals[1];
+    }
+};
+
+enum class GradType : int { float32, float16, bfloat16 };
+
+struct FirstBackward {
+    const int* order;
+    Order of_order;
+    const float* weight;     // [S, O, N]
+    const float* grad_sums;  // [B, O]
+    void* grad_x;            // [B, N], null: not wanted
+    GradType grad_type;
+    float* segments;  // [workers + slabs · S, KO · 16, kSlab]
+    int inputs, outputs, slabs;
+    Scale scale;
+};
+
+// A unit's operands in shared memory, as lanes take them: for either product, the four groups of 16 positions.
+template <int KO>
+struct Operands {
+    uint4 at[2][4][KO][kWeightParts][kWarp];
+};
+template <int KO>
+struct BackwardMemory {
+    Operands<KO> operands[2];
+    int positions[kPositionsAhead + 1][kTile];
+};
+
+// T: of x; KO · 16 ≥ outputs.
+template <class T, int KO>
+__global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backward(const T* x, const FirstBackward a) {
+    using In = Input<T>;
+    constexpr int P = In::kParts, KW = kWeightParts;
+    extern __shared__ __align__(16) unsigned char bytes[];
+    BackwardMemory<KO>& memory = *reinterpret_cast<BackwardMemory<KO>*>(bytes);
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int tiles = a.order[Order::tiles], stacks = static_cast<int>(a.of_order.stacks);
+    const Division division{static_cast<int64_t>(tiles) * a.slabs, static_cast<int>(gridDim.x)};
+    if (static_cast<int>(blockIdx.x) >= division.workers) return;
+    const int64_t begin = division.begin(blockIdx.x), end = division.begin(blockIdx.x + 1);
+    const float scale = a.scale.read();
+    const int* const stack_of_tile = a.order + a.of_order.stack_of_tile();
+    const int* const slots = a.order + a.of_order.slots();
+
+    // Each warp makes one of the eight operands of the next unit: of either product, 16 positions. For the gradient of x
+    // rows are positions and depth outputs; for that of the weight it is the other way round.
+    const int kind = warp / 4, group = warp % 4;
+    float next_sums[KO][8];
+    const auto load_sums = [&](int place) {
+        const int* const positions = memory.positions[place] + group * 16;
+#pragma unroll
+        for (int k = 0; k < KO; ++k) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {  // word i / 2 of the operand; its second number is the next in depth
+                const int row = i / 2 % 2 * 8 + g, depth = i / 4 * 8 + 2 * t + i % 2;
+                const int position = positions[kind == 0 ? row : depth];
+                const int output = k * 16 + (kind == 0 ? depth : row);
+                next_sums[k][i] = position >= 0 && output < a.outputs
+                                      ? __ldg(a.grad_sums + static_cast<int64_t>(position) * a.outputs + output)
+                                      : 0.0f;
+            }
+        }
+    };
+    const auto store_operands = [&](int buffer) {
+#pragma unroll
+        for (int k = 0; k < KO; ++k) {
+            uint32_t words[4][KW];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) split(next_sums[k][2 * i] * scale, next_sums[k][2 * i + 1] * scale, words[i]);
+#pragma unroll
+            for (int p = 0; p < KW; ++p) {
+                memory.operands[buffer].at[kind][group][k][p][lane] = {words[0][p], words[1][p], words[2][p],
+                                                                      words[3][p]};
+            }
+        }
+    };
+    // Positions of up to kPositionsAhead units from `unit` on, and of the one behind them.
+    const auto load_positions = [&](int64_t unit) {
+        const int64_t count = min(end - unit, static_cast<int64_t>(kPositionsAhead) + 1);
+        for (int i = threadIdx.x; i < count * kTile; i += kThreads) {
+            const int64_t tile = (unit + i / kTile) % tiles;
+            memory.positions[i / kTile][i % kTile] = slots[tile * kTile + i % kTile];
+        }
+    };
+
+    // Inputs of 16 positions: rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9, four neighbouring columns. Column 4 n + j of the warp's
+    // is column n of product j.
+    Pack<T, 4> raw[4];
+    const auto load_inputs = [&](int place, int step, int column) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const int position = memory.positions[place][step * 16 + r / 2 * 8 + 2 * t + r % 2];
+            if (position >= 0 && column + 4 * g < a.inputs)
+                raw[r] = load<4>(x + static_cast<int64_t>(position) * a.inputs + column + 4 * g);
+            else
+                raw[r] = Pack<T, 4>{};
+        }
+    };
+
+    uint32_t weights[4][KO][KW][2];
+    float sums[KO][4][4];
+    const bool wide_store = a.grad_type == GradType::float32;
+    const auto begin_segment = [&](int stack, int column) {
+#pragma unroll
+        for (int k = 0; k < KO; ++k) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[k][j][i] = 0.0f;
+                // A lane stores neighbours: four in float32, twice, or eight of 16 bits.
+                const int at = column + (wide_store ? j / 2 * 16 + g / 2 * 4 + j % 2 * 2 + g % 2
+                                                    : g / 2 * 8 + j * 2 + g % 2);
+                float w[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int output = k * 16 + i / 2 * 8 + 2 * t + i % 2;
+                    w[i] = a.grad_x != nullptr && output < a.outputs && at < a.inputs
+                               ? __ldg(a.weight + (static_cast<int64_t>(stack) * a.outputs + output) * a.inputs + at)
+                               : 0.0f;
+                }
+                uint32_t low[KW], high[KW];
+                split(w[0], w[1], low);
+                split(w[2], w[3], high);
+#pragma unroll
+                for (int p = 0; p < KW; ++p) weights[j][k][p][0] = low[p], weights[j][k][p][1] = high[p];
+            }
+        }
+    };
+    const auto end_segment = [&](int slab, int stack) {
+        float* const to = a.segments + segment_of(blockIdx.x, slab, stack, stacks) * KO * 16 * kSlab;
+#pragma unroll
+        for (int k = 0; k < KO; ++k) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int output = k * 16 + i / 2 * 8 + g, column = warp * 32 + (2 * t + i % 2) * 4;
+                *reinterpret_cast<float4*>(to + output * kSlab + column) = {sums[k][0][i], sums[k][1][i],
+                                                                            sums[k][2][i], sums[k][3][i]};
+            }
+        }
+    };
+
+    load_positions(begin);
+    __syncthreads();
+    load_sums(0);
+    store_operands(0);
+    int slab = static_cast<int>(begin / tiles), tile = static_cast<int>(begin - static_cast<int64_t>(slab) * tiles);
+    int stack = stack_of_tile[tile], column = slab * kSlab + warp * 32;
+    begin_segment(stack, column);
+    load_inputs(0, 0, column);
+    __syncthreads();
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int place = static_cast<int>((unit - begin) % kPositionsAhead), buffer = static_cast<int>(unit - begin) % 2;
+        const bool more = unit + 1 < end;
+        int next_tile = tile + 1, next_slab = slab;
+        if (next_tile == tiles) next_tile = 0, ++next_slab;
+        const int next_stack = more ? stack_of_tile[next_tile] : -1, next_column = next_slab * kSlab + warp * 32;
+        if (more) load_sums(place + 1);
+        if (column < a.inputs) {
+#pragma unroll 1
+            for (int step = 0; step < 4; ++step) {
+                uint32_t right[4][P][2];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        uint32_t parts[P];
+                        split(In::number(raw[2 * h], j), In::number(raw[2 * h + 1], j), parts);
+#pragma unroll
+                        for (int p = 0; p < P; ++p) right[j][p][h] = parts[p];
+                    }
+                }
+                if (step < 3)
+                    load_inputs(place, step + 1, column);
+                else if (more)
+                    load_inputs(place + 1, 0, next_column);
+                const auto& operands = memory.operands[buffer];
+#pragma unroll
+                for (int k = 0; k < KO; ++k) {
+                    uint32_t left[KW][4];
+#pragma unroll
+                    for (int p = 0; p < KW; ++p) {
+                        const uint4 v = operands.at[1][step][k][p][lane];
+                        left[p][0] = v.x, left[p][1] = v.y, left[p][2] = v.z, left[p][3] = v.w;
+                    }
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                        multiply(d, left, right[j]);
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) sums[k][j][i] += d[i];
+                    }
+                }
+                if (a.grad_x == nullptr) continue;
+                float d[4][4] = {};
+#pragma unroll
+                for (int k = 0; k < KO; ++k) {
+                    uint32_t left[KW][4];
+#pragma unroll
+                    for (int p = 0; p < KW; ++p) {
+                        const uint4 v = operands.at[0][step][k][p][lane];
+                        left[p][0] = v.x, left[p][1] = v.y, left[p][2] = v.z, left[p][3] = v.w;
+                    }
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        if constexpr (KO == 1) {
+                            multiply(d[j], left, weights[j][k]);
+                        } else {
+                            float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                            multiply(part, left, weights[j][k]);
+#pragma unroll
+                            for (int i = 0; i < 4; ++i) d[j][i] += part[i];
+                        }
+                    }
+                }
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int position = memory.positions[place][step * 16 + h * 8 + g];
+                    if (position < 0) continue;
+                    const int64_t row = static_cast<int64_t>(position) * a.inputs;
+                    if (wide_store) {
+                        float* const to = static_cast<float*>(a.grad_x) + row + column + 4 * t;
+                        if (column < a.inputs)
+                            *reinterpret_cast<float4*>(to) = {d[0][2 * h], d[0][2 * h + 1], d[1][2 * h],
+                                                              d[1][2 * h + 1]};
+                        if (column + 16 < a.inputs)
+                            *reinterpret_cast<float4*>(to + 16) = {d[2][2 * h], d[2][2 * h + 1], d[3][2 * h],
+                                                                   d[3][2 * h + 1]};
+                    } else if (column + 8 * t < a.inputs) {
+                        float v[8];
+#pragma unroll
+                        for (int i = 0; i < 8; ++i) v[i] = d[i / 2][2 * h + i % 2];
+                        if (a.grad_type == GradType::float16)
+                            store_sums(static_cast<__half*>(a.grad_x) + row + column + 8 * t, v);
+                        else
+                            store_sums(static_cast<__nv_bfloat16*>(a.grad_x) + row + column + 8 * t, v);
+                    }
+                }
+            }
+        } else if (more) {
+            load_inputs(place + 1, 0, next_column);
+        }
+        if (next_stack != stack || next_slab != slab) {
+            end_segment(slab, stack);
+            if (more) begin_segment(next_stack, next_column);
+        }
+        if (more) store_operands(1 - buffer);
+        __syncthreads();
+        if (more && place + 1 == kPositionsAhead) {
+            load_positions(unit + 1);
+            __syncthreads();
+        }
+        tile = next_tile, slab = next_slab, stack = next_stack, column = next_column;
+    }
+}
+
+}  // namespace nnue::cuda::stacks

@@ -1,0 +1,409 @@
+// Operators stack_order and layer_stacks_* on CUDA; the contracts are in layer_stacks.h, the kernels' picture in
+// docs/kernels.md.
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "finish.cuh"
+#include "order.cuh"
+
+namespace nnue::cuda::stacks {
+namespace {
+
+using Integers = std::vector<int64_t>;
+using Numbers = std::vector<double>;
+
+constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU gives a thread block
+constexpr int kInputTile = 16;               // inputs come in multiples of it
+
+int multiprocessors(const Tensor& tensor) {
+    int count = 0;
+    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, tensor.get_device_index()),
+               "number of multiprocessors");
+    return count;
+}
+
+template <class Kernel>
+void launch_tiles(const char* name, Kernel kernel, int64_t blocks, size_t shared, cudaStream_t stream,
+                  const auto&... arguments) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+               "shared memory");
+    launch(name, kernel, static_cast<unsigned>(blocks), kThreads, shared, stream, arguments...);
+}
+
+// Calls `body` with constants: rows of a warp and outputs of layer 0 in tiles of 16 and 8, see first_layer_sums.
+template <class Body>
+void dispatch_outputs(int outputs, const Body& body) {
+    if (outputs <= 8) return body.template operator()<4, 1>();
+    if (outputs <= 16) return body.template operator()<4, 2>();
+    return body.template operator()<2, 4>();
+}
+
+int share_floats(int outputs) {
+    int floats = 0;
+    dispatch_outputs(outputs, [&]<int MT, int NT>() { floats = kShares<MT> * NT * 8 * kPitch; });
+    return floats;
+}
+
+template <class Body>
+void dispatch_input(ScalarType dtype, const Body& body) {
+    if (dtype == ScalarType::Float) return body(static_cast<const float*>(nullptr));
+    if (dtype == ScalarType::Half) return body(static_cast<const __half*>(nullptr));
+    return body(static_cast<const __nv_bfloat16*>(nullptr));
+}
+
+size_t shared_bytes(const TileLayout& places) {
+    return sizeof(float) * places.floats;
+}
+
+bool fits(const Layers& layers) {
+    const Layer& first = layers.at[0];
+    return first.outputs <= kMostFirstOutputs && first.inputs % kInputTile == 0 &&
+           shared_bytes(tile_layout(layers, share_floats(first.outputs))) + sizeof(Tile) + 64 <= kMostSharedBytes;
+}
+
+void check_fits(const char* op, const Layers& layers) {
+    if (!fits(layers))
+        fail(op, "parameters", "layers that the kernels are not made for",
+             "N a multiple of 16, at most 32 outputs of layer 0, and layers that fit 99 KB together");
+}
+
+Order check_order(const char* op, const Tensor& order, int64_t positions, int64_t stacks, const Tensor& like) {
+    const Order o{positions, stacks};
+    check_device(op, "order", order, Device::cuda, like, "weight_0");
+    check_dtype(op, "order", order, {ScalarType::Int});
+    if (order.dim() != 1 || order.size(0) != o.size())
+        fail(op, "order", "shape " + shape_text(order.sizes()),
+             "[" + text(o.size()) + "], what stack_order gives for these positions and stacks");
+    return o;
+}
+
+void check_input(const char* op, const Tensor& x, int64_t inputs, const Tensor& like) {
+    check_device(op, "x", x, Device::cuda, like, "weight_0");
+    check_dtype(op, "x", x, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});
+    check_shape(op, "x", x, {-1, inputs}, "[B, N]");
+}
+
+void check_aligned(const char* op, const char* argument, const Tensor& tensor) {
+    if (reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 != 0)
+        fail(op, argument, "an address that is no multiple of 16", "one that is, as new tensors have");
+}
+
+void check_floats(const char* op, const char* argument, const Tensor& tensor, std::initializer_list<int64_t> shape,
+                  const char* letters, const Tensor& like) {
+    check_device(op, argument, tensor, Device::cuda, like, "weight_0");
+    check_dtype(op, argument, tensor, {ScalarType::Float});
+    check_shape(op, argument, tensor, shape, letters);
+}
+
+Tensor floats_like(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype = ScalarType::Float) {
+    return torch::stable::new_empty(like, std::vector<int64_t>(shape), dtype);
+}
+
+Tensors contiguous_all(const Tensors& tensors) {
+    Tensors result;
+    for (const Tensor& tensor : tensors) result.push_back(torch::stable::contiguous(tensor));
+    return result;
+}
+
+Tensor order_op(const Tensor& bucket_in, int64_t stacks) {
+    constexpr const char* op = "stack_order";
+    check_device(op, "bucket", bucket_in, Device::cuda, bucket_in, "bucket");
+    check_dtype(op, "bucket", bucket_in, {ScalarType::Long});
+    check_shape(op, "bucket", bucket_in, {-1}, "[B]");
+    if (stacks < 1 || stacks > kMostStacks) fail(op, "num_stacks", stacks, "1 to " + std::to_string(kMostStacks));
+    const torch::stable::accelerator::DeviceGuard guard(bucket_in.get_device_index());
+    const Tensor bucket = torch::stable::contiguous(bucket_in);
+    const Order o{bucket.size(0), stacks};
+    if (o.positions > INT32_MAX / 2) fail(op, "bucket", o.positions, "at most 2^30 positions");
+    const Tensor order = floats_like(bucket, {o.size()}, ScalarType::Int);
+    const unsigned chunks = static_cast<unsigned>(std::max<int64_t>(1, divide_up(o.positions, kChunk)));
+    const Tensor counts = floats_like(bucket, {static_cast<int64_t>(chunks) * stacks}, ScalarType::Int);
+    const cudaStream_t stream = current_stream(bucket);
+    launch("count_stacks", count_stacks, chunks, kOrderThreads, 0, stream, const_data<int64_t>(bucket),
+           mutable_data<int>(counts), o.positions, static_cast<int>(stacks));
+    launch("place_positions", place_positions, chunks, kOrderThreads, 0, stream, const_data<int64_t>(bucket),
+           const_data<int>(counts), mutable_data<int>(order), o);
+    return order;
+}
+
+// What the forward kernels have in common. Tensors are contiguous, and the caller holds on to them.
+TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, const Tensor& order, const Order& o) {
+    TileArguments a{};
+    const Pieces pieces(layers);
+    a.layers = layers;
+    a.places = tile_layout(layers, share_floats(layers.at[0].outputs));
+    for (int l = 0; l < layers.count; ++l) {
+        a.weights[l] = const_data<float>(parameters[2 * l]);
+        a.biases[l] = const_data<float>(parameters[2 * l + 1]);
+        a.of_bias[l] = pieces.of_bias(l);
+        if (l > 0) a.of_weight[l] = pieces.of_weight(l);
+    }
+    a.tile_numbers = pieces.tile;
+    a.order = const_data<int>(order);
+    a.of_order = o;
+    return a;
+}
+
+void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a, cudaStream_t stream) {
+    const int64_t tiles = a.of_order.most_tiles();
+    if (is_sums) {
+        a.sums_in = const_data<float>(x);
+        return launch_tiles("rest_kernel", rest_kernel, tiles, shared_bytes(a.places), stream, a);
+    }
+    dispatch_input(x.scalar_type(), [&]<class T>(const T*) {
+        dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
+            launch_tiles("tile_kernel", tile_kernel<T, MT, NT>, tiles, shared_bytes(a.places), stream,
+                         const_data<T>(x), only_first, a);
+        });
+    });
+}
+
+// x, or the sums of layer 0 in its place.
+Tensor check_start(const char* op, const Tensor& x_in, bool is_sums, const Layers& layers, const Tensor& like) {
+    if (is_sums)
+        check_floats(op, "x", x_in, {-1, layers.at[0].outputs}, "[B, O]", like);
+    else
+        check_input(op, x_in, layers.at[0].inputs, like);
+    const Tensor x = torch::stable::contiguous(x_in);
+    check_aligned(op, "x", x);
+    return x;
+}
+
+Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in) {
+    constexpr const char* op = "layer_stacks_first";
+    check_floats(op, "weight_0", weight_in, {-1, -1, -1}, "[S, O, I]", weight_in);
+    Layers layers;
+    layers.count = 1;
+    layers.stacks = weight_in.size(0);
+    layers.at[0].inputs = static_cast<int>(weight_in.size(2));
+    layers.at[0].outputs = static_cast<int>(weight_in.size(1));
+    check_fits(op, layers);
+    const Tensor x = check_start(op, x_in, false, layers, weight_in);
+    const Order o = check_order(op, order, x.size(0), layers.stacks, weight_in);
+    const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+    const Tensor weight = torch::stable::contiguous(weight_in);
+    check_aligned(op, "weight_0", weight);
+    const Tensor sums = floats_like(x, {o.positions, layers.at[0].outputs});
+    TileArguments a = tile_arguments(layers, {weight, weight}, order, o);
+    a.sums = mutable_data<float>(sums);
+    run_tiles(x, false, true, a, current_stream(x));
+    return sums;
+}
+
+std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
+                                      const std::optional<Tensor>& psqt_in, Integers layout, Numbers numbers,
+                                      bool is_sums) {
+    constexpr const char* op = "layer_stacks_forward";
+    const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
+    check_fits(op, layers);
+    const Tensor x = check_start(op, x_in, is_sums, layers, parameters_in[0]);
+    const Order o = check_order(op, order, x.size(0), layers.stacks, parameters_in[0]);
+    if (psqt_in) check_floats(op, "psqt", *psqt_in, {o.positions}, "[B]", parameters_in[0]);
+    const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+    const Tensors parameters = contiguous_all(parameters_in);
+    check_aligned(op, "weight_0", parameters[0]);
+    const std::optional<Tensor> psqt = contiguous(psqt_in);
+    const Tensor output = floats_like(x, {o.positions});
+    const Tensor sums = is_sums ? floats_like(x, {0, layers.at[0].outputs})
+                                : floats_like(x, {o.positions, layers.at[0].outputs});
+    TileArguments a = tile_arguments(layers, parameters, order, o);
+    a.psqt = const_data<float>(psqt);
+    a.output = mutable_data<float>(output);
+    if (!is_sums) a.sums = mutable_data<float>(sums);
+    run_tiles(x, is_sums, false, a, current_stream(x));
+    return {output, sums};
+}
+
+std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& sums_in, const Tensor& order,
+                                       Tensors parameters_in, Integers layout, Numbers numbers) {
+    constexpr const char* op = "layer_stacks_backward";
+    const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
+    check_fits(op, layers);
+    const Tensor sums = check_start(op, sums_in, true, layers, parameters_in[0]);
+    const Order o = check_order(op, order, sums.size(0), layers.stacks, parameters_in[0]);
+    check_floats(op, "grad_output", grad_output_in, {o.positions}, "[B]", parameters_in[0]);
+    const torch::stable::accelerator::DeviceGuard guard(sums.get_device_index());
+    const Tensors parameters = contiguous_all(parameters_in);
+    const Tensor grad_output = torch::stable::contiguous(grad_output_in);
+    TileArguments a = tile_arguments(layers, parameters, order, o);
+    const Tensor grad_sums = floats_like(sums, {o.positions, layers.at[0].outputs});
+    const Tensor partials = floats_like(sums, {o.most_tiles(), a.tile_numbers});
+    a.backward = true;
+    a.grad_in = const_data<float>(grad_output);
+    a.grad_sums = mutable_data<float>(grad_sums);
+    a.partials = mutable_data<float>(partials);
+    run_tiles(sums, true, false, a, current_stream(sums));
+    return {grad_sums, partials};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
+                                                   const std::optional<Tensor>& psqt_in, const Tensor& score_in,
+                                                   const Tensor& result_in, const Tensor& lambda, Integers layout,
+                                                   Numbers numbers, std::string loss, Numbers constants,
+                                                   double score_scale, bool is_sums) {
+    constexpr const char* op = "layer_stacks_loss";
+    const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
+    check_fits(op, layers);
+    const Tensor& like = parameters_in[0];
+    const Tensor x = check_start(op, x_in, is_sums, layers, like);
+    const Order o = check_order(op, order, x.size(0), layers.stacks, like);
+    if (psqt_in) check_floats(op, "psqt", *psqt_in, {o.positions}, "[B]", like);
+    check_device(op, "score", score_in, Device::cuda, like, "weight_0");
+    check_dtype(op, "score", score_in, {ScalarType::Short});
+    check_shape(op, "score", score_in, {o.positions}, "[B]");
+    check_device(op, "result", result_in, Device::cuda, like, "weight_0");
+    check_dtype(op, "result", result_in, {ScalarType::Char});
+    check_shape(op, "result", result_in, {o.positions}, "[B]");
+    check_floats(op, "lambda", lambda, {}, "[]", like);
+    const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+    const Tensors parameters = contiguous_all(parameters_in);
+    check_aligned(op, "weight_0", parameters[0]);
+    const std::optional<Tensor> psqt = contiguous(psqt_in);
+    const Tensor score = torch::stable::contiguous(score_in), result = torch::stable::contiguous(result_in);
+    TileArguments a = tile_arguments(layers, parameters, order, o);
+    const Tensor totals = floats_like(x, {3}), tile_totals = floats_like(x, {o.most_tiles(), 2});
+    const Tensor grad_output = floats_like(x, {o.positions});
+    const Tensor grad_sums = floats_like(x, {o.positions, layers.at[0].outputs});
+    const Tensor partials = floats_like(x, {o.most_tiles(), a.tile_numbers});
+    a.psqt = const_data<float>(psqt);
+    a.backward = true;
+    a.loss = read_loss(op, loss, constants, score_scale);
+    a.score = const_data<int16_t>(score);
+    a.result = const_data<int8_t>(result);
+    a.lambda = const_data<float>(lambda);
+    a.tile_totals = mutable_data<float>(tile_totals);
+    a.totals = mutable_data<float>(totals);
+    a.counter = mutable_data<int>(order) + Order::counter;
+    a.grad_output = mutable_data<float>(grad_output);
+    a.grad_sums = mutable_data<float>(grad_sums);
+    a.partials = mutable_data<float>(partials);
+    run_tiles(x, is_sums, false, a, current_stream(x));
+    return {totals, grad_sums, grad_output, partials};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(
+    const std::optional<Tensor>& x_in, const Tensor& order, Tensors parameters_in,
+    const std::optional<Tensor>& grad_sums_in, const std::optional<Tensor>& partials_in,
+    const std::optional<Tensor>& grad_output_in, const std::optional<Tensor>& scale,
+    const std::optional<Tensor>& divide_by, Integers layout, Numbers numbers, std::string grad_dtype,
+    bool needs_x_grad) {
+    constexpr const char* op = "layer_stacks_gradients";
+    const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
+    check_fits(op, layers);
+    const Tensor& like = parameters_in[0];
+    const Layer& first = layers.at[0];
+    const int64_t positions = x_in ? x_in->size(0) : grad_output_in ? grad_output_in->size(0) : -1;
+    if (positions < 0) fail(op, "x", "neither x nor grad_output", "one of them");
+    const Order o = check_order(op, order, positions, layers.stacks, like);
+    if (scale) check_floats(op, "scale", *scale, {}, "[]", like);
+    if (divide_by) check_floats(op, "divide_by", *divide_by, {3}, "[3]", like);
+    const Pieces pieces(layers);
+    if (partials_in) check_floats(op, "partials", *partials_in, {o.most_tiles(), pieces.tile}, "[tiles, …]", like);
+    if (grad_output_in) check_floats(op, "grad_output", *grad_output_in, {positions}, "[B]", like);
+    ScalarType to = ScalarType::Float;
+    if (grad_dtype == "float16") to = ScalarType::Half;
+    else if (grad_dtype == "bfloat16") to = ScalarType::BFloat16;
+    else if (grad_dtype != "float32") fail(op, "grad_dtype", grad_dtype, "float32, float16 or bfloat16");
+
+    const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
+    const cudaStream_t stream = current_stream(like);
+    const Scale by{const_data<float>(scale), const_data<float>(divide_by)};
+    const Tensor grad_x = floats_like(like, {x_in && needs_x_grad ? positions : 0, first.inputs}, to);
+    const Tensor grad_weight =
+        floats_like(like, {x_in ? layers.stacks : 0, static_cast<int64_t>(first.outputs), first.inputs});
+    const Tensor grad_psqt = floats_like(like, {grad_output_in ? positions : 0});
+    const Tensor gradients = floats_like(like, {partials_in ? pieces.result : 0});
+
+    Finish f{};
+    f.order = const_data<int>(order);
+    f.of_order = o;
+    f.scale = by;
+    f.pieces = pieces;
+    std::optional<Tensor> segments, partials = contiguous(partials_in), grad_output = contiguous(grad_output_in);
+    if (x_in) {
+        const Tensor x = check_start(op, *x_in, false, layers, like);
+        if (!grad_sums_in) fail(op, "grad_sums", "none", "a tensor, since there is x");
+        check_floats(op, "grad_sums", *grad_sums_in, {positions, first.outputs}, "[B, O]", like);
+        const Tensor grad_sums = torch::stable::contiguous(*grad_sums_in),
+                     weight = torch::stable::contiguous(parameters_in[0]);
+        FirstBackward a{};
+        a.order = const_data<int>(order);
+        a.of_order = o;
+        a.weight = const_data<float>(weight);
+        a.grad_sums = const_data<float>(grad_sums);
+        a.grad_x = needs_x_grad ? grad_x.mutable_data_ptr() : nullptr;
+        a.grad_type = to == ScalarType::Float  ? GradType::float32
+                      : to == ScalarType::Half ? GradType::float16
+                                               : GradType::bfloat16;
+        a.inputs = first.inputs;
+        a.outputs = first.outputs;
+        a.slabs = static_cast<int>(divide_up(first.inputs, kSlab));
+        a.scale = by;
+        const int depth = first.outputs <= 16 ? 1 : 2;
+        const int workers = multiprocessors(like) * (depth == 1 ? 2 : 1);
+        segments = floats_like(like, {workers + a.slabs * layers.stacks, depth * 16, kSlab});
+        a.segments = mutable_data<float>(*segments);
+        dispatch_input(x.scalar_type(), [&]<class T>(const T*) {
+            const auto run = [&]<int KO>() {
+                launch_tiles("first_layer_backward", first_layer_backward<T, KO>, workers, sizeof(BackwardMemory<KO>),
+                             stream, const_data<T>(x), a);
+            };
+            depth == 1 ? run.template operator()<1>() : run.template operator()<2>();
+        });
+        f.segments = a.segments;
+        f.grad_weight = mutable_data<float>(grad_weight);
+        f.inputs = a.inputs;
+        f.outputs = a.outputs;
+        f.padded_outputs = depth * 16;
+        f.slabs = a.slabs;
+        f.workers = workers;
+        f.of_weight = static_cast<int>(divide_up(layers.stacks * first.outputs * (first.inputs / 4), kThreads));
+    }
+    if (partials) {
+        f.partials = const_data<float>(*partials);
+        f.gradients = mutable_data<float>(gradients);
+        f.blocks_per_stack = static_cast<int>(divide_up(pieces.tile, kColumns));
+        f.of_pieces = static_cast<int>(f.blocks_per_stack * layers.stacks);
+    }
+    if (grad_output) {
+        f.grad_output = const_data<float>(*grad_output);
+        f.grad_psqt = mutable_data<float>(grad_psqt);
+        f.of_psqt = static_cast<int>(divide_up(positions, kThreads));
+    }
+    launch("finish_kernel", finish_kernel, f.of_weight + f.of_pieces + f.of_psqt, kThreads, 0, stream, f);
+    return {grad_x, grad_weight, grad_psqt, gradients};
+}
+
+bool available_op(int64_t device, int64_t inputs, int64_t stacks, Integers layout, Numbers numbers) {
+    int major = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess)
+        return false;
+    const int64_t hidden = static_cast<int64_t>(layout.size()) / kLayoutNumbers;
+    if (major < 8 || hidden > kMostHidden || stacks > kMostStacks) return false;
+    return fits(read_layout("layer_stacks_available", inputs, stacks, layout, numbers));
+}
+
+}  // namespace
+}  // namespace nnue::cuda::stacks
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
+    m.impl("stack_order", TORCH_BOX(&nnue::cuda::stacks::order_op));
+    m.impl("layer_stacks_first", TORCH_BOX(&nnue::cuda::stacks::first_op));
+    m.impl("layer_stacks_forward", TORCH_BOX(&nnue::cuda::stacks::forward_op));
+    m.impl("layer_stacks_backward", TORCH_BOX(&nnue::cuda::stacks::backward_op));
+    m.impl("layer_stacks_loss", TORCH_BOX(&nnue::cuda::stacks::loss_op));
+    m.impl("layer_stacks_gradients", TORCH_BOX(&nnue::cuda::stacks::gradients_op));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
+    m.impl("layer_stacks_available", TORCH_BOX(&nnue::cuda::stacks::available_op));
+}

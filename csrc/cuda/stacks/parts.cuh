@@ -1,0 +1,82 @@
+// Numbers as sums of bfloat16 parts, and products of these on tensor cores.
+#pragma once
+
+#include "../../layer_stacks.h"
+#include "../common.cuh"
+#include "../hopper.cuh"
+
+namespace nnue::cuda::stacks {
+
+using namespace layer_stacks;
+
+constexpr int kWeightParts = 3;  // of a float32 number: 24 bits
+
+// The parts of two numbers, largest first; a word has both.
+template <int kParts>
+__device__ __forceinline__ void split(float a, float b, uint32_t (&words)[kParts]) {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+        words[p] = *reinterpret_cast<const uint32_t*>(&both);
+        if (p + 1 < kParts) {
+            a -= __uint_as_float(words[p] << 16);
+            b -= __uint_as_float(words[p] & 0xffff0000u);
+        }
+    }
+}
+
+// Inputs as they lie in memory. kParts: parts that hold one exactly; kSteps: products of depth 16 that a vector of 16
+// bytes from each of four lanes makes.
+template <class T>
+struct Input;
+
+template <>
+struct Input<float> {
+    static constexpr int kParts = 3, kSteps = 1;
+    __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
+        return i == 0 ? float2{__uint_as_float(v.x), __uint_as_float(v.y)}
+                      : float2{__uint_as_float(v.z), __uint_as_float(v.w)};
+    }
+    __device__ static __forceinline__ float number(const Pack<float, 4>& v, int i) {
+        return v.at[i];
+    }
+};
+
+template <>
+struct Input<__half> {
+    static constexpr int kParts = 2, kSteps = 2;
+    __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
+        const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+        return __half22float2(*reinterpret_cast<const __half2*>(&word));
+    }
+    __device__ static __forceinline__ float number(const Pack<__half, 4>& v, int i) {
+        return __half2float(v.at[i]);
+    }
+};
+
+template <>
+struct Input<__nv_bfloat16> {
+    static constexpr int kParts = 1, kSteps = 2;
+    __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
+        const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+        return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+    }
+    __device__ static __forceinline__ float number(const Pack<__nv_bfloat16, 4>& v, int i) {
+        return __bfloat162float(v.at[i]);
+    }
+};
+
+// d += left · right, where left is a sum of L and right one of R parts: all products but those of relative size 2^-27,
+// the smallest first. d is 0 before.
+template <int L, int R>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&left)[L][4], const uint32_t (&right)[R][2]) {
+#pragma unroll
+    for (int size = 2; size >= 0; --size) {
+#pragma unroll
+        for (int i = 0; i <= size; ++i) {
+            if (i < L && size - i < R) hopper::mma_k16<true>(d, left[i], right[size - i]);
+        }
+    }
+}
+
+}  // namespace nnue::cuda::stacks

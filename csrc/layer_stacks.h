@@ -1,0 +1,310 @@
+// The layers behind the feature transformer, with a set of weights per stack, and the loss behind them: the contract of
+// the operators stack_order and layer_stacks_*, the checks, and what a position's loss is. There are kernels for CUDA
+// alone; nnue_trainer/modules/layer_stacks.py has the same in torch's operators, and says which is used.
+//
+// A position b has inputs x[b] and a stack s. Layer 0 sees x, layer l the activations of layer l - 1:
+//
+//   y_l = weight_l[s] · v_l + bias_l[s],   v_0 = x,   v_(l + 1) = activation_l(the first `activated` of y_l)
+//
+// The last layer has one output. It sees v of the layer before, behind those v of earlier layers that have `to_output`,
+// each multiplied by its `output_scale`. What it gives, the skip connections y_l[plus] - y_l[minus] of all layers and
+// psqt[b] add up to output[b].
+//
+//   order        int32, from stack_order: positions by stack. Its contents are private (Order)
+//   parameters   weight_0, bias_0, weight_1, …: float32 [S, outputs, inputs] and [S, outputs], contiguous
+//   layout       for every layer but the last: outputs, activated, activation, plus, minus, to_output (integers; plus
+//                and minus are -1 where there is none)
+//   numbers      for every layer but the last: largest, low, square, output_scale. Activations, y → v:
+//                  none     y clamped to [low, largest]
+//                  crelu    y clamped to [0, largest]
+//                  screlu   its square
+//                  dual     [min(square · y², largest), crelu], twice as many values
+//
+// stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is taken for the nearest one (who
+// computes it reports it). It depends on the batch alone, so it may be made ahead of time.
+//
+// layer_stacks_first(x, order, weight_0) gives sums = weight_0 · x, float32 [B, O]. x is float32, float16 or bfloat16
+// [B, N], N a multiple of 16.
+//
+// layer_stacks_forward gives (output float32 [B], sums). With `is_sums` x is these sums, and layer 0 is left out.
+//
+// layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients of
+// all parameters but weight_0, tile by tile.
+//
+// layer_stacks_loss does all of this for a loss that is known by name: it gives (totals, grad_sums, grad_output,
+// partials), with totals float32 [3] = Σ weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients
+// are those of the first total. `score` is int16, `result` int8 [B], `lambda` a float32 scalar. `order` holds a counter
+// that is 0 again afterwards, so two such calls with one order may not run at the same time.
+//
+// layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
+// multiplied by `scale` (float32 scalar) and, if `divide_by` is given, divided by divide_by[1], which is Σ weight.
+// `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x the first two have no
+// elements; without partials the last; without grad_output the third. grad_x is float32, float16 or bfloat16, whatever x
+// is.
+//
+// Exactness: a product of layer 0 is made of bfloat16 parts, three of a float32 number, whose products are exact; those
+// of relative size 2^-27 are left out. Sums are float32. The rest is float32. Sums have a fixed order on every kind of
+// GPU, which depends on the number of its multiprocessors: equal inputs give equal bits.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checks.h"
+#include "dtypes.h"
+#include "host_device.h"
+
+namespace nnue::layer_stacks {
+
+constexpr int kTile = 64;             // positions
+constexpr int kMostHidden = 8;        // layers but the last
+constexpr int kMostStacks = 64;
+constexpr int kMostFirstOutputs = 32;
+
+// ---- the order of positions ------------------------------------------------------------------------------------------
+
+// Where things are in `order`. Positions of a stack are neighbours, and every stack begins with a new tile; slots that
+// are left over hold -1, and tiles that are left over belong to stack -1.
+struct Order {
+    int64_t positions, stacks;
+
+    NNUE_HOST_DEVICE int64_t most_tiles() const {
+        return positions / kTile + stacks;
+    }
+    static constexpr int64_t tiles = 0;        // how many there are
+    static constexpr int64_t counter = 1;      // of thread blocks that are done, for the loss
+    static constexpr int64_t first_tile = 2;   // [S + 1]
+    NNUE_HOST_DEVICE int64_t stack_of_tile() const {            // [most_tiles]
+        return divide_up(first_tile + stacks + 1, 4) * 4;
+    }
+    NNUE_HOST_DEVICE int64_t slots() const {  // [most_tiles, kTile]
+        return stack_of_tile() + divide_up(most_tiles(), 4) * 4;
+    }
+    NNUE_HOST_DEVICE int64_t size() const {
+        return slots() + most_tiles() * kTile;
+    }
+};
+
+// ---- the layers ------------------------------------------------------------------------------------------------------
+
+enum Activation : int { kNone, kCrelu, kScrelu, kDual };
+
+struct Layer {
+    int inputs, outputs;
+    // Of all layers but the last.
+    int activated, activation, plus, minus;
+    float largest, low, square;
+    int values;         // that the layer behind sees
+    int output_offset;  // of these among the inputs of the last layer, -1 where it does not see them
+    float output_scale;
+};
+
+struct Layers {
+    int count = 0;  // the last one included
+    int64_t stacks = 0;
+    Layer at[kMostHidden + 1]{};
+
+    const Layer& last() const {
+        return at[count - 1];
+    }
+};
+
+constexpr int kLayoutNumbers = 6, kNumbers = 4;
+
+using Tensors = std::vector<Tensor>;
+
+// Reads `layout` and `numbers`.
+inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const std::vector<int64_t>& layout,
+                          const std::vector<double>& numbers) {
+    Layers layers;
+    const size_t hidden = layout.size() / kLayoutNumbers;
+    if (hidden > kMostHidden || layout.size() != hidden * kLayoutNumbers)
+        fail(op, "layout", std::to_string(layout.size()) + " numbers", "6 for each of at most 8 layers but the last");
+    if (numbers.size() != hidden * kNumbers)
+        fail(op, "numbers", static_cast<int64_t>(numbers.size()), static_cast<int64_t>(hidden * kNumbers));
+    if (stacks < 1 || stacks > kMostStacks)
+        fail(op, "weight_0", std::to_string(stacks) + " stacks", "1 to " + std::to_string(kMostStacks));
+    layers.count = static_cast<int>(hidden) + 1;
+    layers.stacks = stacks;
+    int seen_by_last = 0;
+    for (size_t l = 0; l <= hidden; ++l) {
+        Layer& layer = layers.at[l];
+        layer.plus = layer.minus = layer.output_offset = -1;
+        layer.inputs = l == 0 ? static_cast<int>(inputs) : l == hidden ? seen_by_last : layers.at[l - 1].values;
+        layer.outputs = 1;
+        if (l == hidden) break;
+        const int64_t* const of = layout.data() + l * kLayoutNumbers;
+        const double* const with = numbers.data() + l * kNumbers;
+        if (of[0] < 1 || of[0] > 1 << 20 || of[1] < 1 || of[1] > of[0] || of[2] < kNone || of[2] > kDual || of[3] < -1 ||
+            of[3] >= of[0] || of[4] < -1 || of[4] >= of[0])
+            fail(op, "layout", "numbers out of range at layer " + std::to_string(l), "those of csrc/layer_stacks.h");
+        layer.outputs = static_cast<int>(of[0]);
+        layer.activated = static_cast<int>(of[1]);
+        layer.activation = static_cast<int>(of[2]);
+        layer.plus = static_cast<int>(of[3]);
+        layer.minus = static_cast<int>(of[4]);
+        layer.largest = static_cast<float>(with[0]);
+        layer.low = static_cast<float>(with[1]);
+        layer.square = static_cast<float>(with[2]);
+        layer.values = layer.activated * (layer.activation == kDual ? 2 : 1);
+        const bool before_last = l + 1 == hidden;
+        if (of[5] == 0 && !before_last) continue;
+        layer.output_offset = seen_by_last;
+        layer.output_scale = before_last ? 1.0f : static_cast<float>(with[3]);
+        seen_by_last += layer.values;
+    }
+    return layers;
+}
+
+// The same, with the parameters' shapes checked against it.
+inline Layers read_layers(const char* op, const Tensors& parameters, const std::vector<int64_t>& layout,
+                          const std::vector<double>& numbers, Device device) {
+    const size_t wanted = 2 * (layout.size() / kLayoutNumbers + 1);
+    if (parameters.size() != wanted)
+        fail(op, "parameters", std::to_string(parameters.size()) + " tensors",
+             std::to_string(wanted) + ", weight and bias of each layer");
+    check_shape(op, "weight_0", parameters[0], {-1, -1, -1}, "[S, O, I]");
+    const Layers layers = read_layout(op, parameters[0].size(2), parameters[0].size(0), layout, numbers);
+    for (int l = 0; l < layers.count; ++l) {
+        const Layer& layer = layers.at[l];
+        for (int part = 0; part < 2; ++part) {
+            const Tensor& tensor = parameters[2 * l + part];
+            const std::string name = (part == 0 ? "weight_" : "bias_") + std::to_string(l);
+            check_device(op, name.c_str(), tensor, device, parameters[0], "weight_0");
+            check_dtype(op, name.c_str(), tensor, {ScalarType::Float});
+            if (part == 0)
+                check_shape(op, name.c_str(), tensor, {layers.stacks, layer.outputs, layer.inputs}, "[S, O, I]");
+            else
+                check_shape(op, name.c_str(), tensor, {layers.stacks, layer.outputs}, "[S, O]");
+        }
+    }
+    return layers;
+}
+
+// Gradients of the parameters but weight_0, in the order bias_0, weight_1, bias_1, …: numbers per stack, where they
+// begin in a tile's sums, and where the parameter begins in the flat result.
+struct Pieces {
+    int count = 0;
+    int size[2 * kMostHidden + 1]{}, in_tile[2 * kMostHidden + 1]{};
+    int64_t in_result[2 * kMostHidden + 1]{};
+    int tile = 0;       // all numbers of a tile
+    int64_t result = 0;
+
+    Pieces() = default;
+    explicit Pieces(const Layers& layers) {
+        for (int l = 0; l < layers.count; ++l) {
+            if (l > 0) add(layers.at[l].inputs * layers.at[l].outputs, layers.stacks);
+            add(layers.at[l].outputs, layers.stacks);
+        }
+    }
+    int of_bias(int layer) const {
+        return in_tile[2 * layer];
+    }
+    int of_weight(int layer) const {
+        return in_tile[2 * layer - 1];
+    }
+
+   private:
+    void add(int numbers, int64_t stacks) {
+        size[count] = numbers;
+        in_tile[count] = tile;
+        in_result[count] = result;
+        tile += numbers;
+        result += divide_up(numbers * stacks, 4) * 4;
+        ++count;
+    }
+};
+
+// ---- the loss of a position ------------------------------------------------------------------------------------------
+
+constexpr int kNoScore = 32002;  // of a position without a score
+constexpr int kMostConstants = 12;
+
+enum class LossKind : int { none, sigmoid, win_rate };
+
+struct Loss {
+    LossKind kind = LossKind::none;
+    float score_scale = 1;  // engine units in one unit of output
+    float constants[kMostConstants]{};
+};
+
+inline Loss read_loss(const char* op, const std::string& name, const std::vector<double>& constants,
+                      double score_scale) {
+    Loss loss;
+    loss.score_scale = static_cast<float>(score_scale);
+    size_t wanted = 0;
+    if (name == "sigmoid") loss.kind = LossKind::sigmoid, wanted = 2;
+    if (name == "win_rate") loss.kind = LossKind::win_rate, wanted = 11;
+    if (wanted == 0) fail(op, "loss", name, "sigmoid or win_rate");
+    if (constants.size() != wanted)
+        fail(op, "constants", static_cast<int64_t>(constants.size()), static_cast<int64_t>(wanted));
+    for (size_t i = 0; i < wanted; ++i) loss.constants[i] = static_cast<float>(constants[i]);
+    return loss;
+}
+
+// weight · loss of a position, its weight, and the derivative of the former by the net's output.
+struct PositionLoss {
+    float weighted, weight, gradient;
+};
+
+NNUE_HOST_DEVICE float sigmoid(float x) {
+    return 1.0f / (1.0f + expf(-x));
+}
+
+// |error|^exponent, and its derivative, which is 0 at 0.
+NNUE_HOST_DEVICE float power(float error, float exponent, float* slope) {
+    if (exponent == 2.0f) {
+        *slope = 2.0f * error;
+        return error * error;
+    }
+    const float size = fabsf(error);
+    const float lower = powf(size, exponent - 1.0f);
+    *slope = error > 0.0f ? exponent * lower : error < 0.0f ? -exponent * lower : 0.0f * error;
+    return powf(size, exponent);
+}
+
+// Expected points of a score, and their derivative.
+NNUE_HOST_DEVICE float expected_points(float score, float offset, float scaling, float* slope) {
+    const float win = sigmoid((score - offset) / scaling), loss = sigmoid((-score - offset) / scaling);
+    *slope = 0.5f / scaling * (win * (1.0f - win) + loss * (1.0f - loss));
+    return 0.5f * (1.0f + win - loss);
+}
+
+// The same as nnue_trainer/losses: base.py for λ and positions without a score, and each loss in its file.
+NNUE_HOST_DEVICE PositionLoss position_loss(const Loss& loss, float output, int score, int result, float lambda) {
+    const float* const c = loss.constants;
+    const bool has_score = score != kNoScore;
+    const float net = output * loss.score_scale, known = has_score ? static_cast<float>(score) : 0.0f;
+    const float share = has_score ? lambda : 0.0f, points = static_cast<float>(result) * 0.5f + 0.5f;
+    float weight = has_score ? 1.0f : 1.0f - lambda;
+    float value, slope, inner;
+    if (loss.kind == LossKind::sigmoid) {  // scale, power
+        const float of_net = sigmoid(net / c[0]);
+        const float target = share * sigmoid(known / c[0]) + (1.0f - share) * points;
+        value = power(of_net - target, c[1], &slope);
+        inner = of_net * (1.0f - of_net) / c[0];
+    } else {  // in_offset, in_scaling, out_offset, out_scaling, power, qp_asymmetry, weight_boost, weight_power, proven_*
+        float ignored, proven = known;
+        const float size = fabsf(known);
+        if (size >= 31755.0f) {
+            const float compressed = c[8] + powf(c[10], 32000.0f - size) * c[9];
+            proven = known < 0.0f ? -compressed : compressed;
+        }
+        const float of_net = expected_points(net, c[0], c[1], &inner);
+        const float of_score = expected_points(proven, c[2], c[3], &ignored);
+        const float target = share * of_score + (1.0f - share) * points;
+        value = power(of_net - target, c[4], &slope);
+        if (of_net > target) value *= 1.0f + c[5], slope *= 1.0f + c[5];
+        if (c[6] != 0.0f) {
+            const float off = of_score - 0.5f;
+            const float base = off * off * of_score * (1.0f - of_score);
+            weight *= 1.0f + (exp2f(c[6]) - 1.0f) * powf(base < 0.0f ? 0.0f : base, c[7]);
+        }
+    }
+    return {weight * value, weight, weight * slope * inner * loss.score_scale};
+}
+
+}  // namespace nnue::layer_stacks
