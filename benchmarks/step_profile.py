@@ -62,6 +62,8 @@ class Phases:
         recipe: Any = trainer.recipe
         terms, step = recipe.loss.terms, trainer.optimizer.step
         trainer.forward = self._marked("forward", trainer.forward)
+        # Forward and loss in one, where there are operators for both.
+        trainer.model.loss = self._marked("forward", trainer.model.loss)  # type: ignore[method-assign]
         object.__setattr__(recipe.loss, "terms", self._marked("loss", terms))
         self._replaced = recipe.loss
         trainer.optimizer.step = self._marked("optimizer", step)  # type: ignore[method-assign]

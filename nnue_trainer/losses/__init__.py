@@ -3,8 +3,8 @@
 `base` has the class that every loss derives from and the registry; each built-in loss is a file of its own.
 """
 
-from nnue_trainer.losses.base import LOSSES, NO_SCORE, Loss, mean, points, power
+from nnue_trainer.losses.base import LOSSES, NO_SCORE, Loss, LossKernel, mean, points, power
 from nnue_trainer.losses.sigmoid import SigmoidLoss
 from nnue_trainer.losses.win_rate import WinRateLoss
 
-__all__ = ["LOSSES", "NO_SCORE", "Loss", "SigmoidLoss", "WinRateLoss", "mean", "points", "power"]
+__all__ = ["LOSSES", "NO_SCORE", "Loss", "LossKernel", "SigmoidLoss", "WinRateLoss", "mean", "points", "power"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,13 @@ from nnue_trainer.registry import Registry
 
 NO_SCORE = 32002
 """The score that data files give to a position that has none."""
+
+
+class LossKernel(NamedTuple):
+    """A loss that the operators on a GPU compute themselves (csrc/layer_stacks.h)."""
+
+    name: str
+    constants: tuple[float, ...]
 
 
 class Loss(ABC):
@@ -46,6 +53,15 @@ class Loss(ABC):
         share = 1 - (~has_score).to(net.dtype) * lam
         weight = share if weight is None else share * weight
         return (weight * loss).sum(), weight.sum()
+
+    def kernel(self) -> LossKernel | None:
+        """The same loss, as operators know it; None for a loss that is only here."""
+        return None
+
+    def _kernel_of(self, origin: type[Loss], name: str, *constants: float) -> LossKernel | None:
+        """That of `origin`, unless a subclass computes something else."""
+        same = type(self).per_position is origin.per_position and type(self).terms is Loss.terms
+        return LossKernel(name, constants) if same else None
 
 
 LOSSES: Registry[Loss] = Registry("nnue_trainer.losses", lambda: Loss, what="loss")

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from nnue_trainer.losses.base import LOSSES, Loss, points, power
+from nnue_trainer.losses.base import LOSSES, Loss, LossKernel, points, power
 from nnue_trainer.schema import section
 
 
@@ -23,3 +23,6 @@ class SigmoidLoss(Loss):
     def per_position(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor) -> tuple[Tensor, None]:
         target = lam * torch.sigmoid(score / self.scale) + (1 - lam) * points(result, net.dtype)
         return power(torch.sigmoid(net / self.scale) - target, self.power), None
+
+    def kernel(self) -> LossKernel | None:
+        return self._kernel_of(SigmoidLoss, "sigmoid", self.scale, self.power)

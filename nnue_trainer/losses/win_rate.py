@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from nnue_trainer.losses.base import LOSSES, Loss, points, power
+from nnue_trainer.losses.base import LOSSES, Loss, LossKernel, points, power
 from nnue_trainer.schema import section
 
 # A score of at least this size is no evaluation but a proven win (tablebase or mate), coded by its distance.
@@ -54,6 +54,13 @@ class WinRateLoss(Loss):
         # Rounding can leave p a hair above 1, and a negative base has no power.
         sharpness = ((p - 0.5).square() * p * (1 - p)).clamp_min(0).pow(self.weight_power)
         return loss, 1 + (2**self.weight_boost - 1) * sharpness
+
+    def kernel(self) -> LossKernel | None:
+        return self._kernel_of(
+            WinRateLoss, "win_rate", self.in_offset, self.in_scaling, self.out_offset, self.out_scaling, self.power,
+            self.qp_asymmetry, self.weight_boost, self.weight_power, self.proven_base, self.proven_scale,
+            self.proven_decay,
+        )  # fmt: skip
 
     def compress_proven(self, score: Tensor) -> Tensor:
         """Scores with proven wins brought down to a size that a net can output."""

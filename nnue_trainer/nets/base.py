@@ -31,6 +31,8 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.errors import UserError
+from nnue_trainer.losses.base import Loss, mean
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
 from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
@@ -271,6 +273,11 @@ class NnueModel(nn.Module, ABC):
         plans = [module.plan(batch) for module in self.modules() if isinstance(module, PerspectiveTransformer)]
         return replace(batch, plans=tuple(plan for plan in plans if plan is not None))
 
+    def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
+        """`mean(*loss.terms(score_scale · forward(batch), …))` in fewer operators; None where there are none for it.
+        `lam` is λ, an fp32 scalar on the device of the batch."""
+        return None
+
     def rounded_forward(self) -> RoundedForward:
         """The forward pass with the engine's rounding, for this model on the device that it is on. UserError for a net
         that does not say how."""
@@ -324,6 +331,36 @@ class NnueModel(nn.Module, ABC):
         its rows) at no cost in the forward.
         """
         return {}
+
+
+class StackedModel(NnueModel):
+    """A net of a first layer and of layers behind it, with one set of weights per stack."""
+
+    stacks: LayerStacks
+
+    @abstractmethod
+    def first_outputs(self, batch: Batch) -> FirstOutputs:
+        """What the first layer gives the others."""
+
+    @abstractmethod
+    def linears(self) -> Sequence[nn.Module]:
+        """The other layers, as `LayerStacks.forward` takes them."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        if self.rounded is not None:
+            return self.rounded(self, batch)
+        return self.stacks.forward(self.first_outputs(batch), self.linears())
+
+    def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
+        kernel, is_own = loss.kernel(), type(self).forward is not StackedModel.forward
+        if kernel is None or is_own or self.rounded is not None or not batch.score.is_cuda:
+            return None
+        first, linears, targets = self.first_outputs(batch), self.linears(), (batch.score, batch.result, lam)
+        fused = self.stacks.loss(first, linears, targets, kernel, self.score_scale)
+        if fused is not None:
+            return fused
+        net = self.stacks.forward(first, linears).float() * self.score_scale
+        return mean(*loss.terms(net, *targets))
 
 
 def _net() -> type[Net]:

@@ -27,6 +27,7 @@ from nnue_trainer.data.feature_sets import FEATURE_SETS, Features
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.data.features import piece_square_set
 from nnue_trainer.errors import UserError
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.nets.base import (
     INT8_MAX,
@@ -36,6 +37,7 @@ from nnue_trainer.nets.base import (
     Net,
     NetTensor,
     NnueModel,
+    StackedModel,
     VirtualRows,
     transformer,
     virtual_rows,
@@ -543,7 +545,7 @@ class Layered(Net):
         )
 
 
-class LayeredModel(NnueModel):
+class LayeredModel(StackedModel):
     """Parameters: feature_transformer.{weight [F, hidden], bias [hidden], psqt [F, stacks]}; layers.N and output, each
     {weight [stacks, out, in], bias [stacks, out]}."""
 
@@ -552,6 +554,8 @@ class LayeredModel(NnueModel):
     def __init__(self, net: Layered) -> None:
         super().__init__(net)
         self.layered, self.plan = net, net.plan()
+        layers = [_stack_layer(layer, step, self.plan.output) for layer, step in zip(net.layers, self.plan.layers, strict=True)]
+        self.stacks = LayerStacks(self.plan.steps[0].inputs, net.num_stacks, tuple(layers))
         self.feature_transformer = transformer(
             net.feature_set,
             net.hidden,
@@ -566,25 +570,12 @@ class LayeredModel(NnueModel):
         nn.init.zeros_(self.output.bias)
         self.register_buffer("by_pieces", torch.tensor(net.output_buckets.by_pieces), persistent=False)
 
-    def forward(self, batch: Batch) -> Tensor:
-        if self.rounded is not None:
-            return self.rounded(self, batch)
+    def first_outputs(self, batch: Batch) -> FirstOutputs:
         bucket = self.by_pieces[batch.piece_count.long()]
-        x, psqt = self.feature_transformer(batch, bucket)
-        straight: list[Tensor] = [] if psqt is None else [psqt]
-        kept: list[Tensor] = []
-        for layer, step, linear in zip(self.layered.layers, self.plan.layers, self.layers, strict=True):
-            y = linear(x, bucket)
-            if layer.skip != "none":
-                straight.append(y[:, -1] if layer.skip == "last" else y[:, -2] - y[:, -1])
-            x = _activated_floats(step, y[:, : layer.activated])
-            if layer.to_output and layer is not self.layered.layers[-1]:
-                # The output layer counts all its inputs in the unit of its last ones.
-                kept.append(x * (step.activated_one / self.plan.output.unit))
-        output: Tensor = self.output(torch.cat([*kept, x], dim=1) if kept else x, bucket).squeeze(1)
-        for part in straight:
-            output = output + part
-        return output
+        return FirstOutputs(*self.feature_transformer(batch, bucket), bucket)
+
+    def linears(self) -> Sequence[nn.Module]:
+        return *self.layers, self.output
 
     def factorised(self) -> dict[str, list[VirtualRows]]:
         net, shared = self.layered, {}
@@ -596,13 +587,12 @@ class LayeredModel(NnueModel):
         return shared
 
 
-def _activated_floats(step: _Step, y: Tensor) -> Tensor:
-    largest = step.clip / step.clamped_one
-    match step.activation:
-        case "crelu":
-            return y.clamp(0.0, largest)
-        case "screlu":
-            return y.clamp(0.0, largest).square()
-        case "dual":
-            return torch.cat([(y.square() * step.square).clamp(max=largest), y.clamp(0.0, largest)], dim=1)
-    return y.clamp(-(INT16_MAX + 1) / step.clamped_one, INT16_MAX / step.clamped_one)
+def _stack_layer(layer: Layer, step: _Step, output: _Step) -> StackLayer:
+    """A layer of the float model. The output layer counts all its inputs in the unit of its last ones."""
+    end, kept = layer.outputs - 1, step.activated_one / output.unit if layer.to_output else None
+    plus, minus = {"none": (None, None), "last": (end, None), "difference": (end - 1, end)}[layer.skip]
+    low, high = -(INT16_MAX + 1), INT16_MAX if step.activation == "none" else step.clip
+    return StackLayer(
+        layer.outputs, layer.activated, layer.activation, high / step.clamped_one, low / step.clamped_one, step.square,
+        plus, minus, kept,
+    )  # fmt: skip

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import feature_set
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
 from nnue_trainer.nets.base import (
     INT16_MAX,
     NETS,
     Net,
     NetTensor,
     NnueModel,
+    StackedModel,
     transformer,
 )
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer
@@ -81,7 +84,7 @@ class Simple(Net):
         return layered.header()
 
 
-class SimpleModel(NnueModel):
+class SimpleModel(StackedModel):
     """Parameters: feature_transformer.{weight [F, hidden], bias [hidden]},
     output.{weight [1, 2 · hidden], bias [1]}."""
 
@@ -89,11 +92,12 @@ class SimpleModel(NnueModel):
         super().__init__(net)
         self.feature_transformer = transformer(net.feature_set, net.hidden, net.activation)
         self.output = nn.Linear(2 * net.hidden, 1)
+        self.stacks = LayerStacks(2 * net.hidden, 1)
         nn.init.zeros_(self.output.bias)
 
-    def forward(self, batch: Batch) -> Tensor:
-        if self.rounded is not None:
-            return self.rounded(self, batch)
+    def first_outputs(self, batch: Batch) -> FirstOutputs:
         x, _ = self.feature_transformer(batch)
-        y: Tensor = self.output(x)
-        return y.squeeze(1)
+        return FirstOutputs(x, None, torch.zeros_like(batch.bucket))
+
+    def linears(self) -> Sequence[nn.Module]:
+        return (self.output,)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeaturePart
 from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.nets.base import (
     INT8_MAX,
@@ -36,6 +37,7 @@ from nnue_trainer.nets.base import (
     Net,
     NetTensor,
     NnueModel,
+    StackedModel,
     VirtualRows,
     transformer,
     virtual_rows,
@@ -141,6 +143,17 @@ class Design:
         second = self.hidden * (2 if self.squared else 1)
         third = second + 2 * self.l3 if self.dual else self.l3
         return ((l1 if self.pairwise else 2 * l1, self.l2), (second, self.l3), (third, 1))
+
+    def layer_stacks(self, l1: int) -> LayerStacks:
+        """The layers of the float model."""
+        largest, square = INT8_MAX / self.one, self.one / 128
+        plus, minus = {0: (None, None), 1: (self.l2 - 1, None), 2: (self.l2 - 2, self.l2 - 1)}[self.skip]
+        first = StackLayer(
+            self.l2, self.hidden, "dual" if self.squared else "crelu", largest, square=square, plus=plus, minus=minus,
+            output_scale=1.0 if self.dual else None,
+        )  # fmt: skip
+        second = StackLayer(self.l3, self.l3, "dual" if self.dual else "crelu", largest, square=square)
+        return LayerStacks(self.layers(l1)[0][0], self.stacks, (first, second))
 
 
 def pad32(n: int) -> int:
@@ -454,7 +467,7 @@ def material_psqt(part: FeaturePart) -> Tensor:
     return rows.unsqueeze(1).repeat(1, PSQT_BUCKETS)
 
 
-class StockfishModel(NnueModel):
+class StockfishModel(StackedModel):
     """Parameters: feature_transformer.{weight [F, l1], bias [l1], psqt [F, 8]}; fc0, fc1, fc2, each {weight
     [stacks, out, in], bias [stacks, out]}."""
 
@@ -475,6 +488,7 @@ class StockfishModel(NnueModel):
         self.fc0 = StackedLinear(d.stacks, in0, out0)
         self.fc1 = StackedLinear(d.stacks, in1, out1)
         self.fc2 = StackedLinear(d.stacks, in2, out2)
+        self.stacks = d.layer_stacks(net.l1)
         with torch.no_grad():
             if self.feature_transformer.psqt is not None:
                 for part in features.parts:
@@ -483,27 +497,12 @@ class StockfishModel(NnueModel):
                         rows.copy_(material_psqt(part))
             nn.init.zeros_(self.fc2.bias)
 
-    def forward(self, batch: Batch) -> Tensor:
-        if self.rounded is not None:
-            return self.rounded(self, batch)
-        d = self.facts
-        bucket = batch.bucket if d.stacks > 1 else torch.zeros_like(batch.bucket)
-        x, psqt = self.feature_transformer(batch, bucket)
-        y0 = self.fc0(x, bucket)
-        h0 = self._clipped(y0[:, : d.hidden], d.squared)
-        h1 = self._clipped(self.fc1(h0, bucket), d.dual)
-        output: Tensor = self.fc2(torch.cat([h0, h1], dim=1) if d.dual else h1, bucket).squeeze(1)
-        if d.skip:
-            output = output + (y0[:, -1] if d.skip == 1 else y0[:, -2] - y0[:, -1])
-        return output if psqt is None else output + psqt
+    def first_outputs(self, batch: Batch) -> FirstOutputs:
+        bucket = batch.bucket if self.facts.stacks > 1 else torch.zeros_like(batch.bucket)
+        return FirstOutputs(*self.feature_transformer(batch, bucket), bucket)
 
-    def _clipped(self, y: Tensor, squared: bool) -> Tensor:
-        d = self.facts
-        largest = INT8_MAX / d.one
-        clipped = y.clamp(0.0, largest)
-        if not squared:
-            return clipped
-        return torch.cat([(y.square() * (d.one / 128)).clamp(max=largest), clipped], dim=1)
+    def linears(self) -> Sequence[nn.Module]:
+        return self.fc0, self.fc1, self.fc2
 
     def factorised(self) -> dict[str, list[VirtualRows]]:
         names = ["feature_transformer.weight", *(["feature_transformer.psqt"] if self.facts.psqt else [])]

@@ -336,16 +336,25 @@ class Trainer:
             self.best_validation_loss, self.best_step = best.validation_loss, best.step
 
     def _train_step(self, batch: Batch) -> None:
-        weighted, weights = self._terms(self.forward, batch, self._lambdas)
-        loss = mean(weighted, weights)
+        loss = self._loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self._updating = True
         self.optimizer.step(loss)
         self._updating = False
         self._loss_sum += loss.detach()
 
+    def _loss(self, batch: Batch) -> Tensor:
+        loss = None
+        if not self.recipe.training.compile:
+            with self._autocast():
+                loss = self.model.loss(batch, self.recipe.loss, self._lambdas)
+        return mean(*self._terms(self.forward, batch, self._lambdas)) if loss is None else loss
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")
+
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed"):
+        with self._autocast():
             output = forward(batch)
         return self.recipe.loss.terms(output.float() * self.model.score_scale, batch.score, batch.result, lam)
 

@@ -72,7 +72,7 @@ template <class T, int KO>
 __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backward(const T* x, const FirstBackward a) {
     using In = Input<T>;
     constexpr int P = In::kParts, KW = kWeightParts;
-    extern __shared__ __align__(16) unsigned char bytes[];
+    extern __shared__ __align__(16) char bytes[];
     BackwardMemory<KO>& memory = *reinterpret_cast<BackwardMemory<KO>*>(bytes);
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int tiles = a.order[Order::tiles], stacks = static_cast<int>(a.of_order.stacks);

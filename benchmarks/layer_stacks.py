@@ -1,0 +1,167 @@
+"""The layers behind the first and the loss, both ways: the operators against torch's (all stacks, then a choice).
+
+    python benchmarks/layer_stacks.py [--out FOLDER] [--quick]
+
+Times are medians of a replayed graph, in milliseconds, with another 256 MB read before each replay, so that little lies
+in the cache. `order` is the order of positions by stack, which depends on the batch alone and may be made beside the
+step; it is not in the operators' time. `floor` is the time that reading x and writing its gradient once takes at the
+rate of a large copy in the same run. Errors are relative, in the norm, to float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from nnue_trainer import nets
+from nnue_trainer.losses import SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.modules import StackedLinear
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
+from optimizer import copy_rate, median_ms
+from report import RESULTS, environment, write
+
+NETS: dict[str, dict[str, Any]] = {
+    "SFNNv5, N 1024": {"kind": "sfnnv5"},
+    "SFNNv9, N 3072": {"kind": "sfnnv9"},
+    "SFNNv16, N 1024": {"kind": "sfnnv16"},
+    "simple, N 2 x 1024": {"kind": "simple", "hidden": 1024},
+}
+# Of the output buckets, from few pieces to many: about those of self-play.
+SHARES = (0.06, 0.14, 0.14, 0.14, 0.14, 0.13, 0.13, 0.12)
+# Batch, type of x; the last ones with --quick are left out.
+CASES = (
+    (16384, torch.float32), (16384, torch.bfloat16), (16384, torch.float16), (65536, torch.float32),
+    (65536, torch.bfloat16),
+)  # fmt: skip
+
+
+class Problem:
+    """Layers with weights and a batch, on the GPU."""
+
+    def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
+        g = torch.Generator(device="cuda").manual_seed(1)
+        model = nets.build(net).cuda()
+        self.stacks: LayerStacks = model.stacks
+        self.linears: Sequence[nn.Module] = model.linears()
+        self.score_scale = model.score_scale
+        with torch.no_grad():  # freshly built stacks are all the same
+            for linear in self.linears:
+                for parameter in linear.parameters():
+                    parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, device="cuda", generator=g))
+        self.x = torch.rand((positions, self.stacks.inputs), device="cuda", generator=g).square().to(dtype)
+        self.x.requires_grad_()
+        self.psqt = torch.randn(positions, device="cuda", generator=g).mul_(0.3).requires_grad_()
+        shares = torch.tensor(SHARES[: self.stacks.stacks], device="cuda")
+        bucket = torch.multinomial(shares, positions, replacement=True, generator=g)
+        self.first = FirstOutputs(self.x, self.psqt, bucket)
+        score = torch.randint(-800, 800, (positions,), device="cuda", generator=g).short()
+        result = torch.randint(-1, 2, (positions,), device="cuda", generator=g).to(torch.int8)
+        self.targets = (score, result, torch.tensor(0.9, device="cuda"))
+        self.loss = SigmoidLoss() if net["kind"] == "simple" else WinRateLoss()
+        self.leaves = [self.x, self.psqt, *(p for linear in self.linears for p in linear.parameters())]
+        self.order = self.stacks.order(bucket)
+
+    def torch_step(self) -> list[Tensor]:
+        net = self.stacks._plain(self.first._replace(x=self.x.float()), self.linears)
+        loss = mean(*self.loss.terms(net * self.score_scale, *self.targets))
+        return [loss, *torch.autograd.grad(loss, self.leaves)]
+
+    def step(self) -> list[Tensor]:
+        kernel = self.loss.kernel()
+        assert kernel is not None
+        loss = self.stacks.loss(self.first, self.linears, self.targets, kernel, self.score_scale, self.order)
+        assert loss is not None
+        return [loss, *torch.autograd.grad(loss, self.leaves)]
+
+    def exact(self) -> list[Tensor]:
+        leaves = [self.x.detach().double().requires_grad_(), self.psqt.detach().double().requires_grad_()]
+        linears: list[nn.Module] = []
+        for linear in self.linears:
+            stacks, outputs, inputs = (1, *linear.weight.shape)[-3:]  # type: ignore[misc]
+            copy = StackedLinear(int(stacks), int(inputs), int(outputs)).cuda().double()
+            for own, other in zip(copy.parameters(), linear.parameters(), strict=True):
+                own.data.copy_(other.detach().view_as(own))
+            linears.append(copy)
+            leaves += copy.parameters()
+        net = self.stacks._plain(FirstOutputs(leaves[0], leaves[1], self.first.bucket), linears)
+        score, result, lam = self.targets
+        loss = mean(*self.loss.terms(net * self.score_scale, score, result, lam.double()))
+        return [loss, *torch.autograd.grad(loss, leaves)]
+
+
+def largest_error(found: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
+    """Of the gradient of x, and of everything else."""
+    errors = [
+        float((a.double().view_as(b) - b).norm() / b.norm().clamp(min=1e-30)) for a, b in zip(found, exact, strict=True)
+    ]
+    return errors[1], max(errors[:1] + errors[2:])
+
+
+def kernels(step: Callable[[], Any], repeats: int = 10) -> dict[str, dict[str, float]]:
+    """Kernels of a step: launches, and microseconds of all of them."""
+    flush = torch.ones(64 << 20, device="cuda")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            flush.sum()
+            step()
+        torch.cuda.synchronize()
+    found: dict[str, dict[str, float]] = defaultdict(lambda: {"launches": 0.0, "us": 0.0})
+    for event in profiler.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA and "nnue" in event.key:
+            name = event.key.partition("(")[0].replace("nnue::cuda::stacks::", "").removeprefix("void ")
+            found[name]["launches"] += event.count / repeats
+            found[name]["us"] += round(event.self_device_time_total / repeats, 2)
+    return dict(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", nargs="*", default=list(NETS))
+    parser.add_argument("--quick", action="store_true", help="the first three cases of each net")
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    a = parser.parse_args()
+    device = torch.device("cuda")
+    report: dict[str, Any] = {"benchmark": "layer_stacks", **environment(device)}
+    report["copy_tb_s"] = round(copy_rate(device, a.repeats), 3)
+    print(f"{report['device']}, copy {report['copy_tb_s']} TB/s")
+    print(f"{'net':20} {'batch':>6} {'x':9} {'torch':>7} {'here':>7} {'floor':>7} {'order':>7}  errors: torch, here")
+    rows = []
+    for net in a.nets:
+        for positions, dtype in CASES[:3] if a.quick else CASES:
+            problem = Problem(NETS[net], positions, dtype)
+            row: dict[str, Any] = {"net": net, "batch": positions, "x": str(dtype).removeprefix("torch.")}
+            if positions == CASES[0][0]:
+                exact = problem.exact()
+                row["errors_torch"] = largest_error(problem.torch_step(), exact)
+                row["errors"] = largest_error(problem.step(), exact)
+                row["same_bits"] = all(map(torch.equal, problem.step(), problem.step()))
+                del exact
+            row["torch_ms"] = round(median_ms(problem.torch_step, device, a.repeats), 4)
+            row["ms"] = round(median_ms(problem.step, device, a.repeats), 4)
+            order = lambda p=problem: p.stacks.order(p.first.bucket)  # noqa: E731
+            row["order_ms"] = round(median_ms(order, device, a.repeats), 4)
+            row["floor_ms"] = round(2 * problem.x.nbytes / report["copy_tb_s"] / 1e9, 4)
+            row["kernels"] = kernels(lambda p=problem, o=order: (o(), p.step()))
+            rows.append(row)
+            errors = [f"{e:.1e}" for e in (*row.get("errors_torch", ()), *row.get("errors", ()))]
+            print(
+                f"{net:20} {positions:6} {row['x']:9} {row['torch_ms']:7.3f} {row['ms']:7.3f} {row['floor_ms']:7.3f} "
+                f"{row['order_ms']:7.3f}  {' '.join(errors)} {row.get('same_bits', '')}"
+            )
+            for name, figures in sorted(row["kernels"].items(), key=lambda item: -item[1]["us"]):
+                print(f"{'':20}   {name[:60]:60} {figures['launches']:4.0f} {figures['us']:8.2f} us", flush=True)
+            del problem
+    report["rows"] = rows
+    write(a.out / "layer_stacks-cuda.json", report)
+
+
+if __name__ == "__main__":
+    main()

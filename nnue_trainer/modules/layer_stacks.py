@@ -1,0 +1,263 @@
+"""All layers behind the first, with one set of weights per stack, described once as data.
+
+A net says what its layers are (`LayerStacks`). From that follow the forward pass in torch's operators, on every device
+and in every mode, and on a GPU the operators `layer_stacks_*` (csrc/layer_stacks.h, docs/kernels.md), which order the
+positions by stack, compute each for its own stack alone, and know the built-in losses. `LayerStacks` decides; no net
+mentions a kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nnue_trainer import _derivatives, ops
+from nnue_trainer.losses.base import LossKernel
+from nnue_trainer.modules.stacked_linear import StackedLinear
+
+Activation = Literal["none", "crelu", "screlu", "dual"]
+_NUMBERS: dict[Activation, int] = {"none": 0, "crelu": 1, "screlu": 2, "dual": 3}  # of csrc/layer_stacks.h
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_operators: Any = torch.ops.nnue
+
+
+@dataclass(frozen=True)
+class StackLayer:
+    """A layer but the last one, and what is made of its outputs y."""
+
+    outputs: int
+    activated: int
+    """how many of the outputs, the first ones, are activated"""
+    activation: Activation
+    """none: y clamped to [low, largest]; crelu: to [0, largest]; screlu: its square; dual: min(square · y², largest),
+    then crelu, twice as many values"""
+    largest: float
+    low: float = 0.0
+    square: float = 1.0
+    plus: int | None = None
+    """the output that is added to the net's output, straight"""
+    minus: int | None = None
+    """the output that is subtracted from it"""
+    output_scale: float | None = None
+    """the last layer sees the activations too, times this, in front of those of later layers; None: it does not, unless
+    this is the layer before it"""
+
+    def activate(self, y: Tensor) -> Tensor:
+        """[B, outputs] → [B, values]"""
+        y = y[:, : self.activated]
+        match self.activation:
+            case "none":
+                return y.clamp(self.low, self.largest)
+            case "crelu":
+                return y.clamp(0.0, self.largest)
+            case "screlu":
+                return y.clamp(0.0, self.largest).square()
+        return torch.cat([(y.square() * self.square).clamp(max=self.largest), y.clamp(0.0, self.largest)], dim=1)
+
+    def skipped(self, y: Tensor) -> Tensor | None:
+        """What goes straight to the output, [B]."""
+        if self.plus is None:
+            return None
+        return y[:, self.plus] if self.minus is None else y[:, self.plus] - y[:, self.minus]
+
+
+class FirstOutputs(NamedTuple):
+    """What the layers start from: the activated vector [B, N], the PSQT part fp32 [B] or None, and the stack of each
+    position, int64 [B]."""
+
+    x: Tensor
+    psqt: Tensor | None
+    bucket: Tensor
+
+
+@dataclass(frozen=True)
+class LayerStacks:
+    """The layers of a net: `hidden`, then one with a single output. `stacks` sets of weights, `inputs` numbers in."""
+
+    inputs: int
+    stacks: int
+    hidden: tuple[StackLayer, ...] = ()
+
+    def forward(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
+        """The net's output, fp32 [B]. `linears` are the layers, `StackedLinear` or, of one stack, `nn.Linear`; `order`
+        what `order()` gave for these buckets, made here if it is None."""
+        parameters = _parameters(linears)
+        if not self._is_fused(first, parameters):
+            return self._plain(first, linears)
+        order = self.order(first.bucket) if order is None else order
+        output: Tensor = _Output.apply(self._description, first.x, first.psqt, order, *parameters)  # type: ignore[no-untyped-call]
+        return output
+
+    def loss(
+        self,
+        first: FirstOutputs,
+        linears: Sequence[nn.Module],
+        targets: tuple[Tensor, Tensor, Tensor],
+        kernel: LossKernel,
+        score_scale: float,
+        order: Tensor | None = None,
+    ) -> Tensor | None:
+        """`losses.mean` of a loss that the operators know, a scalar; None where they cannot compute it. `targets`:
+        score int16 [B], result int8 [B] and λ, an fp32 scalar, as in `Loss.terms`."""
+        parameters, (score, result, lam) = _parameters(linears), targets
+        known = score.dtype == torch.int16 and result.dtype == torch.int8 and lam.dtype == torch.float32
+        if not known or lam.dim() or not self._is_fused(first, parameters):
+            return None
+        order = self.order(first.bucket) if order is None else order
+        loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
+            self._description, kernel, score_scale, first.x, first.psqt, order, score, result, lam, *parameters
+        )
+        return loss
+
+    def order(self, bucket: Tensor) -> Tensor:
+        """Positions ordered by stack, for the operators on CUDA. It depends on int64 [B] `bucket` alone."""
+        order: Tensor = _operators.stack_order(bucket, self.stacks)
+        return order
+
+    def _plain(self, first: FirstOutputs, linears: Sequence[nn.Module]) -> Tensor:
+        x, straight, kept = first.x, [] if first.psqt is None else [first.psqt], list[Tensor]()
+        *before, last = linears
+        for layer, linear in zip(self.hidden, before, strict=True):
+            y = _apply(linear, x, first.bucket)
+            if (skipped := layer.skipped(y)) is not None:
+                straight.append(skipped)
+            x = layer.activate(y)
+            if layer.output_scale is not None and layer is not self.hidden[-1]:
+                kept.append(x if layer.output_scale == 1.0 else x * layer.output_scale)
+        output = _apply(last, torch.cat([*kept, x], dim=1) if kept else x, first.bucket).squeeze(1)
+        for part in straight:
+            output = output + part
+        return output
+
+    def _is_fused(self, first: FirstOutputs, parameters: Sequence[Tensor]) -> bool:
+        x = first.x
+        if not x.is_cuda or x.dim() != 2 or x.dtype not in _DTYPES or ops._libraries.cuda_error is not None:
+            return False
+        if torch.compiler.is_compiling() or _derivatives.in_transform() or torch.onnx.is_in_onnx_export():
+            return False
+        floats = [*parameters, *([] if first.psqt is None else [first.psqt])]
+        if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
+            return False
+        if any(_derivatives.has_tangent(t) for t in (x, *floats)):
+            return False
+        if x.data_ptr() % 16 or parameters[0].data_ptr() % 16:
+            return False
+        return _device_has_kernels(x.device.index or 0, self._description)
+
+    @functools.cached_property
+    def _description(self) -> _Description:
+        integers, numbers = list[int](), list[float]()
+        for layer in self.hidden:
+            plus, minus = (-1 if n is None else n for n in (layer.plus, layer.minus))
+            kind, kept = _NUMBERS[layer.activation], layer.output_scale is not None
+            integers += [layer.outputs, layer.activated, kind, plus, minus, int(kept)]
+            numbers += [layer.largest, layer.low, layer.square, layer.output_scale or 0.0]
+        return _Description(self.inputs, self.stacks, tuple(integers), tuple(numbers))
+
+
+class _Description(NamedTuple):
+    """The layers as the operators take them."""
+
+    inputs: int
+    stacks: int
+    layout: tuple[int, ...]
+    numbers: tuple[float, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _device_has_kernels(device: int, of: _Description) -> bool:
+    return bool(_operators.layer_stacks_available(device, of.inputs, of.stacks, of.layout, of.numbers))
+
+
+def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
+    """Weight [S, O, I] and bias [S, O] of each layer; those of `nn.Linear` as one stack."""
+    found = list[Tensor]()
+    for linear in linears:
+        weight, bias = linear.weight, linear.bias
+        assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
+        found += [weight, bias] if weight.dim() == 3 else [weight.unsqueeze(0), bias.unsqueeze(0)]
+    return found
+
+
+def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
+    if isinstance(linear, StackedLinear):
+        return linear(x, bucket)  # type: ignore[no-any-return]
+    assert isinstance(linear, nn.Linear)
+    return F.linear(x, linear.weight, linear.bias)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _gradients(
+    ctx: Any,
+    of: _Description,
+    tensors: tuple[Tensor, Tensor, list[Tensor]],
+    found: tuple[Tensor, Tensor],
+    scales: tuple[Tensor | None, Tensor | None, Tensor | None],
+) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+    """(grad_x, grad_psqt, those of the parameters) from what a forward or backward operator gave."""
+    (x, order, parameters), (grad_sums, partials), (grad_output, scale, totals) = tensors, found, scales
+    grad_x, grad_weight, grad_psqt, flat = _operators.layer_stacks_gradients(
+        x, order, parameters, grad_sums, partials, grad_output, scale, totals, of.layout, of.numbers,
+        _dtype_name(x.dtype), ctx.needs_x,
+    )  # fmt: skip
+    gradients, begin = [grad_weight], 0
+    for parameter in [parameters[1], *parameters[2:]]:
+        gradients.append(flat[begin : begin + parameter.numel()].view(parameter.shape))
+        begin += -(-parameter.numel() // 4) * 4
+    return grad_x if ctx.needs_x else None, grad_psqt if grad_output is not None else None, gradients
+
+
+class _Output(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, of: _Description, x: Tensor, psqt: Tensor | None, order: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        output, sums = _operators.layer_stacks_forward(x, order, parameters, psqt, of.layout, of.numbers)
+        ctx.of, ctx.needs_x = of, ctx.needs_input_grad[1]
+        ctx.save_for_backward(x, order, sums, *parameters)
+        return output  # type: ignore[no-any-return]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        of, (x, order, sums, *parameters) = ctx.of, ctx.saved_tensors
+        found = _operators.layer_stacks_backward(grad_output, sums, order, parameters, of.layout, of.numbers)
+        grad_x, _, gradients = _gradients(ctx, of, (x, order, parameters), found, (None, None, None))
+        return None, grad_x, grad_output if ctx.needs_input_grad[2] else None, None, *gradients
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, of: _Description, kernel: LossKernel, score_scale: float, x: Tensor, psqt: Tensor | None,
+        order: Tensor, score: Tensor, result: Tensor, lam: Tensor, *parameters: Tensor,
+    ) -> Tensor:  # fmt: skip
+        totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
+            x, order, parameters, psqt, score, result, lam, of.layout, of.numbers, *kernel, score_scale
+        )
+        ctx.of, ctx.needs_x, ctx.needs_psqt = of, ctx.needs_input_grad[3], ctx.needs_input_grad[4]
+        ctx.save_for_backward(x, order, totals, grad_sums, grad_output, partials, *parameters)
+        return totals[2]  # type: ignore[no-any-return]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        x, order, totals, grad_sums, grad_output, partials, *parameters = ctx.saved_tensors
+        scales = (grad_output if ctx.needs_psqt else None, grad_loss, totals)
+        grad_x, grad_psqt, gradients = _gradients(
+            ctx, ctx.of, (x, order, parameters), (grad_sums, partials), scales
+        )
+        return None, None, None, grad_x, grad_psqt, None, None, None, None, *gradients
+
+
+if ops._libraries.cuda_error is not None:
+    torch.library.impl("nnue::stack_order", "CUDA", ops._no_cuda)

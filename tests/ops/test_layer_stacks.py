@@ -1,0 +1,364 @@
+"""Layers behind the first and the loss as operators, against the same in torch's operators and float64.
+
+On a GPU, and without one in the emulator of tests/cuda_emulator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from needs import no_cuda, require
+from sample_inputs import assert_close
+from torch import Tensor, nn
+
+from nnue_trainer import nets
+from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.modules import StackedLinear, layer_stacks
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
+
+DEEP = LayerStacks(
+    48,
+    3,
+    (
+        StackLayer(10, 9, "screlu", 0.9, plus=9, output_scale=0.5),
+        StackLayer(7, 7, "none", 0.6, low=-0.7),
+        StackLayer(6, 5, "dual", 1.1, square=0.8, plus=4, minus=5, output_scale=1.5),
+        StackLayer(5, 5, "crelu", 1.0),
+    ),
+)
+
+
+def stockfish(kind: str, **fields: Any) -> LayerStacks:
+    net: Any = nets.parse({"kind": kind, **fields}, "test")
+    stacks: LayerStacks = net.facts.layer_stacks(net.l1)
+    return stacks
+
+
+NETS: dict[str, Callable[[], LayerStacks]] = {
+    "sfnnv5": lambda: stockfish("sfnnv5", l1=320),
+    "sfnnv16": lambda: stockfish("sfnnv16", l1=288),
+    "sfnnv1": lambda: stockfish("sfnnv1", l1=32),
+    "sfnnv3": lambda: stockfish("sfnnv3", l1=32),
+    "one layer": lambda: LayerStacks(272, 1),
+    "one layer of many": lambda: LayerStacks(16, 8),
+    "deep": lambda: DEEP,
+}
+LOSSES: dict[str, Loss] = {
+    "sigmoid": SigmoidLoss(),
+    "sigmoid, odd power": SigmoidLoss(scale=300.0, power=2.5),
+    "win rate": WinRateLoss(),
+    "win rate, weighted": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5, weight_power=0.7, power=2.0),
+}
+
+
+@dataclass
+class Case:
+    """Layers with weights, and a batch."""
+
+    stacks: LayerStacks
+    linears: Sequence[nn.Module]
+    first: FirstOutputs
+    score: Tensor
+    result: Tensor
+    lam: Tensor
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        found = {"x": self.first.x} | ({} if self.first.psqt is None else {"psqt": self.first.psqt})
+        for number, linear in enumerate(self.linears):
+            found |= {f"{number}.{name}": parameter for name, parameter in linear.named_parameters()}
+        return found
+
+    def double(self) -> Case:
+        linears = []
+        for linear in self.linears:
+            copy = StackedLinear(*_sizes(linear)).double()
+            copy.load_state_dict(linear.state_dict())
+            linears.append(copy)
+        x, psqt, bucket = self.first
+        first = FirstOutputs(
+            x.detach().double().requires_grad_(), None if psqt is None else psqt.detach().double().requires_grad_(), bucket
+        )
+        return Case(self.stacks, linears, first, self.score, self.result, self.lam.double())
+
+
+def _sizes(linear: nn.Module) -> tuple[int, int, int]:
+    stacks, outputs, inputs = linear.weight.shape  # type: ignore[misc, operator]
+    return int(stacks), int(inputs), int(outputs)
+
+
+def make_case(
+    stacks: LayerStacks, positions: int, seed: int, dtype: torch.dtype = torch.float32, *, psqt: bool = True
+) -> Case:
+    g = torch.Generator().manual_seed(seed)
+    seen, linears = stacks.inputs, list[nn.Module]()
+    kept = 0
+    for layer in stacks.hidden:
+        linears.append(StackedLinear(stacks.stacks, seen, layer.outputs))
+        seen = layer.activated * (2 if layer.activation == "dual" else 1)
+        kept += seen if layer.output_scale is not None and layer is not stacks.hidden[-1] else 0
+    linears.append(StackedLinear(stacks.stacks, seen + kept, 1))
+    for linear in linears:
+        for parameter in linear.parameters():
+            size = 2.0 / parameter.shape[-1] ** 0.5 if parameter.dim() == 3 else 0.5
+            parameter.data = (torch.rand(parameter.shape, generator=g) * 2 - 1) * size
+    x = torch.rand((positions, stacks.inputs), generator=g).to(dtype).requires_grad_()
+    straight = torch.randn(positions, generator=g).requires_grad_() if psqt else None
+    bucket = (torch.rand(positions, generator=g) ** 2 * stacks.stacks).long()
+    score = torch.randint(-2000, 2000, (positions,), generator=g)
+    score[torch.rand(positions, generator=g) < 0.2] = NO_SCORE
+    score[torch.rand(positions, generator=g) < 0.1] = 31900
+    score[torch.rand(positions, generator=g) < 0.1] = -31760
+    result = torch.randint(-1, 2, (positions,), generator=g)
+    return Case(
+        stacks, linears, FirstOutputs(x, straight, bucket), score.short(), result.to(torch.int8), torch.tensor(0.7)
+    )
+
+
+@pytest.fixture
+def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The operators of `layer_stacks` are those of the emulator, on CPU tensors."""
+    monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
+    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
+    return emulator
+
+
+def gradients(case: Case, value: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    leaves = case.leaves
+    found = torch.autograd.grad(value, list(leaves.values()), grad)
+    return dict(zip(leaves, found, strict=True))
+
+
+def check_output(case: Case) -> dict[str, Tensor]:
+    exact = case.double()
+    output = case.stacks.forward(case.first, case.linears)
+    expected = exact.stacks._plain(exact.first, exact.linears)
+    assert_close(output, expected, 3e-7 if len(case.stacks.hidden) < 3 else 5e-7, "output")
+    grad = torch.randn(len(output), generator=torch.Generator().manual_seed(3)).to(output.device)
+    found = gradients(case, output, grad)
+    compare(case, found, gradients(exact, expected, grad.double()))
+    return found | {"output": output}
+
+
+def check_loss(case: Case, loss: Loss) -> dict[str, Tensor]:
+    """The gradient of 3 · loss, so that its factor counts."""
+    exact, kernel = case.double(), loss.kernel()
+    assert kernel is not None
+    found = case.stacks.loss(case.first, case.linears, (case.score, case.result, case.lam), kernel, 600.0)
+    assert found is not None
+    net = exact.stacks._plain(exact.first, exact.linears) * 600.0
+    expected = mean(*loss.terms(net, case.score, case.result, exact.lam))
+    assert_close(found, expected, 1e-6, "loss")
+    factor = torch.tensor(3.0, device=found.device)
+    all_found = gradients(case, found, factor)
+    compare(case, all_found, gradients(exact, expected, factor.double()), 4)
+    return all_found | {"loss": found}
+
+
+def compare(case: Case, found: dict[str, Tensor], expected: dict[str, Tensor], factor: float = 1) -> None:
+    for name, gradient in found.items():
+        tolerance = 3e-7 if len(case.stacks.hidden) < 3 else 6e-7
+        if name == "x":
+            tolerance = {torch.float32: tolerance, torch.float16: 4e-4, torch.bfloat16: 3e-3}[case.first.x.dtype]
+        assert_close(gradient, expected[name], factor * tolerance, f"gradient of {name}")
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    for name in a:
+        assert torch.equal(a[name], b[name]), f"{name}: other bits in the second run"
+
+
+# ---- in the emulator -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", NETS)
+def test_emulated_output(emulated: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
+    """And equal bits with other schedules."""
+    case = make_case(NETS[name](), 331, 1, dtype, psqt=name != "sfnnv1")
+    if name == "sfnnv1":
+        case.first = case.first._replace(psqt=None)
+    emulated.emulator_configure(4, 1)
+    found = check_output(case)
+    emulated.emulator_configure(4, 99)  # the order of sums may depend on how many multiprocessors there are
+    same_bits(found, check_output(case))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", ["sfnnv5", "sfnnv16", "one layer"])
+def test_emulated_loss(emulated: ctypes.CDLL, name: str, loss: str) -> None:
+    case = make_case(NETS[name](), 203, 2)
+    emulated.emulator_configure(4, 1)
+    found = check_loss(case, LOSSES[loss])
+    emulated.emulator_configure(4, 50)
+    same_bits(found, check_loss(case, LOSSES[loss]))
+
+
+@pytest.mark.parametrize("positions", [0, 1, 64, 65, 1500])
+def test_emulated_sizes(emulated: ctypes.CDLL, positions: int) -> None:
+    case = make_case(LayerStacks(32, 5, (StackLayer(3, 3, "crelu", 1.0),)), positions, positions)
+    emulated.emulator_configure(4, 7)
+    if positions:
+        check_output(case)
+        check_loss(case, LOSSES["win rate"])
+        return
+    output = case.stacks.forward(case.first, case.linears)
+    assert output.shape == (0,)
+    assert all((g == 0).all() for g in gradients(case, output, output).values())
+
+
+def test_emulated_stack_of_one_kind(emulated: ctypes.CDLL) -> None:
+    """All positions in the last stack: the others get gradients of 0, even if their weights are not numbers."""
+    case = make_case(NETS["sfnnv3"](), 100, 5)
+    case.first = case.first._replace(bucket=torch.full((100,), 7))
+    with torch.no_grad():
+        for linear in case.linears:
+            linear.weight[:7] = torch.nan  # type: ignore[index]
+    emulated.emulator_configure(4, 7)
+    output = case.stacks.forward(case.first, case.linears)
+    assert torch.isfinite(output).all()
+    for name, gradient in gradients(case, output, torch.ones_like(output)).items():
+        if name not in ("x", "psqt"):
+            assert (gradient[:7] == 0).all() and (gradient[7] != 0).any(), name
+
+
+def test_emulated_not_a_number_is_seen(emulated: ctypes.CDLL) -> None:
+    case = make_case(NETS["sfnnv5"](), 70, 6)
+    with torch.no_grad():
+        case.first.x[3, 5] = torch.nan
+    emulated.emulator_configure(4, 7)
+    output = case.stacks.forward(case.first, case.linears)
+    assert output.isnan().nonzero().flatten().tolist() == [3]
+    kernel = LOSSES["win rate"].kernel()
+    assert kernel is not None
+    targets = (case.score, case.result, case.lam)
+    loss = case.stacks.loss(case.first, case.linears, targets, kernel, 600.0)
+    assert loss is not None and loss.isnan()
+
+
+def test_emulated_without_any_weight(emulated: ctypes.CDLL) -> None:
+    """λ = 1 and no scores: the loss is 0, as that of `mean`."""
+    case = make_case(NETS["sfnnv3"](), 70, 6)
+    case.score.fill_(NO_SCORE)
+    case.lam.fill_(1.0)
+    emulated.emulator_configure(4, 7)
+    kernel = LOSSES["sigmoid"].kernel()
+    assert kernel is not None
+    loss = case.stacks.loss(case.first, case.linears, (case.score, case.result, case.lam), kernel, 400.0)
+    assert loss is not None and loss == 0
+    assert all((g == 0).all() for g in gradients(case, loss, torch.tensor(1.0)).values())
+
+
+def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
+    """Layer 0 by columns, as several GPUs divide it: partial sums, the rest from their sum, and gradients by columns."""
+    stacks = NETS["sfnnv5"]()
+    case = make_case(stacks, 150, 8)
+    emulated.emulator_configure(4, 7)
+    whole = check_output(case)
+    of, op, x = stacks._description, torch.ops.nnue_emulated, case.first.x.detach()
+    weight, *others = [p.detach() for p in layer_stacks._parameters(case.linears)]
+    order, slabs = stacks.order(case.first.bucket), [slice(0, 96), slice(96, 320)]
+    sums = sum(op.layer_stacks_first(x[:, s].contiguous(), order, weight[:, :, s].contiguous()) for s in slabs)
+    psqt = None if case.first.psqt is None else case.first.psqt.detach()
+    description = (of.layout, of.numbers)
+    output, _ = op.layer_stacks_forward(sums, order, [weight, *others], psqt, *description, True)
+    assert_close(output, whole["output"], 2e-7, "output")
+    grad = torch.randn(len(output), generator=torch.Generator().manual_seed(3))
+    grad_sums, partials = op.layer_stacks_backward(grad, sums, order, [weight, *others], *description)
+    for s in slabs:
+        part = [weight[:, :, s].contiguous(), *others]
+        grad_x, grad_weight, _, flat = op.layer_stacks_gradients(
+            x[:, s].contiguous(), order, part, grad_sums, None, None, None, None, *description, "float32", True
+        )
+        assert flat.numel() == 0
+        assert_close(grad_x, whole["x"][:, s], 3e-7, "gradient of x")
+        assert_close(grad_weight, whole["0.weight"][:, :, s], 3e-7, "gradient of weight 0")
+    empty, _, _, flat = op.layer_stacks_gradients(
+        None, order, [weight, *others], None, partials, grad, None, None, *description, "float32", True
+    )
+    assert empty.numel() == 0
+    assert_close(flat[: others[0].numel()].view_as(others[0]), whole["0.bias"], 3e-7, "gradient of bias 0")
+
+
+def test_emulated_errors(emulated: ctypes.CDLL) -> None:
+    case = make_case(NETS["sfnnv3"](), 20, 1)
+    of = case.stacks._description
+    order, parameters = case.stacks.order(case.first.bucket), layer_stacks._parameters(case.linears)
+    call = torch.ops.nnue_emulated.layer_stacks_forward
+    with pytest.raises(RuntimeError, match=r"layer_stacks_forward: x: found float64, expected float32 or float16"):
+        call(case.first.x.double(), order, parameters, None, of.layout, of.numbers)
+    with pytest.raises(RuntimeError, match=r"order: found shape \[\d+\], expected \[\d+\], what stack_order gives"):
+        call(case.first.x, order[1:], parameters, None, of.layout, of.numbers)
+    with pytest.raises(RuntimeError, match=r"parameters: found 4 tensors, expected 6"):
+        call(case.first.x, order, parameters[:4], None, of.layout, of.numbers)
+    with pytest.raises(RuntimeError, match=r"weight_1: found shape \[8, 32, 8\], expected shape \[S, O, I\]"):
+        call(case.first.x, order, parameters, None, (8, 7, 1, -1, -1, 0, *of.layout[6:]), of.numbers)
+
+
+def test_order_is_stable(emulated: ctypes.CDLL) -> None:
+    """Each stack's positions ascend, begin with a tile of their own, and -1 fills what is left."""
+    for positions, stacks in ((0, 3), (5, 1), (3000, 8), (2048, 64)):
+        bucket = torch.randint(-1, stacks + 1, (positions,), generator=torch.Generator().manual_seed(positions))
+        emulated.emulator_configure(4, 7)
+        order = torch.ops.nnue_emulated.stack_order(bucket, stacks).tolist()
+        tiles, first = order[0], order[2 : 3 + stacks]
+        most = positions // 64 + stacks
+        slots = order[-64 * most :]
+        for s in range(stacks):
+            of_stack = (bucket.clamp(0, stacks - 1) == s).nonzero().flatten().tolist()
+            inside = slots[64 * first[s] : 64 * first[s + 1]]
+            assert inside == of_stack + [-1] * (-len(of_stack) % 64)
+        assert first[stacks] == tiles and set(slots[64 * tiles :]) <= {-1}
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+def on(case: Case, device: torch.device) -> Case:
+    x, psqt, bucket = case.first
+    first = FirstOutputs(
+        x.detach().to(device).requires_grad_(),
+        None if psqt is None else psqt.detach().to(device).requires_grad_(),
+        bucket.to(device),
+    )
+    linears = [linear.to(device) for linear in case.linears]
+    return Case(case.stacks, linears, first, *(t.to(device) for t in (case.score, case.result, case.lam)))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("positions", [1000, 20_000])
+@pytest.mark.parametrize("name", [*NETS, "sfnnv9"])
+def test_cuda(name: str, positions: int, dtype: torch.dtype) -> None:
+    require(no_cuda())
+    stacks = stockfish("sfnnv9") if name == "sfnnv9" else NETS[name]()
+    case = on(make_case(stacks, positions, 1, dtype), torch.device("cuda"))
+    assert case.stacks._is_fused(case.first, layer_stacks._parameters(case.linears))
+    same_bits(check_output(case), check_output(case))
+    for loss in LOSSES.values():
+        same_bits(check_loss(case, loss), check_loss(case, loss))
+
+
+# ---- what decides ----------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_ones_own_has_no_kernel() -> None:
+    class Own(WinRateLoss):
+        def per_position(self, *arguments: Any) -> Any:
+            return super().per_position(*arguments)
+
+    assert WinRateLoss().kernel() is not None and Own().kernel() is None
+
+
+def test_the_cpu_takes_the_plain_path() -> None:
+    case = make_case(NETS["sfnnv5"](), 20, 1)
+    parameters = layer_stacks._parameters(case.linears)
+    assert not case.stacks._is_fused(case.first, parameters)
+    kernel = WinRateLoss().kernel()
+    assert kernel is not None
+    assert case.stacks.loss(case.first, case.linears, (case.score, case.result, case.lam), kernel, 600.0) is None
