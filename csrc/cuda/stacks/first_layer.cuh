@@ -11,7 +11,7 @@ namespace nnue::cuda::stacks {
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kPitch = 68;  // floats from one row of a tile's numbers to the next: 64 positions, and no bank twice
 
-// Warps that share a tile share its inputs: each has MT · 16 positions and one of 2 · MT shares of the inputs. An
+// The warps of a thread block divide a tile: each has MT · 16 positions and one of 2 · MT shares of the inputs. An
 // output's sums of all shares take kShares · 8 · NT · kPitch floats.
 template <int MT>
 constexpr int kShares = kWarps * MT / 4;
@@ -37,75 +37,66 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
 
     float sums[MT][NT][4] = {};
     uint4 raw[MT][2];
-    float4 raw_weights[NT][KS];
-    const auto load_weights = [&](int column) {
-        const bool inside = column + mine < inputs;
+    float4 raw_weights[NT];  // of one step
+    const auto load_weights = [&](int column, int step) {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            const bool wanted = inside && n * 8 + row < outputs;
-#pragma unroll
-            for (int s = 0; s < KS; ++s) {
-                raw_weights[n][s] = wanted ? __ldg(reinterpret_cast<const float4*>(weights[n] + column) + s)
-                                           : float4{0.0f, 0.0f, 0.0f, 0.0f};
-            }
+            raw_weights[n] = column + mine < inputs && n * 8 + row < outputs
+                                 ? __ldg(reinterpret_cast<const float4*>(weights[n] + column) + step)
+                                 : float4{0.0f, 0.0f, 0.0f, 0.0f};
         }
     };
     const auto load_inputs = [&](int m, int column) {
-        const bool inside = column + mine < inputs;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            raw[m][h] =
-                inside ? __ldg(reinterpret_cast<const uint4*>(rows[m][h] + column)) : uint4{0, 0, 0, 0};
+            raw[m][h] = column + mine < inputs ? __ldg(reinterpret_cast<const uint4*>(rows[m][h] + column))
+                                               : uint4{0, 0, 0, 0};
         }
     };
     int column = share * kColumns;
-    if (column < inputs) {
 #pragma unroll
-        for (int m = 0; m < MT; ++m) load_inputs(m, column);
-        load_weights(column);
-    }
-    for (; column < inputs; column += kShares<MT> * kColumns) {
+    for (int m = 0; m < MT; ++m) load_inputs(m, column);
+    load_weights(column, 0);
+    while (column < inputs) {
         const int next = column + kShares<MT> * kColumns;
-        uint32_t right[NT][KS][kWeightParts][2];
 #pragma unroll
-        for (int n = 0; n < NT; ++n) {
+        for (int s = 0; s < KS; ++s) {
+            uint32_t right[NT][kWeightParts][2];
 #pragma unroll
-            for (int s = 0; s < KS; ++s) {
+            for (int n = 0; n < NT; ++n) {
                 uint32_t low[kWeightParts], high[kWeightParts];
-                split(raw_weights[n][s].x, raw_weights[n][s].y, low);
-                split(raw_weights[n][s].z, raw_weights[n][s].w, high);
+                split(raw_weights[n].x, raw_weights[n].y, low);
+                split(raw_weights[n].z, raw_weights[n].w, high);
 #pragma unroll
-                for (int p = 0; p < kWeightParts; ++p) right[n][s][p][0] = low[p], right[n][s][p][1] = high[p];
+                for (int p = 0; p < kWeightParts; ++p) right[n][p][0] = low[p], right[n][p][1] = high[p];
             }
-        }
-        if (next < inputs) load_weights(next);
+            if (s + 1 < KS)
+                load_weights(column, s + 1);
+            else
+                load_weights(next, 0);
 #pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            uint32_t left[KS][P][4];
-#pragma unroll
-            for (int s = 0; s < KS; ++s) {
+            for (int m = 0; m < MT; ++m) {
+                uint32_t left[P][4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {  // rows `row` and `row` + 8, then their second halves
                     const float2 v = In::pair(raw[m][i % 2], s * 2 + i / 2);
                     uint32_t parts[P];
                     split(v.x, v.y, parts);
 #pragma unroll
-                    for (int p = 0; p < P; ++p) left[s][p][i] = parts[p];
+                    for (int p = 0; p < P; ++p) left[p][i] = parts[p];
                 }
-            }
-            if (next < inputs) load_inputs(m, next);
+                if (s + 1 == KS) load_inputs(m, next);
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                // Tensor cores round towards zero, so each short sum is added with rounding to nearest.
-#pragma unroll
-                for (int s = 0; s < KS; ++s) {
+                for (int n = 0; n < NT; ++n) {
+                    // Tensor cores round towards zero, so each short sum is added with rounding to nearest.
                     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                    multiply(d, left[s], right[n][s]);
+                    multiply(d, left, right[n]);
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sums[m][n][i] += d[i];
                 }
             }
         }
+        column = next;
     }
 #pragma unroll
     for (int m = 0; m < MT; ++m) {

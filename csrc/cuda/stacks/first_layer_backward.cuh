@@ -67,6 +67,10 @@ struct BackwardMemory {
     int positions[kPositionsAhead + 1][kTile];
 };
 
+__device__ __forceinline__ uint4 words(float a, float b, float c, float d) {
+    return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
+}
+
 // T: of x; KO · 16 ≥ outputs.
 template <class T, int KO>
 __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backward(const T* x, const FirstBackward a) {
@@ -258,22 +262,24 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
                     const int position = memory.positions[place][step * 16 + h * 8 + g];
                     if (position < 0) continue;
                     const int64_t row = static_cast<int64_t>(position) * a.inputs;
+                    // Explicit vectors: the compiler takes such stores apart.
                     if (wide_store) {
                         float* const to = static_cast<float*>(a.grad_x) + row + column + 4 * t;
-                        if (column < a.inputs)
-                            *reinterpret_cast<float4*>(to) = {d[0][2 * h], d[0][2 * h + 1], d[1][2 * h],
-                                                              d[1][2 * h + 1]};
-                        if (column + 16 < a.inputs)
-                            *reinterpret_cast<float4*>(to + 16) = {d[2][2 * h], d[2][2 * h + 1], d[3][2 * h],
-                                                                   d[3][2 * h + 1]};
-                    } else if (column + 8 * t < a.inputs) {
-                        float v[8];
+                        hopper::store_global_16(to, words(d[0][2 * h], d[0][2 * h + 1], d[1][2 * h], d[1][2 * h + 1]),
+                                                column < a.inputs);
+                        hopper::store_global_16(
+                            to + 16, words(d[2][2 * h], d[2][2 * h + 1], d[3][2 * h], d[3][2 * h + 1]),
+                            column + 16 < a.inputs);
+                    } else {
+                        uint32_t pairs[4];
 #pragma unroll
-                        for (int i = 0; i < 8; ++i) v[i] = d[i / 2][2 * h + i % 2];
-                        if (a.grad_type == GradType::float16)
-                            store_sums(static_cast<__half*>(a.grad_x) + row + column + 8 * t, v);
-                        else
-                            store_sums(static_cast<__nv_bfloat16*>(a.grad_x) + row + column + 8 * t, v);
+                        for (int j = 0; j < 4; ++j) {
+                            const float low = d[j][2 * h], high = d[j][2 * h + 1];
+                            pairs[j] = a.grad_type == GradType::float16 ? bits_of(__floats2half2_rn(low, high))
+                                                                        : bits_of(__floats2bfloat162_rn(low, high));
+                        }
+                        hopper::store_global_16(static_cast<uint16_t*>(a.grad_x) + row + column + 8 * t,
+                                                {pairs[0], pairs[1], pairs[2], pairs[3]}, column + 8 * t < a.inputs);
                     }
                 }
             }

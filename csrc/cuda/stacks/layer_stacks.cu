@@ -42,8 +42,8 @@ void launch_tiles(const char* name, Kernel kernel, int64_t blocks, size_t shared
 // Calls `body` with constants: rows of a warp and outputs of layer 0 in tiles of 16 and 8, see first_layer_sums.
 template <class Body>
 void dispatch_outputs(int outputs, const Body& body) {
-    if (outputs <= 8) return body.template operator()<4, 1>();
-    if (outputs <= 16) return body.template operator()<4, 2>();
+    if (outputs <= 8) return body.template operator()<2, 1>();
+    if (outputs <= 16) return body.template operator()<2, 2>();
     return body.template operator()<2, 4>();
 }
 

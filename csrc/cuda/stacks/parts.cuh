@@ -11,13 +11,17 @@ using namespace layer_stacks;
 
 constexpr int kWeightParts = 3;  // of a float32 number: 24 bits
 
+template <class T>
+__device__ __forceinline__ uint32_t bits_of(const T& two_numbers) {
+    return *reinterpret_cast<const uint32_t*>(&two_numbers);
+}
+
 // The parts of two numbers, largest first; a word has both.
 template <int kParts>
 __device__ __forceinline__ void split(float a, float b, uint32_t (&words)[kParts]) {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
-        const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
-        words[p] = *reinterpret_cast<const uint32_t*>(&both);
+        words[p] = bits_of(__floats2bfloat162_rn(a, b));
         if (p + 1 < kParts) {
             a -= __uint_as_float(words[p] << 16);
             b -= __uint_as_float(words[p] & 0xffff0000u);

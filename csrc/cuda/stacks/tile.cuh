@@ -12,11 +12,16 @@ constexpr int round4(int n) {
     return (n + 3) / 4 * 4;
 }
 
-// Where a layer's parameters and numbers are in shared memory, in floats.
+// Where a layer's parameters and numbers are in shared memory, in floats. What a layer's activations see of it is
+// `width` rows: those of `dual` are two parts, each filled up with zeros to `part` rows, a multiple of 4. Weights of the
+// next layer are laid out likewise. Behind these rows is one of ones.
 struct Places {
-    int weight, bias;  // [round4(outputs)][round4(inputs)], rounded up with zeros; [round4(outputs)]
-    int sums;          // y, later its gradient
-    int values;        // what the next layer sees, later its gradient
+    int weight;  // [round4(outputs)][width of the layer before]
+    int bias;    // [round4(outputs)]
+    int sums;    // y, later its gradient: round4(outputs) rows
+    int values;  // width + 1 rows
+    int part, width;
+    int output_weight;  // of the last layer, for these values; -1 where it does not see them
 };
 
 struct TileLayout {
@@ -33,16 +38,22 @@ inline TileLayout tile_layout(const Layers& layers, int share_floats) {
         place += round4(floats);
         return begin;
     };
+    const int last = layers.count - 1;
     for (int l = 0; l < layers.count; ++l) {
         const Layer& layer = layers.at[l];
-        t.at[l].bias = take(layer.outputs);
-        if (l > 0) t.at[l].weight = take(round4(layer.outputs) * round4(layer.inputs));
+        Places& at = t.at[l];
+        at.bias = take(layer.outputs);
+        if (l == last) break;
+        at.part = round4(layer.activated);
+        at.width = layer.values / layer.activated * at.part;
+        if (l > 0) at.weight = take(round4(layer.outputs) * t.at[l - 1].width);
+        at.output_weight = layer.output_offset < 0 ? -1 : take(at.width);
     }
     t.at[0].sums = take(round4(layers.at[0].outputs) * kPitch);
     t.shares = place;
-    for (int l = 0; l + 1 < layers.count; ++l) {
+    for (int l = 0; l < last; ++l) {
         if (l > 0) t.at[l].sums = take(round4(layers.at[l].outputs) * kPitch);
-        t.at[l].values = take(round4(layers.at[l].values) * kPitch);
+        t.at[l].values = take((t.at[l].width + 1) * kPitch);
     }
     t.floats = std::max({place, t.shares + share_floats, 4 * kThreads});  // the last: of add_totals
     return t;
@@ -82,49 +93,109 @@ struct Tile {
     float quarter[4][kTile];
     float totals[2][2];  // of either warp that has positions: Σ weight · loss and Σ weight
     int count, stack;
+    bool is_last;
 };
+
+// One row of weights for the values of a layer, from `from` to `to`; null: zeros. By one warp.
+__device__ inline void copy_row(const Layer& layer, const Places& at, const float* from, float* to) {
+    for (int c = threadIdx.x % kWarp; c < at.width; c += kWarp) {
+        const int part = c >= at.part, a = c - part * at.part;
+        if (from != nullptr && a < layer.activated)
+            hopper::copy_async_4(hopper::shared_address(to + c), from + part * layer.activated + a);
+        else
+            to[c] = 0.0f;
+    }
+}
 
 // Starts to copy the parameters of the stack; done at the next wait for copies.
 __device__ inline void copy_parameters(const TileArguments& a, int stack, float* memory) {
-    for (int l = 0; l < a.layers.count; ++l) {
+    const int warp = threadIdx.x / kWarp, last = a.layers.count - 1;
+    for (int l = 0; l <= last; ++l) {
         const Layer& layer = a.layers.at[l];
-        const int wide = round4(layer.outputs), pitch = round4(layer.inputs);
-        float* const bias = memory + a.places.at[l].bias;
-        for (int o = threadIdx.x; o < wide; o += kThreads) {
+        const Places& at = a.places.at[l];
+        for (int o = threadIdx.x; o < round4(layer.outputs); o += kThreads) {
+            float* const bias = memory + at.bias + o;
             if (o < layer.outputs)
-                hopper::copy_async_4(hopper::shared_address(bias + o), a.biases[l] + stack * layer.outputs + o);
+                hopper::copy_async_4(hopper::shared_address(bias), a.biases[l] + stack * layer.outputs + o);
             else
-                bias[o] = 0.0f;
+                *bias = 0.0f;
+        }
+        if (l == last) break;
+        if (at.output_weight >= 0 && warp == l % kWarps) {
+            const float* const from = a.weights[last] + static_cast<int64_t>(stack) * a.layers.at[last].inputs;
+            copy_row(layer, at, from + layer.output_offset, memory + at.output_weight);
         }
         if (l == 0) continue;
-        float* const weight = memory + a.places.at[l].weight;
         const float* const from = a.weights[l] + static_cast<int64_t>(stack) * layer.outputs * layer.inputs;
-        for (int i = threadIdx.x; i < wide * pitch; i += kThreads) {
-            const int o = i / pitch, input = i - o * pitch;
-            if (o < layer.outputs && input < layer.inputs)
-                hopper::copy_async_4(hopper::shared_address(weight + i), from + o * layer.inputs + input);
-            else
-                weight[i] = 0.0f;
+        const Places& before = a.places.at[l - 1];
+        for (int o = warp; o < round4(layer.outputs); o += kWarps) {
+            copy_row(a.layers.at[l - 1], before, o < layer.outputs ? from + o * layer.inputs : nullptr,
+                     memory + at.weight + o * before.width);
         }
     }
     hopper::copy_async_commit();
 }
 
-// y[o] = bias[o] + Σ weight[o][i] · v[i]; a warp has four outputs at a time, a lane two positions.
-__device__ inline void dense(const float* weight, const float* bias, int outputs, int inputs, const float* v,
-                             float* y) {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, pitch = round4(inputs);
-    for (int o = warp * 4; o < outputs; o += kWarps * 4) {
+__device__ __forceinline__ Pack<float, 2> load_pair(const float* rows, int row) {
+    return load<2>(rows + row * kPitch + threadIdx.x % kWarp * 2);
+}
+__device__ __forceinline__ void store_pair(float* rows, int row, float first, float second) {
+    *reinterpret_cast<Pack<float, 2>*>(rows + row * kPitch + threadIdx.x % kWarp * 2) = {first, second};
+}
+
+// Not min and max, which lose what is not a number.
+__device__ __forceinline__ float clamped(float y, float low, float high) {
+    return y < low ? low : y > high ? high : y;
+}
+
+__device__ __forceinline__ float lowest(const Layer& layer) {
+    return layer.activation == kNone ? layer.low : 0.0f;
+}
+
+// Stores a row of y for two positions of a lane, and what the next layer sees of it.
+__device__ __forceinline__ void store_activated(const Layer& layer, const Places& at, int row, const float (&y)[2],
+                                                float* memory) {
+    store_pair(memory + at.sums, row, y[0], y[1]);
+    if (row >= at.part) return;
+    const bool exists = row < layer.activated;
+    float first[2], second[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float clipped = clamped(y[i], lowest(layer), layer.largest), square = layer.square * (y[i] * y[i]);
+        second[i] = exists ? clipped : 0.0f;
+        first[i] = layer.activation == kDual     ? (square > layer.largest ? layer.largest : square)
+                   : layer.activation == kScrelu ? clipped * clipped
+                                                 : clipped;
+        if (!exists) first[i] = 0.0f;
+    }
+    store_pair(memory + at.values, row, first[0], first[1]);
+    if (layer.activation == kDual) store_pair(memory + at.values, at.part + row, second[0], second[1]);
+}
+
+// The row of ones behind the values.
+__device__ __forceinline__ void store_ones(const Places& at, float* memory) {
+    if (threadIdx.x < kTile) memory[at.values + at.width * kPitch + threadIdx.x] = 1.0f;
+}
+
+// Layer l > 0 and its activation; a warp has four outputs at a time, a lane two positions.
+__device__ inline void dense(const TileArguments& a, int l, float* memory) {
+    const int warp = threadIdx.x / kWarp, pitch = a.places.at[l - 1].width;
+    const Layer& layer = a.layers.at[l];
+    const Places& at = a.places.at[l];
+    const float *const weight = memory + at.weight, *const bias = memory + at.bias;
+    const float* const v = memory + a.places.at[l - 1].values;
+    for (int o = warp * 4; o < layer.outputs; o += kWarps * 4) {
         float sum[4][2];
 #pragma unroll
         for (int k = 0; k < 4; ++k) sum[k][0] = sum[k][1] = bias[o + k];
+#pragma unroll 2
         for (int i = 0; i < pitch; i += 4) {
             Pack<float, 4> w[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) w[k] = load<4>(weight + (o + k) * pitch + i);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const Pack<float, 2> x = load<2>(v + (i + j) * kPitch + 2 * lane);
+                const Pack<float, 2> x = load_pair(v, i + j);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     sum[k][0] += w[k].at[j] * x.at[0];
@@ -133,123 +204,138 @@ __device__ inline void dense(const float* weight, const float* bias, int outputs
             }
         }
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-            *reinterpret_cast<Pack<float, 2>*>(y + (o + k) * kPitch + 2 * lane) = {sum[k][0], sum[k][1]};
+        for (int k = 0; k < 4; ++k) store_activated(layer, at, o + k, sum[k], memory);
+    }
+    store_ones(at, memory);
+}
+
+// The gradients of y of a hidden layer, in the place of y: from those of the next hidden layer's y, and from those of
+// the output, through the last layer and straight.
+__device__ inline void sum_gradients(const TileArguments& a, int l, const float* grad_output, float* memory) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const Layer& layer = a.layers.at[l];
+    const Places &at = a.places.at[l], &behind = a.places.at[l + 1];
+    const bool is_dual = layer.activation == kDual;
+    const int outputs = l + 2 < a.layers.count ? a.layers.at[l + 1].outputs : 0;  // of the next hidden layer
+    const float *const weight = memory + behind.weight, *const grad_next = memory + behind.sums;
+    float* const y = memory + at.sums;
+    const Pack<float, 2> straight = load<2>(grad_output + 2 * lane);
+    for (int row = warp * 4; row < layer.outputs; row += kWarps * 4) {
+        float first[4][2] = {}, second[4][2] = {};
+        if (row < at.part) {
+#pragma unroll 4
+            for (int o = 0; o < outputs; ++o) {
+                const Pack<float, 2> g = load_pair(grad_next, o);
+                const Pack<float, 4> w = load<4>(weight + o * at.width + row);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    first[k][0] += w.at[k] * g.at[0];
+                    first[k][1] += w.at[k] * g.at[1];
+                }
+                if (!is_dual) continue;
+                const Pack<float, 4> u = load<4>(weight + o * at.width + at.part + row);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    second[k][0] += u.at[k] * g.at[0];
+                    second[k][1] += u.at[k] * g.at[1];
+                }
+            }
+            if (at.output_weight >= 0) {
+                const float* const from = memory + at.output_weight + row;
+                const float g[2] = {straight.at[0] * layer.output_scale, straight.at[1] * layer.output_scale};
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    first[k][0] += from[k] * g[0];
+                    first[k][1] += from[k] * g[1];
+                    if (!is_dual) continue;
+                    second[k][0] += from[at.part + k] * g[0];
+                    second[k][1] += from[at.part + k] * g[1];
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const Pack<float, 2> sums = load_pair(y, row + k);
+            float gradient[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float value = sums.at[i];
+                const bool is_inside = value >= lowest(layer) && value <= layer.largest;
+                float g = 0.0f;
+                if (is_dual) {
+                    if (is_inside) g = second[k][i];
+                    if (layer.square * (value * value) <= layer.largest)
+                        g += first[k][i] * (2.0f * layer.square * value);
+                } else if (is_inside) {
+                    g = layer.activation == kScrelu ? first[k][i] * (2.0f * value) : first[k][i];
+                }
+                if (row + k >= layer.activated) g = 0.0f;
+                if (row + k == layer.plus) g += straight.at[i];
+                if (row + k == layer.minus) g -= straight.at[i];
+                gradient[i] = g;
+            }
+            store_pair(y, row + k, gradient[0], gradient[1]);
+        }
     }
 }
 
-// gradient[i] = Σ weight[o][i] · grad_y[o] + output_weight[i] · scale · grad_output. Null: without either part.
-__device__ inline void input_gradients(const float* weight, int outputs, int inputs, const float* grad_y,
-                                       const float* output_weight, float scale, const float* grad_output,
-                                       float* gradient) {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, pitch = round4(inputs);
-    for (int i = warp * 4; i < inputs; i += kWarps * 4) {
-        float sum[4][2] = {};
-        for (int o = 0; weight != nullptr && o < outputs; ++o) {
-            const Pack<float, 4> w = load<4>(weight + o * pitch + i);
-            const Pack<float, 2> g = load<2>(grad_y + o * kPitch + 2 * lane);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                sum[k][0] += w.at[k] * g.at[0];
-                sum[k][1] += w.at[k] * g.at[1];
-            }
-        }
-        if (output_weight != nullptr) {
-            const Pack<float, 2> g = load<2>(grad_output + 2 * lane);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float w = i + k < inputs ? output_weight[i + k] * scale : 0.0f;
-                sum[k][0] += w * g.at[0];
-                sum[k][1] += w * g.at[1];
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-            *reinterpret_cast<Pack<float, 2>*>(gradient + (i + k) * kPitch + 2 * lane) = {sum[k][0], sum[k][1]};
-    }
-}
-
-// to[o][i] = Σ grad_y[o] · v[i] over positions; a thread has two outputs and two inputs.
-__device__ inline void weight_gradients(const float* grad_y, int outputs, const float* v, int inputs, float* to) {
-    const int half_o = (outputs + 1) / 2, half_i = (inputs + 1) / 2;
+// The gradients of weight and bias of hidden layer l > 0, over the tile's positions; a thread has two outputs and two
+// inputs, of which the last one is the row of ones.
+__device__ inline void weight_gradients(const TileArguments& a, int l, const float* memory, float* partials) {
+    const Layer &layer = a.layers.at[l], &before = a.layers.at[l - 1];
+    const Places& from = a.places.at[l - 1];
+    const float *const grad_y = memory + a.places.at[l].sums, *const v = memory + from.values;
+    float *const to = partials + a.of_weight[l], *const to_bias = partials + a.of_bias[l];
+    const int half_o = (layer.outputs + 1) / 2, half_i = layer.inputs / 2 + 1;
+    const auto row_of = [&](int i) {
+        return i >= layer.inputs ? from.width : i < before.activated ? i : i - before.activated + from.part;
+    };
     for (int item = threadIdx.x; item < half_o * half_i; item += kThreads) {
-        const int o = item / half_i, i = item - o * half_i;
-        const int o1 = min(o + half_o, outputs - 1), i1 = min(i + half_i, inputs - 1);
+        const int o = item / half_i, i = item - o * half_i, o1 = o + half_o, i1 = i + half_i;
+        const float *const g0 = grad_y + o * kPitch, *const g1 = grad_y + min(o1, layer.outputs - 1) * kPitch;
+        const float *const x0 = v + row_of(i) * kPitch, *const x1 = v + row_of(i1) * kPitch;
         float sum[2][2] = {};
 #pragma unroll 4
         for (int p = 0; p < kTile; p += 4) {
-            const Pack<float, 4> g[2] = {load<4>(grad_y + o * kPitch + p), load<4>(grad_y + o1 * kPitch + p)};
-            const Pack<float, 4> x[2] = {load<4>(v + i * kPitch + p), load<4>(v + i1 * kPitch + p)};
+            const Pack<float, 4> g[2] = {load<4>(g0 + p), load<4>(g1 + p)};
+            const Pack<float, 4> x[2] = {load<4>(x0 + p), load<4>(x1 + p)};
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) sum[k / 2][k % 2] += g[k / 2].at[q] * x[k % 2].at[q];
             }
         }
-        to[o * inputs + i] = sum[0][0];
-        if (i + half_i < inputs) to[o * inputs + i1] = sum[0][1];
-        if (o + half_o < outputs) to[o1 * inputs + i] = sum[1][0];
-        if (o + half_o < outputs && i + half_i < inputs) to[o1 * inputs + i1] = sum[1][1];
-    }
-}
-
-// to[r] = scale · Σ rows[r] · factor over positions; null: factor 1. A warp has a row at a time.
-__device__ inline void row_sums(const float* rows, int count, const float* factor, float scale, float* to) {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const Pack<float, 2> f = factor == nullptr ? Pack<float, 2>{1.0f, 1.0f} : load<2>(factor + 2 * lane);
-    for (int r = warp; r < count; r += kWarps) {
-        const Pack<float, 2> v = load<2>(rows + r * kPitch + 2 * lane);
-        float sum = v.at[0] * f.at[0] + v.at[1] * f.at[1];
 #pragma unroll
-        for (int by = kWarp / 2; by > 0; by /= 2) sum += __shfl_xor_sync(kAllLanes, sum, by);
-        if (lane == 0) to[r] = sum * scale;
-    }
-}
-
-// Not min and max, which lose what is not a number.
-__device__ __forceinline__ float clamped(float y, float low, float high) {
-    return y < low ? low : y > high ? high : y;
-}
-
-__device__ inline void activate(const Layer& layer, const float* y, float* v) {
-    for (int i = threadIdx.x; i < layer.activated * kTile; i += kThreads) {
-        const int at = i / kTile * kPitch + i % kTile;
-        const float value = y[at];
-        const float low = layer.activation == kNone ? layer.low : 0.0f;
-        const float clipped = clamped(value, low, layer.largest);
-        if (layer.activation == kDual) {
-            const float square = layer.square * (value * value);
-            v[at] = square > layer.largest ? layer.largest : square;
-            v[at + layer.activated * kPitch] = clipped;
-        } else {
-            v[at] = layer.activation == kScrelu ? clipped * clipped : clipped;
+        for (int k = 0; k < 4; ++k) {
+            const int output = k / 2 == 0 ? o : o1, input = k % 2 == 0 ? i : i1;
+            if (output >= layer.outputs || input > layer.inputs) continue;
+            *(input == layer.inputs ? to_bias + output : to + output * layer.inputs + input) = sum[k / 2][k % 2];
         }
     }
-    for (int i = threadIdx.x; i < (round4(layer.values) - layer.values) * kTile; i += kThreads)
-        v[(layer.values + i / kTile) * kPitch + i % kTile] = 0.0f;
 }
 
-// The gradient of v becomes that of y, in its place; `grad_output` goes to the outputs of the skip connection.
-__device__ inline void activation_gradients(const Layer& layer, const float* grad_v, const float* grad_output,
-                                            float* y) {
-    for (int i = threadIdx.x; i < layer.outputs * kTile; i += kThreads) {
-        const int o = i / kTile, position = i % kTile, at = o * kPitch + position;
-        float gradient = 0.0f;
-        if (o < layer.activated) {
-            const float value = y[at];
-            const float low = layer.activation == kNone ? layer.low : 0.0f;
-            const bool inside = value >= low && value <= layer.largest;
-            if (layer.activation == kDual) {
-                if (inside) gradient = grad_v[at + layer.activated * kPitch];
-                if (layer.square * (value * value) <= layer.largest)
-                    gradient += grad_v[at] * (2.0f * layer.square * value);
-            } else if (inside) {
-                gradient = layer.activation == kScrelu ? grad_v[at] * (2.0f * value) : grad_v[at];
-            }
+// to[r] = scale · Σ rows[row_of(r)] · factor over positions. A warp has four rows at a time.
+template <class RowOf>
+__device__ inline void row_sums(const float* rows, int count, const Pack<float, 2>& factor, float scale,
+                                const RowOf& row_of, float* to) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    for (int r = warp; r < count; r += 4 * kWarps) {
+        float sum[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int row = r + k * kWarps;
+            const Pack<float, 2> v = row < count ? load_pair(rows, row_of(row)) : Pack<float, 2>{0.0f, 0.0f};
+            sum[k] = v.at[0] * factor.at[0] + v.at[1] * factor.at[1];
         }
-        if (o == layer.plus) gradient += grad_output[position];
-        if (o == layer.minus) gradient -= grad_output[position];
-        y[at] = gradient;
+#pragma unroll
+        for (int by = kWarp / 2; by > 0; by /= 2) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sum[k] += __shfl_xor_sync(kAllLanes, sum[k], by);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            if (lane == 0 && r + k * kWarps < count) to[r + k * kWarps] = sum[k] * scale;
+        }
     }
 }
 
@@ -266,14 +352,16 @@ __device__ inline bool load_tile(const TileArguments& a, Tile& tile) {
     return true;
 }
 
-// All tiles' totals, by the thread block that is done last.
-__device__ inline void add_totals(const TileArguments& a, float* memory) {
-    __shared__ bool is_last;
+// Tells that the tile's totals are written; true in the thread block that is the last one to do so. By one thread.
+__device__ inline bool report_totals(const TileArguments& a, float weighted, float weight) {
+    a.tile_totals[2 * blockIdx.x] = weighted;
+    a.tile_totals[2 * blockIdx.x + 1] = weight;
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(a.counter, 1) == static_cast<int>(gridDim.x) - 1;
-    __syncthreads();
-    if (!is_last) return;
+    return atomicAdd(a.counter, 1) == static_cast<int>(gridDim.x) - 1;
+}
+
+// All tiles' totals, by the thread block that is the last one. Memory is free for it.
+__device__ inline void add_totals(const TileArguments& a, float* memory) {
     __threadfence();
     double* const sums = reinterpret_cast<double*>(memory);  // [2][kThreads]
     double mine[2] = {0, 0};
@@ -316,111 +404,118 @@ __device__ inline Target load_target(const TileArguments& a, const Tile& tile) {
     return target;
 }
 
-// From the sums of layer 0 in their place to all that the tile gives.
-__device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Target& target, float* memory) {
+// The net's output of each position, and its gradient. Threads of a position have a quarter of the inputs each.
+__device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const Target& target, const float* memory) {
     const Layers& layers = a.layers;
-    const int last = layers.count - 1, position = threadIdx.x % kTile;
-    const auto of = [memory](int place) { return memory + place; };
-    const Places* const places = a.places.at;
-
+    const int last = layers.count - 1, position = threadIdx.x % kTile, quarter = threadIdx.x / kTile;
+    float sum = 0.0f;
     for (int l = 0; l < last; ++l) {
-        activate(layers.at[l], of(places[l].sums), of(places[l].values));
-        __syncthreads();
-        if (l + 1 == last) break;
-        dense(of(places[l + 1].weight), of(places[l + 1].bias), layers.at[l + 1].outputs, layers.at[l + 1].inputs,
-              of(places[l].values), of(places[l + 1].sums));
-        __syncthreads();
-    }
-    {  // The last layer: a quarter of the threads has a quarter of the inputs.
-        const int quarter = threadIdx.x / kTile;
-        float sum = 0.0f;
-        for (int l = 0; l < last; ++l) {
-            const Layer& layer = layers.at[l];
-            if (layer.output_offset < 0) continue;
-            const float* const weight = of(places[last].weight) + layer.output_offset;
-            const float* const v = of(places[l].values) + position;
-            float part = 0.0f;
-            for (int i = quarter; i < layer.values; i += 4) part += weight[i] * v[i * kPitch];
-            sum += part * layer.output_scale;
-        }
-        tile.quarter[quarter][position] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < kTile) {
-        // Without hidden layers, the sums of layer 0 are the last layer's, with its bias.
-        float output = last == 0 ? memory[places[0].sums + position]
-                                 : (tile.quarter[0][position] + tile.quarter[1][position]) +
-                                       (tile.quarter[2][position] + tile.quarter[3][position]) +
-                                       memory[places[last].bias];
-        for (int l = 0; l < last; ++l) {
-            const float* const y = of(places[l].sums) + position;
-            if (layers.at[l].plus >= 0) output += y[layers.at[l].plus * kPitch];
-            if (layers.at[l].minus >= 0) output -= y[layers.at[l].minus * kPitch];
-        }
-        output += target.psqt;
-        const bool exists = position < tile.count;
-        const int64_t place = tile.positions[position];
-        if (exists && a.output != nullptr) a.output[place] = output;
-        float gradient = target.grad;
-        if (a.score != nullptr) {
-            PositionLoss of_position{0.0f, 0.0f, 0.0f};
-            if (exists)
-                of_position =
-                    position_loss(a.loss, output, target.score, target.result, target.lambda);
-            gradient = of_position.gradient;
-            if (exists) a.grad_output[place] = gradient;
+        const Places& at = a.places.at[l];
+        if (at.output_weight < 0) continue;
+        const float *const weight = memory + at.output_weight, *const v = memory + at.values + position;
+        float part = 0.0f;
+        for (int i = quarter * 4; i < at.width; i += 16) {
+            const Pack<float, 4> w = load<4>(weight + i);
 #pragma unroll
-            for (int by = kWarp / 2; by > 0; by /= 2) {
-                of_position.weighted += __shfl_xor_sync(kAllLanes, of_position.weighted, by);
-                of_position.weight += __shfl_xor_sync(kAllLanes, of_position.weight, by);
-            }
-            if (position % kWarp == 0) {
-                tile.totals[position / kWarp][0] = of_position.weighted;
-                tile.totals[position / kWarp][1] = of_position.weight;
-            }
+            for (int k = 0; k < 4; ++k) part += w.at[k] * v[(i + k) * kPitch];
         }
-        tile.gradient[position] = exists ? gradient : 0.0f;
+        sum += part * layers.at[l].output_scale;
     }
+    tile.quarter[quarter][position] = sum;
+    __syncthreads();
+    if (threadIdx.x >= kTile) return;
+    // Without hidden layers, the sums of layer 0 are the last layer's, with its bias.
+    float output = last == 0 ? memory[a.places.at[0].sums + position]
+                             : (tile.quarter[0][position] + tile.quarter[1][position]) +
+                                   (tile.quarter[2][position] + tile.quarter[3][position]) +
+                                   memory[a.places.at[last].bias];
+    for (int l = 0; l < last; ++l) {
+        const float* const y = memory + a.places.at[l].sums + position;
+        if (layers.at[l].plus >= 0) output += y[layers.at[l].plus * kPitch];
+        if (layers.at[l].minus >= 0) output -= y[layers.at[l].minus * kPitch];
+    }
+    output += target.psqt;
+    const bool exists = position < tile.count;
+    const int64_t place = tile.positions[position];
+    if (exists && a.output != nullptr) a.output[place] = output;
+    float gradient = target.grad;
+    if (a.score != nullptr) {
+        PositionLoss of_position{0.0f, 0.0f, 0.0f};
+        if (exists) of_position = position_loss(a.loss, output, target.score, target.result, target.lambda);
+        gradient = of_position.gradient;
+        if (exists) a.grad_output[place] = gradient;
+#pragma unroll
+        for (int by = kWarp / 2; by > 0; by /= 2) {
+            of_position.weighted += __shfl_xor_sync(kAllLanes, of_position.weighted, by);
+            of_position.weight += __shfl_xor_sync(kAllLanes, of_position.weight, by);
+        }
+        if (position % kWarp == 0) {
+            tile.totals[position / kWarp][0] = of_position.weighted;
+            tile.totals[position / kWarp][1] = of_position.weight;
+        }
+    }
+    tile.gradient[position] = exists ? gradient : 0.0f;
+}
+
+// From what layer 0 and its activation have stored to all that the tile gives.
+__device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Target& target, float* memory) {
+    const int last = a.layers.count - 1, lane = threadIdx.x % kWarp;
+    for (int l = 1; l < last; ++l) {
+        dense(a, l, memory);
+        __syncthreads();
+    }
+    output_and_loss(a, tile, target, memory);
     if (!a.backward) return;
     __syncthreads();
-    if (a.score != nullptr && threadIdx.x < 2)
-        a.tile_totals[2 * blockIdx.x + threadIdx.x] = tile.totals[0][threadIdx.x] + tile.totals[1][threadIdx.x];
-
+    // The last thread, which has least to do. It waits for memory while the others go on.
+    if (a.score != nullptr && threadIdx.x == kThreads - 1) {
+        tile.is_last =
+            report_totals(a, tile.totals[0][0] + tile.totals[1][0], tile.totals[0][1] + tile.totals[1][1]);
+    }
     float* const partials = a.partials + static_cast<int64_t>(blockIdx.x) * a.tile_numbers;
-    if (last > 0) {
-        row_sums(tile.gradient, 1, nullptr, 1.0f, partials + a.of_bias[last]);
-        for (int l = 0; l < last; ++l) {
-            const Layer& layer = layers.at[l];
-            if (layer.output_offset >= 0)
-                row_sums(of(places[l].values), layer.values, tile.gradient, layer.output_scale,
-                         partials + a.of_weight[last] + layer.output_offset);
-        }
-        __syncthreads();
-    }
     for (int l = last - 1; l >= 0; --l) {
-        const Layer &layer = layers.at[l], &next = layers.at[l + 1];
-        const bool has_next = l + 1 < last;
-        if (has_next) {
-            weight_gradients(of(places[l + 1].sums), next.outputs, of(places[l].values), next.inputs,
-                             partials + a.of_weight[l + 1]);
-            __syncthreads();
-        }
-        input_gradients(has_next ? of(places[l + 1].weight) : nullptr, next.outputs, layer.values,
-                        of(places[l + 1].sums),
-                        layer.output_offset < 0 ? nullptr : of(places[last].weight) + layer.output_offset,
-                        layer.output_scale, tile.gradient, of(places[l].values));
+        sum_gradients(a, l, tile.gradient, memory);
+        if (l + 1 < last) weight_gradients(a, l + 1, memory, partials);
         __syncthreads();
-        activation_gradients(layer, of(places[l].values), tile.gradient, of(places[l].sums));
-        __syncthreads();
-        row_sums(of(places[l].sums), layer.outputs, nullptr, 1.0f, partials + a.of_bias[l]);
     }
-    if (last == 0) row_sums(tile.gradient, 1, nullptr, 1.0f, partials + a.of_bias[0]);
-    const float* const first = last == 0 ? tile.gradient : of(places[0].sums);
-    const int outputs = layers.at[0].outputs;
+    const Pack<float, 2> gradient = load<2>(tile.gradient + 2 * lane), one{1.0f, 1.0f};
+    for (int l = 0; l < last; ++l) {
+        const Layer& layer = a.layers.at[l];
+        const Places& at = a.places.at[l];
+        if (at.output_weight < 0) continue;
+        const auto row_of = [&](int i) { return i < layer.activated ? i : i - layer.activated + at.part; };
+        row_sums(memory + at.values, layer.values, gradient, layer.output_scale, row_of,
+                 partials + a.of_weight[last] + layer.output_offset);
+    }
+    const auto same = [](int i) { return i; };
+    const float* const first = last == 0 ? tile.gradient : memory + a.places.at[0].sums;
+    const int outputs = a.layers.at[0].outputs;
+    row_sums(first, outputs, one, 1.0f, same, partials + a.of_bias[0]);
+    if (last > 0) row_sums(tile.gradient, 1, one, 1.0f, same, partials + a.of_bias[last]);
     for (int i = threadIdx.x; i < tile.count * outputs; i += kThreads) {
         const int p = i / outputs, o = i - p * outputs;
         a.grad_sums[static_cast<int64_t>(tile.positions[p]) * outputs + o] = first[o * kPitch + p];
     }
+}
+
+// A row of layer 0's y; it may be the net's output.
+__device__ __forceinline__ void store_first(const TileArguments& a, int row, const float (&y)[2], float* memory) {
+    if (a.layers.count > 1)
+        store_activated(a.layers.at[0], a.places.at[0], row, y, memory);
+    else
+        store_pair(memory + a.places.at[0].sums, row, y[0], y[1]);
+}
+
+__device__ inline void finish_tile(const TileArguments& a, const Tile& tile, float* memory) {
+    if (a.score == nullptr) return;
+    __syncthreads();
+    if (tile.is_last) add_totals(a, memory);
+}
+
+__device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, float* memory) {
+    if (a.score == nullptr) return;
+    if (threadIdx.x == 0) tile.is_last = report_totals(a, 0.0f, 0.0f);
+    finish_tile(a, tile, memory);
 }
 
 // Layer 0 of a tile, then the rest; or layer 0 alone, where there are no other layers to be told of.
@@ -428,58 +523,85 @@ template <class T, int MT, int NT>
 __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only_first, const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
-    if (load_tile(a, tile)) {
-        const Layer& first = a.layers.at[0];
-        Target target;
-        if (!only_first) {
-            copy_parameters(a, tile.stack, memory);
-            target = load_target(a, tile);
-        }
-        float* const shares = memory + a.places.shares;
-        first_layer_sums<T, MT, NT>(x, a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs,
-                                    first.inputs, first.outputs, tile.positions, shares);
-        if (!only_first) hopper::copy_async_wait_all();
-        __syncthreads();
-        float* const y = memory + a.places.at[0].sums;
-        const float* const bias = memory + a.places.at[0].bias;
-        for (int i = threadIdx.x; i < first.outputs * kTile; i += kThreads) {
-            const int o = i / kTile, p = i % kTile;
-            float sum = 0.0f;
-            for (int q = 0; q < kShares<MT>; ++q) sum += shares[(q * NT * 8 + o) * kPitch + p];
-            if (a.sums != nullptr && p < tile.count)
-                a.sums[static_cast<int64_t>(tile.positions[p]) * first.outputs + o] = sum;
-            if (!only_first) y[o * kPitch + p] = sum + bias[o];
-        }
-        if (only_first) return;
-        __syncthreads();
-        rest_of_tile(a, tile, target, memory);
-    } else if (a.score != nullptr && threadIdx.x < 2) {
-        a.tile_totals[2 * blockIdx.x + threadIdx.x] = 0.0f;
+    if (!load_tile(a, tile)) {
+        finish_without_tile(a, tile, memory);
+        return;
     }
-    if (a.score != nullptr) add_totals(a, memory);
+    const Layer& first = a.layers.at[0];
+    const Places& at = a.places.at[0];
+    Target target;
+    if (!only_first) {
+        copy_parameters(a, tile.stack, memory);
+        target = load_target(a, tile);
+    }
+    float* const shares = memory + a.places.shares;
+    first_layer_sums<T, MT, NT>(x, a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs,
+                                first.inputs, first.outputs, tile.positions, shares);
+    if (!only_first) hopper::copy_async_wait_all();
+    __syncthreads();
+    // A warp has every eighth row, a lane two positions. `values` lie over `shares`: they are stored when all is read.
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    constexpr int kRows = NT;  // of a warp
+    float y[kRows][2];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        const int o = warp + k * kWarps;
+        y[k][0] = y[k][1] = 0.0f;
+#pragma unroll
+        for (int q = 0; q < kShares<MT>; ++q) {
+            const Pack<float, 2> v = load_pair(shares + q * NT * 8 * kPitch, o);
+            y[k][0] += v.at[0];
+            y[k][1] += v.at[1];
+        }
+        if (a.sums != nullptr && o < first.outputs) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int p = 2 * lane + i;
+                if (p < tile.count) a.sums[static_cast<int64_t>(tile.positions[p]) * first.outputs + o] = y[k][i];
+            }
+        }
+    }
+    if (only_first) return;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        const int o = warp + k * kWarps;
+        if (o >= round4(first.outputs)) continue;
+        y[k][0] += memory[at.bias + o];
+        y[k][1] += memory[at.bias + o];
+        store_first(a, o, y[k], memory);
+    }
+    if (a.layers.count > 1) store_ones(at, memory);
+    __syncthreads();
+    rest_of_tile(a, tile, target, memory);
+    finish_tile(a, tile, memory);
 }
 
 // The rest of a tile, from the sums of layer 0 in memory.
 __global__ void __launch_bounds__(kThreads, 2) rest_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
-    if (load_tile(a, tile)) {
-        copy_parameters(a, tile.stack, memory);
-        const Target target = load_target(a, tile);
-        const int outputs = a.layers.at[0].outputs;
-        hopper::copy_async_wait_all();
-        __syncthreads();
-        for (int i = threadIdx.x; i < kTile * outputs; i += kThreads) {
-            const int p = i / outputs, o = i - p * outputs;
-            memory[a.places.at[0].sums + o * kPitch + p] =
-                a.sums_in[static_cast<int64_t>(tile.positions[p]) * outputs + o] + memory[a.places.at[0].bias + o];
-        }
-        __syncthreads();
-        rest_of_tile(a, tile, target, memory);
-    } else if (a.score != nullptr && threadIdx.x < 2) {
-        a.tile_totals[2 * blockIdx.x + threadIdx.x] = 0.0f;
+    if (!load_tile(a, tile)) {
+        finish_without_tile(a, tile, memory);
+        return;
     }
-    if (a.score != nullptr) add_totals(a, memory);
+    copy_parameters(a, tile.stack, memory);
+    const Target target = load_target(a, tile);
+    const int outputs = a.layers.at[0].outputs, lane = threadIdx.x % kWarp;
+    hopper::copy_async_wait_all();
+    __syncthreads();
+    for (int o = threadIdx.x / kWarp; o < round4(outputs); o += kWarps) {
+        float y[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int i = 0; i < 2 && o < outputs; ++i)
+            y[i] = a.sums_in[static_cast<int64_t>(tile.positions[2 * lane + i]) * outputs + o] +
+                   memory[a.places.at[0].bias + o];
+        store_first(a, o, y, memory);
+    }
+    if (a.layers.count > 1) store_ones(a.places.at[0], memory);
+    __syncthreads();
+    rest_of_tile(a, tile, target, memory);
+    finish_tile(a, tile, memory);
 }
 
 }  // namespace nnue::cuda::stacks
