@@ -120,6 +120,25 @@ def make_case(
     )
 
 
+def without_edges(case: Case) -> Case:
+    """Positions that have a sum on the edge of a clamp, where rounding decides about the gradient, are others' twins."""
+    exact = case.double()
+    x, edge = exact.first.x.detach(), torch.zeros(len(case.score), dtype=torch.bool)
+    for layer, linear in zip(case.stacks.hidden, exact.linears, strict=False):
+        y = linear(x, exact.first.bucket)
+        bounds = [layer.low if layer.activation == "none" else 0.0, layer.largest]
+        bounds += [s * (layer.largest / layer.square) ** 0.5 for s in (-1, 1)] if layer.activation == "dual" else []
+        for bound in bounds:
+            edge |= ((y - bound).abs() < 1e-5).any(1)
+        x = layer.activate(y)
+    safe = (~edge).nonzero().flatten()
+    assert len(safe) > 0.9 * len(edge)
+    with torch.no_grad():
+        for tensor in (case.first.x, case.first.bucket):
+            tensor[edge] = tensor[safe[: edge.sum()]]
+    return case
+
+
 @pytest.fixture
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """The operators of `layer_stacks` are those of the emulator, on CPU tensors."""
@@ -146,7 +165,7 @@ def check_output(case: Case) -> dict[str, Tensor]:
 
 
 def check_loss(case: Case, loss: Loss) -> dict[str, Tensor]:
-    """The gradient of 3 · loss, so that its factor counts."""
+    """The gradient of three times the summed loss: so its factor counts, and float16 holds it."""
     exact, kernel = case.double(), loss.kernel()
     assert kernel is not None
     found = case.stacks.loss(case.first, case.linears, (case.score, case.result, case.lam), kernel, 600.0)
@@ -154,7 +173,7 @@ def check_loss(case: Case, loss: Loss) -> dict[str, Tensor]:
     net = exact.stacks._plain(exact.first, exact.linears) * 600.0
     expected = mean(*loss.terms(net, case.score, case.result, exact.lam))
     assert_close(found, expected, 1e-6, "loss")
-    factor = torch.tensor(3.0, device=found.device)
+    factor = torch.tensor(3.0 * len(case.score), device=found.device)
     all_found = gradients(case, found, factor)
     compare(case, all_found, gradients(exact, expected, factor.double()), 4)
     return all_found | {"loss": found}
@@ -337,7 +356,7 @@ def on(case: Case, device: torch.device) -> Case:
 def test_cuda(name: str, positions: int, dtype: torch.dtype) -> None:
     require(no_cuda())
     stacks = stockfish("sfnnv9") if name == "sfnnv9" else NETS[name]()
-    case = on(make_case(stacks, positions, 1, dtype), torch.device("cuda"))
+    case = on(without_edges(make_case(stacks, positions, 1, dtype)), torch.device("cuda"))
     assert case.stacks._is_fused(case.first, layer_stacks._parameters(case.linears))
     same_bits(check_output(case), check_output(case))
     for loss in LOSSES.values():

@@ -11,7 +11,7 @@
 namespace nnue::cuda::stacks {
 
 constexpr int kSlab = 32 * kWarps;
-constexpr int kPositionsAhead = 16;  // units whose positions are read at a time
+constexpr int kPositionsAhead = 8;  // units whose positions are read at a time
 
 // Who does what: worker w has the units from begin(w) on, up to begin(w + 1), and at least one.
 struct Division {
@@ -61,9 +61,12 @@ template <int KO>
 struct Operands {
     uint4 at[2][4][KO][kWeightParts][kWarp];
 };
-template <int KO>
+template <class T, int KO>
 struct BackwardMemory {
+    // Inputs on their way: groups of 16 positions. A lane reads what it has copied itself.
+    static constexpr int kStages = KO == 1 ? 4 : 3;
     Operands<KO> operands[2];
+    Pack<T, 4> inputs[kWarps][kStages][4][kWarp];
     int positions[kPositionsAhead + 1][kTile];
 };
 
@@ -77,7 +80,9 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
     using In = Input<T>;
     constexpr int P = In::kParts, KW = kWeightParts;
     extern __shared__ __align__(16) char bytes[];
-    BackwardMemory<KO>& memory = *reinterpret_cast<BackwardMemory<KO>*>(bytes);
+    using Memory = BackwardMemory<T, KO>;
+    constexpr int kStages = Memory::kStages;
+    Memory& memory = *reinterpret_cast<Memory*>(bytes);
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int tiles = a.order[Order::tiles], stacks = static_cast<int>(a.of_order.stacks);
     const Division division{static_cast<int64_t>(tiles) * a.slabs, static_cast<int>(gridDim.x)};
@@ -128,18 +133,25 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
         }
     };
 
-    // Inputs of 16 positions: rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9, four neighbouring columns. Column 4 n + j of the warp's
-    // is column n of product j.
-    Pack<T, 4> raw[4];
-    const auto load_inputs = [&](int place, int step, int column) {
+    // Starts to copy a lane's inputs of 16 positions: rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9, four neighbouring columns.
+    // Column 4 n + j of the warp's is column n of product j.
+    int stage = 0;  // that is filled next
+    const auto copy_inputs = [&](int place, int step, int column) {
+        const bool is_inside = column + 4 * g < a.inputs;
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
             const int position = memory.positions[place][step * 16 + r / 2 * 8 + 2 * t + r % 2];
-            if (position >= 0 && column + 4 * g < a.inputs)
-                raw[r] = load<4>(x + static_cast<int64_t>(position) * a.inputs + column + 4 * g);
+            const bool wanted = is_inside && position >= 0;
+            const T* const from =
+                wanted ? x + static_cast<int64_t>(position) * a.inputs + column + 4 * g : x;
+            const uint32_t to = hopper::shared_address(&memory.inputs[warp][stage][r][lane]);
+            if constexpr (sizeof(T) == 4)
+                hopper::copy_async_16(to, from, wanted);
             else
-                raw[r] = Pack<T, 4>{};
+                hopper::copy_async_8(to, from, wanted);
         }
+        hopper::copy_async_commit();
+        stage = stage + 1 == kStages ? 0 : stage + 1;
     };
 
     uint32_t weights[4][KO][KW][2];
@@ -191,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
     int slab = static_cast<int>(begin / tiles), tile = static_cast<int>(begin - static_cast<int64_t>(slab) * tiles);
     int stack = stack_of_tile[tile], column = slab * kSlab + warp * 32;
     begin_segment(stack, column);
-    load_inputs(0, 0, column);
+    for (int step = 0; step + 1 < kStages; ++step) copy_inputs(0, step, column);
     __syncthreads();
     for (int64_t unit = begin; unit < end; ++unit) {
         const int place = static_cast<int>((unit - begin) % kPositionsAhead), buffer = static_cast<int>(unit - begin) % 2;
@@ -203,6 +215,12 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
         if (column < a.inputs) {
 #pragma unroll 1
             for (int step = 0; step < 4; ++step) {
+                // The stage after the one that is filled next is the oldest.
+                hopper::copy_async_wait<kStages - 2>();
+                const int oldest = stage + 1 == kStages ? 0 : stage + 1;
+                Pack<T, 4> raw[4];
+#pragma unroll
+                for (int r = 0; r < 4; ++r) raw[r] = load<4>(memory.inputs[warp][oldest][r][lane].at);
                 uint32_t right[4][P][2];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
@@ -214,10 +232,13 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
                         for (int p = 0; p < P; ++p) right[j][p][h] = parts[p];
                     }
                 }
-                if (step < 3)
-                    load_inputs(place, step + 1, column);
+                const int next_step = step + kStages - 1;
+                if (next_step < 4)
+                    copy_inputs(place, next_step, column);
                 else if (more)
-                    load_inputs(place + 1, 0, next_column);
+                    copy_inputs(place + 1, next_step - 4, next_column);
+                else
+                    hopper::copy_async_commit(), stage = oldest;
                 const auto& operands = memory.operands[buffer];
 #pragma unroll
                 for (int k = 0; k < KO; ++k) {
@@ -284,7 +305,8 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
                 }
             }
         } else if (more) {
-            load_inputs(place + 1, 0, next_column);
+            hopper::copy_async_wait<0>();
+            for (int step = 0; step + 1 < kStages; ++step) copy_inputs(place + 1, step, next_column);
         }
         if (next_stack != stack || next_slab != slab) {
             end_segment(slab, stack);

@@ -22,6 +22,7 @@ using Integers = std::vector<int64_t>;
 using Numbers = std::vector<double>;
 
 constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU gives a thread block
+static_assert(sizeof(BackwardMemory<float, 1>) <= kMostSharedBytes && sizeof(BackwardMemory<float, 2>) <= kMostSharedBytes);
 constexpr int kInputTile = 16;               // inputs come in multiples of it
 
 int multiprocessors(const Tensor& tensor) {
@@ -354,7 +355,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(
         a.segments = mutable_data<float>(*segments);
         dispatch_input(x.scalar_type(), [&]<class T>(const T*) {
             const auto run = [&]<int KO>() {
-                launch_tiles("first_layer_backward", first_layer_backward<T, KO>, workers, sizeof(BackwardMemory<KO>),
+                launch_tiles("first_layer_backward", first_layer_backward<T, KO>, workers, sizeof(BackwardMemory<T, KO>),
                              stream, const_data<T>(x), a);
             };
             depth == 1 ? run.template operator()<1>() : run.template operator()<2>();
