@@ -28,8 +28,8 @@
 //
 // layer_stacks_forward gives (output float32 [B], sums). With `is_sums` x is these sums, and layer 0 is left out.
 //
-// layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients of
-// all parameters but weight_0, tile by tile.
+// layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients
+// of all parameters but weight_0, tile by tile.
 //
 // layer_stacks_loss does all of this for a loss that is known by name: it gives (totals, grad_sums, grad_output,
 // partials), with totals float32 [3] = Σ weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients
@@ -39,8 +39,8 @@
 // layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
 // multiplied by `scale` (float32 scalar) and, if `divide_by` is given, divided by divide_by[1], which is Σ weight.
 // `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x the first two have no
-// elements; without partials the last; without grad_output the third. grad_x is float32, float16 or bfloat16, whatever x
-// is.
+// elements; without partials the last; without grad_output the third. grad_x is float32, float16 or bfloat16, whatever
+// x is.
 //
 // Exactness: a product of layer 0 is made of bfloat16 parts, three of a float32 number, whose products are exact; those
 // of relative size 2^-27 are left out. Sums are float32. The rest is float32. Sums have a fixed order on every kind of
@@ -59,36 +59,34 @@
 
 namespace nnue::layer_stacks {
 
-constexpr int kTile = 64;             // positions
-constexpr int kMostHidden = 8;        // layers but the last
+constexpr int kTile = 64;       // positions
+constexpr int kMostHidden = 8;  // layers but the last
 constexpr int kMostStacks = 64;
 constexpr int kMostFirstOutputs = 32;
 
-// ---- the order of positions ------------------------------------------------------------------------------------------
+// ---- the order of positions
+// ------------------------------------------------------------------------------------------
 
 // Where things are in `order`. Positions of a stack are neighbours, and every stack begins with a new tile; slots that
 // are left over hold -1, and tiles that are left over belong to stack -1.
 struct Order {
     int64_t positions, stacks;
 
-    NNUE_HOST_DEVICE int64_t most_tiles() const {
-        return positions / kTile + stacks;
-    }
-    static constexpr int64_t tiles = 0;        // how many there are
-    static constexpr int64_t counter = 1;      // of thread blocks that are done, for the loss
-    static constexpr int64_t first_tile = 2;   // [S + 1]
-    NNUE_HOST_DEVICE int64_t stack_of_tile() const {            // [most_tiles]
+    NNUE_HOST_DEVICE int64_t most_tiles() const { return positions / kTile + stacks; }
+    static constexpr int64_t tiles = 0;               // how many there are
+    static constexpr int64_t counter = 1;             // of thread blocks that are done, for the loss
+    static constexpr int64_t first_tile = 2;          // [S + 1]
+    NNUE_HOST_DEVICE int64_t stack_of_tile() const {  // [most_tiles]
         return divide_up(first_tile + stacks + 1, 4) * 4;
     }
     NNUE_HOST_DEVICE int64_t slots() const {  // [most_tiles, kTile]
         return stack_of_tile() + divide_up(most_tiles(), 4) * 4;
     }
-    NNUE_HOST_DEVICE int64_t size() const {
-        return slots() + most_tiles() * kTile;
-    }
+    NNUE_HOST_DEVICE int64_t size() const { return slots() + most_tiles() * kTile; }
 };
 
-// ---- the layers ------------------------------------------------------------------------------------------------------
+// ---- the layers
+// ------------------------------------------------------------------------------------------------------
 
 enum Activation : int { kNone, kCrelu, kScrelu, kDual };
 
@@ -107,9 +105,7 @@ struct Layers {
     int64_t stacks = 0;
     Layer at[kMostHidden + 1]{};
 
-    const Layer& last() const {
-        return at[count - 1];
-    }
+    const Layer& last() const { return at[count - 1]; }
 };
 
 constexpr int kLayoutNumbers = 6, kNumbers = 4;
@@ -138,8 +134,8 @@ inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const 
         if (l == hidden) break;
         const int64_t* const of = layout.data() + l * kLayoutNumbers;
         const double* const with = numbers.data() + l * kNumbers;
-        if (of[0] < 1 || of[0] > 1 << 20 || of[1] < 1 || of[1] > of[0] || of[2] < kNone || of[2] > kDual || of[3] < -1 ||
-            of[3] >= of[0] || of[4] < -1 || of[4] >= of[0])
+        if (of[0] < 1 || of[0] > 1 << 20 || of[1] < 1 || of[1] > of[0] || of[2] < kNone || of[2] > kDual ||
+            of[3] < -1 || of[3] >= of[0] || of[4] < -1 || of[4] >= of[0])
             fail(op, "layout", "numbers out of range at layer " + std::to_string(l), "those of csrc/layer_stacks.h");
         layer.outputs = static_cast<int>(of[0]);
         layer.activated = static_cast<int>(of[1]);
@@ -190,7 +186,7 @@ struct Pieces {
     int count = 0;
     int size[2 * kMostHidden + 1]{}, in_tile[2 * kMostHidden + 1]{};
     int64_t in_result[2 * kMostHidden + 1]{};
-    int tile = 0;       // all numbers of a tile
+    int tile = 0;  // all numbers of a tile
     int64_t result = 0;
 
     Pieces() = default;
@@ -200,14 +196,10 @@ struct Pieces {
             add(layers.at[l].outputs, layers.stacks);
         }
     }
-    int of_bias(int layer) const {
-        return in_tile[2 * layer];
-    }
-    int of_weight(int layer) const {
-        return in_tile[2 * layer - 1];
-    }
+    int of_bias(int layer) const { return in_tile[2 * layer]; }
+    int of_weight(int layer) const { return in_tile[2 * layer - 1]; }
 
-   private:
+  private:
     void add(int numbers, int64_t stacks) {
         size[count] = numbers;
         in_tile[count] = tile;
@@ -218,7 +210,8 @@ struct Pieces {
     }
 };
 
-// ---- the loss of a position ------------------------------------------------------------------------------------------
+// ---- the loss of a position
+// ------------------------------------------------------------------------------------------
 
 constexpr int kNoScore = 32002;  // of a position without a score
 constexpr int kMostConstants = 12;
@@ -286,7 +279,8 @@ NNUE_HOST_DEVICE PositionLoss position_loss(const Loss& loss, float output, int 
         const float target = share * sigmoid(known / c[0]) + (1.0f - share) * points;
         value = power(of_net - target, c[1], &slope);
         inner = of_net * (1.0f - of_net) / c[0];
-    } else {  // in_offset, in_scaling, out_offset, out_scaling, power, qp_asymmetry, weight_boost, weight_power, proven_*
+    } else {  // in_offset, in_scaling, out_offset, out_scaling, power, qp_asymmetry, weight_boost, weight_power,
+              // proven_*
         float ignored, proven = known;
         const float size = fabsf(known);
         if (size >= 31755.0f) {

@@ -180,7 +180,8 @@ def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
     found = list[Tensor]()
     for linear in linears:
         weight, bias = linear.weight, linear.bias
-        assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
+        assert isinstance(weight, Tensor)
+        assert isinstance(bias, Tensor)
         found += [weight, bias] if weight.dim() == 3 else [weight.unsqueeze(0), bias.unsqueeze(0)]
     return found
 
@@ -253,9 +254,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         x, order, totals, grad_sums, grad_output, partials, *parameters = ctx.saved_tensors
         scales = (grad_output if ctx.needs_psqt else None, grad_loss, totals)
-        grad_x, grad_psqt, gradients = _gradients(
-            ctx, ctx.of, (x, order, parameters), (grad_sums, partials), scales
-        )
+        grad_x, grad_psqt, gradients = _gradients(ctx, ctx.of, (x, order, parameters), (grad_sums, partials), scales)
         return None, None, None, grad_x, grad_psqt, None, None, None, None, *gradients
 
 

@@ -36,7 +36,6 @@ from nnue_trainer.nets.base import (
     NETS,
     Net,
     NetTensor,
-    NnueModel,
     StackedModel,
     VirtualRows,
     transformer,
@@ -554,7 +553,10 @@ class LayeredModel(StackedModel):
     def __init__(self, net: Layered) -> None:
         super().__init__(net)
         self.layered, self.plan = net, net.plan()
-        layers = [_stack_layer(layer, step, self.plan.output) for layer, step in zip(net.layers, self.plan.layers, strict=True)]
+        layers = [
+            _stack_layer(layer, step, self.plan.output)
+            for layer, step in zip(net.layers, self.plan.layers, strict=True)
+        ]
         self.stacks = LayerStacks(self.plan.steps[0].inputs, net.num_stacks, tuple(layers))
         self.feature_transformer = transformer(
             net.feature_set,

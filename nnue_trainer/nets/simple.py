@@ -17,7 +17,6 @@ from nnue_trainer.nets.base import (
     NETS,
     Net,
     NetTensor,
-    NnueModel,
     StackedModel,
     transformer,
 )

@@ -36,7 +36,6 @@ from nnue_trainer.nets.base import (
     NETS,
     Net,
     NetTensor,
-    NnueModel,
     StackedModel,
     VirtualRows,
     transformer,

@@ -82,7 +82,9 @@ class Case:
             linears.append(copy)
         x, psqt, bucket = self.first
         first = FirstOutputs(
-            x.detach().double().requires_grad_(), None if psqt is None else psqt.detach().double().requires_grad_(), bucket
+            x.detach().double().requires_grad_(),
+            None if psqt is None else psqt.detach().double().requires_grad_(),
+            bucket,
         )
         return Case(self.stacks, linears, first, self.score, self.result, self.lam.double())
 
@@ -121,7 +123,7 @@ def make_case(
 
 
 def without_edges(case: Case) -> Case:
-    """Positions that have a sum on the edge of a clamp, where rounding decides about the gradient, are others' twins."""
+    """Positions with a sum on the edge of a clamp, where rounding decides about the gradient, become others' twins."""
     exact = case.double()
     x, edge = exact.first.x.detach(), torch.zeros(len(case.score), dtype=torch.bool)
     for layer, linear in zip(case.stacks.hidden, exact.linears, strict=False):
@@ -243,7 +245,8 @@ def test_emulated_stack_of_one_kind(emulated: ctypes.CDLL) -> None:
     assert torch.isfinite(output).all()
     for name, gradient in gradients(case, output, torch.ones_like(output)).items():
         if name not in ("x", "psqt"):
-            assert (gradient[:7] == 0).all() and (gradient[7] != 0).any(), name
+            assert (gradient[:7] == 0).all(), name
+            assert (gradient[7] != 0).any(), name
 
 
 def test_emulated_not_a_number_is_seen(emulated: ctypes.CDLL) -> None:
@@ -257,7 +260,8 @@ def test_emulated_not_a_number_is_seen(emulated: ctypes.CDLL) -> None:
     assert kernel is not None
     targets = (case.score, case.result, case.lam)
     loss = case.stacks.loss(case.first, case.linears, targets, kernel, 600.0)
-    assert loss is not None and loss.isnan()
+    assert loss is not None
+    assert loss.isnan()
 
 
 def test_emulated_without_any_weight(emulated: ctypes.CDLL) -> None:
@@ -269,12 +273,13 @@ def test_emulated_without_any_weight(emulated: ctypes.CDLL) -> None:
     kernel = LOSSES["sigmoid"].kernel()
     assert kernel is not None
     loss = case.stacks.loss(case.first, case.linears, (case.score, case.result, case.lam), kernel, 400.0)
-    assert loss is not None and loss == 0
+    assert loss is not None
+    assert loss == 0
     assert all((g == 0).all() for g in gradients(case, loss, torch.tensor(1.0)).values())
 
 
 def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
-    """Layer 0 by columns, as several GPUs divide it: partial sums, the rest from their sum, and gradients by columns."""
+    """Layer 0 by columns, as several GPUs divide it: partial sums, the rest from these, gradients by columns."""
     stacks = NETS["sfnnv5"]()
     case = make_case(stacks, 150, 8)
     emulated.emulator_configure(4, 7)
@@ -332,7 +337,8 @@ def test_order_is_stable(emulated: ctypes.CDLL) -> None:
             of_stack = (bucket.clamp(0, stacks - 1) == s).nonzero().flatten().tolist()
             inside = slots[64 * first[s] : 64 * first[s + 1]]
             assert inside == of_stack + [-1] * (-len(of_stack) % 64)
-        assert first[stacks] == tiles and set(slots[64 * tiles :]) <= {-1}
+        assert first[stacks] == tiles
+        assert set(slots[64 * tiles :]) <= {-1}
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
@@ -371,7 +377,8 @@ def test_a_loss_of_ones_own_has_no_kernel() -> None:
         def per_position(self, *arguments: Any) -> Any:
             return super().per_position(*arguments)
 
-    assert WinRateLoss().kernel() is not None and Own().kernel() is None
+    assert WinRateLoss().kernel() is not None
+    assert Own().kernel() is None
 
 
 def test_the_cpu_takes_the_plain_path() -> None:

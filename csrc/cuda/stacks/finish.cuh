@@ -1,4 +1,5 @@
-// The last kernel of the way back: adds up, in a fixed order, what thread blocks have left of the parameters' gradients.
+// The last kernel of the way back: adds up, in a fixed order, what thread blocks have left of the parameters'
+// gradients.
 #pragma once
 
 #include "first_layer_backward.cuh"
@@ -41,9 +42,8 @@ __device__ inline void finish_weight(const Finish& a, int block) {
         const Division division{static_cast<int64_t>(tiles) * a.slabs, a.workers};
         const int64_t base = static_cast<int64_t>(slab) * tiles;
         const int first = division.worker_of(base + first_tile[0]), last = division.worker_of(base + first_tile[1] - 1);
-        const float* from = a.segments +
-                            (segment_of(first, slab, stack, stacks) * a.padded_outputs + output) * kSlab +
-                            column % kSlab;
+        const float* from =
+            a.segments + (segment_of(first, slab, stack, stacks) * a.padded_outputs + output) * kSlab + column % kSlab;
 #pragma unroll 4
         for (int w = first; w <= last; ++w) {
             const float4 v = __ldcg(reinterpret_cast<const float4*>(from));

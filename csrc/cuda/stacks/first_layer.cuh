@@ -14,7 +14,7 @@ constexpr int kPitch = 68;  // floats from one row of a tile's numbers to the ne
 // The warps of a thread block divide a tile: each has MT · 16 positions and one of 2 · MT shares of the inputs. An
 // output's sums of all shares take kShares · 8 · NT · kPitch floats.
 template <int MT>
-constexpr int kShares = kWarps * MT / 4;
+constexpr int kShares = kWarps* MT / 4;
 
 // positions[64] in shared memory, all legal. NT · 8 ≥ outputs.
 template <class T, int MT, int NT>
@@ -33,7 +33,8 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     }
     const float* weights[NT];
 #pragma unroll
-    for (int n = 0; n < NT; ++n) weights[n] = weight + static_cast<int64_t>(min(n * 8 + row, outputs - 1)) * inputs + mine;
+    for (int n = 0; n < NT; ++n)
+        weights[n] = weight + static_cast<int64_t>(min(n * 8 + row, outputs - 1)) * inputs + mine;
 
     float sums[MT][NT][4] = {};
     uint4 raw[MT][2];
@@ -49,8 +50,8 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     const auto load_inputs = [&](int m, int column) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            raw[m][h] = column + mine < inputs ? __ldg(reinterpret_cast<const uint4*>(rows[m][h] + column))
-                                               : uint4{0, 0, 0, 0};
+            raw[m][h] =
+                column + mine < inputs ? __ldg(reinterpret_cast<const uint4*>(rows[m][h] + column)) : uint4{0, 0, 0, 0};
         }
     };
     int column = share * kColumns;

@@ -19,12 +19,8 @@ struct Division {
     int workers;
     __device__ Division(int64_t units_, int most_workers)
         : units(units_), workers(static_cast<int>(min(units_, static_cast<int64_t>(most_workers)))) {}
-    __device__ int64_t begin(int worker) const {
-        return units * worker / workers;
-    }
-    __device__ int worker_of(int64_t unit) const {
-        return static_cast<int>(((unit + 1) * workers - 1) / units);
-    }
+    __device__ int64_t begin(int worker) const { return units * worker / workers; }
+    __device__ int worker_of(int64_t unit) const { return static_cast<int>(((unit + 1) * workers - 1) / units); }
 };
 // Segments are numbered in the order of units, with gaps.
 __device__ inline int64_t segment_of(int worker, int slab, int stack, int stacks) {
@@ -92,8 +88,8 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
     const int* const stack_of_tile = a.order + a.of_order.stack_of_tile();
     const int* const slots = a.order + a.of_order.slots();
 
-    // Each warp makes one of the eight operands of the next unit: of either product, 16 positions. For the gradient of x
-    // rows are positions and depth outputs; for that of the weight it is the other way round.
+    // Each warp makes one of the eight operands of the next unit: of either product, 16 positions. For the gradient of
+    // x rows are positions and depth outputs; for that of the weight it is the other way round.
     const int kind = warp / 4, group = warp % 4;
     float next_sums[KO][8];
     const auto load_sums = [&](int place) {
@@ -120,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
 #pragma unroll
             for (int p = 0; p < KW; ++p) {
                 memory.operands[buffer].at[kind][group][k][p][lane] = {words[0][p], words[1][p], words[2][p],
-                                                                      words[3][p]};
+                                                                       words[3][p]};
             }
         }
     };
@@ -142,8 +138,7 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
         for (int r = 0; r < 4; ++r) {
             const int position = memory.positions[place][step * 16 + r / 2 * 8 + 2 * t + r % 2];
             const bool wanted = is_inside && position >= 0;
-            const T* const from =
-                wanted ? x + static_cast<int64_t>(position) * a.inputs + column + 4 * g : x;
+            const T* const from = wanted ? x + static_cast<int64_t>(position) * a.inputs + column + 4 * g : x;
             const uint32_t to = hopper::shared_address(&memory.inputs[warp][stage][r][lane]);
             if constexpr (sizeof(T) == 4)
                 hopper::copy_async_16(to, from, wanted);
@@ -165,8 +160,8 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sums[k][j][i] = 0.0f;
                 // A lane stores neighbours: four in float32, twice, or eight of 16 bits.
-                const int at = column + (wide_store ? j / 2 * 16 + g / 2 * 4 + j % 2 * 2 + g % 2
-                                                    : g / 2 * 8 + j * 2 + g % 2);
+                const int at =
+                    column + (wide_store ? j / 2 * 16 + g / 2 * 4 + j % 2 * 2 + g % 2 : g / 2 * 8 + j * 2 + g % 2);
                 float w[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -190,8 +185,8 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int output = k * 16 + i / 2 * 8 + g, column = warp * 32 + (2 * t + i % 2) * 4;
-                *reinterpret_cast<float4*>(to + output * kSlab + column) = {sums[k][0][i], sums[k][1][i],
-                                                                            sums[k][2][i], sums[k][3][i]};
+                *reinterpret_cast<float4*>(to + output * kSlab + column) = {sums[k][0][i], sums[k][1][i], sums[k][2][i],
+                                                                            sums[k][3][i]};
             }
         }
     };
@@ -206,7 +201,8 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
     for (int step = 0; step + 1 < kStages; ++step) copy_inputs(0, step, column);
     __syncthreads();
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int place = static_cast<int>((unit - begin) % kPositionsAhead), buffer = static_cast<int>(unit - begin) % 2;
+        const int place = static_cast<int>((unit - begin) % kPositionsAhead),
+                  buffer = static_cast<int>(unit - begin) % 2;
         const bool more = unit + 1 < end;
         int next_tile = tile + 1, next_slab = slab;
         if (next_tile == tiles) next_tile = 0, ++next_slab;
@@ -288,9 +284,9 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
                         float* const to = static_cast<float*>(a.grad_x) + row + column + 4 * t;
                         hopper::store_global_16(to, words(d[0][2 * h], d[0][2 * h + 1], d[1][2 * h], d[1][2 * h + 1]),
                                                 column < a.inputs);
-                        hopper::store_global_16(
-                            to + 16, words(d[2][2 * h], d[2][2 * h + 1], d[3][2 * h], d[3][2 * h + 1]),
-                            column + 16 < a.inputs);
+                        hopper::store_global_16(to + 16,
+                                                words(d[2][2 * h], d[2][2 * h + 1], d[3][2 * h], d[3][2 * h + 1]),
+                                                column + 16 < a.inputs);
                     } else {
                         uint32_t pairs[4];
 #pragma unroll

@@ -22,8 +22,9 @@ using Integers = std::vector<int64_t>;
 using Numbers = std::vector<double>;
 
 constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU gives a thread block
-static_assert(sizeof(BackwardMemory<float, 1>) <= kMostSharedBytes && sizeof(BackwardMemory<float, 2>) <= kMostSharedBytes);
-constexpr int kInputTile = 16;               // inputs come in multiples of it
+static_assert(sizeof(BackwardMemory<float, 1>) <= kMostSharedBytes &&
+              sizeof(BackwardMemory<float, 2>) <= kMostSharedBytes);
+constexpr int kInputTile = 16;  // inputs come in multiples of it
 
 int multiprocessors(const Tensor& tensor) {
     int count = 0;
@@ -162,8 +163,8 @@ void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a,
     }
     dispatch_input(x.scalar_type(), [&]<class T>(const T*) {
         dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
-            launch_tiles("tile_kernel", tile_kernel<T, MT, NT>, tiles, shared_bytes(a.places), stream,
-                         const_data<T>(x), only_first, a);
+            launch_tiles("tile_kernel", tile_kernel<T, MT, NT>, tiles, shared_bytes(a.places), stream, const_data<T>(x),
+                         only_first, a);
         });
     });
 }
@@ -214,8 +215,8 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, T
     check_aligned(op, "weight_0", parameters[0]);
     const std::optional<Tensor> psqt = contiguous(psqt_in);
     const Tensor output = floats_like(x, {o.positions});
-    const Tensor sums = is_sums ? floats_like(x, {0, layers.at[0].outputs})
-                                : floats_like(x, {o.positions, layers.at[0].outputs});
+    const Tensor sums =
+        is_sums ? floats_like(x, {0, layers.at[0].outputs}) : floats_like(x, {o.positions, layers.at[0].outputs});
     TileArguments a = tile_arguments(layers, parameters, order, o);
     a.psqt = const_data<float>(psqt);
     a.output = mutable_data<float>(output);
@@ -291,12 +292,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     return {totals, grad_sums, grad_output, partials};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(
-    const std::optional<Tensor>& x_in, const Tensor& order, Tensors parameters_in,
-    const std::optional<Tensor>& grad_sums_in, const std::optional<Tensor>& partials_in,
-    const std::optional<Tensor>& grad_output_in, const std::optional<Tensor>& scale,
-    const std::optional<Tensor>& divide_by, Integers layout, Numbers numbers, std::string grad_dtype,
-    bool needs_x_grad) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tensor>& x_in, const Tensor& order,
+                                                        Tensors parameters_in,
+                                                        const std::optional<Tensor>& grad_sums_in,
+                                                        const std::optional<Tensor>& partials_in,
+                                                        const std::optional<Tensor>& grad_output_in,
+                                                        const std::optional<Tensor>& scale,
+                                                        const std::optional<Tensor>& divide_by, Integers layout,
+                                                        Numbers numbers, std::string grad_dtype, bool needs_x_grad) {
     constexpr const char* op = "layer_stacks_gradients";
     const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
     check_fits(op, layers);
@@ -311,9 +314,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(
     if (partials_in) check_floats(op, "partials", *partials_in, {o.most_tiles(), pieces.tile}, "[tiles, …]", like);
     if (grad_output_in) check_floats(op, "grad_output", *grad_output_in, {positions}, "[B]", like);
     ScalarType to = ScalarType::Float;
-    if (grad_dtype == "float16") to = ScalarType::Half;
-    else if (grad_dtype == "bfloat16") to = ScalarType::BFloat16;
-    else if (grad_dtype != "float32") fail(op, "grad_dtype", grad_dtype, "float32, float16 or bfloat16");
+    if (grad_dtype == "float16")
+        to = ScalarType::Half;
+    else if (grad_dtype == "bfloat16")
+        to = ScalarType::BFloat16;
+    else if (grad_dtype != "float32")
+        fail(op, "grad_dtype", grad_dtype, "float32, float16 or bfloat16");
 
     const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
@@ -355,8 +361,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(
         a.segments = mutable_data<float>(*segments);
         dispatch_input(x.scalar_type(), [&]<class T>(const T*) {
             const auto run = [&]<int KO>() {
-                launch_tiles("first_layer_backward", first_layer_backward<T, KO>, workers, sizeof(BackwardMemory<T, KO>),
-                             stream, const_data<T>(x), a);
+                launch_tiles("first_layer_backward", first_layer_backward<T, KO>, workers,
+                             sizeof(BackwardMemory<T, KO>), stream, const_data<T>(x), a);
             };
             depth == 1 ? run.template operator()<1>() : run.template operator()<2>();
         });

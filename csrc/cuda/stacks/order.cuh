@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(kOrderThreads)
 
     int stack[kTurns], rank[kTurns];
     for (int i = 0; i < kTurns; ++i) {
-        const int64_t position =
-            static_cast<int64_t>(blockIdx.x) * kChunk + (warp * kTurns + i) * kWarp + lane;
+        const int64_t position = static_cast<int64_t>(blockIdx.x) * kChunk + (warp * kTurns + i) * kWarp + lane;
         stack[i] = position < o.positions ? stack_of(bucket, position, stacks) : -1;
         const unsigned same = __match_any_sync(kAllLanes, stack[i]), lower = same & ((1u << lane) - 1);
         rank[i] = stack[i] < 0 ? 0 : of_warp[warp][stack[i]] + __popc(lower);

@@ -41,9 +41,7 @@ struct Input<float> {
         return i == 0 ? float2{__uint_as_float(v.x), __uint_as_float(v.y)}
                       : float2{__uint_as_float(v.z), __uint_as_float(v.w)};
     }
-    __device__ static __forceinline__ float number(const Pack<float, 4>& v, int i) {
-        return v.at[i];
-    }
+    __device__ static __forceinline__ float number(const Pack<float, 4>& v, int i) { return v.at[i]; }
 };
 
 template <>
@@ -53,9 +51,7 @@ struct Input<__half> {
         const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
         return __half22float2(*reinterpret_cast<const __half2*>(&word));
     }
-    __device__ static __forceinline__ float number(const Pack<__half, 4>& v, int i) {
-        return __half2float(v.at[i]);
-    }
+    __device__ static __forceinline__ float number(const Pack<__half, 4>& v, int i) { return __half2float(v.at[i]); }
 };
 
 template <>

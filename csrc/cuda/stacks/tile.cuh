@@ -13,8 +13,8 @@ constexpr int round4(int n) {
 }
 
 // Where a layer's parameters and numbers are in shared memory, in floats. What a layer's activations see of it is
-// `width` rows: those of `dual` are two parts, each filled up with zeros to `part` rows, a multiple of 4. Weights of the
-// next layer are laid out likewise. Behind these rows is one of ones.
+// `width` rows: those of `dual` are two parts, each filled up with zeros to `part` rows, a multiple of 4. Weights of
+// the next layer are laid out likewise. Behind these rows is one of ones.
 struct Places {
     int weight;  // [round4(outputs)][width of the layer before]
     int bias;    // [round4(outputs)]
@@ -80,9 +80,9 @@ struct TileArguments {
     float* tile_totals;  // [tiles, 2]
     float* totals;       // [3]
     int* counter;
-    float* grad_output;  // [B]
-    float* grad_sums;    // [B, O]
-    float* partials;     // [tiles, pieces.tile]
+    float* grad_output;                                                      // [B]
+    float* grad_sums;                                                        // [B, O]
+    float* partials;                                                         // [tiles, pieces.tile]
     int of_weight[kMostHidden + 1], of_bias[kMostHidden + 1], tile_numbers;  // Pieces
 };
 
@@ -425,10 +425,10 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
     __syncthreads();
     if (threadIdx.x >= kTile) return;
     // Without hidden layers, the sums of layer 0 are the last layer's, with its bias.
-    float output = last == 0 ? memory[a.places.at[0].sums + position]
-                             : (tile.quarter[0][position] + tile.quarter[1][position]) +
-                                   (tile.quarter[2][position] + tile.quarter[3][position]) +
-                                   memory[a.places.at[last].bias];
+    float output = last == 0
+                       ? memory[a.places.at[0].sums + position]
+                       : (tile.quarter[0][position] + tile.quarter[1][position]) +
+                             (tile.quarter[2][position] + tile.quarter[3][position]) + memory[a.places.at[last].bias];
     for (int l = 0; l < last; ++l) {
         const float* const y = memory + a.places.at[l].sums + position;
         if (layers.at[l].plus >= 0) output += y[layers.at[l].plus * kPitch];
@@ -469,8 +469,7 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
     __syncthreads();
     // The last thread, which has least to do. It waits for memory while the others go on.
     if (a.score != nullptr && threadIdx.x == kThreads - 1) {
-        tile.is_last =
-            report_totals(a, tile.totals[0][0] + tile.totals[1][0], tile.totals[0][1] + tile.totals[1][1]);
+        tile.is_last = report_totals(a, tile.totals[0][0] + tile.totals[1][0], tile.totals[0][1] + tile.totals[1][1]);
     }
     float* const partials = a.partials + static_cast<int64_t>(blockIdx.x) * a.tile_numbers;
     for (int l = last - 1; l >= 0; --l) {
