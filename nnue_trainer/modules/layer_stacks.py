@@ -115,6 +115,10 @@ class LayerStacks:
         )
         return loss
 
+    def may_be_fused(self, device: torch.device) -> bool:
+        """Whether there are operators for this device at all; what the tensors are is not known yet."""
+        return device.type == "cuda" and ops._libraries.cuda_error is None
+
     def order(self, bucket: Tensor) -> Tensor:
         """Positions ordered by stack, for the operators on CUDA. It depends on int64 [B] `bucket` alone."""
         order: Tensor = _operators.stack_order(bucket, self.stacks)
@@ -137,7 +141,7 @@ class LayerStacks:
 
     def _is_fused(self, first: FirstOutputs, parameters: Sequence[Tensor]) -> bool:
         x = first.x
-        if not x.is_cuda or x.dim() != 2 or x.dtype not in _DTYPES or ops._libraries.cuda_error is not None:
+        if not self.may_be_fused(x.device) or x.dim() != 2 or x.dtype not in _DTYPES:
             return False
         if torch.compiler.is_compiling() or _derivatives.in_transform() or torch.onnx.is_in_onnx_export():
             return False
@@ -228,7 +232,7 @@ class _Output(torch.autograd.Function):
         return output  # type: ignore[no-any-return]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         of, (x, order, sums, *parameters) = ctx.of, ctx.saved_tensors
         found = _operators.layer_stacks_backward(grad_output, sums, order, parameters, of.layout, of.numbers)
@@ -250,7 +254,7 @@ class _Loss(torch.autograd.Function):
         return totals[2]  # type: ignore[no-any-return]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         x, order, totals, grad_sums, grad_output, partials, *parameters = ctx.saved_tensors
         scales = (grad_output if ctx.needs_psqt else None, grad_loss, totals)

@@ -353,7 +353,7 @@ class StackedModel(NnueModel):
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
         kernel, is_own = loss.kernel(), type(self).forward is not StackedModel.forward
-        if kernel is None or is_own or self.rounded is not None or not batch.score.is_cuda:
+        if kernel is None or is_own or self.rounded is not None or not self.stacks.may_be_fused(batch.score.device):
             return None
         first, linears, targets = self.first_outputs(batch), self.linears(), (batch.score, batch.result, lam)
         fused = self.stacks.loss(first, linears, targets, kernel, self.score_scale)

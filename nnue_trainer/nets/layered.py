@@ -574,7 +574,8 @@ class LayeredModel(StackedModel):
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         bucket = self.by_pieces[batch.piece_count.long()]
-        return FirstOutputs(*self.feature_transformer(batch, bucket), bucket)
+        x, psqt = self.feature_transformer(batch, bucket)
+        return FirstOutputs(x, psqt, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
         return *self.layers, self.output

@@ -498,7 +498,8 @@ class StockfishModel(StackedModel):
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         bucket = batch.bucket if self.facts.stacks > 1 else torch.zeros_like(batch.bucket)
-        return FirstOutputs(*self.feature_transformer(batch, bucket), bucket)
+        x, psqt = self.feature_transformer(batch, bucket)
+        return FirstOutputs(x, psqt, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
         return self.fc0, self.fc1, self.fc2

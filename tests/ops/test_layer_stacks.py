@@ -6,6 +6,7 @@ On a GPU, and without one in the emulator of tests/cuda_emulator.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from needs import no_cuda, require
 from sample_inputs import assert_close
 from torch import Tensor, nn
 
-from nnue_trainer import nets
+from nnue_trainer import data, nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
@@ -146,6 +147,7 @@ def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.C
     """The operators of `layer_stacks` are those of the emulator, on CPU tensors."""
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
+    monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
     return emulator
 
 
@@ -307,6 +309,53 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     )
     assert empty.numel() == 0
     assert_close(flat[: others[0].numel()].view_as(others[0]), whole["0.bias"], 3e-7, "gradient of bias 0")
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        {"kind": "simple", "hidden": 16, "activation": "crelu"},
+        {
+            "kind": "layered",
+            "hidden": 32,
+            "activation": "pairwise",
+            "psqt": True,
+            "output_buckets": {"count": 4},
+            "layers": [
+                {"outputs": 8, "activation": "dual", "skip": "last", "to_output": True},
+                {"outputs": 6, "activation": "none", "skip": "difference", "skip_activated": True},
+                {"outputs": 5, "activation": "screlu"},
+            ],
+        },
+    ],
+    ids=["simple", "layered"],
+)
+def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any]) -> None:
+    """What the trainer calls, against forward and loss apart."""
+    torch.manual_seed(4)
+    model, loss, lam = nets.build(net), WinRateLoss(), torch.tensor(0.8)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape))
+    fens = [
+        "4k3/8/8/8/8/8/8/4K3 w - - 0 1",
+        "4k3/pp6/8/3q4/8/8/PPP5/4K2R b - - 0 1",
+        "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1",
+    ] * 30
+    batch = data.expand(data.records_from_fens(fens), model.feature_set)
+    batch = dataclasses.replace(batch, score=torch.randint(-900, 900, (len(fens),)).short())
+    emulated.emulator_configure(4, 7)
+    found = model.loss(batch, loss, lam)
+    assert found is not None
+    gradients_found = torch.autograd.grad(found, list(model.parameters()))
+    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
+    expected = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))
+    assert_close(found, expected, 1e-6, "loss")
+    names = [name for name, _ in model.named_parameters()]
+    for name, a, b in zip(names, gradients_found, torch.autograd.grad(expected, list(model.parameters())), strict=True):
+        assert_close(a, b, 3e-6, f"gradient of {name}", 1e-12)
+    model.set_rounding(True)
+    assert model.loss(batch, loss, lam) is None
 
 
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
