@@ -33,8 +33,8 @@
 //
 // layer_stacks_loss does all of this for a loss that is known by name: it gives (totals, grad_sums, grad_output,
 // partials), with totals float32 [3] = Σ weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients
-// are those of the first total. `score` is int16, `result` int8 [B], `lambda` a float32 scalar. `order` holds a counter
-// that is 0 again afterwards, so two such calls with one order may not run at the same time.
+// are those of the first total. `score` is int16, `result` int8 [B], `lambda` float32, a scalar or [B]. `order` holds a
+// counter that is 0 again afterwards, so two such calls with one order may not run at the same time.
 //
 // layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
 // multiplied by `scale` (float32 scalar) and, if `divide_by` is given, divided by divide_by[1], which is Σ weight.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nnue_trainer import _derivatives, ops
+from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import LossKernel
 from nnue_trainer.modules.stacked_linear import StackedLinear
 
@@ -76,6 +77,19 @@ class FirstOutputs(NamedTuple):
     bucket: Tensor
 
 
+class StackOrder(NamedTuple):
+    """Positions of a batch ordered by stack: a plan of `Batch.plans`. `data` is int32, private to the operators."""
+
+    data: Tensor
+    white: Tensor
+    """of the batch that it was made of"""
+    stacks: int
+
+    def is_for(self, *made_for: Any) -> bool:
+        """Whether it was made of these index rows for so many stacks. Plans of another kind are asked for more."""
+        return len(made_for) == 2 and made_for[0] is self.white and made_for[1] == self.stacks
+
+
 @dataclass(frozen=True)
 class LayerStacks:
     """The layers of a net: `hidden`, then one with a single output. `stacks` sets of weights, `inputs` numbers in."""
@@ -104,10 +118,10 @@ class LayerStacks:
         order: Tensor | None = None,
     ) -> Tensor | None:
         """`losses.mean` of a loss that the operators know, a scalar; None where they cannot compute it. `targets`:
-        score int16 [B], result int8 [B] and λ, an fp32 scalar, as in `Loss.terms`."""
+        score int16 [B], result int8 [B] and λ, an fp32 scalar or fp32 [B], as in `Loss.terms`."""
         parameters, (score, result, lam) = _parameters(linears), targets
         known = score.dtype == torch.int16 and result.dtype == torch.int8 and lam.dtype == torch.float32
-        if not known or lam.dim() or not self._is_fused(first, parameters):
+        if not known or not self._is_fused(first, parameters):
             return None
         order = self.order(first.bucket) if order is None else order
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
@@ -116,8 +130,15 @@ class LayerStacks:
         return loss
 
     def may_be_fused(self, device: torch.device) -> bool:
-        """Whether there are operators for this device at all; what the tensors are is not known yet."""
-        return device.type == "cuda" and ops._libraries.cuda_error is None
+        """Whether there are operators for these layers on this device; what the tensors are is not known yet."""
+        if device.type != "cuda" or ops._libraries.cuda_error is not None:
+            return False
+        return _device_has_kernels(device.index or 0, self._description)
+
+    def order_of(self, batch: Batch) -> Tensor | None:
+        """What was prepared of a batch."""
+        orders = (plan for plan in batch.plans if isinstance(plan, StackOrder))
+        return next((order.data for order in orders if order.is_for(batch.white, self.stacks)), None)
 
     def order(self, bucket: Tensor) -> Tensor:
         """Positions ordered by stack, for the operators on CUDA. It depends on int64 [B] `bucket` alone."""
@@ -125,7 +146,8 @@ class LayerStacks:
         return order
 
     def _plain(self, first: FirstOutputs, linears: Sequence[nn.Module]) -> Tensor:
-        x, straight, kept = first.x, [] if first.psqt is None else [first.psqt], list[Tensor]()
+        x, straight = first.x, [] if first.psqt is None else [first.psqt]
+        kept: list[Tensor] = []
         *before, last = linears
         for layer, linear in zip(self.hidden, before, strict=True):
             y = _apply(linear, x, first.bucket)
@@ -141,18 +163,16 @@ class LayerStacks:
 
     def _is_fused(self, first: FirstOutputs, parameters: Sequence[Tensor]) -> bool:
         x = first.x
-        if not self.may_be_fused(x.device) or x.dim() != 2 or x.dtype not in _DTYPES:
+        if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or _derivatives.in_transform():
             return False
-        if torch.compiler.is_compiling() or _derivatives.in_transform() or torch.onnx.is_in_onnx_export():
+        if not self.may_be_fused(x.device) or x.dim() != 2 or x.dtype not in _DTYPES:
             return False
         floats = [*parameters, *([] if first.psqt is None else [first.psqt])]
         if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
             return False
         if any(_derivatives.has_tangent(t) for t in (x, *floats)):
             return False
-        if x.data_ptr() % 16 or parameters[0].data_ptr() % 16:
-            return False
-        return _device_has_kernels(x.device.index or 0, self._description)
+        return x.data_ptr() % 16 == 0 and parameters[0].data_ptr() % 16 == 0
 
     @functools.cached_property
     def _description(self) -> _Description:
@@ -181,7 +201,7 @@ def _device_has_kernels(device: int, of: _Description) -> bool:
 
 def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
     """Weight [S, O, I] and bias [S, O] of each layer; those of `nn.Linear` as one stack."""
-    found = list[Tensor]()
+    found: list[Tensor] = []
     for linear in linears:
         weight, bias = linear.weight, linear.bias
         assert isinstance(weight, Tensor)

@@ -32,7 +32,7 @@ from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.losses.base import Loss, mean
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
 from nnue_trainer.modules.straight_through import Steps
 from nnue_trainer.nets.integer_forward import IntegerForward, RawValues, reference, wrap32
@@ -275,7 +275,7 @@ class NnueModel(nn.Module, ABC):
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
         """`mean(*loss.terms(score_scale · forward(batch), …))` in fewer operators; None where there are none for it.
-        `lam` is λ, an fp32 scalar on the device of the batch."""
+        `lam` is λ, an fp32 scalar or fp32 [B] on the device of the batch."""
         return None
 
     def rounded_forward(self) -> RoundedForward:
@@ -339,6 +339,10 @@ class StackedModel(NnueModel):
     stacks: LayerStacks
 
     @abstractmethod
+    def buckets(self, batch: Batch) -> Tensor:
+        """The stack of each position, int64 [B]."""
+
+    @abstractmethod
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         """What the first layer gives the others."""
 
@@ -349,17 +353,25 @@ class StackedModel(NnueModel):
     def forward(self, batch: Batch) -> Tensor:
         if self.rounded is not None:
             return self.rounded(self, batch)
-        return self.stacks.forward(self.first_outputs(batch), self.linears())
+        return self.stacks.forward(self.first_outputs(batch), self.linears(), self.stacks.order_of(batch))
+
+    def prepare(self, batch: Batch) -> Batch:
+        batch = super().prepare(batch)
+        if self.rounded is not None or not self.stacks.may_be_fused(batch.white.device):
+            return batch
+        order = StackOrder(self.stacks.order(self.buckets(batch)), batch.white, self.stacks.stacks)
+        return replace(batch, plans=(*batch.plans, order))
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
         kernel, is_own = loss.kernel(), type(self).forward is not StackedModel.forward
         if kernel is None or is_own or self.rounded is not None or not self.stacks.may_be_fused(batch.score.device):
             return None
         first, linears, targets = self.first_outputs(batch), self.linears(), (batch.score, batch.result, lam)
-        fused = self.stacks.loss(first, linears, targets, kernel, self.score_scale)
+        order = self.stacks.order_of(batch)
+        fused = self.stacks.loss(first, linears, targets, kernel, self.score_scale, order)
         if fused is not None:
             return fused
-        net = self.stacks.forward(first, linears).float() * self.score_scale
+        net = self.stacks.forward(first, linears, order).float() * self.score_scale
         return mean(*loss.terms(net, *targets))
 
 

@@ -572,8 +572,11 @@ class LayeredModel(StackedModel):
         nn.init.zeros_(self.output.bias)
         self.register_buffer("by_pieces", torch.tensor(net.output_buckets.by_pieces), persistent=False)
 
+    def buckets(self, batch: Batch) -> Tensor:
+        return self.by_pieces[batch.piece_count.long()]
+
     def first_outputs(self, batch: Batch) -> FirstOutputs:
-        bucket = self.by_pieces[batch.piece_count.long()]
+        bucket = self.buckets(batch)
         x, psqt = self.feature_transformer(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import feature_set
@@ -94,9 +94,12 @@ class SimpleModel(StackedModel):
         self.stacks = LayerStacks(2 * net.hidden, 1)
         nn.init.zeros_(self.output.bias)
 
+    def buckets(self, batch: Batch) -> Tensor:
+        return torch.zeros_like(batch.piece_count, dtype=torch.int64)
+
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         x, _ = self.feature_transformer(batch)
-        return FirstOutputs(x, None, torch.zeros_like(batch.bucket))
+        return FirstOutputs(x, None, self.buckets(batch))
 
     def linears(self) -> Sequence[nn.Module]:
         return (self.output,)

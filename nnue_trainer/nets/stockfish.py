@@ -496,8 +496,11 @@ class StockfishModel(StackedModel):
                         rows.copy_(material_psqt(part))
             nn.init.zeros_(self.fc2.bias)
 
+    def buckets(self, batch: Batch) -> Tensor:
+        return batch.bucket if self.facts.stacks > 1 else torch.zeros_like(batch.bucket)
+
     def first_outputs(self, batch: Batch) -> FirstOutputs:
-        bucket = batch.bucket if self.facts.stacks > 1 else torch.zeros_like(batch.bucket)
+        bucket = self.buckets(batch)
         x, psqt = self.feature_transformer(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
 

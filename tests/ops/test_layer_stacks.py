@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nnue_trainer import data, nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer, StackOrder
 
 DEEP = LayerStacks(
     48,
@@ -266,6 +266,13 @@ def test_emulated_not_a_number_is_seen(emulated: ctypes.CDLL) -> None:
     assert loss.isnan()
 
 
+def test_emulated_lambda_by_position(emulated: ctypes.CDLL) -> None:
+    case = make_case(NETS["sfnnv3"](), 90, 9)
+    case.lam = torch.rand(90, generator=torch.Generator().manual_seed(1))
+    emulated.emulator_configure(4, 7)
+    check_loss(case, LOSSES["win rate"])
+
+
 def test_emulated_without_any_weight(emulated: ctypes.CDLL) -> None:
     """λ = 1 and no scores: the loss is 0, as that of `mean`."""
     case = make_case(NETS["sfnnv3"](), 70, 6)
@@ -347,6 +354,13 @@ def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.Monk
     emulated.emulator_configure(4, 7)
     found = model.loss(batch, loss, lam)
     assert found is not None
+    ahead = StackOrder(model.stacks.order(model.buckets(batch)), batch.white, model.stacks.stacks)
+    assert not ahead.is_for(batch.white, batch.black, batch.black_to_move, 768, 768, 768)  # as other plans are asked
+    prepared = dataclasses.replace(batch, plans=(ahead,))
+    assert model.stacks.order_of(prepared) is ahead.data
+    assert model.stacks.order_of(dataclasses.replace(prepared, white=batch.white.clone())) is None
+    monkeypatch.setattr(LayerStacks, "order", None)  # not made again
+    assert torch.equal(model.loss(prepared, loss, lam), found)
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
     expected = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))

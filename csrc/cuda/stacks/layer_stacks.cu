@@ -249,7 +249,7 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
                                                    const std::optional<Tensor>& psqt_in, const Tensor& score_in,
-                                                   const Tensor& result_in, const Tensor& lambda, Integers layout,
+                                                   const Tensor& result_in, const Tensor& lambda_in, Integers layout,
                                                    Numbers numbers, std::string loss, Numbers constants,
                                                    double score_scale, bool is_sums) {
     constexpr const char* op = "layer_stacks_loss";
@@ -265,12 +265,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     check_device(op, "result", result_in, Device::cuda, like, "weight_0");
     check_dtype(op, "result", result_in, {ScalarType::Char});
     check_shape(op, "result", result_in, {o.positions}, "[B]");
-    check_floats(op, "lambda", lambda, {}, "[]", like);
+    const bool by_position = lambda_in.dim() == 1;
+    if (by_position)
+        check_floats(op, "lambda", lambda_in, {o.positions}, "[B]", like);
+    else
+        check_floats(op, "lambda", lambda_in, {}, "[]", like);
     const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
     const Tensors parameters = contiguous_all(parameters_in);
     check_aligned(op, "weight_0", parameters[0]);
     const std::optional<Tensor> psqt = contiguous(psqt_in);
-    const Tensor score = torch::stable::contiguous(score_in), result = torch::stable::contiguous(result_in);
+    const Tensor score = torch::stable::contiguous(score_in), result = torch::stable::contiguous(result_in),
+                 lambda = torch::stable::contiguous(lambda_in);
     TileArguments a = tile_arguments(layers, parameters, order, o);
     const Tensor totals = floats_like(x, {3}), tile_totals = floats_like(x, {o.most_tiles(), 2});
     const Tensor grad_output = floats_like(x, {o.positions});
@@ -282,6 +287,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     a.score = const_data<int16_t>(score);
     a.result = const_data<int8_t>(result);
     a.lambda = const_data<float>(lambda);
+    a.lambda_by_position = by_position;
     a.tile_totals = mutable_data<float>(tile_totals);
     a.totals = mutable_data<float>(totals);
     a.counter = mutable_data<int>(order) + Order::counter;

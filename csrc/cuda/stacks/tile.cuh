@@ -77,6 +77,7 @@ struct TileArguments {
     const int16_t* score;
     const int8_t* result;
     const float* lambda;
+    bool lambda_by_position;
     float* tile_totals;  // [tiles, 2]
     float* totals;       // [3]
     int* counter;
@@ -399,7 +400,7 @@ __device__ inline Target load_target(const TileArguments& a, const Tile& tile) {
     if (a.score != nullptr) {
         target.score = a.score[position];
         target.result = a.result[position];
-        target.lambda = *a.lambda;
+        target.lambda = a.lambda[a.lambda_by_position ? position : 0];
     }
     return target;
 }
