@@ -52,6 +52,14 @@ class Plugin:
     module: ModuleType
 
 
+class PluginMissing(UserError):
+    """A class is in a file of the user's that was not loaded, and may not be loaded for what a file says."""
+
+    def __init__(self, file: Path, message: str) -> None:
+        super().__init__(message)
+        self.file = file
+
+
 _plugins: dict[str, Plugin] = {}  # by file name: a checkpoint is read on other machines, where folders differ
 _packages: dict[str, str] = {}  # "REGISTRY:KIND" → "PACKAGE VERSION"
 _registries: list[Registry[Any]] = []
@@ -195,6 +203,8 @@ class Registry(Generic[T]):
             raise _error("kind_missing", text, ("kind",), kind)
         try:
             cls = self.find(kind, may_import=may_import)
+        except PluginMissing as error:
+            raise _error("plugin_missing", str(error), ("kind",), kind, file=str(error.file)) from None
         except UserError as error:
             raise _error("kind_unknown", str(error), ("kind",), kind) from None
         fields = {key: value for key, value in data.items() if key != "kind"}
@@ -240,9 +250,10 @@ class Registry(Generic[T]):
         if may_import:
             plugin = load_plugin(path)
         elif plugin is None:
-            raise UserError(
+            raise PluginMissing(
+                path,
                 f"{self.what} {kind!r} is not part of nnue-trainer, and files do not make it import code: name the "
-                f"file with --plugin {path}"
+                f"file with --plugin {path}",
             )
         cls = getattr(plugin.module, name, None)
         if not isinstance(cls, type):
@@ -284,8 +295,8 @@ class Registry(Generic[T]):
         return f"Registry({self.package!r})"
 
 
-def _error(kind: str, message: str, location: tuple[str, ...], found: Any) -> ValidationError:
-    custom = PydanticCustomError(kind, "{message}", {"message": message})
+def _error(kind: str, message: str, location: tuple[str, ...], found: Any, **context: str) -> ValidationError:
+    custom = PydanticCustomError(kind, "{message}", {"message": message, **context})
     return ValidationError.from_exception_data(
         "registry", [InitErrorDetails(type=custom, loc=location, input=found)], input_type="json"
     )

@@ -56,9 +56,14 @@ def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str],
         text = json.dumps(data, default=str)
         return pydantic.TypeAdapter(kind).validate_json(text, strict=True, context={MAY_IMPORT: may_import})
     except pydantic.ValidationError as error:
-        details = error.errors(include_url=False)
-        more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-        path, message = _explain(kind, data, details[0])
+        first, *others = error.errors(include_url=False)
+        path, message = _explain(kind, data, first)
+        if first["type"] == "plugin_missing":  # all files at once: the answer is one command line
+            missing = [detail for detail in others if detail["type"] == "plugin_missing"]
+            files = dict.fromkeys(detail["ctx"]["file"] for detail in missing)
+            message += "".join(f" --plugin {file}" for file in files if file != first["ctx"]["file"])
+            others = [detail for detail in others if detail not in missing]
+        more = f" (and {len(others)} more)" if others else ""
         key = ".".join(_cut(part) for part in path) or "(top level)"
         raise UserError(f"{origin(path)}: {key}{message}{more}") from None
 
@@ -148,7 +153,7 @@ def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[st
             ), f": found {_show(detail['ctx']['tag'])}, expected one of {', '.join(_tags(kind, path))}"
         case "dataclass_type" | "dataclass_exact_type" | "dict_type" | "model_attributes_type":
             return path, f": found {_show(found)}, expected a section of keys"
-        case "kind_missing" | "kind_unknown":
+        case "kind_missing" | "kind_unknown" | "plugin_missing":
             return path, f": {detail['msg']}"
         case "value_error":
             return path, f": {detail['ctx']['error']}"

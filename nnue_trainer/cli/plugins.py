@@ -17,7 +17,7 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="Python file with classes of your own that the recipe or checkpoint names; may be repeated.",
+        help="Python file or C++ header with classes of your own that the recipe or checkpoint names; may be repeated.",
     ),
 ]
 

@@ -213,7 +213,7 @@ def report(summary: Summary, run_dir: Path) -> list[str]:
     if summary.interrupted:
         lines.append(f"continue with    nnue train --resume {quote(run_dir)}{plugins.options()}")
     else:
-        lines.append(f"export with      nnue export {quote(net)} {quote(run_dir / 'net.nnue')}")
+        lines.append(f"export with      nnue export {quote(net)} {quote(run_dir / 'net.nnue')}{plugins.options()}")
     return lines
 
 
