@@ -65,6 +65,20 @@ def test_convert_there_and_back_changes_nothing(folder):
     assert (folder / "named.bin").read_bytes() == (folder / "train.squares").read_bytes()
 
 
+def test_a_class_among_the_built_in_ones_is_a_built_in_format(folder, project_root, monkeypatch):
+    """One file in nnue_trainer/data/formats is all that a built-in format in Python needs."""
+    squares = DATA_FORMATS.find(KIND)
+    monkeypatch.setattr(squares, "__module__", "nnue_trainer.data.formats.squares")
+    monkeypatch.setattr(DATA_FORMATS, "_classes", DATA_FORMATS._classes | {"squares": squares})
+    monkeypatch.setattr(DATA_FORMATS, "_outside", {})
+    monkeypatch.setattr(squares, "kind", "squares")
+    registry.forget_plugins()
+    nnue("data", "convert", "train.binpack", "by_name.squares")
+    nnue("data", "convert", "train.binpack", "by_option.data", "--to", "squares")
+    assert (folder / "by_name.squares").read_bytes() == (folder / "by_option.data").read_bytes()
+    assert json.loads(nnue("data", "info", "by_option.data", "--json"))["format"] == "squares"
+
+
 def test_it_is_read_by_every_tool_plain_and_compressed(folder):
     (folder / "renamed.data.gz").write_bytes(gzip.compress((folder / "train.squares").read_bytes()))
     ours = json.loads(nnue("data", "info", "train.binpack", "--json"))

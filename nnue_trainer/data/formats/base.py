@@ -140,10 +140,11 @@ def format_named(kind: str) -> DataFormat:
 
 
 def outside_formats() -> list[DataFormat]:
-    """Every format from outside that is known and whose fields all have defaults."""
+    """Every format in Python, from outside the data library, that is known and whose fields all have defaults."""
+    compiled = {name for name, _, _ in _data.formats()}
     known = []
-    for kind, cls in DATA_FORMATS:
-        if not cls.__module__.startswith(__package__ or ""):
+    for kind, _ in DATA_FORMATS:
+        if kind not in compiled:
             try:
                 known.append(DATA_FORMATS.find(kind)())
             except ValueError:
