@@ -7,7 +7,7 @@
 // row_norms: norms along the last dimension, all that are asked for in one pass
 //   x        [..., n] float32, float64, float16 or bfloat16
 //   sums     [...] sum of |x|, or absent; roots: root of the sum of squares; largest: largest |x|. Contiguous, of the
-//            dtype of x. Of no elements all are 0. NaN in a row makes its norms NaN.
+//            dtype of x. A row of no elements has norms 0. NaN in a row makes its norms NaN.
 //   Sums run in double. Squares of finite float64 may overflow; those of the other dtypes cannot.
 #pragma once
 
@@ -27,7 +27,7 @@ namespace nnue::rows {
 constexpr const char* kTranspose = "transpose";
 constexpr const char* kNorms = "row_norms";
 
-// A view of x as matrices [matrices, rows, columns] is what is left of its shape.
+// The sizes of x seen as [count, rows, columns].
 struct Matrices {
     int64_t count, rows, columns;
     int bytes;  // of an element
@@ -51,7 +51,7 @@ inline std::vector<int64_t> transposed_shape(const Tensor& x) {
     return shape;
 }
 
-// Calls body with a null pointer of an unsigned integer of so many bytes.
+// Calls body with a null pointer to the unsigned integer of so many bytes; only its type counts.
 template <class Body>
 void dispatch_bytes(int bytes, const Body& body) {
     switch (bytes) {

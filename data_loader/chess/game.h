@@ -12,7 +12,7 @@ namespace nnue::data {
 // Legal moves, ordered by origin, destination, promotion.
 std::vector<Move> legal_moves(const Position& position);
 
-// Pseudo-legal, and it leaves the own king out of check; castling also neither out of check nor through it.
+// Pseudo-legal, and the own king is not in check afterwards. Castling leads neither out of check nor through it.
 bool is_legal(const Position& position, Move move);
 
 class Game {

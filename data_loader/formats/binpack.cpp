@@ -225,7 +225,7 @@ class BinpackReader final : public StreamReader {
         if (header.empty()) return false;
         const std::uint64_t start = stream_.offset();
         const std::string name = "chunk " + std::to_string(chunk_++);
-        // Without a sound header there is no telling where the next chunk begins: an error always.
+        // Without a sound header nobody knows where the next chunk begins, so this is an error even where bad data is left out.
         std::uint32_t size = 0;
         try {
             size = binpack_payload_size(header.first(std::min(header.size(), kBinpackHeader)));
@@ -272,9 +272,9 @@ class BinpackReader final : public StreamReader {
     }
 
     RecordBuffer decoded_;
-    std::size_t taken_ = 0;  // of decoded_
-    std::size_t size_ = 0;   // of the payload that the stream stands at
-    std::size_t at_ = 0;     // in it
+    std::size_t taken_ = 0;  // positions of decoded_ that were handed out
+    std::size_t size_ = 0;   // bytes of the payload that the stream stands at
+    std::size_t at_ = 0;     // how many of them are decoded
     std::uint64_t chunk_ = 0;
     ChainCounts chains_;
 };

@@ -1,8 +1,9 @@
 // How many positions occur more than once, in bounded memory.
 //
 // Positions are sampled by the hash of the board (pieces, side to move, castling, en passant): all occurrences of a
-// position are in the sample, or none. While there are at most kCapacity different ones, everything is and the answer
-// is exact; then half of the hashes are dropped, and so on. The error of the share of duplicates is then below 0.3 %.
+// position are in the sample, or none. While there are at most kCapacity different positions, all of them are, and the
+// answer is exact. Each time that there are more, half of the hashes are dropped; the error of the share of duplicates
+// stays below 0.3 %.
 #pragma once
 
 #include <cmath>
@@ -21,7 +22,7 @@ class DuplicateEstimator {
     void add(std::span<const Record> records);
 
     bool exact() const { return level_ == 0; }
-    // Different positions in all.
+    // The number of different positions.
     double distinct() const { return std::ldexp(static_cast<double>(used_), level_); }
     // The share of positions that had occurred before.
     double duplicate_share() const {

@@ -121,17 +121,17 @@ class CheckpointStore:
 def _is_best(one: TrainerState, of: TrainerState) -> bool:
     if of.best_step is not None:
         return one.step == of.best_step
-    return one.validation_loss == of.best_validation_loss  # of the first release
+    return one.validation_loss == of.best_validation_loss  # the first release did not write best_step
 
 
 def _state_of(path: Path) -> TrainerState | None:
-    """None for a file that is missing, damaged or of something else."""
+    """None where the file is missing, damaged, or no checkpoint of a run."""
     with contextlib.suppress(UserError):
         return checkpoint.load(path, groups=()).trainer_state(path)
     return None
 
 
 def _step_of(path: Path) -> float:
-    """Of a damaged checkpoint: later than any other, so it is put aside with those."""
+    """A damaged checkpoint counts as later than any other, so it is put aside with those."""
     state = _state_of(path)
     return float("inf") if state is None else state.step
