@@ -88,7 +88,7 @@ def permute(
     checkpoint = checkpoints.load(net, ("model", "net")) if net.suffix == ".safetensors" else None
     if (out.suffix == ".safetensors") != (checkpoint is not None):
         kind = (
-            "a checkpoint (.safetensors)"
+            "a checkpoint (.safetensors), as the input is one (nnue export makes nets)"
             if checkpoint
             else "a net, as the input is one (nnue import makes checkpoints)"
         )
