@@ -116,7 +116,8 @@ def test_an_optimiser_from_outside_on_a_net_with_virtual_rows(folder, project_ro
 
 def test_all_parts_at_once_and_a_process_that_is_killed(folder, project_root):
     """The recipe beside the examples, with real processes and SIGKILL."""
-    for file in [*PARTS, "recipe.yaml"]:
+    files = ["my_net.py", *PARTS]
+    for file in [*files, "recipe.yaml"]:
         shutil.copy(project_root / "examples" / "extending" / file, folder)
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(project_root)}
     command = [sys.executable, "-m", "nnue_trainer", "train"]
@@ -130,11 +131,49 @@ def test_all_parts_at_once_and_a_process_that_is_killed(folder, project_root):
     process.kill()
     process.wait()
     nnue("train", "--config", "recipe.yaml", "--run-dir", "whole", *epochs)
-    plugins = [argument for file in PARTS for argument in ("--plugin", file)]
+    refused = subprocess.run([*command, "--resume", "parts"], env=env, capture_output=True, text=True)
+    (line,) = refused.stderr.splitlines()
+    assert sorted(re.findall(r"--plugin (\S+)", line)) == sorted(files), "one line names every file that is missing"
+    plugins = [argument for file in files for argument in ("--plugin", file)]
     second = subprocess.run([*command, "--resume", "parts", *plugins], env=env, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
     assert "resumed at step" in second.stderr
     assert_same(Path("whole"), Path("parts"))
+
+
+def test_a_net_from_outside(folder, project_root, monkeypatch):
+    """Trained, interrupted, resumed to the bit, exported, evaluated, imported; and aware of its quantisation."""
+    shutil.copy(project_root / "examples" / "extending" / "my_net.py", folder)
+    plugin = ["--plugin", "my_net.py"]
+    model = ["model={kind: my_net.py:TwoLayers, hidden: 32}", "training.epochs=3"]
+    output = nnue("train", "--config", "recipe.yaml", "--run-dir", "whole", *model)
+    assert "export with      nnue export whole/checkpoints/best.safetensors whole/net.nnue --plugin my_net.py" in output
+    losses = [float(value) for value in re.findall(r"epoch \d: validation loss ([\d.]+)", output)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 6)
+        nnue("train", "--config", "recipe.yaml", "--run-dir", "parts", *model)
+    registry.forget_plugins()
+    missing = r"files do not make it import code: name the file with --plugin my_net\.py$"
+    for arguments in (["train", "--resume", "parts"], ["export", "whole", "whole.nnue"]):
+        with pytest.raises(UserError, match=missing):
+            nnue(*arguments)
+    nnue("train", "--resume", "parts", *plugin)
+    assert_same(Path("whole"), Path("parts"))
+    state = checkpoint.load("whole/checkpoints/last.safetensors").tensors["optimizer"]
+    assert any(name.endswith("first.weight.virtual") for name in state), "its king buckets have a factoriser"
+
+    nnue("export", "whole", "whole.nnue", *plugin)
+    registry.forget_plugins()
+    with pytest.raises(UserError, match=missing):
+        nnue("eval", "whole.nnue", "--fen", "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1")
+    assert '"score"' in nnue("eval", "whole.nnue", "--fen", "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1", "--json", *plugin)
+    nnue("import", "whole.nnue", "again.safetensors", *plugin)
+    nnue("export", "again.safetensors", "again.nnue", *plugin)
+    assert Path("again.nnue").read_bytes() == Path("whole.nnue").read_bytes()
+    nnue("train", "--config", "recipe.yaml", "--run-dir", "aware", *model, "model.quantisation.aware=true")
+    assert re.search(r"trained as fake-quantised: 0\.000 rms", nnue("check", "aware", "--data", "val.binpack", *plugin))
 
 
 # Each set alone, beside a built-in one, and a declared one in the recipe: the files it needs, and `model.inputs`.
@@ -303,5 +342,7 @@ def test_what_the_guide_shows_is_what_the_file_says(project_root):
     assert shown in (project_root / "examples" / "extending" / "my_features.h").read_text(encoding="utf-8")
     shown = guide.split("### A feature set")[1].split("```python\n")[1].split("```")[0].strip()
     assert shown in (project_root / "examples" / "extending" / "my_features.py").read_text(encoding="utf-8")
-    for file in [*PARTS, "my_features.py", "my_features.h"]:
+    shown = guide.split("### A net\n")[1].split("```python\n")[1].split("```")[0].strip()
+    assert shown in (project_root / "examples" / "extending" / "my_net.py").read_text(encoding="utf-8")
+    for file in [*PARTS, "my_net.py", "my_features.py", "my_features.h"]:
         assert f"(../examples/extending/{file})" in guide
