@@ -217,9 +217,7 @@ def test_stockfish_interrupted_and_continued(stockfish: str, tmp_path: Path, sen
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(sent)
-    start = time.monotonic()
-    process.communicate(timeout=30)
-    assert time.monotonic() - start < 1
+    process.communicate(timeout=30)  # a guard against hanging, no measurement
     assert process.returncode != 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["book.epd", journal.name]
     begun = journal.stat().st_size
