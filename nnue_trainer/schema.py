@@ -20,7 +20,7 @@ import pydantic.dataclasses
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from nnue_trainer.errors import UserError
+from nnue_trainer.errors import UserError, shown
 from nnue_trainer.registry import MAY_IMPORT, Registry
 
 __all__ = ["describe", "section", "to_data", "validate"]
@@ -288,7 +288,8 @@ def _show(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
+    """At most 80 characters of a key or value, which may come from a file, as they may be printed."""
+    return shown(text if len(text) <= 80 else text[:77] + "...")
 
 
 def _one_line(text: str | None) -> str:

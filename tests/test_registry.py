@@ -118,6 +118,8 @@ def test_entry_point(shapes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"kind": "circle", "radius": -1}, "shape.radius: found -1, expected greater than 0"),
         ({"kind": "circle", "radios": 1}, "shape.radios: unknown key (did you mean 'radius'?)"),
+        ({"kind": "circle", "radi\x7fus": 1}, "shape.radi\\x7fus: unknown key (did you mean 'radius'?)"),
+        ({"kind": "o\x9bval"}, "shape.kind: found 'o\\x9bval', expected one of circle, or path/to/file.py:Class"),
         ({"kind": "oval"}, "shape.kind: found 'oval', expected one of circle, or path/to/file.py:Class"),
         ({"radius": 1}, "shape.kind: missing, expected one of circle, or path/to/file.py:Class"),
         (3, "shape: found 3, expected a section of keys"),

@@ -162,9 +162,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, val: Path, c
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else value.name,
 )
-def test_interrupted_with_nothing_left(
-    project_root: Path, tmp_path: Path, sent: signal.Signals, command: str
-) -> None:
+def test_interrupted_with_nothing_left(project_root: Path, tmp_path: Path, sent: signal.Signals, command: str) -> None:
     source = str(tmp_path / "train.binpack")
     Path(source).write_bytes((project_root / "samples" / "train.binpack").read_bytes() * 30)
     out = tmp_path / "out"

@@ -9,7 +9,7 @@ from made_up import MadeUpSource, made_up_batch, recipe
 from nnue_trainer import checkpoint, nets
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.perspectives import is_fused
+from nnue_trainer.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.run import set_up_torch
 from nnue_trainer.training.trainer import Trainer
@@ -173,15 +173,17 @@ def from_records(run_dir: Path, file: Path, *overrides: str) -> Trainer:
 
 def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, project_root):
     run = from_records(tmp_path, project_root / "samples" / "val.binpack")
-    places: dict[int, set[int]] = {}
+    places: dict[tuple[int, int], set[int]] = {}
     for _ in range(20):
         batch = next(run.batches)
         fresh = run.model.prepare(batch).plans
-        assert len(batch.plans) == len(fresh) == (1 if is_fused(run.model.feature_transformer.weight, 768) else 0)
-        for plan, expected in zip(batch.plans, fresh, strict=True):
+        kinds = [type(plan) for plan in batch.plans]
+        assert kinds == [type(plan) for plan in fresh]
+        assert (PerspectivePlan in kinds) == is_fused(run.model.feature_transformer.weight, 768)
+        for number, (plan, expected) in enumerate(zip(batch.plans, fresh, strict=True)):
             assert plan.white is batch.white
             assert torch.equal(plan.data, expected.data)
-            places.setdefault(batch.buffer, set()).add(plan.data.data_ptr())
+            places.setdefault((batch.buffer, number), set()).add(plan.data.data_ptr())
     assert all(len(found) == 1 for found in places.values())
 
 
