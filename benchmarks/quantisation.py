@@ -28,7 +28,8 @@ from nnue_trainer.data import Filters, Loader, RecordLoader
 from nnue_trainer.export.comparison import FLOAT, INTEGER, ROUNDED, Comparison, chunks
 from nnue_trainer.losses import mean
 from nnue_trainer.optim import Optimizer
-from nnue_trainer.training.run import HeldOut, keep_freed_memory, train
+from nnue_trainer.training.memory import keep_freed_memory
+from nnue_trainer.training.run import HeldOut, train
 from report import RESULTS, ROOT, environment, write
 
 SAMPLES = ROOT / "samples"

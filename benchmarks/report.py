@@ -31,6 +31,15 @@ def commit() -> str:
     return answer.stdout.strip() or "unknown"
 
 
+def wait_as_training_does() -> None:
+    """Starts the process anew with threads that sleep while they wait, as `nnue train` has them: torch's OpenMP reads
+    that when it is loaded. Spinning threads take the loader's cores, and their time counts as CPU time. Whoever sets
+    OMP_WAIT_POLICY has it as set."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"OMP_WAIT_POLICY": "passive"})
+
+
 def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Date, commit, command, machine and versions. Call it before measuring: the load average is that of others."""
     device = torch.device(device)
@@ -41,6 +50,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
         "command": " ".join(["python", *(Path(word).name if "/" in word else word for word in sys.argv)]),
         "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "torch_threads": torch.get_num_threads()},
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "load_average": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
         "python": platform.python_version(),

@@ -43,7 +43,7 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
 from optimizer import copy_rate
-from report import RESULTS, ROOT, environment, write
+from report import RESULTS, ROOT, environment, wait_as_training_does, write
 from training_step import Preloaded, copies, synchronize
 
 PHASES = ("forward", "loss", "backward", "optimizer", "rest")
@@ -329,6 +329,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and picture")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()
+    wait_as_training_does()
 
     overrides = [f"data.train={json.dumps([options.data])}", "training.cuda_graph=false", *options.overrides]
     recipe = config.load(options.config, overrides)

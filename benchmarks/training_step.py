@@ -32,7 +32,7 @@ from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocation
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
-from report import RESULTS, ROOT, environment, write
+from report import RESULTS, ROOT, environment, wait_as_training_does, write
 
 PRELOADED = 8  # batches: more than the caches hold
 
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of --ratio")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()
+    wait_as_training_does()
 
     recipe = config.load(options.config, [f"data.train={json.dumps([options.data])}", *options.overrides])
     device = choose_device(recipe.training.device)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.training import warm_start
+from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
 from nnue_trainer.training.terminal import say
 from nnue_trainer.training.trainer import Summary, Trainer
@@ -352,13 +351,3 @@ def set_up_torch(recipe: Recipe, device: torch.device) -> None:
         keep_freed_memory()
     else:
         ops.set_index_check("async")  # the loader's rows are sound; an error may come a step late, the host never waits
-
-
-def keep_freed_memory() -> None:
-    """Lets the C library reuse large blocks. By default it returns each to the system, and a step would fault in the
-    pages of its gradients, 100 MB each, anew: 40 % of the CPU time of an SFNNv5 step. glibc only; elsewhere no-op."""
-    m_trim_threshold, m_mmap_max = -1, -4  # of malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(m_mmap_max, 0)
-        mallopt(m_trim_threshold, 2**31 - 1)

@@ -35,6 +35,7 @@ from nnue_trainer.progress import TrainingProgress
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
+from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.metrics import MetricsWriter, environment, peak_memory
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.terminal import say
@@ -91,6 +92,9 @@ class Trainer:
         # The compiler and autocast would look at all rows of a weight.
         late = not recipe.training.compile and recipe.training.precision == "fp32"
         self.optimizer = Optimizer(model, recipe.optimizer, late=late, copies=recipe.training.precision == "mixed")
+        if self.device.type == "cpu":
+            with torch.no_grad():
+                move_to_huge_pages([*model.parameters(), *self.optimizer.state_dict().values()])
         self.forward: Callable[[Batch], Tensor] = torch.compile(model) if recipe.training.compile else model
         wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
         if wanted and not possible:
