@@ -1,0 +1,125 @@
+"""Whether training in mixed precision costs strength: the same recipe in fp32 and mixed, with several seeds each.
+
+    python benchmarks/precision.py [--config configs/quickstart.yaml] [--seeds 3] [--name NAME] [key=value …]
+
+Writes the validation losses of every run as JSON, and their curves as a picture, into benchmarks/results/. A seed
+decides initial weights and the order of positions, the same for both precisions. So two figures come with the last
+losses: the mean difference of pairs with the same seed, with its standard error, and the standard deviation of fp32
+over the seeds, which is the noise to compare it with. Validation computes with fp32 weights for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from nnue_trainer import config, schema
+from nnue_trainer.training.run import choose_device, train
+from report import RESULTS, ROOT, environment, write
+
+PRECISIONS = ("fp32", "mixed")
+
+
+def run(path: Path, overrides: list[str], precision: str, seed: int) -> dict[str, Any]:
+    """Positions and validation losses of one run."""
+    recipe = config.load(path, [*overrides, f"training.precision={precision}", f"training.seed={seed}"])
+    if not recipe.data.validation:
+        raise SystemExit("data.validation: found no files, expected held-out positions to compare losses on")
+    with tempfile.TemporaryDirectory() as folder:
+        summary = train(recipe, Path(folder))
+        lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    if summary.interrupted:
+        raise SystemExit("interrupted")
+    records = [record for record in map(json.loads, lines) if record["event"] == "validation"]
+    return {
+        "precision": precision,
+        "seed": seed,
+        "positions": [record["step"] * recipe.data.batch_size for record in records],
+        "losses": [record["loss"] for record in records],
+        "seconds": round(summary.seconds, 1),
+    }
+
+
+def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means of the last losses and how far they are apart, beside what the seed alone changes."""
+    last = {p: [r["losses"][-1] for r in runs if r["precision"] == p] for p in PRECISIONS}
+    means = {p: statistics.mean(losses) for p, losses in last.items()}
+    pairs = [mixed - fp32 for fp32, mixed in zip(last["fp32"], last["mixed"], strict=True)]
+    result: dict[str, Any] = {"last_losses": last, "means": means, "difference": statistics.mean(pairs)}
+    if len(pairs) > 1:
+        result["standard_error"] = statistics.stdev(pairs) / math.sqrt(len(pairs))
+        result["spread_of_seeds"] = statistics.stdev(last["fp32"])
+    return result
+
+
+def picture(report: dict[str, Any], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    colours = dict(zip(PRECISIONS, ("#3b6fb6", "#c98a2b"), strict=True))
+    for number, each in enumerate(report["runs"]):
+        label = each["precision"] if each["seed"] == report["runs"][0]["seed"] else None
+        millions = [positions / 1e6 for positions in each["positions"]]
+        style = "-" if each["precision"] == "fp32" else "--"
+        axes.plot(millions, each["losses"], style, color=colours[each["precision"]], lw=1, label=label, zorder=number)
+    axes.set_xlabel("million positions")
+    axes.set_ylabel("validation loss")
+    axes.set_title(report["title"], fontsize=10)
+    axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    print(f"written to {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "quickstart.yaml")
+    parser.add_argument("--seeds", type=int, default=3, help="runs in each precision")
+    parser.add_argument("--name", default="", help="of the files, behind net and device")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and picture")
+    parser.add_argument("overrides", nargs="*", help="recipe fields, such as training.epochs=5")
+    options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"--seeds: found {options.seeds}, expected at least 1")
+
+    recipe = config.load(options.config, options.overrides)
+    device = choose_device(recipe.training.device)
+    machine = environment(device)
+    # Precisions take turns, so that both see the same of a machine that others use, too.
+    runs = [
+        run(options.config, options.overrides, precision, recipe.training.seed + number)
+        for number in range(options.seeds)
+        for precision in PRECISIONS
+    ]
+    positions = f"{runs[0]['positions'][-1] / 1e6:.1f} M positions"
+    report = {
+        "benchmark": "precision",
+        **machine,
+        "title": f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {positions}, {machine['device']}",
+        "recipe": schema.to_data(recipe),
+        "runs": runs,
+        **compared(runs),
+    }
+    print(report["title"])
+    for precision in PRECISIONS:
+        losses = ", ".join(f"{loss:.6f}" for loss in report["last_losses"][precision])
+        print(f"{precision:6} {losses}  mean {report['means'][precision]:.6f}")
+    if "standard_error" in report:
+        print(f"difference {report['difference']:+.2e}, standard error {report['standard_error']:.1e}; ", end="")
+        print(f"standard deviation of fp32 over seeds {report['spread_of_seeds']:.1e}")
+    name = f"precision-{recipe.model.kind}-{device.type}{'-' if options.name else ''}{options.name}"
+    write(options.out / f"{name}.json", report)
+    picture(report, options.out / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
