@@ -100,7 +100,7 @@ def main() -> None:
         for number in range(options.seeds)
         for precision in PRECISIONS
     ]
-    positions = f"{runs[0]['positions'][-1] / 1e6:.1f} M positions"
+    positions = f"{runs[0]['positions'][-1]:,} positions"
     report = {
         "benchmark": "precision",
         **machine,
