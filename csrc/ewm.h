@@ -27,6 +27,7 @@
 #include "checks.h"
 #include "dtypes.h"
 #include "host_device.h"
+#include "quick_division.h"
 
 namespace nnue::ewm {
 
@@ -55,7 +56,7 @@ NNUE_HOST_DEVICE State<kVariance> merge(const State<kVariance>& a, const State<k
     // The shares of a and b in the sum. All weights may have fallen to nothing: mean and var then stay where they are.
     double mine = b.count > 0 ? 1 : 0, rest = 1 - mine;
     if (s.weight > 1e-300) {
-        const double inverse = 1 / s.weight;
+        const double inverse = divide(1.0, s.weight);
         mine = b.weight * inverse;
         rest = before * inverse;
     }
@@ -81,7 +82,7 @@ struct Rule {
     template <bool kVariance>
     NNUE_HOST_DEVICE State<kVariance> element(double x, int64_t i, int64_t last) const {
         State<kVariance> s;
-        if (!(x - x == 0)) {
+        if (!is_finite(x)) {
             if (adjust && !ignore_na) s.decay = 1 - alpha;
             return s;
         }
@@ -103,6 +104,16 @@ struct Rule {
             }
         }
         return s;
+    }
+
+    // The state behind element i; `adjust` is true. Shorter than to merge the element's state.
+    NNUE_HOST_DEVICE void follow(State<false>& s, double x) const {
+        const bool seen = is_finite(x);
+        const double decay = seen || !ignore_na ? 1 - alpha : 1;
+        s.decay *= decay;
+        s.weight = s.weight * decay + (seen ? 1 : 0);
+        s.count += seen ? 1 : 0;
+        if (seen) s.mean = s.count > 1 ? s.mean + divide(x - s.mean, s.weight) : x;
     }
 
     NNUE_HOST_DEVICE double finish(const State<false>& s) const {

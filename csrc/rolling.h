@@ -29,6 +29,7 @@
 #include "checks.h"
 #include "dtypes.h"
 #include "host_device.h"
+#include "quick_division.h"
 
 namespace nnue::rolling {
 
@@ -43,15 +44,20 @@ struct State {
     F at[N];
 };
 
+// Of a count.
 template <class F>
 NNUE_HOST_DEVICE F at_least_one(F n) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+    // 1 has no low bits, and 0 has none either.
+    return __hiloint2double(max(__double2hiint(n), 0x3ff00000), __double2loint(n));
+#endif
     const F one = F{} + 1.0;
     return n > one ? n : one;
 }
 
 template <class F>
 NNUE_HOST_DEVICE F of_finite(F x, F value) {
-    return (x - x) == F{} ? value : F{};
+    return is_finite(x) ? value : F{};
 }
 
 // count, sum
@@ -86,7 +92,7 @@ struct Extreme {
     }
     template <class F>
     static NNUE_HOST_DEVICE void append(State<F, 2>& s, F x, F /*y*/) {
-        const F value = (x - x) == F{} ? x * static_cast<double>(sign) : F{} - std::numeric_limits<double>::infinity();
+        const F value = is_finite(x) ? x * static_cast<double>(sign) : F{} - std::numeric_limits<double>::infinity();
         s.at[0] += of_finite(x, F{} + 1.0);
         s.at[1] = value > s.at[1] ? value : s.at[1];
     }
@@ -109,7 +115,7 @@ struct Moments {
     template <class F>
     static NNUE_HOST_DEVICE void append(State<F, kNumbers>& s, F x, F /*y*/) {
         const F before = s.at[0], n = before + of_finite(x, F{} + 1.0);
-        const F d = of_finite(x, x - s.at[1]), share = d / at_least_one(n), t = d * share * before;
+        const F d = of_finite(x, x - s.at[1]), share = divide(d, at_least_one(n)), t = d * share * before;
         if constexpr (kOrder >= 4) {
             s.at[4] +=
                 t * share * share * (n * n - 3.0 * n + 3.0) + 6.0 * share * share * s.at[2] - 4.0 * share * s.at[3];
@@ -124,7 +130,7 @@ struct Moments {
     template <class F>
     static NNUE_HOST_DEVICE State<F, kNumbers> merge(const State<F, kNumbers>& a, const State<F, kNumbers>& b) {
         const F na = a.at[0], nb = b.at[0], n = na + nb, d = b.at[1] - a.at[1];
-        const F inverse = 1.0 / at_least_one(n), step = d * (nb * inverse), t = step * na * d;
+        const F inverse = divide(F{} + 1.0, at_least_one(n)), step = d * (nb * inverse), t = step * na * d;
         State<F, kNumbers> s;
         s.at[0] = n;
         s.at[1] = a.at[1] + step;
@@ -155,7 +161,7 @@ struct Pairs {
     static NNUE_HOST_DEVICE void append(State<F, 6>& s, F x, F y) {
         const F both = (x - x) + (y - y), before = s.at[0], n = before + of_finite(both, F{} + 1.0);
         const F dx = of_finite(both, x - s.at[1]), dy = of_finite(both, y - s.at[2]);
-        const F inverse = 1.0 / at_least_one(n), tx = dx * inverse * before, ty = dy * inverse * before;
+        const F inverse = divide(F{} + 1.0, at_least_one(n)), tx = dx * inverse * before, ty = dy * inverse * before;
         s.at[3] += tx * dy;
         s.at[4] += tx * dx;
         s.at[5] += ty * dy;
@@ -166,7 +172,7 @@ struct Pairs {
     template <class F>
     static NNUE_HOST_DEVICE State<F, 6> merge(const State<F, 6>& a, const State<F, 6>& b) {
         const F na = a.at[0], nb = b.at[0], n = na + nb, dx = b.at[1] - a.at[1], dy = b.at[2] - a.at[2];
-        const F share = nb / at_least_one(n), sx = dx * share, sy = dy * share, tx = sx * na, ty = sy * na;
+        const F share = divide(nb, at_least_one(n)), sx = dx * share, sy = dy * share, tx = sx * na, ty = sy * na;
         return {{n, a.at[1] + sx, a.at[2] + sy, a.at[3] + b.at[3] + tx * dy, a.at[4] + b.at[4] + tx * dx,
                  a.at[5] + b.at[5] + ty * dy}};
     }
@@ -175,27 +181,25 @@ struct Pairs {
 // What a state says. n is the count of observations; with none there is a sum, 0, and nothing else.
 struct Finish {
     Statistic statistic;
-    double min_periods, ddof;
+    double least, ddof;  // observations that it takes
+
+    Finish() = default;
+    Finish(Statistic statistic, int64_t min_periods, double ddof)
+        : statistic(statistic),
+          least(static_cast<double>(std::max<int64_t>(min_periods, statistic == Statistic::sum ? 0 : 1))),
+          ddof(ddof) {}
 
     template <int N>
     NNUE_HOST_DEVICE double operator()(const State<double, N>& s) const {
         const double n = s.at[0], nan = std::numeric_limits<double>::quiet_NaN();
-        if (n < min_periods) return nan;
-        if (statistic == Statistic::sum) return s.at[1];
-        if (n == 0) return nan;
-        switch (statistic) {
-            case Statistic::mean:
-                return s.at[1] / n;
-            case Statistic::max:
-                return s.at[1];
-            case Statistic::min:
-                return -s.at[1];
-            default:
-                break;
+        if (n < least) return nan;
+        if constexpr (N == 2) {
+            if (statistic == Statistic::mean) return quotient(s.at[1], n);
+            return statistic == Statistic::min ? -s.at[1] : s.at[1];
         }
         if constexpr (N == 3) {
             if (n <= ddof) return nan;
-            const double var = s.at[2] / (n - ddof);
+            const double var = quotient(s.at[2], n - ddof);
             return statistic == Statistic::var ? var : sqrt(var);
         }
         if constexpr (N == 4) {

@@ -10,13 +10,10 @@ import torch
 from nnue_trainer import _derivatives, ops
 
 
-def register(
-    name: str, fake: Callable[..., Any], *, writes: bool = False, cuda: Callable[..., Any] | None = None
-) -> None:
+def register(name: str, fake: Callable[..., Any], *, writes: bool = False) -> None:
     """Registers what is not a kernel of the operator `name`, "nnue::…".
 
-    fake: its fake kernel. writes: it writes into tensors that it is given. cuda: its CUDA implementation, where that is
-    made of torch's operators.
+    fake: its fake kernel. writes: it writes into tensors that it is given.
     """
     torch.library.register_fake(name, fake)
     if writes:
@@ -31,5 +28,3 @@ def register(
         _derivatives.register_vmap(name)
     if ops._libraries.cuda_error is not None:
         torch.library.impl(name, "CUDA", ops._no_cuda)
-    elif cuda is not None:
-        torch.library.impl(name, "CUDA", cuda)

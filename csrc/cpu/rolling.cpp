@@ -112,7 +112,7 @@ void rolling(const Tensor& x, const std::optional<Tensor>& y, const Windows& w, 
 Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, const std::string& statistic, int64_t first,
                   int64_t length, int64_t min_periods, double ddof) {
     const Windows w = check_windows(kName, x_in, Device::cpu, first, length, min_periods);
-    const Finish finish{check_statistic(statistic), static_cast<double>(min_periods), ddof};
+    const Finish finish(check_statistic(statistic), min_periods, ddof);
     check_second(x_in, y_in, finish.statistic, Device::cpu);
     const Tensor x = torch::stable::contiguous(x_in);
     const std::optional<Tensor> y = contiguous(y_in);

@@ -34,6 +34,9 @@ __device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global
 __device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
 }
+__device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(shared), "l"(global) : "memory");
+}
 __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;\n" ::: "memory");
 }

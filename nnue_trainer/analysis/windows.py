@@ -165,99 +165,6 @@ def _same_kind(x: Tensor, other: Any) -> Tensor:
     return other.to(x.dtype) if other.dtype in (torch.float32, torch.float64) and other.dtype != x.dtype else other
 
 
-# ---- quantiles on CUDA ----------------------------------------------------------------------------------------------
-
-# Elements that are worked on at a time: a few hundred bytes of memory for each.
-_AT_A_TIME = 1 << 22
-
-
-def _select(rank: Tensor, begin: Tensor, end: Tensor, k: Tensor) -> Tensor:
-    """The k-th smallest of rank[row, begin:end] for each query, k from 0 on: a walk down a wavelet matrix.
-
-    rank: int64 [rows, m], a permutation of 0 … m − 1 in each row; begin, end, k: int64 [rows, queries].
-
-    Bit for bit from the highest, ranks are sorted stably by that bit, and the queries' ranges move along: to the zeros,
-    if more than k of the range are zeros, else to the ones. So the time is that of log₂ m passes, whatever the window.
-    """
-    m = rank.shape[1]
-    found = torch.zeros_like(k)
-    places = torch.arange(m, device=rank.device)
-    zeros_before = rank.new_zeros(rank.shape[0], m + 1)
-    for bit in reversed(range(max(m - 1, 1).bit_length())):
-        ones = rank.bitwise_right_shift(bit).bitwise_and_(1)
-        torch.cumsum(1 - ones, 1, out=zeros_before[:, 1:])
-        zeros = zeros_before[:, -1:]
-        before = zeros_before[:, :-1]
-        rank = torch.empty_like(rank).scatter_(1, torch.where(ones == 0, before, zeros + places - before), rank)
-        at_begin, at_end = zeros_before.gather(1, begin), zeros_before.gather(1, end)
-        inside = at_end - at_begin
-        up = k >= inside
-        begin = torch.where(up, zeros + begin - at_begin, at_begin)
-        end = torch.where(up, zeros + end - at_end, at_end)
-        k = torch.where(up, k - inside, k)
-        found |= up.long() << bit
-    return found
-
-
-def _some_quantiles(
-    x: Tensor, begin: Tensor, end: Tensor, min_periods: int, quantile: float, interpolation: str
-) -> Tensor:
-    """Quantiles of x[row, begin:end], [rows, windows]; begin and end are int64 [windows]."""
-    rows, m = x.shape
-    present = x.isfinite()
-    in_order, order = x.masked_fill(~present, torch.inf).sort(dim=1, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(m, device=x.device).expand(rows, m))
-    before = torch.nn.functional.pad(present.long().cumsum(1), (1, 0))
-    count = before[:, end] - before[:, begin]
-    enough = (count > 0) & (count >= min_periods)
-    position = quantile * (count - 1).clamp_min(0).double()
-    below = position.long()
-    share = position - below
-    above = (below + (share > 0)).minimum((count - 1).clamp_min(0))
-    queries = torch.cat([below, above], 1)
-    found = _select(rank, begin.repeat(2).expand(rows, -1), end.repeat(2).expand(rows, -1), queries)
-    # A window without observations finds anything.
-    low, high = in_order.gather(1, found.clamp_max(m - 1)).double().chunk(2, 1)
-    if interpolation == "lower":
-        value = low
-    elif interpolation == "higher":
-        value = high
-    elif interpolation == "nearest":
-        value = torch.where(torch.where(share == 0.5, below % 2 == 0, share < 0.5), low, high)
-    else:
-        value = low + (high - low) * (share if interpolation == "linear" else 0.5 * (share > 0))
-    return value.where(enough, torch.nan).to(x.dtype)
-
-
-def _quantile_of_tensors(
-    x: Tensor, first: int, length: int, min_periods: int, quantile: float, interpolation: str
-) -> Tensor:
-    """`nnue::rolling_quantile` made of torch's operators, which is its CUDA implementation."""
-    # A call of no elements with the same arguments goes through the CPU operator's checks.
-    torch.ops.nnue.rolling_quantile(
-        torch.empty((*x.shape[:-1], 0), dtype=x.dtype), first, length, min_periods, quantile, interpolation
-    )
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel() == 0:
-        return out
-    n = x.shape[-1]
-    rows, flat = x.reshape(-1, n), out.view(-1, n)
-    low, high = max(first, -n), min(first + length, n)  # beyond there is nothing
-    segment = max(high - low, min(n, _AT_A_TIME // 2))
-    for i in range(0, n, segment):
-        j = min(i + segment, n)
-        a, b = min(max(i + low, 0), n), min(max(j - 1 + high, 0), n)
-        b = max(a, b)
-        at = torch.arange(i, j, device=x.device)
-        begin, end = (at + low).clamp(a, b) - a, (at + high).clamp(a, b) - a
-        end = end.maximum(begin)
-        step = max(_AT_A_TIME // max(b - a, 1), 1)
-        for row in range(0, len(rows), step):
-            part = rows[row : row + step, a:b] if b > a else rows.new_full((len(rows[row : row + step]), 1), torch.nan)
-            flat[row : row + step, i:j] = _some_quantiles(part, begin, end, min_periods, quantile, interpolation)
-    return out
-
-
 # ---- registration ---------------------------------------------------------------------------------------------------
 
 
@@ -266,4 +173,4 @@ def _like_x(x: Tensor, *args: object, **kwargs: object) -> Tensor:
 
 
 _plain_operators.register(ROLLING, _like_x)
-_plain_operators.register(QUANTILE, _like_x, cuda=_quantile_of_tensors)
+_plain_operators.register(QUANTILE, _like_x)

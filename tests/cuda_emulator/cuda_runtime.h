@@ -54,6 +54,7 @@ enum {
     cudaFuncAttributePreferredSharedMemoryCarveout,
     cudaSharedmemCarveoutMaxShared,
     cudaDevAttrMultiProcessorCount,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin,
     cudaDevAttrComputeCapabilityMajor,
     cudaDevAttrComputeCapabilityMinor,
     cudaEventDisableTiming,
@@ -117,6 +118,10 @@ template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) {
     return bytes <= 227 * 1024 ? cudaSuccess : 1;
 }
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
+    return *blocks = 1, cudaSuccess;
+}
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
     emulator::synchronize();
     std::memset(to, value, bytes);
@@ -125,8 +130,9 @@ inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream
 inline cudaError_t cudaGetDevice(int* device) {
     return *device = 0, cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
-    return *value = emulator::multiprocessors(), cudaSuccess;
+inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
+    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024 : emulator::multiprocessors();
+    return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
     return emulator::synchronize(), cudaSuccess;
@@ -302,6 +308,12 @@ inline unsigned __float_as_uint(float x) {
 }
 inline int __float_as_int(float x) {
     return int(emulator::bits_of(x));
+}
+inline long long __double_as_longlong(double x) {
+    return static_cast<long long>(emulator::bits_of(x));
+}
+inline double __longlong_as_double(long long x) {
+    return emulator::from_bits<double>(static_cast<uint64_t>(x));
 }
 inline long long __double2ll_rn(double x) {
     return std::llrint(x);

@@ -44,6 +44,9 @@ inline void copy_async_8(uint32_t to, const void* from, uint32_t valid) {
 inline void copy_async_4(uint32_t to, const void* from) {
     emulator::copy_async(to, from, 4, true);
 }
+inline void copy_async_8(uint32_t to, const void* from) {
+    emulator::copy_async(to, from, 8, true);
+}
 inline void copy_async_commit() {
     emulator::copy_commit();
 }

@@ -87,7 +87,8 @@ SMALL_LIMITS = {
     "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
     "unbucketed_forward_wgmma_16bit.cuh": {"kFull": "16", "kFirst": "256"},
     "scan.cuh": {"kThreads": "64"},
-    "rolling_kernels.cuh": {"kShort": "96"},
+    "rolling_kernels.cuh": {"kRollThreads": "64", "kLongestInRing": "1300"},
+    "quantile_kernels.cuh": {"kMostSorted": "512", "kLongMatrix": "1 << 10"},
 }
 
 
@@ -129,6 +130,7 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "stacks/layer_stacks.cu": ("stack_order(", "layer_stacks_"),
     "step/optimizer.cu": ("optimizer_begin(", "optimizer_update("),
     "analysis/rolling.cu": ("rolling(",),
+    "analysis/quantile.cu": ("rolling_quantile(",),
     "analysis/ewm.cu": ("ewm(",),
     "analysis/random.cu": ("random_fill(",),
     "analysis/rows.cu": ("transpose(", "row_norms("),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import analysis
-from nnue_trainer.analysis.windows import _quantile_of_tensors, _select
+from nnue_trainer.analysis import windows  # noqa: F401  # loads the operators
 
 STATISTICS = ("sum", "mean", "var", "std", "min", "max", "skew", "kurt", "cov", "corr")
 PAIRS = ("cov", "corr")
@@ -130,7 +130,6 @@ def quantile_of_window(x: np.ndarray, min_periods: int, q: float, method: str) -
 
 @pytest.mark.parametrize("method", ["linear", "lower", "higher", "midpoint", "nearest"])
 def test_quantiles(device: torch.device, method: str) -> None:
-    """And of torch's operators, which is how they are found on CUDA, the same bits."""
     for seed, n in enumerate((1, 7, 40, 300)):
         for round_to in (0, 1):
             x = values(seed, 2, n)
@@ -140,7 +139,6 @@ def test_quantiles(device: torch.device, method: str) -> None:
                 for q in (0.0, 0.25, 0.5, 0.9, 1.0):
                     rule = first, length, 2, q, method
                     found = torch.ops.nnue.rolling_quantile(x.to(device), *rule).cpu()
-                    assert torch.equal(found.nan_to_num(-77), _quantile_of_tensors(x, *rule).nan_to_num(-77))
                     for row in range(2):
                         for i in range(0, n, max(n // 7, 1)):
                             window = x[row, max(i + first, 0) : max(min(i + first + length, n), 0)].numpy()
@@ -152,19 +150,35 @@ def test_quantiles_of_several_segments() -> None:
     """A segment that is sorted at once has 8192 outputs; every one of them has the right neighbours."""
     x = values(1, 20001)
     found = torch.ops.nnue.rolling_quantile(x, -99, 100, 1, 0.5, "linear")
-    windows = torch.nn.functional.pad(x.where(x.isfinite(), torch.nan), (99, 0), value=math.nan).unfold(0, 100, 1)
-    torch.testing.assert_close(found, windows.nanquantile(0.5, dim=1), rtol=1e-14, atol=0)
+    each = torch.nn.functional.pad(x.where(x.isfinite(), torch.nan), (99, 0), value=math.nan).unfold(0, 100, 1)
+    torch.testing.assert_close(found, each.nanquantile(0.5, dim=1), rtol=1e-14, atol=0)
 
 
-def test_wavelet_matrix() -> None:
-    g = torch.Generator().manual_seed(1)
-    rank = torch.stack([torch.randperm(37, generator=g) for _ in range(3)])
-    begin, end = torch.tensor([[0, 5, 36, 10]]).expand(3, -1), torch.tensor([[37, 9, 37, 30]]).expand(3, -1)
-    k = torch.tensor([[18, 3, 0, 7]]).expand(3, -1)
-    found = _select(rank, begin, end, k)
-    for row in range(3):
-        for q in range(4):
-            assert found[row, q] == rank[row, begin[row, q] : end[row, q]].sort().values[k[row, q]]
+@pytest.mark.parametrize("seed", range(20))
+def test_emulated_quantiles(emulator: ctypes.CDLL, seed: int) -> None:
+    """The CUDA kernels without a GPU, the same bits: matrices of 512 elements in shared memory, and of 1024 or more."""
+    emulator.emulator_configure(2 + seed % 3, seed)
+    r = np.random.default_rng(seed)
+    n, rows = int(r.integers(1, (60, 700, 2000)[seed % 3])), int(r.integers(1, 4))
+    length = int(r.integers(0, 400) if seed % 2 else r.integers(0, n + 200))
+    first = int(r.integers(-length - 3, 4)) if seed % 5 else int(r.integers(-2 * n, 2 * n))
+    x = values(seed, rows, n)
+    for given in (x, x.float(), x.round()):
+        rule = first, length, 2, float(r.choice([0, 0.3, 0.5, 1])), str(r.choice(["linear", "lower", "nearest"]))
+        found = torch.ops.nnue_emulated.rolling_quantile(given, *rule)
+        assert torch.equal(found.nan_to_num(-77), torch.ops.nnue.rolling_quantile(given, *rule).nan_to_num(-77))
+
+
+@pytest.mark.cuda
+def test_quantiles_of_windows_of_all_lengths() -> None:
+    """Matrices in shared and in device memory, the bits of the CPU."""
+    x = values(5, 3, 20_000)
+    for window in (1, 10, 1000, 7000, 7200, 15_000):
+        for dtype in (torch.float64, torch.float32):
+            found = analysis.rolling(x.to("cuda", dtype), window, 1).quantile(0.4)
+            assert torch.equal(
+                found.cpu().nan_to_num(-77), analysis.rolling(x.to(dtype), window, 1).quantile(0.4).nan_to_num(-77)
+            )
 
 
 def test_a_huge_offset_costs_nothing(device: torch.device) -> None:

@@ -5,42 +5,47 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+
 #include "ewm_kernels.cuh"
 
 namespace nnue::cuda::analysis {
 namespace {
 
-template <bool kVariance, class T>
-void run(EwmJob<T> job, const Tensor& x, cudaStream_t stream) {
+template <bool kVariance>
+void run(EwmJob job, const Tensor& x, cudaStream_t stream) {
     using S = ewm::State<kVariance>;
-    const int threads = threads_for(job.n);
-    const int64_t tile = static_cast<int64_t>(threads) * kChunk;
-    job.tiles = divide_up(job.n, tile);
+    constexpr int kBlock = kEwmWarps * kWarp;
+    // As many parts as warps are at work at a time.
+    const int64_t turns = divide_up(job.n, kTurn);
+    const int64_t at_work = resident_blocks("ewm", ewm_walk<kVariance, true>, kBlock, 0) * kEwmWarps;
+    const int64_t part = std::min(divide_up(job.rows * turns, at_work), turns);
+    job.part = part * kTurn;
+    job.parts = divide_up(turns, part);
+    const int64_t parts = job.rows * job.parts;
     const auto doubles = [&](int64_t count) { return torch::stable::new_empty(x, {count}, ScalarType::Double); };
-    const int64_t tiles = job.rows * job.tiles;
-    const unsigned grid = thread_blocks_for(tiles, 1), rows = thread_blocks_for(job.rows, 1);
-    const size_t bytes = padded(tile) * sizeof(T);
-    const int scanners = threads_for(job.tiles * kChunk);
-    Tensor last, states = doubles(tiles * static_cast<int64_t>(sizeof(S) / sizeof(double)));
+    const unsigned grid = thread_blocks_for(parts, kEwmWarps), rows = thread_blocks_for(job.rows, 1);
+    const int scanners = threads_for(job.parts, 1);
+    Tensor last, states = doubles(parts * static_cast<int64_t>(sizeof(S) / sizeof(double)));
     job.states = mutable_data<double>(states);
     if (job.rule.needs_last()) {
-        last = doubles(tiles);
+        last = doubles(parts);
         job.last = mutable_data<double>(last);
-        launch("ewm_last", ewm_last<T>, grid, threads, bytes, stream, job);
+        launch("ewm_last", ewm_last, grid, kBlock, 0, stream, job);
         launch("ewm_last_carry", carry<Place, Later>, rows, scanners, kWarp * sizeof(Place), stream,
-               reinterpret_cast<Place*>(job.last), job.rows, job.tiles, Place(), Later());
+               reinterpret_cast<Place*>(job.last), job.rows, job.parts, Place(), Later());
     }
-    const size_t room = kWarp * sizeof(S) + bytes;
-    launch("ewm_states", ewm_tiles<kVariance, false, T>, grid, threads, room, stream, job);
+    launch("ewm_states", ewm_walk<kVariance, false>, grid, kBlock, 0, stream, job);
     launch("ewm_carry", carry<S, EwmMerge<kVariance>>, rows, scanners, kWarp * sizeof(S), stream,
-           reinterpret_cast<S*>(job.states), job.rows, job.tiles, S(), EwmMerge<kVariance>());
-    launch("ewm", ewm_tiles<kVariance, true, T>, grid, threads, room, stream, job);
+           reinterpret_cast<S*>(job.states), job.rows, job.parts, S(), EwmMerge<kVariance>());
+    launch("ewm", ewm_walk<kVariance, true>, grid, kBlock, 0, stream, job);
 }
 
-template <class T>
 void ewm_any(const ewm::Rule& rule, const Tensor& x, const Tensor& out) {
-    const int64_t n = x.size(x.dim() - 1);
-    const EwmJob<T> job{rule, const_data<T>(x), mutable_data<T>(out), x.numel() / n, n, 0, nullptr, nullptr};
+    EwmJob job{};
+    job.rule = rule, job.x = x.const_data_ptr(), job.out = out.mutable_data_ptr();
+    job.is_double = x.scalar_type() == ScalarType::Double;
+    job.n = x.size(x.dim() - 1), job.rows = x.numel() / job.n;
     rule.statistic == ewm::Statistic::mean ? run<false>(job, x, current_stream(x))
                                            : run<true>(job, x, current_stream(x));
 }
@@ -52,7 +57,7 @@ Tensor ewm_op(const Tensor& x_in, const std::string& statistic, double alpha, bo
     const Tensor x = torch::stable::contiguous(x_in);
     const Tensor out = torch::stable::new_empty(x, x.sizes());
     if (x.numel() == 0) return out;
-    x.scalar_type() == ScalarType::Double ? ewm_any<double>(rule, x, out) : ewm_any<float>(rule, x, out);
+    ewm_any(rule, x, out);
     return out;
 }
 

@@ -1,5 +1,6 @@
-// Exponentially weighted moments on CUDA: the states of tiles, a scan of these by one thread block for each row, and
-// the outputs by a scan of each tile. ewm.h has the states.
+// Exponentially weighted moments on CUDA. A warp walks along its part of a row, 288 elements by 288: first for the
+// state of the part, then, with the state of all parts before it, for the outputs. Nothing but the states of the parts
+// goes through device memory in between, and no warp waits for another. ewm.h has the states.
 #pragma once
 
 #include "../../ewm.h"
@@ -7,14 +8,23 @@
 
 namespace nnue::cuda::analysis {
 
-template <class T>
+// Neighbouring elements of a lane, and elements of a turn of a warp.
+constexpr int kLaneElements = 9;
+constexpr int kTurn = kLaneElements * kWarp;
+constexpr int kEwmWarps = 8;
+// Thread blocks of a multiprocessor that the registers are shared out to.
+template <bool kVariance>
+constexpr int kEwmBlocks = kVariance ? 2 : 3;
+
 struct EwmJob {
     ewm::Rule rule;
-    const T* x;
-    T* out;
-    int64_t rows, n, tiles;
-    double* last;    // [rows, tiles] the last observation's place in a tile, then before it; -1: none. Or null.
-    double* states;  // [rows, tiles] the tile's state, then that of all before it
+    const void* x;  // double, or float
+    void* out;
+    bool is_double;
+    int64_t rows, n;
+    int64_t part, parts;  // elements of a part, a multiple of kTurn; parts of a row
+    double* last;         // [rows, parts] the last observation's place in a part, then before it; -1: none. Or null.
+    double* states;       // [rows, parts] the part's state, then that of all before it
 };
 
 // The place of an observation; a double can be scanned as states are.
@@ -31,105 +41,109 @@ struct EwmMerge {
     }
 };
 
-// The last observation of the thread's chunk; `first` is the place of the tile's first element in its row.
-template <class T>
-__device__ Place last_of_chunk(const T* elements, int64_t first) {
-    Place found;
-    const int64_t begin = static_cast<int64_t>(threadIdx.x) * kChunk;
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-        const T x = elements[padded(begin + j)];
-        if (x - x == 0) found.at = static_cast<double>(first + begin + j);
-    }
-    return found;
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads) ewm_last(const EwmJob<T> job) {
-    extern __shared__ double memory[];
-    __shared__ double place_memory[kWarp];
-    Place* const warps = reinterpret_cast<Place*>(place_memory);
-    T* const elements = reinterpret_cast<T*>(memory);
-    const int64_t tile = static_cast<int64_t>(blockDim.x) * kChunk;
-    for (int64_t block = blockIdx.x; block < job.rows * job.tiles; block += gridDim.x) {
-        const int64_t row = block / job.tiles, first = block % job.tiles * tile;
-        load_elements(elements, job.x + row * job.n, job.n, first, tile);
-        __syncthreads();
-        Place total;
-        exclusive_scan<false>(last_of_chunk(elements, first), Place(), warps, Later(), &total);
-        if (threadIdx.x == 0) job.last[block] = total.at;
-    }
-}
-
-// What each tile has, replaced by what all tiles of the row before it have.
-template <class S, class M>
-__global__ void __launch_bounds__(kThreads)
-    carry(S* states, int64_t rows, int64_t tiles, const S identity, const M merge) {
-    extern __shared__ double memory[];
-    S* const warps = reinterpret_cast<S*>(memory);
-    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        S before = identity;
-        for (int64_t begin = 0; begin < tiles; begin += blockDim.x) {
-            const int64_t i = begin + threadIdx.x;
-            const S mine = i < tiles ? states[row * tiles + i] : identity;
-            S total;
-            const S inside = exclusive_scan<false>(mine, identity, warps, merge, &total);
-            if (i < tiles) states[row * tiles + i] = merge(before, inside);
-            before = merge(before, total);
+// The last observation of each part.
+__global__ void __launch_bounds__(kEwmWarps* kWarp) ewm_last(const EwmJob job) {
+    const int lane = threadIdx.x % kWarp;
+    const int64_t warps = static_cast<int64_t>(gridDim.x) * kEwmWarps;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kEwmWarps + threadIdx.x / kWarp; i < job.rows * job.parts;
+         i += warps) {
+        const int64_t row = i / job.parts, first = i % job.parts * job.part;
+        // From behind: mostly the first look finds one.
+        double found = -1;
+        for (int64_t end = min(first + job.part, job.n); end > first && found < 0; end -= kWarp) {
+            const int64_t at = end - 1 - lane;
+            const bool seen = at >= first && is_finite(element(job.x, row * job.n + at, job.is_double));
+            const unsigned all = __ballot_sync(kAllLanes, seen);
+            if (all != 0) found = static_cast<double>(end - __ffs(static_cast<int>(all)));
         }
+        if (lane == 0) job.last[i] = found;
     }
 }
 
-template <bool kVariance, bool write, class T>
-__global__ void __launch_bounds__(kThreads) ewm_tiles(const EwmJob<T> job) {
-    extern __shared__ double memory[];
-    __shared__ double place_memory[kWarp];
+template <bool kVariance, bool kWrite>
+__global__ void __launch_bounds__(kEwmWarps* kWarp, kEwmBlocks<kVariance>) ewm_walk(const EwmJob job) {
+    __shared__ double memory[2 * kEwmWarps * kTurn];
     using S = ewm::State<kVariance>;
-    S* const warps = reinterpret_cast<S*>(memory);
-    T* const elements = reinterpret_cast<T*>(memory + kWarp * sizeof(S) / sizeof(double));
-    const int64_t tile = static_cast<int64_t>(blockDim.x) * kChunk;
-    const int64_t begin = static_cast<int64_t>(threadIdx.x) * kChunk;
-    for (int64_t block = blockIdx.x; block < job.rows * job.tiles; block += gridDim.x) {
-        const int64_t row = block / job.tiles, first = block % job.tiles * tile;
-        load_elements(elements, job.x + row * job.n, job.n, first, tile);
-        __syncthreads();
-        Place before;
-        if (job.last != nullptr) {
-            Place total;
-            before = exclusive_scan<false>(last_of_chunk(elements, first), Place(),
-                                           reinterpret_cast<Place*>(place_memory), Later(), &total);
-            before = Later()(Place{job.last[block]}, before);
-        }
-        // The chunk's state, then that of all before it, then element by element.
-        const auto follow = [&](S state, const auto& visit) {
-            int64_t last = static_cast<int64_t>(before.at);
-#pragma unroll
-            for (int j = 0; j < kChunk; ++j) {
-                const int64_t i = first + begin + j;
-                const double x = static_cast<double>(elements[padded(begin + j)]);
-                state = ewm::merge(state, job.rule.template element<kVariance>(x, i, last));
-                if (x - x == 0) last = i;
-                visit(j, state);
-            }
-            return state;
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    double* const buffers = memory + 2 * warp * kTurn;
+    const int64_t warps = static_cast<int64_t>(gridDim.x) * kEwmWarps;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kEwmWarps + warp; i < job.rows * job.parts; i += warps) {
+        const int64_t row = i / job.parts, begin = i % job.parts * job.part;
+        const int turns = static_cast<int>(divide_up(min(job.part, job.n - begin), kTurn));
+        S* const mine = reinterpret_cast<S*>(job.states) + i;
+        S carried = kWrite ? *mine : S();
+        Place last;
+        if (job.last != nullptr) last.at = job.last[i];
+        const auto load = [&](int turn) {
+            load_row(buffers + turn % 2 * kTurn, job.x, job.is_double, row, job.n, begin + turn * kTurn, kTurn, lane,
+                     kWarp);
         };
-        S total;
-        const S inside =
-            exclusive_scan<false>(follow(S(), [](int, const S&) {}), S(), warps, EwmMerge<kVariance>(), &total);
-        if constexpr (write) {
-            const S all = reinterpret_cast<const S*>(job.states)[block];
-            T found[kChunk];
-            follow(ewm::merge(all, inside),
-                   [&](int j, const S& state) { found[j] = static_cast<T>(job.rule.finish(state)); });
-            __syncthreads();
+        load(0);
+        hopper::copy_async_commit();
+        for (int turn = 0; turn < turns; ++turn) {
+            if (turn + 1 < turns) load(turn + 1);
+            hopper::copy_async_commit();
+            hopper::copy_async_wait<1>();
+            __syncwarp();
+            double* const x = buffers + turn % 2 * kTurn;
+            const int64_t first = begin + turn * kTurn;
+            double* const my_x = x + lane * kLaneElements;
+            const int64_t my_first = first + lane * kLaneElements;
+
+            Place before = last;
+            if (job.last != nullptr) {
+                Place found;
 #pragma unroll
-            for (int j = 0; j < kChunk; ++j) elements[padded(begin + j)] = found[j];
-            __syncthreads();
-            store_elements(elements, job.out + row * job.n + first, min(tile, job.n - first));
-        } else if (threadIdx.x == 0) {
-            reinterpret_cast<S*>(job.states)[block] = total;
+                for (int j = 0; j < kLaneElements; ++j) {
+                    if (is_finite(my_x[j])) found.at = static_cast<double>(my_first + j);
+                }
+#pragma unroll
+                for (int by = 1; by < kWarp; by *= 2) {
+                    const Place done = of_lane(found, lane - by);
+                    if (lane >= by) found = Later()(done, found);
+                }
+                const Place neighbour = of_lane(found, lane - 1);
+                if (lane > 0) before = Later()(last, neighbour);
+                last = Later()(last, of_lane(found, kWarp - 1));
+            }
+            const auto follow = [&](S& state, const auto& visit) {
+                int64_t seen = static_cast<int64_t>(before.at);
+#pragma unroll
+                for (int j = 0; j < kLaneElements; ++j) {
+                    const double value = my_x[j];
+                    if constexpr (!kVariance) {
+                        if (job.rule.adjust) {
+                            job.rule.follow(state, value);
+                            visit(j, state);
+                            continue;
+                        }
+                    }
+                    state = ewm::merge(state, job.rule.template element<kVariance>(value, my_first + j, seen));
+                    if (is_finite(value)) seen = my_first + j;
+                    visit(j, state);
+                }
+            };
+            S inclusive;
+            follow(inclusive, [](int, const S&) {});
+#pragma unroll
+            for (int by = 1; by < kWarp; by *= 2) {
+                const S done = of_lane(inclusive, lane - by);
+                if (lane >= by) inclusive = ewm::merge(done, inclusive);
+            }
+            if constexpr (kWrite) {
+                const S neighbour = of_lane(inclusive, lane - 1);
+                S state = lane == 0 ? carried : ewm::merge(carried, neighbour);
+                follow(state, [&](int j, const S& at) { my_x[j] = job.rule.finish(at); });
+            }
+            carried = ewm::merge(carried, of_lane(inclusive, kWarp - 1));
+            __syncwarp();
+            if constexpr (kWrite) {
+                store_row(x, job.out, job.is_double, row * job.n + first,
+                          min(static_cast<int64_t>(kTurn), job.n - first), lane, kWarp);
+                __syncwarp();
+            }
         }
-        __syncthreads();
+        if (!kWrite && lane == 0) *mine = carried;
     }
 }
 

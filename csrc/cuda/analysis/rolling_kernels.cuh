@@ -1,11 +1,18 @@
 // Sliding windows on CUDA; rolling.h says how a window is cut.
 //
-// Short windows: a thread block loads the elements of its tile of outputs and of the windows that reach beyond it, the
-// halo, into shared memory. A window is the suffix of the chunk that it begins in, whole chunks, and a prefix; a thread
-// has the windows that begin in its chunk, and the whole chunks are merged by doubling in shared memory.
+// A thread block walks along a row, tile of windows by tile. The elements from the tile where the windows begin to the
+// one where they end lie in a ring in shared memory; the next tile is on its way while one is worked on. In each turn
+// the thread block scans the tile of beginnings from behind, which gives suffixes, and the tile of ends from the front,
+// which gives prefixes. A thread has a chunk of neighbouring windows.
 //
-// Long windows: the states of tiles come first, and are merged by doubling in device memory. Then a thread block finds
-// the suffixes of its tile and the prefixes at the other end of its windows by two scans. So a row is read three times.
+//   | tile t     | t + 1      | t + 2      | t + 3      |    length = 2 tiles + rest
+//       [ suffix ]            |            |            |
+//                [rest][ of the turns before ][ prefix ]
+//
+// What lies between is a few elements, and the tiles of ends of the turns before, whose states are at hand. Windows
+// that do not fit into the ring have their states between made in device memory, by doubling, and the tiles of
+// beginnings and of ends are loaded each for itself. Tiles of windows shorter than a tile are cut where windows would
+// follow on each other: no window reaches over more than one cut, and scans start anew at each.
 #pragma once
 
 #include "../../rolling.h"
@@ -13,26 +20,34 @@
 
 namespace nnue::cuda::analysis {
 
-// The longest window whose elements go into shared memory, with 512 threads' chunks.
-constexpr int kShort = 4096;
-
 using rolling::Finish;
 using rolling::State;
 using rolling::Windows;
 
-template <class T>
+// The longest window whose elements go into the ring.
+constexpr int kLongestInRing = 6144;
+
+// Neighbouring windows of a thread. An odd number: threads that read the same place of their chunks use different
+// banks.
+template <class M>
+constexpr int kWindows = M::kNumbers <= 3 ? 9 : 5;
+constexpr int kRollThreads = 128;
+// Thread blocks of a multiprocessor that the registers are shared out to.
+template <class M>
+constexpr int kRollBlocks = M::kNumbers <= 3 ? 5 : 4;
+
 struct Job {
     Windows windows;
-    const T *x, *y;
-    T* out;
+    const void *x, *y;  // double, or float
+    void* out;
+    bool is_double, in_ring;
     Finish finish;
-    double* sums;     // [rows, summed tiles] states of tiles
-    double* between;  // [rows, tiles] states of the whole tiles after each tile, or null
+    int tile, segment;      // elements; and with cuts those from one to the next
+    int whole, rest, lead;  // the tile of ends is `whole` tiles and `rest` elements on, and ends before tile lead + 1
+    int slots;              // tiles of the ring
+    int64_t run, runs;      // tiles that a thread block walks over, and walks of a row
+    const double* between;  // [rows, tiles] states between the tiles of beginnings and of ends; only outside the ring
 };
-
-// Pairs need twice the room for elements, and twice the registers.
-template <class M>
-constexpr int kMostThreads = M::kPair ? kThreads / 2 : kThreads;
 
 template <class M>
 using StateOf = State<double, M::kNumbers>;
@@ -42,152 +57,195 @@ struct Merge {
     __device__ StateOf<M> operator()(const StateOf<M>& a, const StateOf<M>& b) const { return M::merge(a, b); }
 };
 
-template <class M, class T>
-__device__ void append(StateOf<M>& state, const T* x, const T* y, int64_t i) {
-    const double value = static_cast<double>(x[padded(i)]);
-    M::append(state, value, M::kPair ? static_cast<double>(y[padded(i)]) : value);
-}
-
-// Bytes of shared memory: elements of x and y, and states.
-template <class M, class T>
-size_t shared_bytes(int64_t elements, int64_t states) {
-    const int64_t bytes = (padded(elements) + 1) * sizeof(T) * (M::kPair ? 2 : 1);
-    return static_cast<size_t>((bytes + 15) / 16 * 16 + states * sizeof(StateOf<M>));
-}
-
-template <class M, class T>
+// Shared memory: the ring of x, with its first `rest` elements once more behind it, that of y, and states; with cuts
+// results too, which else take the place of the tile of beginnings. Threads read up to a chunk beyond the end.
+template <class M>
 struct Shared {
-    T *x, *y;
-    StateOf<M>* states;
+    static constexpr int kRings = M::kPair ? 2 : 1;
+    int ring;  // elements
+    int states;
+    bool results;
 
-    __device__ Shared(double* memory, int64_t elements) {
-        const int64_t one = padded(elements) + 1, bytes = one * sizeof(T) * (M::kPair ? 2 : 1);
-        x = reinterpret_cast<T*>(memory);
-        y = M::kPair ? x + one : nullptr;
-        states = reinterpret_cast<StateOf<M>*>(memory + (bytes + 15) / 16 * 2);
-    }
-    __device__ void load(const Job<T>& job, int64_t row, int64_t begin, int64_t count) {
-        load_elements(x, job.x + row * job.windows.n, job.windows.n, begin, count);
-        if (M::kPair) load_elements(y, job.y + row * job.windows.n, job.windows.n, begin, count);
+    __host__ __device__ Shared(const Job& job, bool cut)
+        : ring(job.slots * job.tile + job.rest), states(2 * kWarp + job.whole + 1), results(cut) {}
+    __host__ size_t bytes(int threads) const {
+        const int64_t doubles = static_cast<int64_t>(ring) * kRings + (results ? threads : 1) * kWindows<M>;
+        return (doubles + states * M::kNumbers) * sizeof(double);
     }
 };
 
-template <class M>
-int64_t short_states(int64_t threads, int64_t length) {
-    return threads + length / kChunk + 1;
-}
-inline int64_t short_elements(int64_t threads, int64_t length) {
-    return (threads + length / kChunk + 2) * kChunk;
-}
-
-// Tiles are as long as the thread block's chunks.
-template <class M, class T>
-__global__ void __launch_bounds__(kMostThreads<M>) roll_short(const Job<T> job) {
+// With `kCut` scans start anew where the windows of a tile, one behind the other, would begin.
+template <class M, bool kCut>
+__global__ void __launch_bounds__(kRollThreads, kRollBlocks<M>) roll(const Job job) {
     extern __shared__ double memory[];
+    constexpr int kMine = kWindows<M>;
+    using S = StateOf<M>;
     const Windows& w = job.windows;
-    const int threads = blockDim.x, me = threadIdx.x;
-    const int whole = static_cast<int>(w.length / kChunk), rest = static_cast<int>(w.length % kChunk);
-    const int chunks = threads + whole;
-    const int64_t elements = (threads + whole + 2) * kChunk;
-    Shared<M, T> shared(memory, elements);
-    for (int64_t block = blockIdx.x; block < w.rows * w.tiles; block += gridDim.x) {
-        const int64_t row = block / w.tiles, tile = block % w.tiles * w.tile;
-        shared.load(job, row, w.first + tile, elements);
-        __syncthreads();
-        auto between = M::template identity<double>();
-        if (whole > 1) {
-            for (int c = me; c < chunks; c += threads) {
-                auto state = M::template identity<double>();
+    const int me = threadIdx.x, threads = blockDim.x, warps = threads / kWarp;
+    const int lane = me % kWarp, warp = me / kWarp;
+    const int tile = job.tile, begin = me * kMine, count = max(min(tile - begin, kMine), 0);
+    const S identity = M::template identity<double>();
+
+    const Shared<M> shared(job, kCut);
+    S *const ahead = reinterpret_cast<S*>(memory), *const behind = ahead + kWarp;  // [warps]
+    S* const ends = behind + kWarp;                                                // [whole] of turns
+    double *const x = memory + shared.states * M::kNumbers, *const y = x + (M::kPair ? shared.ring : 0);
+
+    // Bits of the chunk where it is cut, how many threads back or on there is no cut, and from and up to which warp.
+    unsigned cut_before = 0, cut_behind = 0;
+    int back = me + 1, on = threads - me, first_warp = 0, last_warp = warps - 1;
+    if constexpr (kCut) {
+        const int segment = job.segment;
+        const auto first_of = [&](int i) { return (i - i % segment) / kMine; };
+        const auto last_of = [&](int i) { return min((i - i % segment + segment - 1) / kMine, threads - 1); };
 #pragma unroll
-                for (int j = 0; j < kChunk; ++j) append<M>(state, shared.x, shared.y, c * kChunk + j);
-                shared.states[c] = state;
+        for (int j = 0; j < kMine; ++j) {
+            cut_before |= ((begin + j) % segment == 0 ? 1u : 0u) << j;
+            cut_behind |= ((begin + j + 1) % segment == 0 ? 1u : 0u) << j;
+        }
+        back = me - first_of(begin + kMine - 1);
+        on = last_of(begin) - me;
+        first_warp = warp == 0 ? 0 : first_of(warp * kWarp * kMine - 1) / kWarp;
+        last_warp = last_of((warp + 1) * kWarp * kMine) / kWarp;
+    }
+    const int back_before = __shfl_sync(kAllLanes, back, (lane + kWarp - 1) % kWarp);
+    const int on_behind = __shfl_sync(kAllLanes, on, (lane + 1) % kWarp);
+    const bool all_back = !kCut || lane == 0 || back_before > lane - 1;
+    const bool all_on = !kCut || lane == kWarp - 1 || on_behind > kWarp - 2 - lane;
+
+    const auto append = [&](S& state, int at) {
+        const double value = x[at], other = y[at];
+        if (is_finite(value) && (!M::kPair || is_finite(other))) M::append(state, value, other);
+    };
+    const auto load = [&](int slot, int64_t row, int64_t tile_begin) {
+        const auto load_both = [&](int to, int elements) {
+            load_row(x + to, job.x, job.is_double, row, w.n, tile_begin, elements, me, threads);
+            if (M::kPair) load_row(y + to, job.y, job.is_double, row, w.n, tile_begin, elements, me, threads);
+        };
+        load_both(slot * tile, tile);
+        if (job.in_ring && slot == 0 && job.rest > 0) load_both(job.slots * tile, job.rest);
+    };
+
+    for (int64_t walk = blockIdx.x; walk < w.rows * job.runs; walk += gridDim.x) {
+        const int64_t row = walk / job.runs, first_tile = walk % job.runs * job.run;
+        const int64_t last_tile = min(first_tile + job.run, w.tiles);
+        // Turns without output come first, for the states of the tiles of ends.
+        const int early = !kCut && job.in_ring ? job.whole - 1 : 0;
+        const int64_t base = w.first + (first_tile - early) * tile;  // of slot 0 at first
+        const int turns = static_cast<int>(last_tile - first_tile) + early;
+
+        const auto load_turn = [&](int turn) {
+            if (kCut || job.in_ring) {
+                load((turn + job.lead) % job.slots, row, base + static_cast<int64_t>(turn + job.lead) * tile);
+            } else {
+                const int64_t at = base + static_cast<int64_t>(turn) * tile;
+                load(turn % 2 * 2, row, at);
+                load(turn % 2 * 2 + 1, row, at + w.length);
             }
+        };
+        for (int turn = job.in_ring ? -job.lead : 0; turn <= 0; ++turn) load_turn(turn);
+        hopper::copy_async_commit();
+
+        for (int turn = 0; turn < turns; ++turn) {
+            hopper::copy_async_wait_all();
             __syncthreads();
-            int offset = 1;
-            for (int size = 1; size < whole; size *= 2) {
-                if (((whole - 1) & size) != 0) {
-                    between = M::merge(between, shared.states[me + offset]);
-                    offset += size;
+            // Where the results of the turn before were, or its beginnings.
+            if (turn + 1 < turns) load_turn(turn + 1);
+            const int begins = (kCut || job.in_ring ? turn % job.slots : turn % 2 * 2) * tile + begin;
+            const int finishes =
+                kCut || job.in_ring ? (turn + job.whole) % job.slots * tile + job.rest + begin : begins + tile;
+
+            S before = identity, after = identity, suffixes[kMine];
+#pragma unroll
+            for (int j = 0; j < kMine; ++j) {
+                if (kCut && (cut_before >> j & 1) != 0) before = identity;
+                if (kCut || j < count) append(before, finishes + j);
+            }
+#pragma unroll
+            for (int j = kMine - 1; j >= 0; --j) {
+                if (kCut && (cut_behind >> j & 1) != 0) after = identity;
+                if (kCut || j < count) append(after, begins + j);
+                suffixes[j] = after;
+            }
+#pragma unroll
+            for (int by = 1; by < kWarp; by *= 2) {
+                const S left = of_lane(before, lane - by), right = of_lane(after, lane + by);
+                if (by <= min(back, lane)) before = M::merge(left, before);
+                if (by <= min(on, kWarp - 1 - lane)) after = M::merge(after, right);
+            }
+            if (lane == kWarp - 1) ahead[warp] = before;
+            if (lane == 0) behind[warp] = after;
+            before = of_lane(before, lane - 1);
+            after = of_lane(after, lane + 1);
+            if (lane == 0) before = identity;
+            if (lane == kWarp - 1) after = identity;
+            __syncthreads();
+            S all_before = identity, all_behind = identity;
+            for (int v = first_warp; v < warp; ++v) all_before = M::merge(all_before, ahead[v]);
+            for (int v = last_warp; v > warp; --v) all_behind = M::merge(behind[v], all_behind);
+            if constexpr (!kCut) {
+                S between = identity;
+                if (job.in_ring) {
+                    if (me == threads - 1) ends[turn % job.whole] = M::merge(all_before, ahead[warp]);
+                    if (turn < early) continue;
+                    for (int i = 0; i < job.rest; ++i) append(between, (turn + 1) % job.slots * tile + i);
+                    for (int k = 1; k < job.whole; ++k) between = M::merge(between, ends[(turn + k) % job.whole]);
+                } else {
+                    between = reinterpret_cast<const S*>(job.between)[row * w.tiles + first_tile + turn];
                 }
-                if (size * 2 >= whole) break;
-                __syncthreads();
-                // In place: what a turn writes is not read by later turns.
-                for (int first = 0; first < chunks; first += threads) {
-                    const int c = first + me;
-                    StateOf<M> doubled;
-                    const bool has = c + size < chunks;
-                    if (has) doubled = M::merge(shared.states[c], shared.states[c + size]);
-                    __syncthreads();
-                    if (has) shared.states[c] = doubled;
+                all_before = M::merge(between, all_before);
+            }
+
+            // A window is a suffix of the chunk, what is after that, and before and in the chunk of ends.
+            if (all_back) before = M::merge(all_before, before);
+            if (all_on) after = M::merge(after, all_behind);
+            if (!kCut || cut_behind == 0) before = M::merge(after, before);
+            double* const results = kCut ? x + M::kPair * shared.ring + shared.ring : x + (begins - begin);
+#pragma unroll
+            for (int j = 0; j < kMine; ++j) {
+                if (kCut && (cut_before >> j & 1) != 0) before = cut_behind >> j == 0 ? after : identity;
+                const double result = job.finish(M::merge(suffixes[j], before));
+                if (kCut || j < count) {
+                    append(before, finishes + j);
+                    results[begin + j] = result;
                 }
-                __syncthreads();
             }
+            __syncwarp();
+            const int warp_begin = warp * kWarp * kMine;
+            const int64_t out_first = (first_tile - early + turn) * tile + warp_begin;
+            store_row(results + warp_begin, job.out, job.is_double, row * w.n + out_first,
+                      min(static_cast<int64_t>(min(tile - warp_begin, kWarp * kMine)), w.n - out_first), lane, kWarp);
         }
-        double found[kChunk];
-        if (whole == 0) {
-            for (int j = 0; j < kChunk; ++j) {
-                auto state = M::template identity<double>();
-                for (int k = 0; k < rest; ++k) append<M>(state, shared.x, shared.y, me * kChunk + j + k);
-                found[j] = job.finish(state);
-            }
-        } else {
-            StateOf<M> suffixes[kChunk];
-            auto state = M::template identity<double>();
-#pragma unroll
-            for (int j = kChunk - 1; j >= 0; --j) {
-                append<M>(state, shared.x, shared.y, me * kChunk + j);
-                suffixes[j] = state;
-            }
-            const int end = (me + whole) * kChunk;
-            for (int j = 0; j < rest; ++j) append<M>(between, shared.x, shared.y, end + j);
-#pragma unroll
-            for (int j = 0; j < kChunk; ++j) {
-                found[j] = job.finish(M::merge(suffixes[j], between));
-                append<M>(between, shared.x, shared.y, end + rest + j);
-            }
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < kChunk; ++j) shared.x[padded(me * kChunk + j)] = static_cast<T>(found[j]);
-        __syncthreads();
-        store_elements(shared.x, job.out + row * w.n + tile, min(w.tile, w.n - tile));
         __syncthreads();
     }
 }
 
-// The state of the thread's chunk, as far as it lies below `count`.
-template <class M, class T>
-__device__ StateOf<M> chunk_state(const Shared<M, T>& shared, int64_t count) {
-    auto state = M::template identity<double>();
-    const int64_t begin = static_cast<int64_t>(threadIdx.x) * kChunk;
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-        if (begin + j < count) append<M>(state, shared.x, shared.y, begin + j);
-    }
-    return state;
-}
-
-// The states of tiles.
-template <class M, class T>
-__global__ void __launch_bounds__(kMostThreads<M>) sum_tiles(const Job<T> job) {
-    extern __shared__ double memory[];
+// The states of ranges of `count` elements, `step` apart from `begin` on, `ranges` for each row. They go into `states`,
+// or with `more` are merged into what is there.
+template <class M>
+__global__ void __launch_bounds__(kRollThreads) sum_ranges(const Job job, int64_t begin, int64_t step, int64_t count,
+                                                           int64_t ranges, StateOf<M>* states, bool more) {
+    __shared__ double memory[kWarp * M::kNumbers];
+    using S = StateOf<M>;
     const Windows& w = job.windows;
-    Shared<M, T> shared(memory, static_cast<int64_t>(blockDim.x) * kChunk);
-    const int64_t tiles = w.summed;
-    for (int64_t block = blockIdx.x; block < w.rows * tiles; block += gridDim.x) {
-        shared.load(job, block / tiles, w.first + block % tiles * w.tile, w.tile);
-        __syncthreads();
-        StateOf<M> total;
-        exclusive_scan<false>(chunk_state<M>(shared, w.tile), M::template identity<double>(), shared.states, Merge<M>(),
-                              &total);
-        if (threadIdx.x == 0) reinterpret_cast<StateOf<M>*>(job.sums)[block] = total;
+    for (int64_t range = blockIdx.x; range < w.rows * ranges; range += gridDim.x) {
+        const int64_t row = range / ranges, first = begin + range % ranges * step;
+        const int64_t low = max(first, static_cast<int64_t>(0)), high = min(first + count, w.n);
+        S state = M::template identity<double>();
+        for (int64_t i = low + threadIdx.x; i < high; i += blockDim.x) {
+            const double x = element(job.x, row * w.n + i, job.is_double);
+            M::append(state, x, M::kPair ? element(job.y, row * w.n + i, job.is_double) : x);
+        }
+        S total;
+        exclusive_scan<false>(state, M::template identity<double>(), reinterpret_cast<S*>(memory), Merge<M>(), &total);
+        if (threadIdx.x == 0) states[range] = more ? M::merge(states[range], total) : total;
     }
 }
 
 // One turn of doubling: between ⊕= the state of `size` tiles at the offset, if the turn has it; then the states of
 // twice as many tiles go from `sums` to `doubled`.
 template <class M>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRollThreads)
     double_tiles(const Windows w, const StateOf<M>* sums, StateOf<M>* doubled, StateOf<M>* between, int64_t offset,
                  int64_t size, bool first, bool takes, bool more) {
     const int64_t tiles = w.summed, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -207,62 +265,8 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-template <class M, class T>
-__global__ void __launch_bounds__(kMostThreads<M>) roll_long(const Job<T> job) {
-    extern __shared__ double memory[];
-    const Windows& w = job.windows;
-    const int64_t begin = static_cast<int64_t>(threadIdx.x) * kChunk;
-    Shared<M, T> shared(memory, static_cast<int64_t>(blockDim.x) * kChunk);
-    const auto identity = M::template identity<double>();
-    for (int64_t block = blockIdx.x; block < w.rows * w.tiles; block += gridDim.x) {
-        const int64_t row = block / w.tiles, tile = block % w.tiles, from = w.first + tile * w.tile;
-        const int64_t end = from + w.whole * w.tile;
-        StateOf<M> total, suffixes[kChunk];
-
-        shared.load(job, row, from, w.tile);
-        __syncthreads();
-        StateOf<M> behind =
-            exclusive_scan<true>(chunk_state<M>(shared, w.tile), identity, shared.states, Merge<M>(), &total);
-        auto state = identity;
-#pragma unroll
-        for (int j = kChunk - 1; j >= 0; --j) {
-            if (begin + j < w.tile) append<M>(state, shared.x, shared.y, begin + j);
-            suffixes[j] = M::merge(state, behind);
-        }
-        __syncthreads();
-
-        auto before = identity;
-        if (job.between != nullptr) before = reinterpret_cast<const StateOf<M>*>(job.between)[block];
-        if (w.rest > 0) {
-            shared.load(job, row, end, w.rest);
-            __syncthreads();
-            exclusive_scan<false>(chunk_state<M>(shared, w.rest), identity, shared.states, Merge<M>(), &total);
-            before = M::merge(before, total);
-            __syncthreads();
-        }
-
-        shared.load(job, row, end + w.rest, w.tile);
-        __syncthreads();
-        state = M::merge(
-            before, exclusive_scan<false>(chunk_state<M>(shared, w.tile), identity, shared.states, Merge<M>(), &total));
-        double found[kChunk];
-#pragma unroll
-        for (int j = 0; j < kChunk; ++j) {
-            found[j] = job.finish(M::merge(suffixes[j], state));
-            if (begin + j < w.tile) append<M>(state, shared.x, shared.y, begin + j);
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < kChunk; ++j) shared.x[padded(begin + j)] = static_cast<T>(found[j]);
-        __syncthreads();
-        const int64_t first = tile * w.tile;
-        store_elements(shared.x, job.out + row * w.n + first, min(w.tile, w.n - first));
-        __syncthreads();
-    }
-}
-
 template <class T>
-__global__ void __launch_bounds__(kThreads) fill(T* out, int64_t count, T value) {
+__global__ void __launch_bounds__(kRollThreads) fill(T* out, int64_t count, T value) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) out[i] = value;
 }

@@ -99,7 +99,7 @@ void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const s
     const int64_t n = x.size(x.dim() - 1);
     dispatch_weight_dtype<__half, __nv_bfloat16>(x.scalar_type(), [&]<class T>(T*) {
         const auto pointer = [](const std::optional<Tensor>& to) { return to ? mutable_data<T>(*to) : nullptr; };
-        launch("row_norms", row_norms<T>, thread_blocks_for(count, 1), threads_for(std::max<int64_t>(n, 1)), 0,
+        launch("row_norms", row_norms<T>, thread_blocks_for(count, 1), threads_for(std::max<int64_t>(n, 1), 8), 0,
                current_stream(x), const_data<T>(x), count, n,
                NormsOut<T>{pointer(sums), pointer(roots), pointer(largest)});
     });

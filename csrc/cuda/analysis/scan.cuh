@@ -1,22 +1,29 @@
-// Scans of states over a thread block, and chunks of neighbouring elements in shared memory.
+// Scans of states over a thread block, and elements of rows in shared memory, where they are doubles.
 #pragma once
 
+#include <algorithm>
+
 #include "../common.cuh"
+#include "../hopper.cuh"
 
 namespace nnue::cuda::analysis {
 
-// Threads of a thread block at most, and the elements that a thread has at a time: neighbours, its chunk.
+// Threads of a thread block that scans states in device memory.
 constexpr int kThreads = 512;
-constexpr int kChunk = 8;
 
-// One element of padding for each chunk: threads that read the same place of their chunks then use different banks.
-__host__ __device__ constexpr int64_t padded(int64_t i) {
-    return i + i / kChunk;
+// Whole warps for `count` elements, `each` to a thread.
+inline int threads_for(int64_t count, int each, int most = kThreads) {
+    return static_cast<int>(std::min<int64_t>(divide_up(divide_up(count, each), kWarp) * kWarp, most));
 }
 
-// As many threads as a row of n elements keeps busy.
-inline int threads_for(int64_t n, int most = kThreads) {
-    return static_cast<int>(std::min<int64_t>(divide_up(divide_up(n, kChunk), kWarp) * kWarp, most));
+// The multiprocessors of the current device, times the thread blocks that each of them holds of a kernel.
+template <class... Parameters>
+int64_t resident_blocks(const char* name, void (*kernel)(Parameters...), int threads, size_t bytes) {
+    int device = 0, multiprocessors = 0, blocks = 0;
+    check_cuda(cudaGetDevice(&device), name);
+    check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), name);
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, bytes), name);
+    return static_cast<int64_t>(multiprocessors) * std::max(blocks, 1);
 }
 
 // The state of another lane. A state is a struct of doubles.
@@ -66,19 +73,58 @@ __device__ S exclusive_scan(const S& mine, const S& identity, S* warps, const Me
     return order == 0 ? before : join(before, neighbour);
 }
 
-// Elements [begin, begin + count) of a row of n into shared memory, chunk by chunk; NaN where the row has none.
-template <class T>
-__device__ void load_elements(T* to, const T* row, int64_t n, int64_t begin, int64_t count) {
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-        const int64_t at = begin + i;
-        to[padded(i)] = at >= 0 && at < n ? row[at] : static_cast<T>(NAN);
+// What each part has, replaced by what all parts of the row before it have.
+template <class S, class M>
+__global__ void __launch_bounds__(kThreads)
+    carry(S* states, int64_t rows, int64_t parts, const S identity, const M merge) {
+    extern __shared__ double memory[];
+    S* const warps = reinterpret_cast<S*>(memory);
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        S before = identity;
+        for (int64_t begin = 0; begin < parts; begin += blockDim.x) {
+            const int64_t i = begin + threadIdx.x;
+            const S mine = i < parts ? states[row * parts + i] : identity;
+            S total;
+            const S inside = exclusive_scan<false>(mine, identity, warps, merge, &total);
+            if (i < parts) states[row * parts + i] = merge(before, inside);
+            before = merge(before, total);
+        }
     }
 }
 
-// The first `count` elements back.
-template <class T>
-__device__ void store_elements(const T* from, T* to, int64_t count) {
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[padded(i)];
+// Element i of doubles, or of floats.
+__device__ inline double element(const void* from, int64_t i, bool is_double) {
+    return is_double ? static_cast<const double*>(from)[i] : static_cast<const float*>(from)[i];
+}
+
+// Elements [begin, begin + count) of a row of n into shared memory, by threads 0 … threads - 1; NaN where the row has
+// none. Doubles are there once the thread's asynchronous copies are.
+__device__ inline void load_row(double* to, const void* x, bool is_double, int64_t row, int64_t n, int64_t begin,
+                                int count, int thread, int threads) {
+    const int64_t from = row * n + begin;
+    if (is_double && begin >= 0 && begin + count <= n) {
+        const double* const doubles = static_cast<const double*>(x) + from;
+        for (int i = thread; i < count; i += threads) {
+            hopper::copy_async_8(hopper::shared_address(to + i), doubles + i);
+        }
+        return;
+    }
+    for (int i = thread; i < count; i += threads) {
+        const bool has = begin + i >= 0 && begin + i < n;
+        to[i] = has ? element(x, from + i, is_double) : static_cast<double>(NAN);
+    }
+}
+
+// `count` results from shared memory to `out`, as doubles or floats, from its element `first` on.
+__device__ inline void store_row(const double* from, void* out, bool is_double, int64_t first, int64_t count,
+                                 int thread, int threads) {
+    if (is_double) {
+        double* const to = static_cast<double*>(out) + first;
+        for (int i = thread; i < count; i += threads) to[i] = from[i];
+    } else {
+        float* const to = static_cast<float*>(out) + first;
+        for (int i = thread; i < count; i += threads) to[i] = static_cast<float>(from[i]);
+    }
 }
 
 }  // namespace nnue::cuda::analysis
