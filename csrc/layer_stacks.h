@@ -12,9 +12,9 @@
 //
 //   order        int32, from stack_order: positions by stack. Its contents are private (Order)
 //   parameters   weight_0, bias_0, weight_1, …: float32 [S, outputs, inputs] and [S, outputs], contiguous
-//   layout       for every layer but the last: outputs, activated, activation, plus, minus, to_output (integers; plus
-//                and minus are -1 where there is none)
-//   numbers      for every layer but the last: largest, low, square, output_scale. Activations, y → v:
+//   layers       every layer but the last, separated by "; ": "outputs=16 activated=15 activation=dual plus=15
+//                largest=1 square=0.99". Besides there are minus, low, to_output (0 or 1) and output_scale; all but the
+//                first two may be left out. Activations, y → v:
 //                  none     y clamped to [low, largest]
 //                  crelu    y clamped to [0, largest]
 //                  screlu   its square
@@ -32,15 +32,16 @@
 // of all parameters but weight_0, tile by tile.
 //
 // layer_stacks_loss does all of this for a loss that is known by name: it gives (totals, grad_sums, grad_output,
-// partials), with totals float32 [3] = Σ weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients
-// are those of the first total. `score` is int16, `result` int8 [B], `lambda` float32, a scalar or [B]. `order` holds a
-// counter that is 0 again afterwards, so two such calls with one order may not run at the same time.
+// partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B]; `constants` are the number
+// of engine units in 1 of the output, then those of the loss. totals is float32 [3]: Σ weight · loss, Σ weight, and
+// their quotient (0 where Σ weight is 0); gradients are those of the first total. `order` holds a counter that is 0
+// again afterwards, so two such calls with one order may not run at the same time.
 //
 // layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
-// multiplied by `scale` (float32 scalar) and, if `divide_by` is given, divided by divide_by[1], which is Σ weight.
+// multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is: totals, so Σ weight.
 // `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x the first two have no
-// elements; without partials the last; without grad_output the third. grad_x is float32, float16 or bfloat16, whatever
-// x is.
+// elements; without partials the last; without grad_output the third. grad_x is of `grad_dtype`, whatever x is; "none":
+// nobody needs it.
 //
 // Exactness: a product of layer 0 is made of bfloat16 parts, three of a float32 number, whose products are exact; those
 // of relative size 2^-27 are left out. Sums are float32. The rest is float32. Sums have a fixed order on every kind of
@@ -48,9 +49,13 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <sstream>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "checks.h"
@@ -64,8 +69,7 @@ constexpr int kMostHidden = 8;  // layers but the last
 constexpr int kMostStacks = 64;
 constexpr int kMostFirstOutputs = 32;
 
-// ---- the order of positions
-// ------------------------------------------------------------------------------------------
+// ---- the order of positions ----------------------------------------------------------------------------------------
 
 // Where things are in `order`. Positions of a stack are neighbours, and every stack begins with a new tile; slots that
 // are left over hold -1, and tiles that are left over belong to stack -1.
@@ -85,8 +89,7 @@ struct Order {
     NNUE_HOST_DEVICE int64_t size() const { return slots() + most_tiles() * kTile; }
 };
 
-// ---- the layers
-// ------------------------------------------------------------------------------------------------------
+// ---- the layers ----------------------------------------------------------------------------------------------------
 
 enum Activation : int { kNone, kCrelu, kScrelu, kDual };
 
@@ -108,19 +111,57 @@ struct Layers {
     const Layer& last() const { return at[count - 1]; }
 };
 
-constexpr int kLayoutNumbers = 6, kNumbers = 4;
-
 using Tensors = std::vector<Tensor>;
 
-// Reads `layout` and `numbers`.
-inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const std::vector<int64_t>& layout,
-                          const std::vector<double>& numbers) {
+// The pieces of a text between separators.
+inline std::vector<std::string> split(const std::string& text, char separator) {
+    std::vector<std::string> pieces;
+    std::istringstream stream(text);
+    for (std::string piece; std::getline(stream, piece, separator);) {
+        if (piece.find_first_not_of(' ') != std::string::npos) pieces.push_back(piece);
+    }
+    return pieces;
+}
+
+// One layer as `layers` says it; numbers as they stand there.
+struct LayerWords {
+    double outputs = 0, activated = 0, plus = -1, minus = -1, to_output = 0, largest = 1, low = 0, square = 1,
+           output_scale = 1;
+    int activation = kNone;
+
+    LayerWords(const char* op, const std::string& text) {
+        const std::pair<const char*, double*> numbers[] = {
+            {"outputs", &outputs}, {"activated", &activated}, {"plus", &plus},
+            {"minus", &minus},     {"to_output", &to_output}, {"largest", &largest},
+            {"low", &low},         {"square", &square},       {"output_scale", &output_scale}};
+        static constexpr const char* kActivations[] = {"none", "crelu", "screlu", "dual"};
+        for (const std::string& word : split(text, ' ')) {
+            const size_t equals = std::min(word.find('='), word.size());
+            const std::string key = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
+            bool known = false;
+            for (const auto& [name, number] : numbers) {
+                if (key != name) continue;
+                const auto end = std::from_chars(value.data(), value.data() + value.size(), *number);
+                known = end.ec == std::errc() && end.ptr == value.data() + value.size();
+            }
+            for (int kind = kNone; key == "activation" && kind <= kDual; ++kind) {
+                if (value == kActivations[kind]) activation = kind, known = true;
+            }
+            if (!known) fail(op, "layers", "'" + word + "'", "words of csrc/layer_stacks.h, such as outputs=16");
+        }
+        const auto is_output = [&](double number) { return number >= -1 && number < outputs; };
+        if (!(outputs >= 1 && outputs <= 1 << 20 && activated >= 1 && activated <= outputs && is_output(plus) &&
+              is_output(minus)))
+            fail(op, "layers", "'" + text + "'", "1 to 2^20 outputs; activated, plus and minus among them");
+    }
+};
+
+// Reads `layers`.
+inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const std::string& text) {
     Layers layers;
-    const size_t hidden = layout.size() / kLayoutNumbers;
-    if (hidden > kMostHidden || layout.size() != hidden * kLayoutNumbers)
-        fail(op, "layout", std::to_string(layout.size()) + " numbers", "6 for each of at most 8 layers but the last");
-    if (numbers.size() != hidden * kNumbers)
-        fail(op, "numbers", static_cast<int64_t>(numbers.size()), static_cast<int64_t>(hidden * kNumbers));
+    const std::vector<std::string> words = split(text, ';');
+    const size_t hidden = words.size();
+    if (hidden > kMostHidden) fail(op, "layers", std::to_string(hidden) + " layers", "at most 8 but the last");
     if (stacks < 1 || stacks > kMostStacks)
         fail(op, "weight_0", std::to_string(stacks) + " stacks", "1 to " + std::to_string(kMostStacks));
     layers.count = static_cast<int>(hidden) + 1;
@@ -132,38 +173,33 @@ inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const 
         layer.inputs = l == 0 ? static_cast<int>(inputs) : l == hidden ? seen_by_last : layers.at[l - 1].values;
         layer.outputs = 1;
         if (l == hidden) break;
-        const int64_t* const of = layout.data() + l * kLayoutNumbers;
-        const double* const with = numbers.data() + l * kNumbers;
-        if (of[0] < 1 || of[0] > 1 << 20 || of[1] < 1 || of[1] > of[0] || of[2] < kNone || of[2] > kDual ||
-            of[3] < -1 || of[3] >= of[0] || of[4] < -1 || of[4] >= of[0])
-            fail(op, "layout", "numbers out of range at layer " + std::to_string(l), "those of csrc/layer_stacks.h");
-        layer.outputs = static_cast<int>(of[0]);
-        layer.activated = static_cast<int>(of[1]);
-        layer.activation = static_cast<int>(of[2]);
-        layer.plus = static_cast<int>(of[3]);
-        layer.minus = static_cast<int>(of[4]);
-        layer.largest = static_cast<float>(with[0]);
-        layer.low = static_cast<float>(with[1]);
-        layer.square = static_cast<float>(with[2]);
+        const LayerWords of(op, words[l]);
+        layer.outputs = static_cast<int>(of.outputs);
+        layer.activated = static_cast<int>(of.activated);
+        layer.activation = of.activation;
+        layer.plus = static_cast<int>(of.plus);
+        layer.minus = static_cast<int>(of.minus);
+        layer.largest = static_cast<float>(of.largest);
+        layer.low = static_cast<float>(of.low);
+        layer.square = static_cast<float>(of.square);
         layer.values = layer.activated * (layer.activation == kDual ? 2 : 1);
         const bool before_last = l + 1 == hidden;
-        if (of[5] == 0 && !before_last) continue;
+        if (of.to_output == 0 && !before_last) continue;
         layer.output_offset = seen_by_last;
-        layer.output_scale = before_last ? 1.0f : static_cast<float>(with[3]);
+        layer.output_scale = before_last ? 1.0f : static_cast<float>(of.output_scale);
         seen_by_last += layer.values;
     }
     return layers;
 }
 
 // The same, with the parameters' shapes checked against it.
-inline Layers read_layers(const char* op, const Tensors& parameters, const std::vector<int64_t>& layout,
-                          const std::vector<double>& numbers, Device device) {
-    const size_t wanted = 2 * (layout.size() / kLayoutNumbers + 1);
+inline Layers read_layers(const char* op, const Tensors& parameters, const std::string& text, Device device) {
+    const size_t wanted = 2 * (split(text, ';').size() + 1);
     if (parameters.size() != wanted)
         fail(op, "parameters", std::to_string(parameters.size()) + " tensors",
              std::to_string(wanted) + ", weight and bias of each layer");
     check_shape(op, "weight_0", parameters[0], {-1, -1, -1}, "[S, O, I]");
-    const Layers layers = read_layout(op, parameters[0].size(2), parameters[0].size(0), layout, numbers);
+    const Layers layers = read_layout(op, parameters[0].size(2), parameters[0].size(0), text);
     for (int l = 0; l < layers.count; ++l) {
         const Layer& layer = layers.at[l];
         for (int part = 0; part < 2; ++part) {
@@ -210,8 +246,7 @@ struct Pieces {
     }
 };
 
-// ---- the loss of a position
-// ------------------------------------------------------------------------------------------
+// ---- the loss of a position ----------------------------------------------------------------------------------------
 
 constexpr int kNoScore = 32002;  // of a position without a score
 constexpr int kMostConstants = 12;
@@ -224,17 +259,16 @@ struct Loss {
     float constants[kMostConstants]{};
 };
 
-inline Loss read_loss(const char* op, const std::string& name, const std::vector<double>& constants,
-                      double score_scale) {
+inline Loss read_loss(const char* op, const std::string& name, const std::vector<double>& constants) {
     Loss loss;
-    loss.score_scale = static_cast<float>(score_scale);
     size_t wanted = 0;
-    if (name == "sigmoid") loss.kind = LossKind::sigmoid, wanted = 2;
-    if (name == "win_rate") loss.kind = LossKind::win_rate, wanted = 11;
+    if (name == "sigmoid") loss.kind = LossKind::sigmoid, wanted = 1 + 2;
+    if (name == "win_rate") loss.kind = LossKind::win_rate, wanted = 1 + 11;
     if (wanted == 0) fail(op, "loss", name, "sigmoid or win_rate");
     if (constants.size() != wanted)
         fail(op, "constants", static_cast<int64_t>(constants.size()), static_cast<int64_t>(wanted));
-    for (size_t i = 0; i < wanted; ++i) loss.constants[i] = static_cast<float>(constants[i]);
+    loss.score_scale = static_cast<float>(constants[0]);
+    for (size_t i = 1; i < wanted; ++i) loss.constants[i - 1] = static_cast<float>(constants[i]);
     return loss;
 }
 

@@ -103,21 +103,20 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("stack_order(Tensor bucket, int num_stacks) -> Tensor");
     m.def("layer_stacks_first(Tensor x, Tensor order, Tensor weight) -> Tensor");
     m.def(
-        "layer_stacks_forward(Tensor x, Tensor order, Tensor[] parameters, Tensor? psqt, int[] layout, "
-        "float[] numbers, bool is_sums=False) -> (Tensor output, Tensor sums)");
+        "layer_stacks_forward(Tensor x, Tensor order, Tensor[] parameters, Tensor? psqt, str layers, "
+        "bool is_sums=False) -> (Tensor output, Tensor sums)");
     m.def(
-        "layer_stacks_backward(Tensor grad_output, Tensor sums, Tensor order, Tensor[] parameters, int[] layout, "
-        "float[] numbers) -> (Tensor grad_sums, Tensor partials)");
+        "layer_stacks_backward(Tensor grad_output, Tensor sums, Tensor order, Tensor[] parameters, str layers) -> "
+        "(Tensor grad_sums, Tensor partials)");
     m.def(
-        "layer_stacks_loss(Tensor x, Tensor(a!) order, Tensor[] parameters, Tensor? psqt, Tensor score, Tensor result, "
-        "Tensor lam, int[] layout, float[] numbers, str loss, float[] constants, float score_scale, "
-        "bool is_sums=False) -> (Tensor totals, Tensor grad_sums, Tensor grad_output, Tensor partials)");
+        "layer_stacks_loss(Tensor x, Tensor(a!) order, Tensor[] parameters, Tensor? psqt, Tensor[] targets, "
+        "str layers, str loss, float[] constants, bool is_sums=False) -> (Tensor totals, Tensor grad_sums, "
+        "Tensor grad_output, Tensor partials)");
     m.def(
         "layer_stacks_gradients(Tensor? x, Tensor order, Tensor[] parameters, Tensor? grad_sums, Tensor? partials, "
-        "Tensor? grad_output, Tensor? scale, Tensor? divide_by, int[] layout, float[] numbers, str grad_dtype, "
-        "bool needs_x_grad=True) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_psqt, Tensor gradients)");
-    m.def(
-        "layer_stacks_available(int device, int inputs, int stacks, int[] layout, float[] numbers) -> bool");
+        "Tensor? grad_output, Tensor[] scales, str layers, str grad_dtype) -> (Tensor grad_x, Tensor grad_weight, "
+        "Tensor grad_psqt, Tensor gradients)");
+    m.def("layer_stacks_available(int device, int inputs, int stacks, str layers) -> bool");
 
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(str mode) -> str");

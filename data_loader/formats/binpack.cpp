@@ -225,7 +225,8 @@ class BinpackReader final : public StreamReader {
         if (header.empty()) return false;
         const std::uint64_t start = stream_.offset();
         const std::string name = "chunk " + std::to_string(chunk_++);
-        // Without a sound header nobody knows where the next chunk begins, so this is an error even where bad data is left out.
+        // Without a sound header nobody knows where the next chunk begins, so this is an error even where bad data is
+        // left out.
         std::uint32_t size = 0;
         try {
             size = binpack_payload_size(header.first(std::min(header.size(), kBinpackHeader)));

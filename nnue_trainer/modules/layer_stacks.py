@@ -23,7 +23,6 @@ from nnue_trainer.losses.base import LossKernel
 from nnue_trainer.modules.stacked_linear import StackedLinear
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
-_NUMBERS: dict[Activation, int] = {"none": 0, "crelu": 1, "screlu": 2, "dual": 3}  # of csrc/layer_stacks.h
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _operators: Any = torch.ops.nnue
 
@@ -48,6 +47,14 @@ class StackLayer:
     output_scale: float | None = None
     """the last layer sees the activations too, times this, in front of those of later layers; None: it does not, unless
     this is the layer before it"""
+
+    def words(self) -> str:
+        """The layer as the operators read it (csrc/layer_stacks.h)."""
+        words: dict[str, object] = {"outputs": self.outputs, "activated": self.activated, "activation": self.activation}
+        words |= {"largest": self.largest, "low": self.low, "square": self.square}
+        words |= {name: place for name, place in (("plus", self.plus), ("minus", self.minus)) if place is not None}
+        words |= {} if self.output_scale is None else {"to_output": 1, "output_scale": self.output_scale}
+        return " ".join(f"{key}={value}" for key, value in words.items())
 
     def activate(self, y: Tensor) -> Tensor:
         """[B, outputs] → [B, values]"""
@@ -176,13 +183,7 @@ class LayerStacks:
 
     @functools.cached_property
     def _description(self) -> _Description:
-        integers, numbers = list[int](), list[float]()
-        for layer in self.hidden:
-            plus, minus = (-1 if n is None else n for n in (layer.plus, layer.minus))
-            kind, kept = _NUMBERS[layer.activation], layer.output_scale is not None
-            integers += [layer.outputs, layer.activated, kind, plus, minus, int(kept)]
-            numbers += [layer.largest, layer.low, layer.square, layer.output_scale or 0.0]
-        return _Description(self.inputs, self.stacks, tuple(integers), tuple(numbers))
+        return _Description(self.inputs, self.stacks, "; ".join(layer.words() for layer in self.hidden))
 
 
 class _Description(NamedTuple):
@@ -190,13 +191,12 @@ class _Description(NamedTuple):
 
     inputs: int
     stacks: int
-    layout: tuple[int, ...]
-    numbers: tuple[float, ...]
+    layers: str
 
 
 @functools.lru_cache(maxsize=256)
 def _device_has_kernels(device: int, of: _Description) -> bool:
-    return bool(_operators.layer_stacks_available(device, of.inputs, of.stacks, of.layout, of.numbers))
+    return bool(_operators.layer_stacks_available(device, of.inputs, of.stacks, of.layers))
 
 
 def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
@@ -226,13 +226,14 @@ def _gradients(
     of: _Description,
     tensors: tuple[Tensor, Tensor, list[Tensor]],
     found: tuple[Tensor, Tensor],
-    scales: tuple[Tensor | None, Tensor | None, Tensor | None],
+    grad_output: Tensor | None,
+    scales: list[Tensor],
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
     """(grad_x, grad_psqt, those of the parameters) from what a forward or backward operator gave."""
-    (x, order, parameters), (grad_sums, partials), (grad_output, scale, totals) = tensors, found, scales
+    (x, order, parameters), (grad_sums, partials) = tensors, found
     grad_x, grad_weight, grad_psqt, flat = _operators.layer_stacks_gradients(
-        x, order, parameters, grad_sums, partials, grad_output, scale, totals, of.layout, of.numbers,
-        _dtype_name(x.dtype), ctx.needs_x,
+        x, order, parameters, grad_sums, partials, grad_output, scales, of.layers,
+        _dtype_name(x.dtype) if ctx.needs_x else "none",
     )  # fmt: skip
     gradients, begin = [grad_weight], 0
     for parameter in [parameters[1], *parameters[2:]]:
@@ -246,7 +247,7 @@ class _Output(torch.autograd.Function):
     def forward(
         ctx: Any, of: _Description, x: Tensor, psqt: Tensor | None, order: Tensor, *parameters: Tensor
     ) -> Tensor:
-        output, sums = _operators.layer_stacks_forward(x, order, parameters, psqt, of.layout, of.numbers)
+        output, sums = _operators.layer_stacks_forward(x, order, parameters, psqt, of.layers)
         ctx.of, ctx.needs_x = of, ctx.needs_input_grad[1]
         ctx.save_for_backward(x, order, sums, *parameters)
         return output  # type: ignore[no-any-return]
@@ -255,8 +256,8 @@ class _Output(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         of, (x, order, sums, *parameters) = ctx.of, ctx.saved_tensors
-        found = _operators.layer_stacks_backward(grad_output, sums, order, parameters, of.layout, of.numbers)
-        grad_x, _, gradients = _gradients(ctx, of, (x, order, parameters), found, (None, None, None))
+        found = _operators.layer_stacks_backward(grad_output, sums, order, parameters, of.layers)
+        grad_x, _, gradients = _gradients(ctx, of, (x, order, parameters), found, None, [])
         return None, grad_x, grad_output if ctx.needs_input_grad[2] else None, None, *gradients
 
 
@@ -266,8 +267,9 @@ class _Loss(torch.autograd.Function):
         ctx: Any, of: _Description, kernel: LossKernel, score_scale: float, x: Tensor, psqt: Tensor | None,
         order: Tensor, score: Tensor, result: Tensor, lam: Tensor, *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
+        name, constants = kernel
         totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
-            x, order, parameters, psqt, score, result, lam, of.layout, of.numbers, *kernel, score_scale
+            x, order, parameters, psqt, [score, result, lam], of.layers, name, [score_scale, *constants]
         )
         ctx.of, ctx.needs_x, ctx.needs_psqt = of, ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         ctx.save_for_backward(x, order, totals, grad_sums, grad_output, partials, *parameters)
@@ -277,8 +279,10 @@ class _Loss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         x, order, totals, grad_sums, grad_output, partials, *parameters = ctx.saved_tensors
-        scales = (grad_output if ctx.needs_psqt else None, grad_loss, totals)
-        grad_x, grad_psqt, gradients = _gradients(ctx, ctx.of, (x, order, parameters), (grad_sums, partials), scales)
+        found, straight = (grad_sums, partials), grad_output if ctx.needs_psqt else None
+        grad_x, grad_psqt, gradients = _gradients(
+            ctx, ctx.of, (x, order, parameters), found, straight, [grad_loss, totals]
+        )
         return None, None, None, grad_x, grad_psqt, None, None, None, None, *gradients
 
 

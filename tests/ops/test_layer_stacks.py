@@ -298,21 +298,20 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     order, slabs = stacks.order(case.first.bucket), [slice(0, 96), slice(96, 320)]
     sums = sum(op.layer_stacks_first(x[:, s].contiguous(), order, weight[:, :, s].contiguous()) for s in slabs)
     psqt = None if case.first.psqt is None else case.first.psqt.detach()
-    description = (of.layout, of.numbers)
-    output, _ = op.layer_stacks_forward(sums, order, [weight, *others], psqt, *description, True)
+    output, _ = op.layer_stacks_forward(sums, order, [weight, *others], psqt, of.layers, True)
     assert_close(output, whole["output"], 2e-7, "output")
     grad = torch.randn(len(output), generator=torch.Generator().manual_seed(3))
-    grad_sums, partials = op.layer_stacks_backward(grad, sums, order, [weight, *others], *description)
+    grad_sums, partials = op.layer_stacks_backward(grad, sums, order, [weight, *others], of.layers)
     for s in slabs:
         part = [weight[:, :, s].contiguous(), *others]
         grad_x, grad_weight, _, flat = op.layer_stacks_gradients(
-            x[:, s].contiguous(), order, part, grad_sums, None, None, None, None, *description, "float32", True
+            x[:, s].contiguous(), order, part, grad_sums, None, None, [], of.layers, "float32"
         )
         assert flat.numel() == 0
         assert_close(grad_x, whole["x"][:, s], 3e-7, "gradient of x")
         assert_close(grad_weight, whole["0.weight"][:, :, s], 3e-7, "gradient of weight 0")
     empty, _, _, flat = op.layer_stacks_gradients(
-        None, order, [weight, *others], None, partials, grad, None, None, *description, "float32", True
+        None, order, [weight, *others], None, partials, grad, [], of.layers, "float32"
     )
     assert empty.numel() == 0
     assert_close(flat[: others[0].numel()].view_as(others[0]), whole["0.bias"], 3e-7, "gradient of bias 0")
@@ -378,13 +377,24 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     order, parameters = case.stacks.order(case.first.bucket), layer_stacks._parameters(case.linears)
     call = torch.ops.nnue_emulated.layer_stacks_forward
     with pytest.raises(RuntimeError, match=r"layer_stacks_forward: x: found float64, expected float32 or float16"):
-        call(case.first.x.double(), order, parameters, None, of.layout, of.numbers)
+        call(case.first.x.double(), order, parameters, None, of.layers)
     with pytest.raises(RuntimeError, match=r"order: found shape \[\d+\], expected \[\d+\], what stack_order gives"):
-        call(case.first.x, order[1:], parameters, None, of.layout, of.numbers)
+        call(case.first.x, order[1:], parameters, None, of.layers)
     with pytest.raises(RuntimeError, match=r"parameters: found 4 tensors, expected 6"):
-        call(case.first.x, order, parameters[:4], None, of.layout, of.numbers)
+        call(case.first.x, order, parameters[:4], None, of.layers)
+    first, *others = of.layers.split("; ")
+    words = {"outputs": "outputs=8", "activated": "activated=7"}
+    first = " ".join(words.get(word.split("=")[0], word) for word in first.split())
     with pytest.raises(RuntimeError, match=r"weight_1: found shape \[8, 32, 8\], expected shape \[S, O, I\]"):
-        call(case.first.x, order, parameters, None, (8, 7, 1, -1, -1, 0, *of.layout[6:]), of.numbers)
+        call(case.first.x, order, parameters, None, "; ".join([first, *others]))
+    for wrong, message in (
+        ("outputs=8 activated=9", "layers: found 'outputs=8 activated=9', expected 1 to 2.20 outputs"),
+        ("outputs=8 activated=8 colour=3", "layers: found 'colour=3', expected words of"),
+        ("outputs=8 activated=8 activation=relu", "layers: found 'activation=relu', expected words of"),
+        ("outputs=eight activated=8", "layers: found 'outputs=eight', expected words of"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call(case.first.x, order, parameters[:4], None, wrong)
 
 
 def test_order_is_stable(emulated: ctypes.CDLL) -> None:

@@ -18,7 +18,6 @@
 namespace nnue::cuda::stacks {
 namespace {
 
-using Integers = std::vector<int64_t>;
 using Numbers = std::vector<double>;
 
 constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU gives a thread block
@@ -202,10 +201,10 @@ Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in
 }
 
 std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
-                                      const std::optional<Tensor>& psqt_in, Integers layout, Numbers numbers,
+                                      const std::optional<Tensor>& psqt_in, const std::string& description,
                                       bool is_sums) {
     constexpr const char* op = "layer_stacks_forward";
-    const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
+    const Layers layers = read_layers(op, parameters_in, description, Device::cuda);
     check_fits(op, layers);
     const Tensor x = check_start(op, x_in, is_sums, layers, parameters_in[0]);
     const Order o = check_order(op, order, x.size(0), layers.stacks, parameters_in[0]);
@@ -226,9 +225,9 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, T
 }
 
 std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& sums_in, const Tensor& order,
-                                       Tensors parameters_in, Integers layout, Numbers numbers) {
+                                       Tensors parameters_in, const std::string& description) {
     constexpr const char* op = "layer_stacks_backward";
-    const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
+    const Layers layers = read_layers(op, parameters_in, description, Device::cuda);
     check_fits(op, layers);
     const Tensor sums = check_start(op, sums_in, true, layers, parameters_in[0]);
     const Order o = check_order(op, order, sums.size(0), layers.stacks, parameters_in[0]);
@@ -248,17 +247,18 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
-                                                   const std::optional<Tensor>& psqt_in, const Tensor& score_in,
-                                                   const Tensor& result_in, const Tensor& lambda_in, Integers layout,
-                                                   Numbers numbers, std::string loss, Numbers constants,
-                                                   double score_scale, bool is_sums) {
+                                                   const std::optional<Tensor>& psqt_in, Tensors targets,
+                                                   const std::string& description, const std::string& loss,
+                                                   Numbers constants, bool is_sums) {
     constexpr const char* op = "layer_stacks_loss";
-    const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
+    const Layers layers = read_layers(op, parameters_in, description, Device::cuda);
     check_fits(op, layers);
     const Tensor& like = parameters_in[0];
     const Tensor x = check_start(op, x_in, is_sums, layers, like);
     const Order o = check_order(op, order, x.size(0), layers.stacks, like);
     if (psqt_in) check_floats(op, "psqt", *psqt_in, {o.positions}, "[B]", like);
+    if (targets.size() != 3) fail(op, "targets", text(targets.size()) + " tensors", "three: score, result and lambda");
+    const Tensor &score_in = targets[0], &result_in = targets[1], &lambda_in = targets[2];
     check_device(op, "score", score_in, Device::cuda, like, "weight_0");
     check_dtype(op, "score", score_in, {ScalarType::Short});
     check_shape(op, "score", score_in, {o.positions}, "[B]");
@@ -283,7 +283,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     const Tensor partials = floats_like(x, {o.most_tiles(), a.tile_numbers});
     a.psqt = const_data<float>(psqt);
     a.backward = true;
-    a.loss = read_loss(op, loss, constants, score_scale);
+    a.loss = read_loss(op, loss, constants);
     a.score = const_data<int16_t>(score);
     a.result = const_data<int8_t>(result);
     a.lambda = const_data<float>(lambda);
@@ -302,34 +302,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
                                                         Tensors parameters_in,
                                                         const std::optional<Tensor>& grad_sums_in,
                                                         const std::optional<Tensor>& partials_in,
-                                                        const std::optional<Tensor>& grad_output_in,
-                                                        const std::optional<Tensor>& scale,
-                                                        const std::optional<Tensor>& divide_by, Integers layout,
-                                                        Numbers numbers, std::string grad_dtype, bool needs_x_grad) {
+                                                        const std::optional<Tensor>& grad_output_in, Tensors scales,
+                                                        const std::string& description, const std::string& grad_dtype) {
     constexpr const char* op = "layer_stacks_gradients";
-    const Layers layers = read_layers(op, parameters_in, layout, numbers, Device::cuda);
+    const Layers layers = read_layers(op, parameters_in, description, Device::cuda);
     check_fits(op, layers);
     const Tensor& like = parameters_in[0];
     const Layer& first = layers.at[0];
     const int64_t positions = x_in ? x_in->size(0) : grad_output_in ? grad_output_in->size(0) : -1;
     if (positions < 0) fail(op, "x", "neither x nor grad_output", "one of them");
     const Order o = check_order(op, order, positions, layers.stacks, like);
-    if (scale) check_floats(op, "scale", *scale, {}, "[]", like);
-    if (divide_by) check_floats(op, "divide_by", *divide_by, {3}, "[3]", like);
+    if (scales.size() > 2) fail(op, "scales", text(scales.size()) + " tensors", "at most two: a factor, and totals");
+    if (scales.size() > 0) check_floats(op, "scales[0]", scales[0], {}, "[]", like);
+    if (scales.size() > 1) check_floats(op, "scales[1]", scales[1], {3}, "[3]", like);
     const Pieces pieces(layers);
     if (partials_in) check_floats(op, "partials", *partials_in, {o.most_tiles(), pieces.tile}, "[tiles, …]", like);
     if (grad_output_in) check_floats(op, "grad_output", *grad_output_in, {positions}, "[B]", like);
     ScalarType to = ScalarType::Float;
+    const bool needs_x_grad = grad_dtype != "none";
     if (grad_dtype == "float16")
         to = ScalarType::Half;
     else if (grad_dtype == "bfloat16")
         to = ScalarType::BFloat16;
-    else if (grad_dtype != "float32")
-        fail(op, "grad_dtype", grad_dtype, "float32, float16 or bfloat16");
+    else if (needs_x_grad && grad_dtype != "float32")
+        fail(op, "grad_dtype", grad_dtype, "float32, float16, bfloat16 or none");
 
     const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    const Scale by{const_data<float>(scale), const_data<float>(divide_by)};
+    const Scale by{scales.empty() ? nullptr : const_data<float>(scales[0]),
+                   scales.size() < 2 ? nullptr : const_data<float>(scales[1])};
     const Tensor grad_x = floats_like(like, {x_in && needs_x_grad ? positions : 0, first.inputs}, to);
     const Tensor grad_weight =
         floats_like(like, {x_in ? layers.stacks : 0, static_cast<int64_t>(first.outputs), first.inputs});
@@ -396,13 +397,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     return {grad_x, grad_weight, grad_psqt, gradients};
 }
 
-bool available_op(int64_t device, int64_t inputs, int64_t stacks, Integers layout, Numbers numbers) {
+bool available_op(int64_t device, int64_t inputs, int64_t stacks, const std::string& description) {
     int major = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess)
         return false;
-    const int64_t hidden = static_cast<int64_t>(layout.size()) / kLayoutNumbers;
+    const size_t hidden = split(description, ';').size();
     if (major < 8 || hidden > kMostHidden || stacks > kMostStacks) return false;
-    return fits(read_layout("layer_stacks_available", inputs, stacks, layout, numbers));
+    return fits(read_layout("layer_stacks_available", inputs, stacks, description));
 }
 
 }  // namespace
