@@ -213,8 +213,8 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t columns, con
     }
 }
 
-// One step of the marked ones of the rows that share a virtual row: rows v, v + V, v + 2 V and so on of a part.
-// `change` [columns] is where that of the virtual row goes, or null. Returns whether all gradients were finite.
+// One step for rows v, v + V, v + 2 V, … of a part, which share virtual row v; only the marked rows move. `change`
+// [columns], unless null, receives the change of the virtual row. Returns whether all gradients were finite.
 template <class R, class T>
 bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, int turn, int64_t v, int64_t virtual_rows,
                   int64_t columns, const uint8_t* marked, T* change) {

@@ -80,7 +80,8 @@ std::vector<double> between(const Windows& w, std::vector<double> sums) {
 template <class M, class T>
 void roll(Job<T> job) {
     Windows& w = job.windows;
-    // Lanes read at distances of a tile: a multiple of the cache's page would put all of them into the same set.
+    // The lanes of a vector read one tile apart. With a power of two between them, all would lie in the same set of the
+    // cache.
     const int64_t tile = even_tile(w.length, kMostTile);
     w.cut(tile > 64 && tile % 64 == 0 ? tile - 1 : tile);
     const int64_t lanes = NNUE_CALL_BEST_ISA(groups_of, 1 << 10), grain = divide_up(kGrain * lanes, w.tile << 10);
@@ -196,7 +197,8 @@ void quantiles(const Windows& w, const T* x, int64_t begin, int64_t end, const Q
 
 template <class T>
 void all_quantiles(const Tensor& x, const Windows& w, const Quantile& quantile, Tensor& out) {
-    // Segments that are long beside the window, since each sorts a window more; and not so long that threads run out.
+    // Each segment sorts one window in addition, so a segment is at least as long as the window; but there should be
+    // enough segments for all threads.
     const int64_t segment = std::clamp<int64_t>(std::max<int64_t>(w.length, 1 << 13), 1, w.n);
     const int64_t segments = divide_up(w.n, segment);
     torch::stable::parallel_for(0, w.rows * segments, divide_up(1 << 12, segment), [&](int64_t begin, int64_t end) {
