@@ -401,7 +401,7 @@ bool available_op(int64_t device, int64_t inputs, int64_t stacks, const std::str
     int major = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess)
         return false;
-    const size_t hidden = split(description, ';').size();
+    const size_t hidden = layer_stacks::split(description, ';').size();
     if (major < 8 || hidden > kMostHidden || stacks > kMostStacks) return false;
     return fits(read_layout("layer_stacks_available", inputs, stacks, description));
 }
