@@ -215,7 +215,7 @@ def test_errors_are_one_line(nnue, files: Path, tmp_path: Path) -> None:
     some = ("--data", files / "some.bin")
     net, saved, simple = (files / name for name in ("net.nnue", "c.safetensors", "simple.safetensors"))
     for arguments, message in (
-        ((saved, tmp_path / "o.nnue", *some), r"o\.nnue: expected a checkpoint \(\.safetensors\), as the input is one"),
+        ((saved, tmp_path / "o.nnue", *some), "o.nnue: expected a checkpoint (.safetensors), as the input is one"),
         ((net, tmp_path / "o.safetensors", *some), "o.safetensors: expected a net, as the input is one"),
         ((simple, tmp_path / "o.safetensors", *some), "has no layer between the first and the output"),
         ((saved, tmp_path / "o.safetensors", *some, "--method", "random"), "--method: found 'random', expected one of"),
