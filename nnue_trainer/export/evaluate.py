@@ -81,7 +81,8 @@ class Evaluator:
         for begin in range(0, max(len(positions), 1), _CHUNK):
             if isinstance(positions, Batch):
                 part = slice(begin, begin + _CHUNK)
-                yield Batch(**{name: field[part] for name, field in vars(positions).items() if name != "storage"})
+                fields: dict[str, Any] = {name: field[part] for name, field in positions.fields().items()}
+                yield Batch(**fields)
             else:
                 yield expand(positions[begin : begin + _CHUNK], self.quantized.net.integer_feature_set, self._threads)
 

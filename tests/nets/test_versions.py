@@ -13,8 +13,9 @@ from nnue_trainer.errors import UserError
 from nnue_trainer.export import QuantizedNet, checkpoint_from_net, evaluate, net_from_checkpoint, read_net, to_bytes
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.export.golden import golden_net
+from nnue_trainer.modules.layer_stacks import StackLayer
 from nnue_trainer.nets import NETS, VirtualRows
-from nnue_trainer.nets.stockfish import StockfishModel, StockfishNet
+from nnue_trainer.nets.stockfish import StockfishNet
 from nnue_trainer.nnue_file.description import describe
 
 KINDS = [kind for kind, net in NETS.kinds().items() if issubclass(net, StockfishNet)]
@@ -45,12 +46,12 @@ def test_float_model_with_activations_rounded_down_is_the_integer_arithmetic(net
     model.load_state_dict(imported.tensors["model"])
     model = model.double()
     one = net.net.facts.one
-    clipped = StockfishModel._clipped
+    activate = StackLayer.activate
 
     def rounded_down(x: torch.Tensor) -> torch.Tensor:
         return torch.floor(x * one + 3e-5) / one
 
-    monkeypatch.setattr(StockfishModel, "_clipped", lambda self, y, squared: rounded_down(clipped(self, y, squared)))
+    monkeypatch.setattr(StackLayer, "activate", lambda self, y: rounded_down(activate(self, y)))
     transformer = model.feature_transformer.forward
 
     def transformed(batch: data.Batch, bucket: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
