@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nnue_trainer import _derivatives, ops
 from nnue_trainer.data.batch import Batch
@@ -214,7 +213,8 @@ def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
     if isinstance(linear, StackedLinear):
         return linear(x, bucket)  # type: ignore[no-any-return]
     assert isinstance(linear, nn.Linear)
-    return F.linear(x, linear.weight, linear.bias)
+    # Not F.linear: whoever looks at the layers hooks the module.
+    return linear(x)  # type: ignore[no-any-return]
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
