@@ -213,7 +213,7 @@ def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
     if isinstance(linear, StackedLinear):
         return linear(x, bucket)  # type: ignore[no-any-return]
     assert isinstance(linear, nn.Linear)
-    # Not F.linear: whoever looks at the layers hooks the module.
+    # As a module, not by F.linear: `nnue inspect` sees what a layer gets through hooks of the module.
     return linear(x)  # type: ignore[no-any-return]
 
 

@@ -133,8 +133,7 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, good_steps: int = 0) -> None:
         """Takes over the state of an optimiser that had made `good_steps` updates; the parameters have theirs already.
-        ValueError naming a tensor that is
-        missing, unknown or misshapen."""
+        ValueError naming a tensor that is missing, unknown or misshapen."""
         self.rule.load_state_dict(state)
         self._good_steps.fill_(good_steps)
         for name, copy in self._copies.items():

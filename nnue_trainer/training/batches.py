@@ -70,7 +70,7 @@ class DeviceBatches:
         compute = torch.cuda.current_stream(self._device)
         self._done.append(compute.record_event())
         compute.wait_stream(self._stream)
-        for tensor in [*allocations(batch), *(plan.data for plan in batch.plans)]:
+        for tensor in allocations_with_plans(batch):
             tensor.record_stream(compute)
         # The next batch may be written where this one lies in host memory. This waits for a copy launched a step ago,
         # not for that step.
@@ -125,12 +125,10 @@ class DeviceBatches:
         if batch.buffer is None:
             return batch
         # A recorded step knows the places of the tensors that it reads.
-        kept = self._plans.setdefault(batch.buffer, batch.plans)
-        if kept is batch.plans:
-            return batch
-        if [plan.data.shape for plan in kept] != [plan.data.shape for plan in batch.plans] or any(
-            old.white is not new.white for old, new in zip(kept, batch.plans, strict=True)
-        ):
+        kept = self._plans.get(batch.buffer, ())
+        if [(id(plan.white), plan.data.shape) for plan in kept] != [
+            (id(plan.white), plan.data.shape) for plan in batch.plans
+        ]:
             self._plans[batch.buffer] = batch.plans
             return batch
         for old, new in zip(kept, batch.plans, strict=True):
@@ -150,6 +148,11 @@ def allocations(batch: Batch) -> list[Tensor]:
     if batch.storage is not None:
         return [batch.storage]
     return list(batch.fields().values())
+
+
+def allocations_with_plans(batch: Batch) -> list[Tensor]:
+    """All that a step reads of a batch."""
+    return [*allocations(batch), *(plan.data for plan in batch.plans)]
 
 
 def like(batch: Batch) -> Batch:

@@ -9,7 +9,7 @@ import torch
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
-from nnue_trainer.training.batches import allocations, like
+from nnue_trainer.training.batches import allocations, allocations_with_plans, like
 
 EAGER_STEPS = 3  # torch's advice: libraries and the allocator settle before a capture
 
@@ -25,7 +25,7 @@ class _Recording:
 
 
 def _places(batch: Batch) -> list[int]:
-    return [tensor.data_ptr() for tensor in [*allocations(batch), *(plan.data for plan in batch.plans)]]
+    return [tensor.data_ptr() for tensor in allocations_with_plans(batch)]
 
 
 class GraphedStep:

@@ -49,6 +49,16 @@ def assert_same(one, two):
         assert torch.equal(tensor, weights(two)[name]), name
 
 
+def advance_without_waiting(run: Trainer, steps: int) -> None:
+    """Steps in which anything that waits for the device is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(steps):
+            run.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_batches_come_in_order_and_the_state_is_that_of_the_next_one():
     source = PinnedSource()
     batches = DeviceBatches(source, torch.device("cuda"))
@@ -140,12 +150,7 @@ def test_no_rounded_step_waits_for_the_device(tmp_path, model):
     for _ in range(28):
         run.advance()
     assert run.model.rounded is not None
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(3):
-            run.advance()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    advance_without_waiting(run, 3)
 
 
 @OPTIMIZERS
@@ -154,12 +159,7 @@ def test_no_step_waits_for_the_device(tmp_path, graph, name):
     run = trainer(tmp_path, optimizer(name), f"training.cuda_graph={graph}")
     for _ in range(6):
         run.advance()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(3):
-            run.advance()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    advance_without_waiting(run, 3)
 
 
 def from_records(run_dir: Path, file: Path, *overrides: str) -> Trainer:
@@ -199,12 +199,7 @@ def test_no_step_waits_once_each_buffer_is_recorded(tmp_path, project_root):
     run = from_records(tmp_path, project_root / "samples" / "val.binpack", "training.cuda_graph=true")
     for _ in range(10):
         run.advance()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(6):
-            run.advance()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    advance_without_waiting(run, 6)
 
 
 def test_mixed_precision_repeats_itself_with_and_without_graphs(tmp_path, project_root):
