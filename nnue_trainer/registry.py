@@ -120,6 +120,7 @@ def forget_plugins() -> None:
     _packages.clear()
     for known in _registries:
         known._outside.clear()
+        known._offered = None
 
 
 def loaded() -> list[Path]:
@@ -149,6 +150,7 @@ class Registry(Generic[T]):
         self._base = base
         self._classes: dict[str, type[T]] = {}
         self._outside: dict[str, type[T]] = {}  # from files and installed packages
+        self._offered: dict[str, EntryPoint] | None = None  # by installed packages
         self._searched = False
         _registries.append(self)
 
@@ -234,7 +236,9 @@ class Registry(Generic[T]):
             importlib.import_module(f"{self.package}.{module.name}")
 
     def _entry_points(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in entry_points(group=self.package)}
+        if self._offered is None:  # once: it reads a file of every package that is installed
+            self._offered = {point.name: point for point in entry_points(group=self.package)}
+        return self._offered
 
     def _of_package(self, kind: str, offered: EntryPoint) -> type[T]:
         try:

@@ -6,11 +6,16 @@ documentation. Where one of several sections may stand, their registry finds it 
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import functools
+import inspect
+import itertools
 import json
 import math
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -35,7 +40,7 @@ _FLOAT32_LEAST, _FLOAT32_MOST = 2.0**-126, 2.0**128 - 2.0**104
 section = pydantic.dataclasses.dataclass(
     frozen=True,
     kw_only=True,
-    config=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True),
+    config=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False),
 )
 section.__doc__ = "Decorator of a section: unknown keys are errors, the docstring under a field is its description."
 
@@ -236,10 +241,33 @@ def _fields(kind: type[Any]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in fields.items()}
 
 
-def _description(kind: type[Any], name: str) -> str:
-    """That of the class that declares the field: pydantic does not pass docstrings on to subclasses."""
-    fields = [_fields(base).get(name) for base in kind.__mro__ if hasattr(base, "__pydantic_fields__")]
-    return next((_one_line(field.description) for field in fields if field and field.description), "")
+def _description(kind: type[Any], key: str) -> str:
+    """What the field says of itself, or else what stands under it in the class that declares it."""
+    found = [(name, field) for name, field in kind.__pydantic_fields__.items() if key == (field.alias or name)]
+    texts = (
+        text
+        for name, field in found
+        for text in (field.description, *(_docstrings(base).get(name) for base in kind.__mro__))
+    )
+    return next((_one_line(text) for text in texts if text), "")
+
+
+@functools.cache
+def _docstrings(kind: type[Any]) -> dict[str, str]:
+    """What stands under the fields that a class itself declares, by name.
+
+    Read from its source when somebody asks: pydantic would do it for every section when that is made, which took half
+    as long as all of the other work before a command began."""
+    try:
+        definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    except (OSError, TypeError, SyntaxError):  # no source: a class made by hand
+        return {}
+    found = {}
+    for field, below in itertools.pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = text
+    return found
 
 
 def _sections(annotation: Any) -> list[type[Any]]:
