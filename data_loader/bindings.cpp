@@ -380,4 +380,5 @@ PYBIND11_MODULE(_data, m) {
     bind_pipeline(m);
     bind_tools(m);
     bind_evaluate(m);
+    bind_leb128(m);
 }

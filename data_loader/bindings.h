@@ -113,3 +113,6 @@ void bind_tools(py::module_& m);
 
 // Evaluation with the integers of a net: bindings_evaluate.cpp.
 void bind_evaluate(py::module_& m);
+
+// The compressed blocks of net files: bindings_leb128.cpp.
+void bind_leb128(py::module_& m);

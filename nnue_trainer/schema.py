@@ -256,8 +256,8 @@ def _description(kind: type[Any], key: str) -> str:
 def _docstrings(kind: type[Any]) -> dict[str, str]:
     """What stands under the fields that a class itself declares, by name.
 
-    Read from its source when somebody asks: pydantic would do it for every section when that is made, which took half
-    as long as all of the other work before a command began."""
+    The source is read only when the text is wanted. Pydantic can do it for every section while that is made, but then
+    every command starts about a second later."""
     try:
         definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     except (OSError, TypeError, SyntaxError):  # no source: a class made by hand

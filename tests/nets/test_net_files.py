@@ -48,7 +48,7 @@ def test_hashes_follow_from_the_sizes(name: str) -> None:
         assert (layout.version, layout.file_hash, layout.items[0].value, *words) == expected
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [("<i2", 16), ("<i4", 32)])
+@pytest.mark.parametrize(("dtype", "bits"), [("<i1", 8), ("<i2", 16), ("<i4", 32)])
 def test_leb128_holds_every_length(dtype: str, bits: int) -> None:
     edges = {sign * (1 << n) + d for n in range(bits - 1) for sign in (1, -1) for d in (-1, 0, 1)}
     edges |= {-(1 << bits - 1), (1 << bits - 1) - 1}
@@ -71,10 +71,33 @@ def test_leb128_known_bytes_and_refusals() -> None:
         (b"\x01\x02\x03", 2, 2, "end after 2 bytes"),
         (b"\x01\xff\xff\x03", 2, 1, "65535 does not fit int16"),
         (b"\x80\x80\x80\x80\x80\x00", 1, 0, "6 bytes"),
+        (b"\x80" * 100 + b"\x00", 1, 0, "101 bytes"),
+        (b"\x05\x80\x80\x80\x80\x10", 2, 1, "4294967296 does not fit int16"),
     ):
         with pytest.raises(leb128.LebError, match=words) as caught:
             leb128.decode(payload, [(count, two)])
         assert caught.value.offset == offset
+
+
+def test_leb128_ranges_follow_each_other() -> None:
+    """One payload, several tensors: a refusal counts its place from the first byte and its element from the first
+    number of all."""
+    parts = [
+        np.array([5, -100], "<i1"),
+        np.array([], "<i2"),
+        np.array([300, -30000], "<i2"),
+        np.array([1 << 30], "<i4"),
+    ]
+    payload = b"".join(leb128.encode(part) for part in parts)
+    ranges = [(part.size, part.dtype) for part in parts]
+    for found, part in zip(leb128.decode(bytearray(payload), ranges), parts, strict=True):
+        assert found.dtype == part.dtype
+        np.testing.assert_array_equal(found, part)
+    with pytest.raises(leb128.LebError, match="300 does not fit int8") as caught:
+        leb128.decode(payload, [(2, np.dtype("<i1")), (1, np.dtype("<i1")), (2, np.dtype("<i4"))])
+    assert (caught.value.offset, caught.value.element) == (3, 2)
+    transposed = np.arange(-500, 500, dtype="<i4").reshape(20, 50).T
+    assert leb128.encode(transposed) == leb128.encode(np.ascontiguousarray(transposed)), "row-major order"
 
 
 def section_ends(file: bytes, net) -> dict[str, int]:

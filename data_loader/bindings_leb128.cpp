@@ -1,0 +1,56 @@
+// The part of nnue_trainer._data for the compressed blocks of net files; nnue_trainer/nnue_file/leb128.py is its face.
+#include "bindings.h"
+#include "formats/leb128.h"
+
+namespace {
+
+// Fills `out` with the numbers from byte `offset` of the payload on: (offset, element, reason) as LebProgress.
+template <class Int>
+py::tuple decode(const py::buffer& payload, std::size_t offset, const Array<Int>& out) {
+    const py::buffer_info bytes = payload.request();
+    if (bytes.itemsize != 1 || bytes.ndim != 1) throw FormatError("leb128_decode: expected a row of bytes");
+    const auto size = static_cast<std::size_t>(bytes.size);
+    if (offset > size) throw FormatError("leb128_decode: the offset is beyond the payload");
+    const std::span<const std::uint8_t> all{static_cast<const std::uint8_t*>(bytes.ptr), size};
+    const auto n = static_cast<std::size_t>(out.size());
+    const std::span<Int> numbers{output<Int>(out, n, "out"), n};
+    LebProgress progress;
+    {
+        py::gil_scoped_release release;
+        progress = leb128_decode(all, offset, numbers);
+    }
+    return py::make_tuple(progress.offset, progress.element, progress.reason);
+}
+
+template <class Int>
+py::bytes encode(const Array<Int>& values) {
+    const std::span<const Int> numbers{values.data(), static_cast<std::size_t>(values.size())};
+    std::size_t size = 0;
+    {
+        py::gil_scoped_release release;
+        size = leb128_size(numbers);
+    }
+    auto bytes = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<py::ssize_t>(size)));
+    if (!bytes) throw py::error_already_set();
+    auto* const out = reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(bytes.ptr()));
+    {
+        py::gil_scoped_release release;
+        leb128_encode(numbers, out);
+    }
+    return bytes;
+}
+
+template <class Int>
+void bind(py::module_& m) {
+    // No conversion: an output that was converted would be another array.
+    m.def("leb128_decode", &decode<Int>, py::arg("payload"), py::arg("offset"), py::arg("out").noconvert());
+    m.def("leb128_encode", &encode<Int>, py::arg("values").noconvert());
+}
+
+}  // namespace
+
+void bind_leb128(py::module_& m) {
+    bind<std::int8_t>(m);
+    bind<std::int16_t>(m);
+    bind<std::int32_t>(m);
+}
