@@ -102,7 +102,8 @@ def export_command(
     if model is not None and model != quantized.net:
         raise UserError(f"{file_format}: model: found another net than that of {checkpoint} ({quantized.net.name})")
     where = file_format if file_format and file_format.endswith((".yaml", ".yml")) else f"format {chosen.kind}"
-    data = chosen.to_bytes(exported(quantized, loaded), where)
+    net = exported(quantized, loaded)
+    data = chosen.to_bytes(net, where)
     sha256 = hashlib.sha256(data).hexdigest()
     if out.is_dir():
         out = out / f"nn-{sha256[:12]}{chosen.suffix}"
@@ -121,11 +122,8 @@ def export_command(
     if bound > limit:
         note(f"{out}: accumulators may reach {bound}; the engine holds {limit} and wraps around beyond")
     print(f"{shown(out)}: {quantized.net.name}, {len(data):,} bytes, sha256 {sha256}")
-    if chosen.kind == "raw":
-        for tensor in quantized.net.tensors():
-            print(
-                f"  {tensor.name}: i{8 * int(tensor.dtype[-1])} {list(tensor.shape)}, {tensor.scale:.6g} steps in 1.0"
-            )
+    for line in chosen.listing(net):
+        print(f"  {line}")
 
 
 def _format(name: str) -> tuple[NetFormat, Net | None]:

@@ -8,7 +8,7 @@ the net is it does not ask.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -80,6 +80,10 @@ class NetFormat(ABC):
         """The tensors in a file of this format, whose net has `tensors`. `note` is told what is odd about it. UserError
         that begins with `where` for what is not such a file, and for a format that cannot be read back."""
         raise UserError(f"{where}: files of format {self.kind} cannot be read back")
+
+    def listing(self, net: Exported) -> Iterable[str]:
+        """What lies where in the file, a line each: for formats whose files do not say so themselves."""
+        return ()
 
     def header_wanted(self) -> bool:
         """Whether a C++ header with the net's sizes is to be written beside the file (docs/engine.md)."""

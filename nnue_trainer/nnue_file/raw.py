@@ -87,6 +87,20 @@ class Raw(NetFormat):
             note(f"{where}: the last {end - offset} bytes are padding, but not zeros; exported again they are")
         return {tensor.name: _joined(tensor, found[tensor.name], where) for tensor in tensors}
 
+    def listing(self, net: Exported) -> Iterator[str]:
+        known = {tensor.name: tensor for tensor in net.tensors}
+        offset = 0
+        for line in self._lines({name: tensor.integers.shape for name, tensor in known.items()}, self.kind):
+            tensor = known[line.tensor]
+            dtype = _dtype(line, tensor.integers.dtype.str)
+            shape = tensor.integers.shape if line.part is None else tensor.integers.shape[1:]
+            lying = _padded(line, [shape[dimension] for dimension in line.transpose or range(len(shape))] or [1])
+            name = next(name for name, known_dtype in DTYPES.items() if known_dtype == dtype.str.replace("|", "<"))
+            scale = line.scale or (1.0 if dtype.kind == "f" else tensor.scale)
+            yield f"byte {offset:,}: {_named(line)}: {name} {lying}, {scale:.6g} steps in 1.0"
+            offset += math.prod(lying) * dtype.itemsize
+            offset += -offset % line.align
+
     def _lines(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> list[RawTensor]:
         """What lies in the file. UserError unless every tensor is there, once."""
         make: Any = RawTensor  # mypy does not know what a section takes
@@ -119,6 +133,16 @@ def _named(line: RawTensor) -> str:
     return line.tensor if line.part is None else f"part {line.part} of {line.tensor}"
 
 
+def _dtype(line: RawTensor, quantised: str) -> np.dtype[Any]:
+    return np.dtype(DTYPES[line.type] if line.type else quantised)
+
+
+def _padded(line: RawTensor, shape: Sequence[int]) -> list[int]:
+    """A shape, its dimensions in the order of the file, with the columns that pad it."""
+    *rest, last = shape
+    return [*rest, last + -last % line.pad_columns]
+
+
 def _encoded(line: RawTensor, tensor: ExportedTensor, where: str) -> bytes:
     as_quantised = _is_as_quantised(line)
     found = tensor.integers if as_quantised else tensor.values()
@@ -126,7 +150,7 @@ def _encoded(line: RawTensor, tensor: ExportedTensor, where: str) -> bytes:
     _check_transpose(line, values.shape, where)
     if values.ndim == 0:
         values = values.reshape(1)
-    dtype = np.dtype(DTYPES[line.type] if line.type else tensor.integers.dtype.str)
+    dtype = _dtype(line, tensor.integers.dtype.str)
     out = np.empty(values.shape, dtype)
     for rows in _chunks(values):  # in pieces: the scratch arrays are of float64
         out[rows] = _converted(values[rows], line, tensor, dtype, as_quantised, rows.start, where)
@@ -191,8 +215,8 @@ def _decoded(line: RawTensor, tensor: TensorKind, data: bytes, offset: int, wher
     _check_transpose(line, shape, where)
     order = line.transpose or list(range(len(shape)))
     lying = [shape[dimension] for dimension in order] or [1]
-    padded = [*lying[:-1], lying[-1] + -lying[-1] % line.pad_columns]
-    dtype = np.dtype(DTYPES[line.type] if line.type else tensor.dtype)
+    padded = _padded(line, lying)
+    dtype = _dtype(line, tensor.dtype)
     end = offset + math.prod(padded) * dtype.itemsize
     if end > len(data):
         raise UserError(f"{where}: {_named(line)} ends at byte {end:,}, but the file has {len(data):,}")

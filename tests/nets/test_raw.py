@@ -41,6 +41,7 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Export:
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == 0, result.output
+        run.output = result.output
         net = net_from_checkpoint(source, "c")
         floats = {name: value.numpy() for name, value in source.tensors["model"].items()}
         return net.tensors, floats, Path("net.bin").read_bytes()
@@ -104,6 +105,31 @@ def test_a_layout_of_ones_own(export: Export) -> None:
     bias = np.frombuffer(data, "<i4", 8, 128 + 2 * 8 * 1000)
     np.testing.assert_array_equal(bias, np.trunc(floats["feature_transformer.bias"].astype(np.float64) * 181))
     assert len(data) == -(-(128 + 16000 + 32) // 32) * 32
+
+
+def test_export_lists_what_lies_where(export: Export) -> None:
+    """An engine's author reads offsets, types and the order of dimensions off it: those of the file, not of the net."""
+    layout = """
+align: 64
+tensors:
+  - {tensor: output.weight, part: 1, type: f32}
+  - {tensor: output.weight, part: 0, transpose: [1, 0], type: i8, pad_columns: 4}
+  - {tensor: feature_transformer.bias, align: 64}
+  - {tensor: feature_transformer.weight, type: i32, scale: 1000}
+  - {tensor: output.bias}
+"""
+    architecture = {**BUCKETS, "output_buckets": {"count": 2, "rule": "bullet"}}
+    tensors, floats, data = export(architecture, "--format", "mine.yaml", layout=layout)
+    assert export.output.splitlines()[1:] == [
+        "  byte 0: part 1 of output.weight: f32 [1, 16], 1 steps in 1.0",
+        "  byte 64: part 0 of output.weight: i8 [16, 4], 64 steps in 1.0",
+        "  byte 128: feature_transformer.bias: i16 [8], 255 steps in 1.0",
+        "  byte 192: feature_transformer.weight: i32 [1536, 8], 1000 steps in 1.0",
+        "  byte 49,344: output.bias: i16 [2, 1], 16320 steps in 1.0",
+    ]
+    assert data[128:144] == tensors["feature_transformer.bias"].tobytes()
+    assert data[49344:49348] == tensors["output.bias"].tobytes()
+    assert data[:64] == floats["output.weight"][1].tobytes()
 
 
 def test_the_recipe_carries_the_format(export: Export) -> None:
