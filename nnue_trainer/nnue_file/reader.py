@@ -155,13 +155,12 @@ class NetFile:
             ):
                 if wanted is not None and found != wanted:
                     offset = at
-                    raise self.error(at, what, f"found 0x{found:08X}, expected 0x{wanted:08X} ({whose})")
+                    raise self.error(at, what, f"found 0x{found:08X}, expected 0x{wanted:08X}")
             for item in layout.items:
                 if isinstance(item, Word):
                     found = self.u32(offset, item.label)
                     if found != item.value:
-                        expected = f"expected 0x{item.value:08X} ({whose})"
-                        raise self.error(offset, item.label, f"found 0x{found:08X}, {expected}")
+                        raise self.error(offset, item.label, f"found 0x{found:08X}, expected 0x{item.value:08X}")
                     evidence += 1
                     offset += 4
                     continue
@@ -181,11 +180,9 @@ class NetFile:
                     places.append(Place(item, begin, size))
                 offset = begin + size
             if offset != self.size:
-                raise self.error(offset, "end of net", f"{self.size - offset} bytes more than expected ({whose})")
-        except LayoutError:
-            raise
+                raise self.error(offset, "end of net", f"{self.size - offset} bytes more than expected")
         except UserError as error:
-            raise LayoutError(str(error), evidence, offset) from None
+            raise LayoutError(f"{error} ({whose})", evidence, offset) from None
         return places
 
     def _expect_magic(self, block: Block, offset: int) -> None:
