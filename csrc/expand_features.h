@@ -11,7 +11,8 @@
 //   result         int8 [B]       -1 loss, 0 draw, 1 win, side to move's view
 //   piece_count    uint8 [B]      2 to 32
 //
-// expand_features returns new tensors; expand_features_into writes to the contiguous tensors that it is given.
+// These are the fields of a batch, in the order of their table (features/batch_layout.h). expand_features returns new
+// tensors; expand_features_into writes to the contiguous tensors in the list `fields`, in that order.
 //
 // add_feature_set makes a set known to this library, which was compiled from a header (features/general_set.h);
 // `library` is the shared library. add_cuda_feature_set does so on CUDA. Its features stand behind those of the other
@@ -26,13 +27,19 @@
 // checks.
 #pragma once
 
-#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "checks.h"
 #include "chess/fen.h"
+#include "features/batch_layout.h"
 #include "features/feature_sets.h"
 #include "features/record_scan.h"
 
@@ -41,17 +48,8 @@ namespace nnue::expand_features {
 constexpr const char* kName = "expand_features";
 constexpr int64_t kRecordBytes = sizeof(data::Record);
 
-struct Outputs {
-    int32_t* white;
-    int32_t* black;
-    int16_t* counts;
-    uint8_t* black_to_move;
-    int16_t* score;
-    int8_t* result;
-    uint8_t* piece_count;
-};
-
-using OutputTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+// The fields of a batch as expand_features returns them.
+using FieldTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 inline const data::FeatureSet& check_feature_set(const std::string& name) {
     try {
@@ -70,37 +68,65 @@ inline void check_records(const Tensor& records, Device device) {
     check_dtype(kName, "records", records, {ScalarType::Byte});
 }
 
-inline OutputTensors new_outputs(const Tensor& records, int64_t length) {
-    const int64_t rows = records.size(0);
-    return {torch::stable::new_empty(records, {rows, length}, ScalarType::Int),
-            torch::stable::new_empty(records, {rows, length}, ScalarType::Int),
-            torch::stable::new_empty(records, {rows}, ScalarType::Short),
-            torch::stable::new_empty(records, {rows}),
-            torch::stable::new_empty(records, {rows}, ScalarType::Short),
-            torch::stable::new_empty(records, {rows}, ScalarType::Char),
-            torch::stable::new_empty(records, {rows})};
-}
-
+// The dtype of a field; torch has no arithmetic on unsigned integers other than bytes.
 template <class T>
-T* check_output(const char* argument, const Tensor& tensor, ScalarType dtype, std::initializer_list<int64_t> shape,
-                const char* letters, const Tensor& records, Device device) {
-    check_device(kName, argument, tensor, device, records, "records");
-    check_shape(kName, argument, tensor, shape, letters);
-    check_dtype(kName, argument, tensor, {dtype});
-    if (!tensor.is_contiguous()) fail(kName, argument, std::string("strides with gaps"), "a contiguous tensor");
-    return static_cast<T*>(tensor.mutable_data_ptr());
+constexpr ScalarType dtype_of() {
+    static_assert(sizeof(T) == 1 || (sizeof(T) <= 4 && std::is_signed_v<T>));
+    if (sizeof(T) == 1) return std::is_signed_v<T> ? ScalarType::Char : ScalarType::Byte;
+    return sizeof(T) == 2 ? ScalarType::Short : ScalarType::Int;
 }
 
-inline Outputs check_outputs(const OutputTensors& tensors, const Tensor& records, int64_t length, Device device) {
+// `length`: K.
+inline std::vector<Tensor> new_fields(const Tensor& records, int64_t length) {
     const int64_t rows = records.size(0);
-    const auto& [white, black, counts, black_to_move, score, result, piece_count] = tensors;
-    return {check_output<int32_t>("white", white, ScalarType::Int, {rows, length}, "[B, K]", records, device),
-            check_output<int32_t>("black", black, ScalarType::Int, {rows, length}, "[B, K]", records, device),
-            check_output<int16_t>("counts", counts, ScalarType::Short, {rows}, "[B]", records, device),
-            check_output<uint8_t>("black_to_move", black_to_move, ScalarType::Byte, {rows}, "[B]", records, device),
-            check_output<int16_t>("score", score, ScalarType::Short, {rows}, "[B]", records, device),
-            check_output<int8_t>("result", result, ScalarType::Char, {rows}, "[B]", records, device),
-            check_output<uint8_t>("piece_count", piece_count, ScalarType::Byte, {rows}, "[B]", records, device)};
+    std::vector<Tensor> fields;
+    const auto add = [&]<class T>(T, bool is_row) {
+        fields.push_back(is_row ? torch::stable::new_empty(records, {rows, length}, dtype_of<T>())
+                                : torch::stable::new_empty(records, {rows}, dtype_of<T>()));
+    };
+#define NNUE_FIELD(name, type, row) add(type{}, row);
+    NNUE_BATCH_FIELDS(NNUE_FIELD)
+#undef NNUE_FIELD
+    return fields;
+}
+
+inline FieldTuple as_tuple(const std::vector<Tensor>& fields) {
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+        return FieldTuple{fields.at(i)...};
+    }
+    (std::make_index_sequence<std::tuple_size_v<FieldTuple>>{});
+}
+
+inline data::BatchRows check_fields(const std::vector<Tensor>& fields, const Tensor& records, int64_t length,
+                                    Device device) {
+#define NNUE_FIELD(name, type, row) #name,
+    constexpr const char* kNames[] = {NNUE_BATCH_FIELDS(NNUE_FIELD)};
+#undef NNUE_FIELD
+    static_assert(std::size(kNames) == std::tuple_size_v<FieldTuple>);
+    if (fields.size() != std::size(kNames)) {
+        std::string expected;
+        for (const char* name : kNames) expected += (expected.empty() ? "" : ", ") + std::string(name);
+        fail(kName, "fields", text(fields.size()) + " tensors", expected);
+    }
+    const int64_t rows = records.size(0);
+    size_t next = 0;
+    const auto checked = [&]<class T>(const char* name, T, bool is_row) {
+        const Tensor& field = fields[next++];
+        check_device(kName, name, field, device, records, "records");
+        if (is_row) {
+            check_shape(kName, name, field, {rows, length}, "[B, K]");
+        } else {
+            check_shape(kName, name, field, {rows}, "[B]");
+        }
+        check_dtype(kName, name, field, {dtype_of<T>()});
+        if (!field.is_contiguous()) fail(kName, name, std::string("strides with gaps"), "a contiguous tensor");
+        return static_cast<T*>(field.mutable_data_ptr());
+    };
+    return {// in the order of the table, since a list in braces is evaluated from left to right
+#define NNUE_FIELD(name, type, row) checked(#name, type{}, row),
+            NNUE_BATCH_FIELDS(NNUE_FIELD)
+#undef NNUE_FIELD
+    };
 }
 
 // The error for a record that cannot be expanded, with the same words on every device.

@@ -11,8 +11,8 @@
 //
 // The backward takes grad_output [B, N] in the dtype of the output. It takes F as a number, so that no weight is kept
 // alive for its shape; the weight itself is needed only for the gradient of the values. It returns (grad_weight [F, N],
-// grad_bias [N], grad_values [B, K]); a gradient that was not asked for has no elements. Gradients have the dtype of
-// their tensor. grad_values is 0 from the end of a row on.
+// grad_bias [N], grad_values [B, K]); `needs` says in this order which of them are asked for, and the others have no
+// elements. Gradients have the dtype of their tensor. grad_values is 0 from the end of a row on.
 //
 // With deterministic = true, equal inputs give equal bits. false selects the classic kernel with atomics on CUDA. None
 // selects the fastest one, which at present is deterministic. The CPU is always deterministic, for any number of
@@ -23,6 +23,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "checks.h"
 #include "dtypes.h"
@@ -39,6 +40,16 @@ struct Sizes {
     int64_t num_features = 0;
     int64_t num_outputs = 0;
 };
+
+// Which gradients a backward computes.
+struct Needs {
+    bool weight, bias, values;
+};
+
+inline Needs needs_of(const std::vector<bool>& needs) {
+    if (needs.size() != 3) fail(kBackward, "needs", text(needs.size()) + " flags", "weight, bias and values");
+    return {needs[0], needs[1], needs[2]};
+}
 
 // The dtype of sums and values for a weight of this dtype.
 inline ScalarType sum_dtype(ScalarType weight) {
@@ -80,7 +91,7 @@ inline Sizes check_forward(const Tensor& indices, const std::optional<Tensor>& v
 }
 
 inline Sizes check_backward(const Tensor& grad_output, const Tensor& indices, const std::optional<Tensor>& values,
-                            const std::optional<Tensor>& weight, int64_t num_features, bool needs_values_grad,
+                            const std::optional<Tensor>& weight, int64_t num_features, const Needs& needs,
                             Device device) {
     check_indices(kBackward, indices);
     check_device(kBackward, "grad_output", grad_output, device, indices, "indices");
@@ -90,8 +101,8 @@ inline Sizes check_backward(const Tensor& grad_output, const Tensor& indices, co
                 {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16});
     check_num_features(kBackward, "num_features", num_features);
     if (values) check_values(kBackward, *values, indices, grad_output.scalar_type(), device);
-    if (needs_values_grad && !values) fail(kBackward, "values", "none", "a tensor, since its gradient is asked for");
-    if (needs_values_grad && !weight) fail(kBackward, "weight", "none", "a tensor, for the gradient of values");
+    if (needs.values && !values) fail(kBackward, "values", "none", "a tensor, since its gradient is asked for");
+    if (needs.values && !weight) fail(kBackward, "weight", "none", "a tensor, for the gradient of values");
     if (weight) {
         check_device(kBackward, "weight", *weight, device, grad_output, "grad_output");
         check_shape(kBackward, "weight", *weight, {num_features, grad_output.size(1)}, "[F, N]");

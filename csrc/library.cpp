@@ -16,8 +16,8 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "bool? deterministic=None) -> Tensor");
     m.def(
         "feature_transformer_backward(Tensor grad_output, Tensor indices, Tensor? values, Tensor? weight, "
-        "int num_features, bool needs_weight_grad=True, bool needs_bias_grad=True, bool needs_values_grad=False, "
-        "bool? deterministic=None, bool check_indices=True) -> (Tensor, Tensor, Tensor)");
+        "int num_features, bool[3] needs=[True, True, False], bool? deterministic=None, bool check_indices=True) -> "
+        "(Tensor grad_weight, Tensor grad_bias, Tensor grad_values)");
 
     // Contracts: perspective_transformer.h.
     m.def(
@@ -41,10 +41,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "expand_features(Tensor records, str feature_set, bool check_records=True) -> "
         "(Tensor white, Tensor black, Tensor counts, Tensor black_to_move, Tensor score, Tensor result, Tensor "
         "piece_count)");
-    m.def(
-        "expand_features_into(Tensor records, str feature_set, Tensor(a!) white, Tensor(b!) black, "
-        "Tensor(c!) counts, Tensor(d!) black_to_move, Tensor(e!) score, Tensor(f!) result, Tensor(g!) piece_count, "
-        "bool check_records=True) -> ()");
+    m.def("expand_features_into(Tensor records, str feature_set, Tensor(a!)[] fields, bool check_records=True) -> ()");
 
     m.def("add_feature_set(str name, str library) -> ()");
     m.def("add_cuda_feature_set(str name, str library, str cuda_library) -> ()");

@@ -12,6 +12,7 @@ While a CUDA graph is captured, the check is "async".
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
@@ -81,19 +82,18 @@ def _backward_fake(
     values: Tensor | None,
     weight: Tensor | None,
     num_features: int,
-    needs_weight_grad: bool = True,
-    needs_bias_grad: bool = True,
-    needs_values_grad: bool = False,
+    needs: Sequence[bool] = (True, True, False),
     deterministic: bool | None = None,
     check_indices: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    needs_weight, needs_bias, needs_values = needs
     _expect(BACKWARD, "grad_output", grad_output.dim() == 2, f"{grad_output.dim()} dimensions", "shape [B, N]")
     _expect_rows(BACKWARD, indices, values, grad_output.dtype)
     num_outputs = grad_output.shape[1]
     return (
-        grad_output.new_empty((num_features, num_outputs) if needs_weight_grad else (0,)),
-        grad_output.new_empty((num_outputs,) if needs_bias_grad else (0,)),
-        grad_output.new_empty(indices.shape if needs_values_grad else (0,), dtype=_sum_dtype(grad_output.dtype)),
+        grad_output.new_empty((num_features, num_outputs) if needs_weight else (0,)),
+        grad_output.new_empty((num_outputs,) if needs_bias else (0,)),
+        grad_output.new_empty(indices.shape if needs_values else (0,), dtype=_sum_dtype(grad_output.dtype)),
     )
 
 
@@ -111,7 +111,7 @@ def _expand_fake(records: Tensor, feature_set: str, check_records: bool = True) 
     return tuple(records.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _EXPANDED_DTYPES, strict=True))
 
 
-def _expand_into_fake(records: Tensor, feature_set: str, *outputs_and_check: Tensor | bool) -> None:
+def _expand_into_fake(records: Tensor, feature_set: str, fields: Sequence[Tensor], check_records: bool = True) -> None:
     _expect_records(records)
 
 
@@ -143,9 +143,7 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         values,
         weight,
         ctx.num_features,
-        needs_weight,
-        needs_bias,
-        needs_values,
+        [needs_weight, needs_bias, needs_values],
         ctx.deterministic,
         False,  # the forward has checked these indices, and autograd makes sure that they have not changed since
     )
@@ -180,19 +178,19 @@ def _backward_tangent(
     op: Any, primals: tuple[Any, ...], tangents: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
     # grad_weight is bilinear in grad_output and values, grad_values in grad_output and weight; grad_bias is linear.
-    grad_output, indices, values, weight, num_features, *needs, deterministic, check = primals
+    grad_output, indices, values, weight, num_features, needs, deterministic, check = primals
     d_grad, _, d_values, d_weight, *_ = tangents
     rest = (deterministic, check)
     parts: list[tuple[Tensor | None, ...]] = []
     if d_grad is not None:
-        parts.append(op(d_grad, indices, values, weight, num_features, *needs, *rest))
+        parts.append(op(d_grad, indices, values, weight, num_features, needs, *rest))
     if d_values is not None and needs[0]:
         parts.append(
-            op(grad_output, indices, d_values, None, num_features, True, False, False, *rest)[:1] + (None,) * 2
+            op(grad_output, indices, d_values, None, num_features, [True, False, False], *rest)[:1] + (None,) * 2
         )
     if d_weight is not None and needs[2]:
         parts.append(
-            (None, None, op(grad_output, indices, values, d_weight, num_features, False, False, True, *rest)[2])
+            (None, None, op(grad_output, indices, values, d_weight, num_features, [False, False, True], *rest)[2])
         )
     terms = [[t for t in column if t is not None] for column in zip(*parts, strict=True)] or [[], [], []]
     return tuple(sum(column[1:], column[0]) if column else None for column in terms)
@@ -309,9 +307,7 @@ def feature_transformer_backward(
         values,
         weight,
         num_features,
-        needs_weight_grad,
-        needs_bias_grad,
-        needs_values_grad,
+        [needs_weight_grad, needs_bias_grad, needs_values_grad],
         _deterministic(deterministic),
     )
     return (
@@ -361,7 +357,7 @@ def expand_features(records: Tensor, feature_set: str, *, check_records: bool = 
 def expand_features_into(records: Tensor, feature_set: str, out: Expanded, *, check_records: bool = True) -> None:
     """`expand_features` into existing tensors: contiguous, with the same shapes and dtypes, on the same device."""
     _prepare(records, feature_set)
-    torch.ops.nnue.expand_features_into(records, feature_set, *out, check_records)
+    torch.ops.nnue.expand_features_into(records, feature_set, list(out), check_records)
 
 
 def _prepare(records: Tensor, feature_set: str) -> None:

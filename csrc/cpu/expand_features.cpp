@@ -22,7 +22,7 @@ data::RecordFault fault_of(const uint8_t* record) {
     return data::scan_record(data::record_occupancy(record), nibbles[0], nibbles[1], data::record_result(record)).fault;
 }
 
-void expand(const data::FeatureSet& set, const uint8_t* records, int64_t rows, const Outputs& out) {
+void expand(const data::FeatureSet& set, const uint8_t* records, int64_t rows, const data::BatchRows& out) {
     std::atomic<int64_t> first_bad{rows};
     std::mutex mutex;
     std::optional<data::BadFeatures> bad_features;
@@ -60,22 +60,20 @@ void expand(const data::FeatureSet& set, const uint8_t* records, int64_t rows, c
     if (bad_features) fail_features(set.name, bad_features->position, bad_features->text);
 }
 
-void expand_into_op(const Tensor& records_in, const std::string& feature_set, const Tensor& white, const Tensor& black,
-                    const Tensor& counts, const Tensor& black_to_move, const Tensor& score, const Tensor& result,
-                    const Tensor& piece_count, bool /*check_records: always*/) {
+void expand_into_op(const Tensor& records_in, const std::string& feature_set, std::vector<Tensor> fields,
+                    bool /*check_records: always*/) {
     check_records(records_in, Device::cpu);
     const data::FeatureSet& set = check_feature_set(feature_set);
-    const Outputs out = check_outputs({white, black, counts, black_to_move, score, result, piece_count}, records_in,
-                                      set.max_active, Device::cpu);
+    const data::BatchRows out = check_fields(fields, records_in, set.max_active, Device::cpu);
     const Tensor records = torch::stable::contiguous(records_in);
     expand(set, static_cast<const uint8_t*>(records.const_data_ptr()), records.size(0), out);
 }
 
-OutputTensors expand_op(const Tensor& records, const std::string& feature_set, bool check) {
+FieldTuple expand_op(const Tensor& records, const std::string& feature_set, bool check) {
     check_records(records, Device::cpu);
-    const OutputTensors out = new_outputs(records, check_feature_set(feature_set).max_active);
-    std::apply([&](const auto&... tensors) { expand_into_op(records, feature_set, tensors..., check); }, out);
-    return out;
+    const std::vector<Tensor> fields = new_fields(records, check_feature_set(feature_set).max_active);
+    expand_into_op(records, feature_set, fields, check);
+    return as_tuple(fields);
 }
 
 void add_feature_set_op(const std::string& name, const std::string& library) {

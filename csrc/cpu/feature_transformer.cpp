@@ -128,11 +128,12 @@ Tensor forward_op(const Tensor& indices_in, const std::optional<Tensor>& values_
 std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& indices_in,
                                                const std::optional<Tensor>& values_in,
                                                const std::optional<Tensor>& weight_in, int64_t num_features,
-                                               bool needs_weight_grad, bool needs_bias_grad, bool needs_values_grad,
+                                               std::vector<bool> needs_in,
                                                std::optional<bool> /*deterministic: always*/,
                                                bool /*check_indices: always*/) {
+    const Needs needs = needs_of(needs_in);
     const Sizes sizes =
-        check_backward(grad_output_in, indices_in, values_in, weight_in, num_features, needs_values_grad, Device::cpu);
+        check_backward(grad_output_in, indices_in, values_in, weight_in, num_features, needs, Device::cpu);
     const Tensor grad_output = torch::stable::contiguous(grad_output_in),
                  indices = torch::stable::contiguous(indices_in);
     const std::optional<Tensor> values = contiguous(values_in);
@@ -145,14 +146,14 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         using T = std::remove_pointer_t<decltype(type)>;
         using S = sum_t<T>;
         const T* gradient = const_data<T>(grad_output);
-        if (needs_weight_grad) {
+        if (needs.weight) {
             grad_weight = new_output(grad_output, sizes.num_features, sizes.num_outputs, grad_output.scalar_type());
             const FeatureLists<S> lists(
                 sizes.rows, sizes.num_features, values.has_value(), entries_of(indices, lengths, sizes),
                 [from = const_data<S>(values), &sizes](int64_t b) { return from + b * sizes.max_active; });
             weight_gradient(lists, gradient, mutable_data<T>(grad_weight), sizes);
         }
-        if (needs_bias_grad) {
+        if (needs.bias) {
             grad_bias = torch::stable::new_empty(grad_output, {sizes.num_outputs});
             T* out = mutable_data<T>(grad_bias);
             torch::stable::parallel_for(
@@ -164,7 +165,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
                     }
                 });
         }
-        if (needs_values_grad) {
+        if (needs.values) {
             const Tensor weight = torch::stable::contiguous(*weight_in);
             grad_values = torch::stable::new_empty(*values, {sizes.rows, sizes.max_active});
             const ValuesGradientArguments<T> a{

@@ -119,8 +119,8 @@ __device__ inline data::Bitboard occupied(const uint4 (&record)[2]) {
 }
 
 // Called by the lane that owns the position; `record` and `squares` belong to it.
-__device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], int64_t row, const Outputs& out,
-                            const FindingSink& sink, Head& head) {
+__device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], int64_t row,
+                            const data::BatchRows& out, const FindingSink& sink, Head& head) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(&record[0]);
     const uint64_t first = uint64_t{record[0].w} << 32 | record[0].z;
     const uint64_t second = uint64_t{record[1].y} << 32 | record[1].x;
@@ -306,7 +306,7 @@ __device__ int expand_rows(const uint4 (&record)[2], const uint8_t (&squares)[kW
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kWarps* kWarp)
-    expand(const uint4* __restrict__ records, int64_t rows, Outputs out, FindingSink sink,
+    expand(const uint4* __restrict__ records, int64_t rows, data::BatchRows out, FindingSink sink,
            const __grid_constant__ DeviceSet set) {
     constexpr int kPositions = Shape::kPositions, kThreads = Shape::kWarps * kWarp;
     __shared__ Stage<Shape> stages[Shape::kWarps];
@@ -436,7 +436,7 @@ LaunchAppend appender_of(const data::FeatureSet& set, const data::AppendedPart& 
          "a set that nvcc has compiled; expand it on the CPU");
 }
 
-void append_parts(const data::FeatureSet& set, const uint8_t* records, int64_t rows, const Outputs& out,
+void append_parts(const data::FeatureSet& set, const uint8_t* records, int64_t rows, const data::BatchRows& out,
                   FindingSink sink, cudaStream_t stream) {
     // The finding's value is the index, or, where there are too many, their number on top of the number of features.
     sink.raise = [](const Finding& found) {
@@ -469,13 +469,10 @@ void add_feature_set_op(const std::string& name, const std::string& library, con
     }
 }
 
-void expand_into_op(const Tensor& records_in, const std::string& feature_set, const Tensor& white, const Tensor& black,
-                    const Tensor& counts, const Tensor& black_to_move, const Tensor& score, const Tensor& result,
-                    const Tensor& piece_count, bool check) {
+void expand_into_op(const Tensor& records_in, const std::string& feature_set, std::vector<Tensor> fields, bool check) {
     check_records(records_in, Device::cuda);
     const data::FeatureSet& set = check_feature_set(feature_set);
-    const Outputs out = check_outputs({white, black, counts, black_to_move, score, result, piece_count}, records_in,
-                                      set.max_active, Device::cuda);
+    const data::BatchRows out = check_fields(fields, records_in, set.max_active, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(records_in.get_device_index());
     Tensor records = torch::stable::contiguous(records_in);
     // A view may start at any byte, but the kernel reads 16 bytes at a time.
@@ -498,12 +495,12 @@ void expand_into_op(const Tensor& records_in, const std::string& feature_set, co
     if (checked) checked->finish();
 }
 
-OutputTensors expand_op(const Tensor& records, const std::string& feature_set, bool check) {
+FieldTuple expand_op(const Tensor& records, const std::string& feature_set, bool check) {
     check_records(records, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(records.get_device_index());
-    const OutputTensors out = new_outputs(records, check_feature_set(feature_set).max_active);
-    std::apply([&](const auto&... tensors) { expand_into_op(records, feature_set, tensors..., check); }, out);
-    return out;
+    const std::vector<Tensor> fields = new_fields(records, check_feature_set(feature_set).max_active);
+    expand_into_op(records, feature_set, fields, check);
+    return as_tuple(fields);
 }
 
 }  // namespace

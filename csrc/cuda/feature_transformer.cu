@@ -76,10 +76,11 @@ Tensor weight_gradient(const Rows<T>& batch, const Tensor& grad_output, int64_t 
 std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& indices_in,
                                                const std::optional<Tensor>& values_in,
                                                const std::optional<Tensor>& weight_in, int64_t num_features,
-                                               bool needs_weight_grad, bool needs_bias_grad, bool needs_values_grad,
-                                               std::optional<bool> deterministic, bool check_indices) {
+                                               std::vector<bool> needs_in, std::optional<bool> deterministic,
+                                               bool check_indices) {
+    const Needs needs = needs_of(needs_in);
     const Sizes sizes =
-        check_backward(grad_output_in, indices_in, values_in, weight_in, num_features, needs_values_grad, Device::cuda);
+        check_backward(grad_output_in, indices_in, values_in, weight_in, num_features, needs, Device::cuda);
     check_num_outputs(kBackward, "grad_output", sizes.num_outputs);
     const torch::stable::accelerator::DeviceGuard guard(grad_output_in.get_device_index());
     const Tensor grad_output = torch::stable::contiguous(grad_output_in),
@@ -99,18 +100,18 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output_in, con
         using T = std::remove_pointer_t<decltype(type)>;
         const Rows<T> batch = rows_of<T>(indices, values, sizes);
         const T* gradient = const_data<T>(grad_output);
-        if (needs_weight_grad) {
+        if (needs.weight) {
             // Lists are at least twice as fast as atomics on the H200: benchmarks/results/.
             grad_weight = weight_gradient(batch, grad_output, sizes.num_outputs, deterministic.value_or(true), stream);
         }
-        if (needs_bias_grad) {
+        if (needs.bias) {
             grad_bias = torch::stable::new_empty(grad_output, {sizes.num_outputs});
             const Tensor partial =
                 torch::stable::new_empty(grad_output, {bias_gradient_parts(sizes.rows), sizes.num_outputs}, sums);
             launch_bias_gradient(gradient, sizes.rows, sizes.num_outputs, mutable_data<sum_t<T>>(partial),
                                  mutable_data<T>(grad_bias), stream);
         }
-        if (needs_values_grad) {
+        if (needs.values) {
             const Tensor weight = torch::stable::contiguous(*weight_in);
             grad_values = torch::stable::new_empty(*values, {sizes.rows, sizes.max_active});
             launch_values_gradient(batch, gradient, const_data<T>(weight), mutable_data<sum_t<T>>(grad_values),

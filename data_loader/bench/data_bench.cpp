@@ -110,8 +110,8 @@ int main(int argc, char** argv) {
         std::vector<std::int16_t> entries(n), score(n);
         std::vector<std::int8_t> result(n);
         std::vector<std::uint8_t> side(n), count(n);
-        const BatchRows rows{white.data(),  black.data(), entries.data(), score.data(),
-                             result.data(), side.data(),  count.data()};
+        const BatchRows rows{white.data(), black.data(),  entries.data(), side.data(),
+                             score.data(), result.data(), count.data()};
         std::vector<std::uint32_t> order(n);
         std::printf("%s, first chunk: %zu positions, %zu chains, %s\n", argv[1], n, all.chains, set.name);
         {

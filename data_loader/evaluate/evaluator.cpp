@@ -568,8 +568,8 @@ void of_records(std::span<const Record> records, const Impl& impl, const Evaluat
                     throw FormatError("record " + std::to_string(i) + ": " + what);
                 }
             }
-            const BatchRows rows{s.white.data(),  s.black.data(),         s.counts.data(),     s.score.data(),
-                                 s.result.data(), s.black_to_move.data(), s.piece_count.data()};
+            const BatchRows rows{s.white.data(), s.black.data(),  s.counts.data(),     s.black_to_move.data(),
+                                 s.score.data(), s.result.data(), s.piece_count.data()};
             expand_positions(records.data() + begin, nullptr, end - begin, set, rows, expanding);
             body(IndexRows{rows.white, rows.black, rows.black_to_move, rows.piece_count, end - begin, max_active},
                  begin, end, s);

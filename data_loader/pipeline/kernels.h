@@ -7,8 +7,8 @@
 #include <span>
 
 #include "chess/types.h"
+#include "features/batch_layout.h"
 #include "features/feature_set.h"
-#include "pipeline/batch_layout.h"
 
 namespace nnue::data {
 

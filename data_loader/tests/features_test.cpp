@@ -48,8 +48,8 @@ struct Rows {
           black_to_move(n),
           piece_count(n) {}
     BatchRows batch() {
-        return {white.data(),  black.data(),         counts.data(),     score.data(),
-                result.data(), black_to_move.data(), piece_count.data()};
+        return {white.data(), black.data(),  counts.data(),     black_to_move.data(),
+                score.data(), result.data(), piece_count.data()};
     }
     bool operator==(const Rows&) const = default;
 };

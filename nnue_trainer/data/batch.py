@@ -18,7 +18,7 @@ from nnue_trainer import _data
 @functools.lru_cache(maxsize=256)
 def _layout(batch_size: int, max_active: int) -> tuple[dict[str, tuple[int, torch.dtype, tuple[int, ...]]], int]:
     """Byte offset, dtype and shape of each field in one allocation, and its size in bytes. The table of the fields is
-    in data_loader/pipeline/batch_layout.h."""
+    in data_loader/features/batch_layout.h."""
     fields, size = _data.batch_layout(batch_size, max_active)
     return {name: (offset, getattr(torch, dtype), shape) for name, dtype, offset, shape in fields}, size
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nnue_trainer import ops
+from nnue_trainer import _data, ops
 from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, RecordLoader, expand, feature_set, records_from_fens
 from nnue_trainer.data.device import Expander
 from nnue_trainer.errors import UserError
@@ -142,6 +142,12 @@ def test_into_given_memory(device: torch.device, records: torch.Tensor) -> None:
         out = ops.Expanded(*(getattr(batch, field) for field in ops.Expanded._fields))
         ops.expand_features_into(here, name, out)
         assert_equals_pipeline(batch, here, name)
+
+
+def test_the_table_of_fields_is_the_one_order() -> None:
+    table = [name for name, *_ in _data.batch_layout(1, 32)[0]]
+    returned = [r.name for r in torch.ops.nnue.expand_features.default._schema.returns]
+    assert table == returned == list(ops.Expanded._fields) == list(Batch.allocate(1, 32).fields())
 
 
 def test_an_expander_takes_turns_in_its_memory(device: torch.device, records: torch.Tensor) -> None:
@@ -297,6 +303,8 @@ def test_wrong_arguments(device: torch.device, records: torch.Tensor) -> None:
     for wrong_out, message in cases:
         with pytest.raises(RuntimeError, match=message):
             ops.expand_features_into(here, "HalfKAv2_hm", wrong_out)
+    with pytest.raises(RuntimeError, match="fields: found 6 tensors, expected white, black, counts, black_to_move, sc"):
+        torch.ops.nnue.expand_features_into(here, "HalfKAv2_hm", list(out)[:6])
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
@@ -307,7 +315,7 @@ def test_opcheck(device: torch.device, records: torch.Tensor) -> None:
     for name in SETS:
         torch.library.opcheck(torch.ops.nnue.expand_features.default, (here, name))
     out = ops.expand_features(here, "HalfKAv2_hm")
-    torch.library.opcheck(torch.ops.nnue.expand_features_into.default, (here, "HalfKAv2_hm", *out))
+    torch.library.opcheck(torch.ops.nnue.expand_features_into.default, (here, "HalfKAv2_hm", list(out)))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

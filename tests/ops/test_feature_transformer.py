@@ -121,10 +121,10 @@ def test_non_contiguous_inputs(device: torch.device) -> None:
     grad_output = torch.randn(40, 37, device=device).t()
     for a, b in zip(
         torch.ops.nnue.feature_transformer_backward(
-            grad_output, bent.indices, bent.values, bent.weight, 50, True, True, True, True
+            grad_output, bent.indices, bent.values, bent.weight, 50, [True, True, True], True
         ),
         torch.ops.nnue.feature_transformer_backward(
-            grad_output.contiguous(), *sample.arguments[:3], 50, True, True, True, True
+            grad_output.contiguous(), *sample.arguments[:3], 50, [True, True, True], True
         ),
         strict=True,
     ):
@@ -211,8 +211,9 @@ def test_backward_argument_errors(device: torch.device) -> None:
         ((grad.int(), i, v, w, 50), "grad_output: found int32, expected float32 or"),
         ((grad, i, v, w, 51), r"weight: found shape \[50, 40\], expected shape \[F, N\] = \[51, 40\]"),
         ((grad, i, v, w.double(), 50), "weight: found float64, expected float32"),
-        ((grad, i, None, w, 50, True, True, True), "values: found none, expected a tensor"),
-        ((grad, i, v, None, 50, True, True, True), "weight: found none, expected a tensor"),
+        ((grad, i, None, w, 50, [True, True, True]), "values: found none, expected a tensor"),
+        ((grad, i, v, None, 50, [True, True, True]), "weight: found none, expected a tensor"),
+        ((grad, i, v, w, 50, [True, True]), "needs: found 2 flags, expected weight, bias and values"),
         ((grad, i, v, w, -1), "num_features: found F = -1, expected 0 <= F < 2"),
     ]
     for arguments, error in cases:

@@ -44,7 +44,7 @@ def test_opcheck(device: torch.device, dtype: torch.dtype, values: bool) -> None
     grad_output = torch.randn(37, 40, device=device).to(dtype)
     torch.library.opcheck(
         torch.ops.nnue.feature_transformer_backward.default,
-        (grad_output, *sample.arguments[:3], 50, True, True, values, True),
+        (grad_output, *sample.arguments[:3], 50, [True, True, values], True),
     )
 
 
@@ -169,7 +169,7 @@ def test_deterministic_is_decided_by_the_forward(device: torch.device) -> None:
     class Spy(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             if func is torch.ops.nnue.feature_transformer_backward.default:
-                seen.append(args[8])
+                seen.append(args[6])
             return func(*args, **(kwargs or {}))
 
     for mode, argument, expected in (
@@ -217,7 +217,7 @@ def test_cuda_graph(cuda: torch.device, deterministic: bool) -> None:
     def step() -> tuple[torch.Tensor, ...]:
         out = torch.ops.nnue.feature_transformer_forward(*sample.arguments)
         return out, *torch.ops.nnue.feature_transformer_backward(
-            grad_output, *sample.arguments[:3], 100, True, True, True, deterministic
+            grad_output, *sample.arguments[:3], 100, [True, True, True], deterministic
         )
 
     side = torch.cuda.Stream()

@@ -1,7 +1,8 @@
 // The memory layout of a batch of index rows: the one table of its fields.
 //
-// Everybody else takes names, types, shapes and offsets from here: the loops that fill a batch, the Python module, and
-// by way of that Batch, page-locked memory, copies to a device and CUDA graphs (nnue_trainer/data/batch.py).
+// Everybody else takes names, types, shapes, order and offsets from here: the loops that fill a batch, the operators
+// that expand (csrc/expand_features.h), and the Python module, from which Batch, page-locked memory, copies to a device
+// and CUDA graphs take them (nnue_trainer/data/batch.py).
 #pragma once
 
 #include <cstddef>
@@ -13,14 +14,14 @@ namespace nnue::data {
 
 // FIELD(name, type, row): `row` is true for index rows, max_active entries per position, and false for one entry per
 // position. Scores and results are the side to move's view.
-#define NNUE_BATCH_FIELDS(FIELD)                                   \
-    FIELD(white, std::int32_t, true)                               \
-    FIELD(black, std::int32_t, true)                               \
-    FIELD(counts, std::int16_t, false) /* entries of either row */ \
-    FIELD(score, std::int16_t, false)                              \
-    FIELD(result, std::int8_t, false)         /* -1, 0, 1 */       \
-    FIELD(black_to_move, std::uint8_t, false) /* 0, 1 */           \
-    FIELD(piece_count, std::uint8_t, false)
+#define NNUE_BATCH_FIELDS(FIELD)                                          \
+    FIELD(white, std::int32_t, true)                                      \
+    FIELD(black, std::int32_t, true)                                      \
+    FIELD(counts, std::int16_t, false)        /* entries of either row */ \
+    FIELD(black_to_move, std::uint8_t, false) /* 0, 1 */                  \
+    FIELD(score, std::int16_t, false)         /* engine units */          \
+    FIELD(result, std::int8_t, false)         /* -1, 0, 1 */              \
+    FIELD(piece_count, std::uint8_t, false)   /* 2 to 32 */
 
 // Where a batch goes; every pointer is the caller's memory.
 struct BatchRows {
