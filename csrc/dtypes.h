@@ -54,4 +54,10 @@ void dispatch_weight_dtype(ScalarType dtype, const Body& body) {
     }
 }
 
+// The same where only float32 and float64 are possible.
+template <class Body>
+void with_float_or_double(ScalarType dtype, const Body& body) {
+    dtype == ScalarType::Double ? body(static_cast<double*>(nullptr)) : body(static_cast<float*>(nullptr));
+}
+
 }  // namespace nnue

@@ -19,9 +19,8 @@ import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from nnue_trainer.closing import Closing
 from nnue_trainer.errors import UserError, quoted, shown
 
 _LONGEST_LINE = 1 << 16  # bytes
@@ -57,7 +56,7 @@ def find_engine(engine: str | None = None, *, default: str = "stockfish") -> str
     raise UserError(f"engine {shown(engine)}: no such program{where}{f' ({wrong})' if wrong else ''}")
 
 
-class Engine:
+class Engine(Closing):
     """A running UCI engine. Use it as a context, or call `close()`; one thread at a time, except for `kill()`.
 
     `options` are set before the first command. `timeout` in seconds holds for every answer; the answer to `uci` must
@@ -115,14 +114,6 @@ class Engine:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def set_option(self, name: str, value: str) -> None:
         """Sets a UCI option. Raises UserError if the engine has none of this name, or the value would not be one."""

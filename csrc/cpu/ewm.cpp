@@ -105,7 +105,7 @@ Tensor ewm_op(const Tensor& x_in, const std::string& statistic, double alpha, bo
     const Tensor x = torch::stable::contiguous(x_in);
     const Tensor out = torch::stable::new_empty(x, x.sizes());
     if (x.numel() == 0) return out;
-    x.scalar_type() == ScalarType::Double ? ewm<double>(rule, x, out) : ewm<float>(rule, x, out);
+    with_float_or_double(x.scalar_type(), [&]<class T>(T*) { ewm<T>(rule, x, out); });
     return out;
 }
 

@@ -119,8 +119,7 @@ Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, const s
     const std::optional<Tensor> y = contiguous(y_in);
     Tensor out = torch::stable::new_empty(x, x.sizes());
     if (w.rows * w.n == 0) return out;
-    x.scalar_type() == ScalarType::Double ? rolling<double>(x, y, w, finish, out)
-                                          : rolling<float>(x, y, w, finish, out);
+    with_float_or_double(x.scalar_type(), [&]<class T>(T*) { rolling<T>(x, y, w, finish, out); });
     return out;
 }
 
@@ -219,7 +218,7 @@ Tensor rolling_quantile_op(const Tensor& x_in, int64_t first, int64_t length, in
     const Tensor x = torch::stable::contiguous(x_in);
     Tensor out = torch::stable::new_empty(x, x.sizes());
     if (w.rows * w.n == 0) return out;
-    x.scalar_type() == ScalarType::Double ? all_quantiles<double>(x, w, q, out) : all_quantiles<float>(x, w, q, out);
+    with_float_or_double(x.scalar_type(), [&]<class T>(T*) { all_quantiles<T>(x, w, q, out); });
     return out;
 }
 

@@ -24,7 +24,7 @@ __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* globa
         : "memory");
 }
 // The same for eight bytes.
-__device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global, uint32_t valid) {
+__device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global, uint32_t valid = 1) {
     asm volatile(
         "{\n.reg .pred none;\nsetp.eq.u32 none, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 8, none;\n}\n" ::"r"(
             shared),
@@ -33,9 +33,6 @@ __device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global
 }
 __device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
-}
-__device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(shared), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;\n" ::: "memory");

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Overwrite
+from nnue_trainer.cli.pictures import Html, Png, check_pictures, save_pictures
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import progress_bar
 
-if TYPE_CHECKING:
-    from nnue_trainer.analysis.page import Page
-    from nnue_trainer.analysis.plots import Plot
-
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write a page of plots, one file that needs no network.")
-]
-Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw all plots into this picture.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -88,7 +80,7 @@ def inspect(
     from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
 
     plugins.load(plugin)
-    _check_pictures(html, png, overwrite)
+    check_pictures(html, png, overwrite)
     if data is None:
         chosen = built_in_positions()
     else:
@@ -107,7 +99,7 @@ def inspect(
         )
     chosen_neurons = neuron or []
     net_inspect.check_neurons(found, chosen_neurons)
-    _save_pictures(
+    save_pictures(
         html,
         lambda: net_inspect.page(found, chosen_neurons),
         png,
@@ -127,10 +119,10 @@ def profile(
     """Show how data changes along a file, whether it drifts or repeats, and how scores go with results."""
     from nnue_trainer.analysis import data_profile
 
-    _check_pictures(html, png, overwrite)
+    check_pictures(html, png, overwrite)
     with progress_bar("reading") as progress:
         found = data_profile.data_profile(file, progress)
-    _save_pictures(
+    save_pictures(
         html,
         lambda: data_profile.page(found),
         png,
@@ -138,26 +130,3 @@ def profile(
         f"{shown(file.name)}   ·   {found.positions:,} positions",
     )
     print(json.dumps(data_profile.as_dict(found)) if as_json else data_profile.text(found))
-
-
-def _check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None:
-    """Before the work: UserError for a page or picture that is there and may not be replaced."""
-    from nnue_trainer.analysis import page
-    from nnue_trainer.data.files import check_new
-
-    if png:
-        check_new(png, overwrite)
-    if html:
-        page.check_replaceable(html, overwrite)
-
-
-def _save_pictures(
-    html: Path | None, make_page: Callable[[], Page], png: Path | None, make_plots: Callable[[], list[Plot]], title: str
-) -> None:
-    """Writes those of page and picture that were asked for."""
-    from nnue_trainer.analysis import page, plots
-
-    if html:
-        page.save(make_page(), html)
-    if png:
-        plots.save_png(make_plots(), png, title)

@@ -12,6 +12,7 @@ import typer
 
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Overwrite, To, losses
+from nnue_trainer.cli.pictures import Png, check_pictures
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, quoted, shown
@@ -90,21 +91,17 @@ def _info_text(info: FileInfo) -> str:
 def info(
     file: DataFile,
     as_json: AsJson = False,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw a page of plots into this file as well.")
-    ] = None,
+    png: Png = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
     """Show counts, sums, histograms and duplicates of a whole file."""
     from dataclasses import asdict
 
-    from nnue_trainer.data.files import check_new
     from nnue_trainer.data.info import file_info, save_page
 
     plugins.load(plugin)
-    if png:
-        check_new(png, overwrite)
+    check_pictures(None, png, overwrite)
     with progress_bar("reading") as progress:
         result = file_info(file, progress)
     if png:

@@ -14,6 +14,7 @@ import typer
 
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Overwrite
+from nnue_trainer.cli.pictures import check_pictures, png_option, save_png
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import progress_bar
@@ -55,9 +56,7 @@ def permute(
     ] = None,
     runs: Annotated[int, typer.Option(metavar="N", min=1, max=99, help="Runs of the engine with each net.")] = 3,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Of walks and directions.")] = 1,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw which neurons are active together.")
-    ] = None,
+    png: Annotated[Path | None, png_option("Draw which neurons are active together.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     arch: Annotated[
         str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it.")
@@ -70,17 +69,15 @@ def permute(
     import torch
 
     from nnue_trainer import checkpoint as checkpoints
-    from nnue_trainer.analysis import neuron_order, plots
+    from nnue_trainer.analysis import neuron_order
     from nnue_trainer.analysis.agreement import spread
     from nnue_trainer.analysis.permute import columns_of, permuted_checkpoint
     from nnue_trainer.analysis.permute import permute as ordered
     from nnue_trainer.atomic import replacing
-    from nnue_trainer.data.files import check_new
     from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
 
     plugins.load(plugin)
-    if png is not None:
-        check_new(png, overwrite)
+    check_pictures(None, png, overwrite)
     if method not in METHODS:
         raise UserError(f"--method: found {method!r:.80}, expected one of {', '.join(METHODS)}")
     if net.is_dir():
@@ -112,9 +109,11 @@ def permute(
         with replacing(out) as output:
             output.write_bytes(written)
         size = f"{len(written):,} bytes, sha256 {hashlib.sha256(written).hexdigest()}"
-    if png is not None:
-        drawn = neuron_order.plots(found.bits, 2 * found.held_out, torch.from_numpy(found.order))
-        plots.save_png(drawn, png, f"{shown(net.name)}   ·   {found.net.net.name}")
+    save_png(
+        png,
+        lambda: neuron_order.plots(found.bits, 2 * found.held_out, torch.from_numpy(found.order)),
+        f"{shown(net.name)}   ·   {found.net.net.name}",
+    )
     if as_json:
         answer: dict[str, Any] = {"net": str(net), "out": str(out), **found.as_dict()}
         print(json.dumps(answer | {"engine": asdict(speed) if speed else None}))

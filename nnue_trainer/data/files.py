@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Self, cast
 
 from nnue_trainer import _data
 from nnue_trainer.atomic import replacing
+from nnue_trainer.closing import Closing
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.compression import ByteReader, compression_of, decompress, head_of, is_sound
 from nnue_trainer.data.formats.base import DataFormat, claiming, format_named, outside_formats
@@ -55,7 +56,7 @@ def check_new(path: StrPath, overwrite: bool) -> None:
         raise UserError(f"{path}: exists already; --overwrite replaces it")
 
 
-class PositionReader:
+class PositionReader(Closing):
     """The positions of one file, in order, as blocks of records; iterate once.
 
     `format`: None to find out; `formats` are asked before the built-in ones, None for all from outside that were loaded
@@ -144,12 +145,6 @@ class PositionReader:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def content_head(path: Path, file: BinaryIO, compression: str | None) -> bytes:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import _data
+from nnue_trainer.closing import Closing
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet, feature_set
 from nnue_trainer.data.filters import Filters, UserFilter, identity
@@ -63,7 +64,7 @@ class _Running(Generic[T]):
     held: deque[int]  # slots of the batches that are still valid, if memory is reused
 
 
-class _Stream(ABC, Generic[T]):
+class _Stream(Closing, Generic[T]):
     def __init__(
         self,
         files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -296,12 +297,6 @@ class _Stream(ABC, Generic[T]):
             raise UserError(f"loader: epoch is {epoch}, expected at least 0")
         self.close()
         self._places = self._beginning(self._first_epoch if epoch is None else epoch)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _fingerprint(self) -> dict[str, Any]:
         """What the order depends on. Made once, as it does not change while the files are open."""

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from nnue_trainer import data
+from nnue_trainer.closing import Closing
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export.evaluate import evaluate
 from nnue_trainer.export.net import QuantizedNet
@@ -35,7 +34,7 @@ _STEPS = 16  # of an internal unit in raw values
 _COLUMNS = ("material", "positional", "total")
 
 
-class EngineWithNet:
+class EngineWithNet(Closing):
     """A process of an engine that has loaded one net. Use it as a context.
 
     It is started for this net alone: an engine that failed to load a file may keep part of it in memory. UserError
@@ -55,12 +54,8 @@ class EngineWithNet:
             self._engine.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Ends the process."""
         self._engine.close()
 
     def evaluate(self, fen: str) -> EvalOutput:

@@ -91,9 +91,9 @@ class StackOrder(NamedTuple):
     """of the batch that it was made of"""
     stacks: int
 
-    def is_for(self, *made_for: Any) -> bool:
-        """Whether it was made of these index rows for so many stacks. Plans of another kind are asked for more."""
-        return len(made_for) == 2 and made_for[0] is self.white and made_for[1] == self.stacks
+    def is_for(self, white: Tensor, stacks: int) -> bool:
+        """Whether it was made of these index rows and for this number of stacks."""
+        return white is self.white and stacks == self.stacks
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ class PerspectiveTransformer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` with other weights, in whatever unit, and all of the output multiplied by `scale`."""
         made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
-        plan: Any = next((plan for plan in batch.plans if plan.is_for(*made_for)), None)
+        plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
+        plan = next((plan for plan in plans if plan.is_for(*made_for)), None)
         result = perspectives.perspective_transformer(
             batch.white,
             batch.black,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -14,14 +14,25 @@ from torch import Tensor
 from nnue_trainer import fused_optimizer
 from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part
 from nnue_trainer.nets.base import VirtualRows
-from nnue_trainer.optim.base import Rule, Work, check_state
+from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
 from nnue_trainer.optim.virtual_rows import check_range
+from nnue_trainer.schema import section
 
 Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
-"""decay of the running mean of the gradient and of its square"""
 
-# What the operators do themselves: OptimizerConfig.replaces of a section whose rule this is.
-REPLACES = frozenset({"guard", "virtual_rows", "bounds"})
+
+@section
+class FusedConfig(OptimizerConfig):
+    """A rule on the operators, which also do the work of the layers around it. A subclass is a section; the fields here
+    are those that the rules share."""
+
+    replaces: ClassVar[frozenset[str]] = frozenset({"guard", "virtual_rows", "bounds"})
+    betas: Betas = (0.9, 0.999)
+    """decay of the running mean of the gradient and of its square"""
+    eps: float = Field(1e-8, gt=0)
+    """added to the root of the mean square gradient"""
+    weight_decay: float = Field(0.01, ge=0)
+    """decoupled: weights shrink by lr·weight_decay per step"""
 
 
 class FusedRule(Rule):

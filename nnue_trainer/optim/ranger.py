@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from pydantic import Field
 
 from nnue_trainer import fused_optimizer
-from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work
-from nnue_trainer.optim.fused import REPLACES, Betas, FusedRule
+from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work
+from nnue_trainer.optim.fused import Betas, FusedConfig, FusedRule
 from nnue_trainer.schema import section
 
 
 @OPTIMIZERS.register("ranger_lite")
 @section
-class RangerLite(OptimizerConfig):
+class RangerLite(FusedConfig):
     """Adam's variance, positive-negative momentum (AdaPNM), lookahead."""
 
-    replaces: ClassVar[frozenset[str]] = REPLACES
     lr: float = Field(8.75e-4, gt=0)
     """learning rate before the schedule"""
     betas: Betas = (0.9, 0.999)
     """decay of the running means of the gradient, which take turns, and of its square"""
     eps: float = Field(1e-7, gt=0)
-    """added to the root of the mean square gradient"""
     weight_decay: float = Field(0.0, ge=0)
-    """decoupled: weights shrink by lr·weight_decay per step"""
     positive: float = Field(1.0, ge=0)
     """p: a step is along (1 + p) of this step's running mean and −p of the other one"""
     lookahead_steps: int = Field(5, ge=1)
@@ -45,16 +41,9 @@ class RangerLite(OptimizerConfig):
 
 @OPTIMIZERS.register("ranger")
 @section
-class Ranger(OptimizerConfig):
+class Ranger(FusedConfig):
     """RAdam with lookahead."""
 
-    replaces: ClassVar[frozenset[str]] = REPLACES
-    betas: Betas = (0.9, 0.999)
-    """decay of the running mean of the gradient and of its square"""
-    eps: float = Field(1e-8, gt=0)
-    """added to the root of the mean square gradient"""
-    weight_decay: float = Field(0.01, ge=0)
-    """decoupled: weights shrink by lr·weight_decay per step"""
     lookahead_steps: int = Field(6, ge=1)
     """steps after which the slow weights move and the fast ones start anew from there"""
     lookahead_share: float = Field(0.5, gt=0, le=1)

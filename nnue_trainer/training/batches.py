@@ -59,9 +59,12 @@ class DeviceBatches:
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
         self._ahead: Batch | None = None
         self._fetched: torch.cuda.Event | None = None  # its copy, and expansion
-        self._state_before_ahead: dict[str, Any] = {}
+        self._place_ahead: dict[str, Any] = {}  # where the source goes on behind the batch that was handed out last
+        self._place_in_hand: dict[str, Any] | None = None  # where it goes on to give the batch in hand once more
 
     def __next__(self) -> Batch:
+        # This comes first: a signal may end the wait for data at any point below.
+        self._place_in_hand = self._next_place()
         if self._iterator is None:
             self._iterator = iter(self._source)
         if self._stream is None:
@@ -76,7 +79,7 @@ class DeviceBatches:
         # not for that step.
         if self._fetched is not None:
             self._fetched.synchronize()
-        self._state_before_ahead = self._source.state_dict()
+        self._place_ahead = self._source.state_dict()
         self._ahead = self._fetch(self._iterator, self._stream)
         return batch
 
@@ -90,13 +93,21 @@ class DeviceBatches:
         source: Any = self._source
         return (lambda: int(source.epoch) + 1) if hasattr(source, "epoch") else None
 
+    def finish(self) -> None:
+        """The step with the batch in hand is complete; a state that is saved from now on goes on behind it."""
+        self._place_in_hand = None
+
     def state_dict(self) -> dict[str, Any]:
-        """State of the source such that the batch fetched ahead comes next."""
-        return self._source.state_dict() if self._ahead is None else self._state_before_ahead
+        """State of the source such that the batch in hand comes next, or, where its step is complete, the one after
+        it."""
+        return self._next_place() if self._place_in_hand is None else self._place_in_hand
+
+    def _next_place(self) -> dict[str, Any]:
+        return self._source.state_dict() if self._ahead is None else self._place_ahead
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state)
-        self._ahead = self._iterator = None
+        self._ahead = self._iterator = self._place_in_hand = None
         # The batch that was dropped had its turn in the expander's memory: start afresh, behind all steps so far.
         self._done.clear()
         if self._stream is not None:

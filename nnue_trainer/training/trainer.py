@@ -114,10 +114,7 @@ class Trainer:
         self._saved_step = -1
         self._epoch_end_pending = False
         self._resumed: tuple[Path, TrainerState] | None = None
-        # The place in the data before the batch in hand, while its step is not complete; and whether that step has
-        # begun to change the weights.
-        self._before_batch: dict[str, Any] | None = None
-        self._updating = False
+        self._updating = False  # whether the step in hand has begun to change the weights
         self._lambda = torch.zeros((), device=self.device)
         # What the loss sees: λ of the step, or of each position.
         jitters = recipe.lambda_.jitter > 0
@@ -183,12 +180,11 @@ class Trainer:
         self._set_rounding()
         self.optimizer.set_lr(self.learning_rate())
         self._set_lambda()
-        self._before_batch = self.batches.state_dict()
         with self._interruptible():
             batch = next(self.batches)
         self.train_step(batch)
         self.step += 1
-        self._before_batch = None
+        self.batches.finish()
 
     def _set_lambda(self) -> None:
         recipe = self.recipe
@@ -240,14 +236,13 @@ class Trainer:
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
-        batches = self.batches.state_dict() if self._before_batch is None else self._before_batch
         return Checkpoint(
             architecture=self.model.architecture,
             recipe=schema.to_data(self.recipe),
             tensors={"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "rng": rng},
             state={  # a TrainerState
                 "step": self.step,
-                "batches": batches,
+                "batches": self.batches.state_dict(),
                 "validation_loss": self.validation_loss,
                 "best_validation_loss": self.best_validation_loss,
                 "best_step": self.best_step,

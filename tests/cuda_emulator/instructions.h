@@ -38,14 +38,11 @@ inline uint32_t bit_range(int begin, int end) {
 inline void copy_async_16(uint32_t to, const void* from, uint32_t valid) {
     emulator::copy_async(to, from, 16, valid != 0);
 }
-inline void copy_async_8(uint32_t to, const void* from, uint32_t valid) {
+inline void copy_async_8(uint32_t to, const void* from, uint32_t valid = 1) {
     emulator::copy_async(to, from, 8, valid != 0);
 }
 inline void copy_async_4(uint32_t to, const void* from) {
     emulator::copy_async(to, from, 4, true);
-}
-inline void copy_async_8(uint32_t to, const void* from) {
-    emulator::copy_async(to, from, 8, true);
 }
 inline void copy_async_commit() {
     emulator::copy_commit();

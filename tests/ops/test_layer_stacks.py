@@ -354,8 +354,8 @@ def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.Monk
     found = model.loss(batch, loss, lam)
     assert found is not None
     ahead = StackOrder(model.stacks.order(model.buckets(batch)), batch.white, model.stacks.stacks)
-    assert not ahead.is_for(batch.white, batch.black, batch.black_to_move, 768, 768, 768)  # as other plans are asked
     prepared = dataclasses.replace(batch, plans=(ahead,))
+    assert torch.equal(model(prepared), model(batch))  # a plan of another kind is nothing to the first layer
     assert model.stacks.order_of(prepared) is ahead.data
     assert model.stacks.order_of(dataclasses.replace(prepared, white=batch.white.clone())) is None
     monkeypatch.setattr(LayerStacks, "order", None)  # not made again

@@ -66,6 +66,8 @@ def test_batches_come_in_order_and_the_state_is_that_of_the_next_one():
         batch = next(batches)
         assert batch.white.is_cuda
         assert torch.equal(batch.white.cpu(), made_up_batch(index).white)
+        assert batches.state_dict() == {"index": index}  # its step may fail
+        batches.finish()
         assert batches.state_dict() == {"index": index + 1}
     again = DeviceBatches(PinnedSource(), torch.device("cuda"))
     again.load_state_dict(batches.state_dict())

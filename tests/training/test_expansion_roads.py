@@ -2,10 +2,11 @@
 weights and saved states are the same to the bit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from made_up import recipe
+from made_up import MadeUpSource, made_up_batch, recipe
 
 from nnue_trainer import checkpoint, nets
 from nnue_trainer.data import Loader, RecordLoader
@@ -35,6 +36,7 @@ def test_the_same_batches(file: Path, device: str, name: str) -> None:
         got = next(batches)
         for field in FIELDS:
             assert torch.equal(getattr(got, field).cpu(), getattr(expected, field)), field
+        batches.finish()
         assert batches.state_dict() == rows.state_dict()
         if index < 10:
             behind_it.append(expected.white.clone())
@@ -52,10 +54,34 @@ def test_a_place_of_one_road_is_one_of_the_other(file: Path) -> None:
     rows = DeviceBatches(Loader(file, "HalfKAv2_hm", 1_000, **OPTIONS), torch.device("cpu"))
     for _ in range(7):
         next(rows)
+    rows.finish()
     records = DeviceBatches(RecordLoader(file, 1_000, **OPTIONS), torch.device("cpu"), "HalfKAv2_hm")
     records.load_state_dict(rows.state_dict())
     for _ in range(3):
         assert torch.equal(next(records).white, next(rows).white)
+
+
+class CountingSource(MadeUpSource):
+    asked = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return super().state_dict()
+
+
+def test_a_batch_counts_when_its_step_is_complete_and_the_source_is_asked_once_per_batch() -> None:
+    source = CountingSource()
+    batches = DeviceBatches(source, torch.device("cpu"))
+    for index in range(5):
+        next(batches)
+        assert source.asked == index + 1
+        saved = batches.state_dict()
+        assert saved == {"index": index}
+        batches.finish()
+    assert batches.state_dict() == {"index": 5}
+    next(batches)
+    batches.load_state_dict(saved)
+    assert torch.equal(next(batches).white, made_up_batch(4).white)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -1,0 +1,56 @@
+"""The options --html and --png of subcommands: checked before the work, written after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from nnue_trainer.analysis.page import Page
+    from nnue_trainer.analysis.plots import Plot
+
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page of plots, one file that needs no network.")
+]
+
+
+def png_option(text: str = "Draw all plots into this picture.") -> Any:
+    """--png with this help text."""
+    return typer.Option("--png", metavar="FILE", help=text)
+
+
+Png = Annotated[Path | None, png_option()]
+
+
+def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None:
+    """Before the work: UserError for a page or picture that is there and may not be replaced."""
+    from nnue_trainer.data.files import check_new
+
+    if png:
+        check_new(png, overwrite)
+    if html:
+        from nnue_trainer.analysis import page
+
+        page.check_replaceable(html, overwrite)
+
+
+def save_pictures(
+    html: Path | None, make_page: Callable[[], Page], png: Path | None, make_plots: Callable[[], list[Plot]], title: str
+) -> None:
+    """Writes the page and the picture, whichever was asked for."""
+    if html:
+        from nnue_trainer.analysis import page
+
+        page.save(make_page(), html)
+    save_png(png, make_plots, title)
+
+
+def save_png(png: Path | None, make_plots: Callable[[], list[Plot]], title: str) -> None:
+    """Writes the picture if it was asked for."""
+    if png:
+        from nnue_trainer.analysis import plots
+
+        plots.save_png(make_plots(), png, title)
