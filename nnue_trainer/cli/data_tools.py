@@ -29,7 +29,7 @@ SkipBad = Annotated[
     bool,
     typer.Option(
         "--skip-bad",
-        help="Leave out and count what is wrong: a position, or in a binpack the rest of its chunk.",
+        help="Leave out and count what is wrong: a position, or the rest of a chunk in a format that has chunks.",
     ),
 ]
 FORMAT_NAMES = ", ".join(name for name, _, _ in _data.formats())
@@ -169,7 +169,7 @@ def shuffle(
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write all positions of IN... in random order; in a binpack each is a chain of its own, 34 bytes."""
+    """Write all positions of IN... in random order; a format with chains holds each position in a separate one."""
     plugins.load(plugin)
     from nnue_trainer.data.transform import shuffle as run
 

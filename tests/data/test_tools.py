@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from typer.testing import CliRunner
+from waiting import wait_for
 
 from nnue_trainer import _data
 from nnue_trainer.cli.main import app
@@ -173,11 +174,7 @@ def test_interrupted_with_nothing_left(project_root: Path, tmp_path: Path, sent:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + 30
-    while not list(out.iterdir()):
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: list(out.iterdir()), process)
     time.sleep(0.5)
     process.send_signal(sent)
     process.communicate(timeout=30)  # a guard against hanging, no measurement

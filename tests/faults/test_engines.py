@@ -5,11 +5,11 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from nnue_trainer.cli.main import main
 from nnue_trainer.data.generate import GenerateOptions, generate
@@ -104,10 +104,7 @@ def test_a_wrapper_that_does_not_exec_is_ended_with_its_engine(fake_engine: Fake
         assert len(own) == 1
         with pytest.raises(UserError, match="within 1 s"):
             engine.search(FEN, [], "nodes 1")
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{own[0]}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not Path(f"/proc/{own[0]}").exists())
 
 
 @pytest.mark.parametrize("text", ["a\nquit", "a\rb", "a\0b", "a\x1b[2J", "a\x85b"])
@@ -235,11 +232,7 @@ def test_ctrl_c_while_an_engine_hangs(fake_engine: FakeEngine, tmp_path: Path) -
     command += ["--opening-score", "2000", "-j", "2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     journal = tmp_path / "o.binpack.journal"
-    deadline = time.monotonic() + 60
-    while not journal.exists() or journal.stat().st_size < 1000:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: journal.exists() and journal.stat().st_size >= 1000, process)
     process.send_signal(signal.SIGINT)
     process.wait(timeout=20)
     assert process.returncode != 0

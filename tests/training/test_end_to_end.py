@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from command import nnue
+from waiting import wait_for
 
 from nnue_trainer import checkpoint, nets
 from nnue_trainer.data import RecordLoader
@@ -104,9 +104,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path, data, projec
         [*command, "--run-dir", str(run)], stderr=subprocess.PIPE, text=True, cwd=project_root, env=env
     )
     metrics = run / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
-        time.sleep(0.01)
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
     process.send_signal(signal.SIGINT)
     _, output = process.communicate(timeout=60)
     assert process.returncode == 130, output

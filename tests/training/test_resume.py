@@ -6,13 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from command import nnue
+from waiting import wait_for
 
 from nnue_trainer import checkpoint
 from nnue_trainer.data import RecordLoader
@@ -291,9 +291,7 @@ def test_a_live_run_is_left_alone(tmp_path, recipe, project_root):
         project_root, "--config", recipe, "--run-dir", folder, "training.epochs=100000", "logging.every_steps=100"
     )
     last_file = folder / "checkpoints" / "last.safetensors"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and run.poll() is None and not last_file.exists():
-        time.sleep(0.05)
+    wait_for(last_file.exists, run)
     for arguments in (
         ["--config", recipe, "--run-dir", folder],
         ["--config", recipe, "--run-dir", folder, "--resume", "auto"],
