@@ -180,5 +180,6 @@ struct Codec {
 extern const DataFormat kBin;
 constinit const DataFormat kBin =
     fixed_record_format<Codec, kBin>("bin", ".bin", "PackedSfenValue, 40 bytes per position");
+static const RegisteredFormat registered(kBin);
 
 }  // namespace nnue::data

@@ -338,5 +338,6 @@ constinit const DataFormat kBinpack{
     [](const std::string& path, int fd, const WriterOptions& options) -> std::unique_ptr<PositionWriter> {
         return std::make_unique<BinpackPositionWriter>(path, fd, options.join_chains);
     }};
+static const RegisteredFormat registered(kBinpack);
 
 }  // namespace nnue::data

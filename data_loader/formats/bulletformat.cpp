@@ -67,5 +67,6 @@ struct Codec {
 extern const DataFormat kBulletformat;
 constinit const DataFormat kBulletformat = fixed_record_format<Codec, kBulletformat>(
     "bulletformat", ".bullet", "bulletformat's ChessBoard, 32 bytes per position");
+static const RegisteredFormat registered(kBulletformat);
 
 }  // namespace nnue::data

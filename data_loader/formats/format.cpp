@@ -1,30 +1,41 @@
 #include "formats/format.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 #include "formats/codec.h"
 
 namespace nnue::data {
 
-extern const DataFormat kBinpack, kBin, kBulletformat, kMarlinformat, kPlain, kText;
-
 namespace {
 
-// One row for each format; formats/<format>.cpp has what it stands for.
-constexpr const DataFormat* kFormats[] = {
-    &kBinpack, &kBin, &kBulletformat, &kMarlinformat, &kPlain, &kText,
-};
+constexpr const char* kFormatOfEmptyFiles = "binpack";
+
+// In a function, since a format's file may be initialised before this one.
+std::vector<const DataFormat*>& registered_formats() {
+    static std::vector<const DataFormat*> all;
+    return all;
+}
 
 }  // namespace
 
+// Which file is initialised first depends on the linker, so the list is kept in the order of names.
+RegisteredFormat::RegisteredFormat(const DataFormat& format) {
+    std::vector<const DataFormat*>& all = registered_formats();
+    const std::string_view name = format.name;
+    const auto place = std::ranges::find_if(all, [&](const DataFormat* other) { return other->name >= name; });
+    if (place != all.end() && (*place)->name == name) std::abort();
+    all.insert(place, &format);
+}
+
 std::span<const DataFormat* const> formats() {
-    return kFormats;
+    return registered_formats();
 }
 
 const DataFormat& find_format(std::string_view name) {
     std::string names;
-    for (const DataFormat* format : kFormats) {
+    for (const DataFormat* format : formats()) {
         if (name == format->name) return *format;
         names += (names.empty() ? "" : ", ") + std::string(format->name);
     }
@@ -44,11 +55,11 @@ std::string_view Head::first_line() const {
 }
 
 const DataFormat& detect_format(const Head& head, const std::string& path) {
-    if (head.bytes.empty()) return *kFormats[0];
+    if (head.bytes.empty()) return find_format(kFormatOfEmptyFiles);
     const bool is_text = head.is_text();
     std::vector<const DataFormat*> sound, cut;
     std::string failures, lines;
-    for (const DataFormat* format : kFormats) {
+    for (const DataFormat* format : formats()) {
         const Match match = format->match(head);
         if (match.kind == Match::kMarked) return *format;
         if (format->line) {

@@ -1,9 +1,9 @@
-// Data formats: the table that everybody else takes them from.
+// Data formats: the list that everybody else takes them from.
 //
-// A format is one file, formats/<format>.cpp, and its row in the table of format.cpp. The file says what the format is
-// called, how its files are told from others, and how positions are read from it and written to it; no other file asks
-// which format it has. Most formats are made up of records of one size (fixed_records.h) or of lines (lines.h), and
-// then the file is a codec: two functions for one position. Layouts to the byte: docs/data-formats.md.
+// A format is one file, formats/<format>.cpp, which puts it on the list (RegisteredFormat). The file says what the
+// format is called, how its files are told from others, and how positions are read from it and written to it; no other
+// file asks which format it has. Most formats are made up of records of one size (fixed_records.h) or of lines
+// (lines.h), and then the file is a codec: two functions for one position. Layouts to the byte: docs/data-formats.md.
 #pragma once
 
 #include <cstdint>
@@ -72,7 +72,13 @@ struct DataFormat {
     std::unique_ptr<PositionWriter> (*open_writer)(const std::string& path, int fd, const WriterOptions& options);
 };
 
-// All formats. The first is that of an empty file.
+// Puts a format on the list while the library is loaded: its file has a static object of this class. Two formats of one
+// name end the program.
+struct RegisteredFormat {
+    explicit RegisteredFormat(const DataFormat& format);
+};
+
+// All formats, by name.
 std::span<const DataFormat* const> formats();
 
 // Throws FormatError, with the names there are, for an unknown one.

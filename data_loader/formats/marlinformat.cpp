@@ -89,5 +89,6 @@ struct Codec {
 extern const DataFormat kMarlinformat;
 constinit const DataFormat kMarlinformat =
     fixed_record_format<Codec, kMarlinformat>("marlinformat", ".marlin", "Marlinformat, 32 bytes per position");
+static const RegisteredFormat registered(kMarlinformat);
 
 }  // namespace nnue::data

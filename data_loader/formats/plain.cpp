@@ -118,5 +118,6 @@ void encode_plain_lossless(const Entry& e, std::string& out, Losses&) {
 extern const DataFormat kPlain;
 constinit const DataFormat kPlain = line_format<PlainReader, kPlain, begins_plain, encode_plain_lossless>(
     "plain", ".plain", "the plain text of the Stockfish tools, six lines per position", "'fen …'");
+static const RegisteredFormat registered(kPlain);
 
 }  // namespace nnue::data

@@ -91,5 +91,6 @@ bool begins_text(std::string_view line) {
 extern const DataFormat kText;
 constinit const DataFormat kText = line_format<TextReader, kText, begins_text, encode_text>(
     "text", ".txt", "lines of FEN, score and result", "'<FEN> | <score> | <result>'");
+static const RegisteredFormat registered(kText);
 
 }  // namespace nnue::data
