@@ -58,7 +58,7 @@ __all__ = [
     "schema",
 ]
 
-# Loaded at first use: `nnue --help` needs no torch, and a broken build can still be imported and asked what it has.
+# These are loaded at first use: `nnue --help` needs no torch, and `nnue info` works even where the build is broken.
 _HOME = {
     "Batch": "data",
     "FeatureTransformer": "modules",

@@ -18,13 +18,13 @@ import torch
 
 CPU_LIBRARY = Path(__file__).with_name("_ops_cpu.so")
 CUDA_LIBRARY = Path(__file__).with_name("_ops_cuda.so")
-# The oldest torch that has what the libraries use of the stable ABI; TORCH_TARGET_VERSION in setup.py.
+# The oldest torch whose stable ABI has everything that the libraries use; TORCH_TARGET_VERSION in setup.py.
 TARGET_TORCH = "2.10"
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """What `load` found: None, or why a library is not there, in one line."""
+    """What `load` found: None for a library that is loaded, else one line that says why it is not."""
 
     cpu_error: str | None
     cuda_error: str | None
@@ -34,12 +34,12 @@ def _load(path: Path) -> str | None:
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
-        # torch wraps the loader's error, which alone says what is missing.
+        # torch wraps the loader's error; only the inner error says what is missing.
         return " ".join(str(error.__cause__ or error).split())
     return None
 
 
-# What the CPU library says of the CUDA library that was to be built with it: NNUE_CUDA_BUILD in setup.py.
+# What the CPU library says about the CUDA library of the same build: NNUE_CUDA_BUILD in setup.py.
 _WHY_NO_CUDA = {
     "forced_off": "FORCE_CUDA=0 was set when this package was built",
     "no_nvcc": "nvcc was not found when this package was built; see FORCE_CUDA",
@@ -79,7 +79,7 @@ def require() -> Libraries:
 
 
 def build_info(path: Path) -> dict[str, Any] | None:
-    """What a library says it was built with, read from the file's bytes, without loading it; None if there is none."""
+    """What a library was built with, read from the bytes of its file without loading it; None if there is no file."""
     if not path.is_file():
         return None
     found = re.search(rb"@nnue-build-info@(\{.*?\})\0", path.read_bytes())

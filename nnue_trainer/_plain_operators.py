@@ -1,4 +1,4 @@
-"""Registration of operators that have no derivative: fake kernels, one clear line for gradients, vmap, no CUDA."""
+"""Registers operators that have no derivative: fake kernels, vmap, and clear errors for gradients and missing CUDA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnue_trainer import _derivatives, ops
 
 
 def register(name: str, fake: Callable[..., Any], *, writes: bool = False) -> None:
-    """Registers what is not a kernel of the operator `name`, "nnue::…".
+    """Registers everything but the kernels of the operator `name`, "nnue::…".
 
     fake: its fake kernel. writes: it writes into tensors that it is given.
     """

@@ -70,11 +70,11 @@ class OutputFile:
         self.file.write(data)
 
     def write_text(self, text: str) -> None:
-        """As UTF-8."""
+        """Writes text as UTF-8."""
         self.file.write(text.encode())
 
     def commit(self) -> None:
-        """The file is on disk, and has its name. Nothing happens after a `discard`."""
+        """Puts the file on disk under its name. After `discard` it does nothing."""
         if not self._open:
             return
         try:
@@ -90,7 +90,7 @@ class OutputFile:
             self.discard()
 
     def sync(self) -> None:
-        """All that was written is on disk; what fails for want of room fails here. For outputs that belong together:
+        """Puts all that was written on disk; a lack of space shows here. For outputs that belong together:
         sync them all, then commit them all."""
         try:
             self.file.flush()
@@ -103,7 +103,7 @@ class OutputFile:
         if not self._open:
             return
         self._open = False
-        if os.getpid() == self._process:  # a forked child only lets go of the descriptors
+        if os.getpid() == self._process:  # a forked child only closes its descriptors
             with suppress(OSError):
                 if _is_name_of(self._folder, self._name, self.fd):
                     os.unlink(self._name, dir_fd=self._folder)
@@ -121,7 +121,7 @@ class OutputFile:
             self.commit()
             return
         self.discard()
-        if isinstance(error, OSError) and error.filename is None:  # a write of ours, not another file's trouble
+        if isinstance(error, OSError) and error.filename is None:  # our own write failed, not one to another file
             raise _refused(self.path, error) from None
 
     def __del__(self) -> None:
@@ -222,7 +222,7 @@ def _create(folder: int) -> tuple[str, int]:
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another writer took it for a dead one's in this very moment, and removes it
+        except BlockingIOError:  # at this moment another writer took it for a dead writer's file and removes it
             os.close(descriptor)
             continue
         except OSError:  # no locks on this file system: then nobody can take one and remove it
@@ -236,7 +236,7 @@ def _remove_dead(folder: int) -> None:
     for name in os.listdir(folder):
         if not _TEMPORARY.fullmatch(name):
             continue
-        with suppress(OSError):  # another user's, or locked: alive
+        with suppress(OSError):  # it is another user's, or it is locked and so in use
             descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

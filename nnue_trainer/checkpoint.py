@@ -50,27 +50,27 @@ class TrainerState:
     earlier releases."""
 
     batches: dict[str, Any]
-    """of the stream of batches, which checks it"""
+    """state of the stream of batches, which checks it on loading"""
     step: int = Field(ge=0, lt=_COUNT)
     """steps done"""
     validation_loss: float | None = None
-    """of the last validation; None: there was none, or it was not finite"""
+    """loss of the last validation; None: there was none, or it was not finite"""
     best_validation_loss: float | None = None
-    """the lowest so far"""
+    """the lowest validation loss so far"""
     best_step: int | None = Field(None, ge=0, lt=_COUNT)
-    """after which step that was"""
+    """the step after which it was found"""
     epoch: int | None = Field(None, ge=1, lt=_COUNT)
     """this is the checkpoint of the end of that epoch; None: of a step in between"""
     epoch_end_pending: bool = False
     """the step is the last of an epoch, but the run ended before the validation that comes after it"""
     steps_per_epoch: int | None = Field(None, ge=1, lt=_COUNT)
-    """which decides what epoch a step belongs to"""
+    """it decides which epoch a step belongs to"""
     validation_files: list[Any] | None = None
     """what the validation files were, as the loader identifies them"""
     device: str | None = None
     """cpu or cuda"""
     cpu_threads: int | None = Field(None, ge=1, lt=_COUNT)
-    """of torch: the order in which a CPU adds numbers up depends on it"""
+    """threads of torch: the order in which a CPU adds numbers depends on it"""
     plugins: dict[str, str] = Field(default_factory=dict)
     """files that classes from outside came from, by name, with the SHA-256 of each"""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -129,8 +129,8 @@ def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
 
 
 def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """The bytes that safetensors' `save_file` writes. That one insists on a temporary file of its own, in a mode of its
-    own, and `save` holds all bytes in memory at once."""
+    """Writes the same bytes as safetensors' `save_file`. That function always makes its own temporary file with its own
+    permissions, and `save` holds all bytes in memory at once."""
     order = list(_DTYPES)
     largest_first = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -176,7 +176,7 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
         raise
     except MemoryError:
         raise UserError(f"{path}: too large to be read into memory") from None
-    except Exception as error:  # safetensors has many words for a damaged file: OSError, KeyError, its own, …
+    except Exception as error:  # safetensors raises many types for a damaged file: OSError, KeyError, its own, …
         raise UserError(f"{path}: not a readable safetensors checkpoint ({shown(error)})") from None
     saved = Checkpoint(header["architecture"], tensors, header.get("recipe"), header["state"])
     if "step" in saved.state:
@@ -187,7 +187,7 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
 
 
 def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What is not a tensor. Anything may stand in a file: types are checked here, and nowhere else."""
+    """Everything that is not a tensor. A file may hold anything: types are checked here, and nowhere else."""
     try:
         # NaN and Infinity are not JSON; checkpoints of the first release have them where a loss was not finite.
         header = json.loads(metadata.get("nnue", "null"), parse_constant=lambda _: None)

@@ -1,8 +1,8 @@
-"""C++ and CUDA sources that are compiled at their first use and kept: one shared library for each text.
+"""Compiles C++ and CUDA sources at their first use and keeps the results: one shared library per source text.
 
 A library's name has a hash of the source, the compiler, its version and its options. So what has changed is compiled
-again, and nothing else is. Only sources that the caller has in hand are compiled, never what a file of a net or a
-checkpoint says.
+again, and nothing else is. Only sources that the caller hands over are compiled, never anything that the file of a net
+or a checkpoint names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _SHOWN_ERRORS = 3
 
 
 def find_compiler(what: str) -> list[str]:
-    """The C++ compiler, for `what`, such as "window functions": $CXX, or g++, c++, clang++ on PATH."""
+    """The C++ compiler: $CXX, or g++, c++ or clang++ on PATH. Errors say that `what` needs it, such as "window
+    functions"."""
     named = shlex.split(os.environ.get("CXX", ""))
     for command in [named] if named else [["g++"], ["c++"], ["clang++"]]:
         if shutil.which(command[0]):
@@ -70,13 +71,13 @@ def library_of(
     """The shared library made of `source`. UserError with the compiler's first errors, or if it cannot be kept.
 
     Args:
-        name: what messages call it; `error_name`, if given, in errors of the compiler.
+        name: its name in messages; errors of the compiler use `error_name` if that is given.
         kind: its folder in the cache, and what it is, such as "window-functions".
         suffix: of the source, ".cpp" or ".cu".
         target: what it is compiled for, in messages.
         prefix: of the library's name.
         made_of: given the source as a file, further files whose text matters.
-        shorter: (path, text): what errors of the compiler have instead of this path.
+        shorter: (path, text): errors of the compiler show the text instead of the path.
     """
     folder = cache_folder(kind)
     try:
@@ -120,7 +121,7 @@ def run(command: list[str], name: str, shorter: tuple[str, str]) -> str:
 
 
 def _version(command: list[str]) -> str:
-    """What a compiler says of itself."""
+    """The name and version that a compiler prints of itself."""
     try:
         said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:

@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_BYTES = 1 << 20
-"""A larger file is no recipe."""
+"""Largest size of a recipe in bytes."""
 MAX_NODES = 10_000
-"""Keys and values of a recipe, aliases counted as what they stand for."""
+"""Largest number of keys and values in a recipe; an alias counts as everything that it stands for."""
 
 
 @section
@@ -47,9 +47,9 @@ class DataConfig:
     """files to train on, folders of them or patterns such as data/*.binpack, relative to the working directory; read
     again from the start when they end"""
     validation: FileList = Field(default_factory=list)
-    """files of held-out positions, filtered alike; none: no validation loss"""
+    """files of held-out positions, filtered in the same way; without them there is no validation loss"""
     validation_positions: int = Field(1_000_000, gt=0, le=2**40)
-    """positions of the validation files to use, the first that pass; always the same ones"""
+    """how many positions of the validation files to use: the first ones that pass the filters, the same every time"""
     formats: list[Annotated[DataFormat, DATA_FORMATS]] = Field(default_factory=list)
     """formats from outside in which files may be, asked before the built-in ones"""
     filters: Filters = Field(default_factory=Filters)
@@ -58,21 +58,22 @@ class DataConfig:
     shuffle_buffer: int = Field(4_194_304, ge=0, le=2**33)
     """positions that are mixed at a time, 64 bytes of memory each; 0: file order"""
     skip_bad_chunks: bool = False
-    """leave out, and count, chunks of the files with anything wrong in them; off: they end the run, which is saved"""
+    """leave out chunks of the files that have an error in them, and count them; off: such a chunk ends the run, which
+    is saved"""
     threads: int = Field(0, ge=0, le=1024)
-    """threads that read and expand positions; 0: one a CPU. Changes the speed only, never the order"""
+    """threads that read and expand positions; 0: one per CPU. The number changes only the speed, never the order"""
 
 
 @section
 class TrainingConfig:
-    """How long, on what, and what is kept."""
+    """How long to train, on which device, and what to keep."""
 
     epochs: int = Field(800, gt=0, le=2**20)
     """an epoch is a number of positions, not a pass over the files"""
     positions_per_epoch: int = Field(100_000_000, gt=0, le=2**40)
     """rounded up to whole batches"""
     seed: int = Field(42, ge=0, lt=2**63)
-    """of initial weights and sample order"""
+    """seed of the initial weights and of the sample order"""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")
     """auto (cuda if there is one), cpu, cuda or cuda:N"""
     precision: Literal["fp32", "tf32", "mixed"] = "fp32"
@@ -85,21 +86,22 @@ class TrainingConfig:
     cuda_graph: bool | None = None
     """replay the whole step as one CUDA graph; null: wherever the device is CUDA"""
     initial_weights: str | None = None
-    """checkpoint, run folder or net file whose weights to start from; everything else starts afresh. Of a net of
-    another architecture what both have in common is taken"""
+    """checkpoint, run folder or net file whose weights to start from; everything else starts afresh. Of a net with
+    another architecture, the parts that both have in common are taken"""
     validate_every: int = Field(1, gt=0, le=2**20)
     """epochs between validations"""
     checkpoint_every: int = Field(1, gt=0, le=2**20)
     """epochs between checkpoints"""
     checkpoint_minutes: float = Field(15, ge=0, le=2**20)
-    """minutes after which the last checkpoint is written anew in the middle of an epoch; 0: at ends of epochs only"""
+    """minutes after which the last checkpoint is written anew in the middle of an epoch; 0: only at the end of an
+    epoch"""
     keep_last: int = Field(3, gt=0, le=2**20)
     """how many of the newest checkpoints to keep; last and best are kept in any case"""
 
 
 @section
 class LoggingConfig:
-    """What is written down along the way."""
+    """What is recorded during training."""
 
     every_steps: int = Field(100, gt=0, le=2**40)
     """steps between two records of loss, speed and memory"""
@@ -120,7 +122,7 @@ class Recipe:
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     export: Annotated[NetFormat, FORMATS] = Field(default_factory=Nnue)
-    """the file that `nnue export` makes of the net where it is told nothing else"""
+    """the kind of file that `nnue export` writes where it is told nothing else"""
 
 
 def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
@@ -155,7 +157,7 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
     data, notes = translate(data, origin)
     for note in notes:
         _log.warning("%s: %s", origin, note)
-    # Keys are looked up from the innermost out: the last one to have set a value is the one to blame.
+    # Keys are looked up from the innermost outwards, because the override that set the value last is the one to name.
     return schema.validate(
         Recipe,
         data,
@@ -201,9 +203,9 @@ def reference() -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: 1e-3 is a number, a date is text, and a key given twice is an error. What a recipe has no
-    use for, and what could grow beyond all measure, is refused: tags, keys other than words, deep nesting, and aliases
-    that make a few lines stand for millions."""
+    """YAML as people mean it: 1e-3 is a number, a date is text, and a key that occurs twice is an error. It refuses
+    what a recipe does not need and what could become huge: tags, keys other than words, deep nesting, and aliases that
+    turn a few lines into millions."""
 
     def __init__(self, text: str):
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""What goes wrong, in words: the one exception for what a user can mend, and how messages quote foreign text."""
+"""Errors: the one exception for what a user can correct, and how messages quote foreign text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Recipes of the first release, in files and in checkpoints, in the words of today.
+"""Translates recipes of the first release, in files and in checkpoints, into the keys of today.
 
-There λ was part of the loss, with one sign in one loss (`start_lambda`) and the other in the other (`start_wdl`), and
-the optimizer section had no `kind`. Nothing but this file knows of it.
+In that release λ was part of the loss, with opposite signs in the two losses that had it (`start_lambda` and
+`start_wdl`), and the optimizer section had no `kind`. No other file knows about this.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from nnue_trainer.errors import UserError, quoted
 StrPath = str | os.PathLike[str]
 
 DATA_SUFFIXES = tuple(suffix for _, suffix, _ in _data.formats())
-"""What names of data files end in, in a folder of them; .gz or .zst may follow."""
+"""The suffixes by which data files in a folder are recognised; .gz or .zst may follow."""
 
 FileList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """The type of a field that lists files: one name alone is a list of one."""
@@ -89,7 +89,7 @@ def data_files(names: Sequence[str], key: str) -> list[str]:
 
 
 def became(names: Sequence[str], files: Sequence[str]) -> str | None:
-    """What to tell of the files that `data_files` made of `names`; None where they are the same."""
+    """A line that says which files `data_files` found for `names`; None where it found just these names."""
     if list(names) == list(files):
         return None
     first = f"{files[0]} … {files[-1]}" if len(files) > 2 else ", ".join(files)

@@ -31,7 +31,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _name(dtype: torch.dtype) -> str:
-    """As the schemas take a dtype: "float32"."""
+    """The name of a dtype as the schemas take it, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -46,8 +46,8 @@ def _sizes_of(namespace: str, shape: tuple[int, ...]) -> dict[str, int]:
 
 
 def _size(which: str, namespace: str, rows: Tensor, num_features: int, bucket_size: int, num_bucketed: int) -> int:
-    """The rows of `saved` ("slots"), or the bytes of "plan" or "lists" on CUDA. Only the library knows its layouts; in
-    a graph for any batch size only a run of it does."""
+    """The number of rows of `saved` ("slots"), or of bytes of "plan" or "lists" on CUDA. Only the library knows its
+    layouts. In a graph for any batch size the number is known only when the graph runs."""
     shape = (*rows.shape, num_features, bucket_size, num_bucketed)
     if all(isinstance(size, int) for size in shape):
         return _sizes_of(namespace, shape)[which]
@@ -191,8 +191,8 @@ def _device_has_kernels(device: int) -> bool:
     return bool(torch.ops.nnue.perspective_transformer_available(device))
 
 
-# What torch.compiler.assume_constant_result does. Calling that imports torch._dynamo, which takes every command that
-# compiles nothing two seconds.
+# This is what torch.compiler.assume_constant_result does. That function imports torch._dynamo, which takes two seconds,
+# also in a command that compiles nothing.
 _device_has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -224,7 +224,7 @@ def perspective_plan(
     bucket_size: int | None = None,
     num_bucketed: int | None = None,
 ) -> PerspectivePlan:
-    """The plan of a batch: what its rows are prepared into, once, for every fused call on this batch.
+    """Prepares the rows of a batch once, for all fused calls on this batch.
 
     Args:
         white, black: int32 [B, K] index rows of the perspectives; rows left-packed, the first −1 ends a row.
@@ -237,7 +237,7 @@ def perspective_plan(
             any of them, anywhere among the others. By default F: all features are bucketed.
 
     Returns:
-        The plan, which holds on to these tensors. They must not be changed while it is in use.
+        The plan. It keeps these tensors alive, and they must not be changed while it is in use.
     """
     num_bucketed = num_features if num_bucketed is None else num_bucketed
     constants = (num_features, bucket_size or 0, num_bucketed)
@@ -326,9 +326,9 @@ def perspective_transformer(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Both perspectives' accumulators, activated and joined, side to move first; differentiable in all floats.
 
-    An accumulator is a = bias + Σ value · weight[i] over the indices i of a row. With c = a clipped to [0, bound], a
-    perspective contributes `scale` times: "identity" a, "crelu" c, "screlu" c², "pairwise" c[j] · c[j + N / 2]. The
-    clip passes gradient where 0 ≤ a ≤ bound, both ends included, as `torch.clamp` does.
+    An accumulator is a = bias + Σ value · weight[i] over the indices i of a row. Let c be a, clipped to [0, bound]. A
+    perspective contributes, multiplied by `scale`: a for "identity", c for "crelu", c² for "screlu", and c[j] · c[j + N
+    / 2] for "pairwise". The clip passes gradient where 0 ≤ a ≤ bound, both ends included, as `torch.clamp` does.
 
     Args:
         white, black: int32 [B, K]; rows left-packed, the first −1 ends a row; duplicates add up.
@@ -348,7 +348,8 @@ def perspective_transformer(
             report any other bucket as they report an illegal index.
         values: float32 [B, K] each for white and black (float64 with a float64 weight): factors of the entries, for
             `psqt` as well; 1 where absent. Calls with values are not fused.
-        deterministic: for the plain operator, see `ops.feature_transformer_forward`. The fused one always is.
+        deterministic: for the plain operator, see `ops.feature_transformer_forward`. The fused operator is always
+        deterministic.
 
     Returns:
         [B, N] for "pairwise", else [B, 2 N]. With `psqt` also a tensor [B] of its dtype: (its sum over the side to

@@ -102,8 +102,8 @@ def _scaled(number: float, step: int, units: Sequence[str]) -> str:
 
 
 class Unfailing:
-    """A text stream to print to for which nothing ever fails: what it cannot encode is escaped, and once the other end
-    is gone (a closed terminal, pipe or file), everything else is dropped."""
+    """A text stream on which printing never fails: what it cannot encode is escaped, and once the other end is gone (a
+    closed terminal, pipe or file), everything else is dropped."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -137,8 +137,8 @@ class Unfailing:
 
 
 class Line:
-    """The line itself. `show` says what there is to see; on a terminal it is drawn a few times a second, with
-    `parts()` asked anew each time, so that the clock goes on; elsewhere `plain` prints it."""
+    """Draws the line. `show` sets what there is to see. A terminal gets a new line a few times per second, each from a
+    new call of `parts()`, so that the clock goes on; elsewhere `plain` prints it."""
 
     def __init__(self, parts: Callable[[], tuple[Sequence[Part], float | None]], *, transient: bool):
         self._parts = parts
@@ -166,14 +166,14 @@ class Line:
         yield Text(line, no_wrap=True, overflow="crop")
 
     def plain(self) -> None:
-        """Prints the line where none moves."""
+        """Prints the line where the output is no terminal."""
         if not self.moving:
             parts, share = self._parts()
             percent = [] if share is None else [f"{int(100 * share)}%"]
             print(_GAP.join([*percent, *(part.text for part in parts)]), file=self._out, flush=True)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the progress."""
+        """Prints a separate line above the progress."""
         self.console.print(Text(shown(text)), soft_wrap=True)
         self._out.flush()
 
@@ -209,8 +209,8 @@ class TrainingProgress:
         self._line = Line(self._parts, transient=False)
 
     def update(self, step: int, **figures: str) -> None:
-        """`step` is done. Figures such as loss="0.0123" make a record of it, which is a line of its own where the
-        output is no terminal; they stay until they are replaced. No step has two such lines."""
+        """`step` is done. Figures such as loss="0.0123" make a record, which is a separate line where the output is no
+        terminal; they stay until they are replaced. No step has two such lines."""
         self._step = step
         if self._first_step is None:  # the first step warms up, and may compile; speed counts from its end
             self._first_step, self._started, self._paused = step, time.monotonic(), 0.0
@@ -251,7 +251,7 @@ class TrainingProgress:
             self._pause_began = None
 
     def say(self, text: str) -> None:
-        """A line of its own, above the progress."""
+        """Prints a separate line above the progress."""
         self._line.say(text)
 
     def close(self) -> None:

@@ -5,9 +5,9 @@
     y = numbers.normal((1000,))                  # goes on where x ended
     again = Philox(1).uniform((1000,))           # the numbers of x
 
-Element i of a call is number offset + i of the stream; csrc/random.h has the table of what is made of which bits. CPU
-and CUDA give equal bits, but for normal numbers, which may differ in the last place. Streams of one seed, and seeds,
-are independent of each other. Nothing here touches torch's own generators.
+Element i of a call is number offset + i of the stream. The table in csrc/random.h says which bits each kind of number
+is made of. CPU and CUDA give equal bits, except for normal numbers, which may differ in the last place. Streams of one
+seed, and seeds, are independent of each other. Nothing here touches torch's own generators.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Philox:
     """A place in a stream of random numbers; each call moves `offset` behind the numbers it made.
 
     seed, stream: any integers of 64 bits. offset: from 0 on. All three are the state: save them, and go on later.
-    A number counts as one, whatever its distribution. Distributions take different numbers of bits, so calls of several
-    kinds may share bits: give each kind a stream of its own where they have to be independent.
+    Every number counts as one, whatever its distribution. Distributions use different numbers of bits, so calls with
+    different distributions may share bits. Where they have to be independent, give each distribution its own stream.
     """
 
     seed: int
@@ -59,7 +59,7 @@ class Philox:
         return out
 
     def bits(self, size: Size, dtype: torch.dtype = torch.int64, device: torch.device | str = "cpu") -> Tensor:
-        """All values of int32 or int64, each as often."""
+        """Integers of int32 or int64; all values are equally likely."""
         return self._fill(_empty(size, dtype, device), "bits")
 
     def uniform(
@@ -92,7 +92,7 @@ class Philox:
         dtype: torch.dtype = torch.int64,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Integers low ≤ value < high, int32 or int64, each exactly as often."""
+        """Integers low ≤ value < high, int32 or int64; all are exactly equally likely."""
         return self._fill(_empty(size, dtype, device), "integers", 0.0, 1.0, low, high)
 
     def bernoulli(

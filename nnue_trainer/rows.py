@@ -20,7 +20,7 @@ NORMS = "nnue::row_norms"
 
 
 class Norms(NamedTuple):
-    """Norms along the last dimension, each of the shape without it: Σ|x|, √Σx², max|x|."""
+    """Norms along the last dimension: Σ|x|, √Σx², max|x|. Each tensor has the shape of x without that dimension."""
 
     l1: Tensor
     l2: Tensor
@@ -35,7 +35,8 @@ def transpose(x: Tensor) -> Tensor:
 def permuted(values: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
     """A contiguous array with the dimensions in another order, as `np.ascontiguousarray(values.transpose(order))`.
 
-    By `transpose` where two groups of neighbouring dimensions change places behind those that stay, as nearly always.
+    It uses `transpose` where the order only swaps two runs of neighbouring dimensions at the end, as it nearly always
+    does.
     """
     runs: list[list[int]] = []
     for dimension in order:
@@ -57,8 +58,8 @@ def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | N
     """All three norms along the last dimension in one pass, as a NumPy ufunc of signature (n)->(),(),() gives them.
 
     Args:
-        x: [..., n], float32, float64, float16 or bfloat16. Sums run in float64. Of no elements all are 0; NaN in a row
-            makes its norms NaN.
+        x: [..., n], float32, float64, float16 or bfloat16. Sums run in float64. All norms of no elements are 0; a NaN
+        in a row makes its norms NaN.
         out: tensors to write to, contiguous, of the shape [...] and the dtype and device of x; None: a new one.
 
     Raises:
@@ -71,7 +72,7 @@ def norms(x: Tensor, out: tuple[Tensor | None, Tensor | None, Tensor | None] | N
 
 
 def norm(x: Tensor, order: float = 2, out: Tensor | None = None) -> Tensor:
-    """One of them: order 1, 2 or infinity."""
+    """One of these norms: order 1, 2 or infinity."""
     orders = (1, 2, float("inf"))
     if order not in orders:
         raise ValueError(f"rows: order: found {order!r}, expected 1, 2 or inf")

@@ -52,8 +52,8 @@ def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str],
     never for what a file says of itself.
 
     Types are strict: "1" is no number and 1.5 no integer. Whole numbers are within 64 bits and others are such that
-    float32 holds them, so nothing further in has to ask. Raises UserError with one line that names the origin (that of
-    the key's path), the key, what was found and what was expected.
+    float32 holds them, so no other code has to check that. Raises UserError with one line that names the origin (that
+    of the key's path), the key, what was found and what was expected.
     """
     _check_plain(data, origin)
     try:
@@ -74,7 +74,7 @@ def validate(kind: type[T], data: Any, origin: Callable[[tuple[str, ...]], str],
 
 
 def _check_plain(data: Any, origin: Callable[[tuple[str, ...]], str], path: tuple[str, ...] = ()) -> None:
-    """What holds of every section: sizes of numbers, printable text, depth."""
+    """The checks that every section goes through: size of numbers, printable text, depth."""
 
     def wrong(expected: str) -> UserError:
         key = ".".join(_cut(part) for part in path) or "(top level)"

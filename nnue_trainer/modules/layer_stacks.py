@@ -28,11 +28,11 @@ _operators: Any = torch.ops.nnue
 
 @dataclass(frozen=True)
 class StackLayer:
-    """A layer but the last one, and what is made of its outputs y."""
+    """Any layer except the last one, and what happens to its outputs y."""
 
     outputs: int
     activated: int
-    """how many of the outputs, the first ones, are activated"""
+    """the number of outputs that are activated; they come first"""
     activation: Activation
     """none: y clamped to [low, largest]; crelu: to [0, largest]; screlu: its square; dual: min(square · y², largest),
     then crelu, twice as many values"""
@@ -40,12 +40,12 @@ class StackLayer:
     low: float = 0.0
     square: float = 1.0
     plus: int | None = None
-    """the output that is added to the net's output, straight"""
+    """the index of the output that is added directly to the net's output"""
     minus: int | None = None
-    """the output that is subtracted from it"""
+    """the index of the output that is subtracted from it"""
     output_scale: float | None = None
-    """the last layer sees the activations too, times this, in front of those of later layers; None: it does not, unless
-    this is the layer before it"""
+    """a factor: the last layer also sees these activations, multiplied by it, in front of those of later layers. None:
+    it does not, unless this is the layer just before it"""
 
     def words(self) -> str:
         """The layer as the operators read it (csrc/layer_stacks.h)."""
@@ -68,14 +68,14 @@ class StackLayer:
         return torch.cat([(y.square() * self.square).clamp(max=self.largest), y.clamp(0.0, self.largest)], dim=1)
 
     def skipped(self, y: Tensor) -> Tensor | None:
-        """What goes straight to the output, [B]."""
+        """What is added directly to the net's output, [B]."""
         if self.plus is None:
             return None
         return y[:, self.plus] if self.minus is None else y[:, self.plus] - y[:, self.minus]
 
 
 class FirstOutputs(NamedTuple):
-    """What the layers start from: the activated vector [B, N], the PSQT part fp32 [B] or None, and the stack of each
+    """The inputs of the layers: the activated vector [B, N], the PSQT part fp32 [B] or None, and the stack of each
     position, int64 [B]."""
 
     x: Tensor
@@ -88,7 +88,7 @@ class StackOrder(NamedTuple):
 
     data: Tensor
     white: Tensor
-    """of the batch that it was made of"""
+    """white's rows of the batch that it was made from"""
     stacks: int
 
     def is_for(self, white: Tensor, stacks: int) -> bool:
@@ -98,15 +98,16 @@ class StackOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerStacks:
-    """The layers of a net: `hidden`, then one with a single output. `stacks` sets of weights, `inputs` numbers in."""
+    """The layers of a net: the `hidden` ones, then one with a single output. There are `stacks` sets of weights, and
+    the first layer takes `inputs` numbers."""
 
     inputs: int
     stacks: int
     hidden: tuple[StackLayer, ...] = ()
 
     def forward(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
-        """The net's output, fp32 [B]. `linears` are the layers, `StackedLinear` or, of one stack, `nn.Linear`; `order`
-        what `order()` gave for these buckets, made here if it is None."""
+        """The net's output, fp32 [B]. `linears` are the layers: `StackedLinear`, or `nn.Linear` where there is one
+        stack. `order` is the result of `order()` for these buckets; if it is None, it is made here."""
         parameters = _parameters(linears)
         if not self._is_fused(first, parameters):
             return self._plain(first, linears)
@@ -136,13 +137,13 @@ class LayerStacks:
         return loss
 
     def may_be_fused(self, device: torch.device) -> bool:
-        """Whether there are operators for these layers on this device; what the tensors are is not known yet."""
+        """Whether there are operators for these layers on this device. It is asked before there are tensors."""
         if device.type != "cuda" or ops._libraries.cuda_error is not None:
             return False
         return _device_has_kernels(device.index or 0, self._description)
 
     def order_of(self, batch: Batch) -> Tensor | None:
-        """What was prepared of a batch."""
+        """The order that was prepared for this batch; None if there is none."""
         orders = (plan for plan in batch.plans if isinstance(plan, StackOrder))
         return next((order.data for order in orders if order.is_for(batch.white, self.stacks)), None)
 
@@ -199,7 +200,7 @@ def _device_has_kernels(device: int, of: _Description) -> bool:
 
 
 def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
-    """Weight [S, O, I] and bias [S, O] of each layer; those of `nn.Linear` as one stack."""
+    """Weight [S, O, I] and bias [S, O] of each layer; an `nn.Linear` is one stack."""
     found: list[Tensor] = []
     for linear in linears:
         weight, bias = linear.weight, linear.bias
@@ -213,7 +214,7 @@ def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
     if isinstance(linear, StackedLinear):
         return linear(x, bucket)  # type: ignore[no-any-return]
     assert isinstance(linear, nn.Linear)
-    # As a module, not by F.linear: `nnue inspect` sees what a layer gets through hooks of the module.
+    # Call the module, not F.linear: `nnue inspect` sees the inputs of a layer through the module's hooks.
     return linear(x)  # type: ignore[no-any-return]
 
 
@@ -229,7 +230,7 @@ def _gradients(
     grad_output: Tensor | None,
     scales: list[Tensor],
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-    """(grad_x, grad_psqt, those of the parameters) from what a forward or backward operator gave."""
+    """(grad_x, grad_psqt, gradients of the parameters) from the results of a forward or backward operator."""
     (x, order, parameters), (grad_sums, partials) = tensors, found
     grad_x, grad_weight, grad_psqt, flat = _operators.layer_stacks_gradients(
         x, order, parameters, grad_sums, partials, grad_output, scales, of.layers,

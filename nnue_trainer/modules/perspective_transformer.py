@@ -19,7 +19,7 @@ Activation = Literal["crelu", "screlu", "pairwise"]
 
 
 class LateWeight(Protocol):
-    """Who updates the rows of a weight when they are needed: `nnue_trainer.fused_optimizer.LateRows`."""
+    """Brings rows of a weight up to date when they are needed: `nnue_trainer.fused_optimizer.LateRows`."""
 
     def catch_up(self, white: Tensor, black: Tensor) -> None: ...
 
@@ -75,7 +75,8 @@ class PerspectiveTransformer(nn.Module):
         return width if self.activation == "pairwise" else 2 * width
 
     def plan(self, batch: Batch) -> perspectives.PerspectivePlan | None:
-        """All of the forward pass that depends on the batch alone, for `batch.plans`; None where nothing does."""
+        """The part of the forward pass that depends on nothing but the batch, for `batch.plans`; None if there is no
+        such part."""
         weight: Tensor = self.__dict__["_parameters"]["weight"]
         if not batch.white.is_cuda or not perspectives.is_fused(weight, self.bucket_size, self.num_bucketed):
             return None
@@ -104,7 +105,7 @@ class PerspectiveTransformer(nn.Module):
         bound: float,
         scale: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` with other weights, in whatever unit, and all of the output multiplied by `scale`."""
+        """`forward` with other weights in any unit; the whole output is multiplied by `scale`."""
         made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
         plan = next((plan for plan in plans if plan.is_for(*made_for)), None)
@@ -130,18 +131,18 @@ class PerspectiveTransformer(nn.Module):
     _copy: Tensor | None = None
 
     def train_with(self, copy: Tensor | None) -> None:
-        """From now on forward passes that are differentiated read `copy`, a 16-bit leaf of the weight's shape, which
-        gets the gradient in the weight's place; None: the weight itself."""
+        """From now on, forward passes with gradients read `copy`, a 16-bit leaf of the weight's shape, and the copy
+        gets the gradient instead of the weight. None: they read the weight itself."""
         self._copy = copy
 
     # ---- a weight whose rows an optimiser updates late ----
-    # This is the one place where anyone else gets at the weight of this module: torch lists parameters by
-    # `_parameters`, for `parameters()`, `state_dict()` and all the others, and finds `module.weight` by `__getattr__`.
+    # Other code can reach the weight of this module only through what follows: torch lists parameters by `_parameters`,
+    # for `parameters()`, `state_dict()` and all the others, and finds `module.weight` by `__getattr__`.
 
     _late: LateWeight | None = None
 
     def update_late(self, late: LateWeight | None) -> None:
-        """From now on `late` is asked before the weight is read; None: nobody is."""
+        """From now on `late` brings the rows up to date before the weight is read; None: nothing has to."""
         if self._late is not None:
             self._late.settle()
         self._late = late
@@ -175,7 +176,7 @@ class PerspectiveTransformer(nn.Module):
         self.__dict__["_parameters"] = parameters
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, which no optimiser trains."""
+        """The state of a copy, which no optimiser trains."""
         if self._late is not None:
             self._late.settle()
         return {name: value for name, value in self.__dict__.items() if name != "_late"}
