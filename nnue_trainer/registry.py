@@ -44,8 +44,8 @@ MAY_IMPORT = "may_import"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A file of the user's that was imported. `sha256` is of its bytes, in hexadecimal. What is no Python file has a
-    module as well (`_LOADERS`): its attributes are the classes in it."""
+    """A file of the user's that was imported. `sha256` is the digest of its bytes, in hexadecimal. A file that is not
+    Python has a module as well (`_LOADERS`), whose attributes are the classes in the file."""
 
     path: Path
     sha256: str
@@ -53,7 +53,8 @@ class Plugin:
 
 
 class PluginMissing(UserError):
-    """A class is in a file of the user's that was not loaded, and may not be loaded for what a file says."""
+    """A class is in a file of the user's that was not loaded, and a file that is read may not make the program load
+    it."""
 
     def __init__(self, file: Path, message: str) -> None:
         super().__init__(message)
@@ -71,7 +72,7 @@ _LOADERS = {".h": "nnue_trainer.data.feature_sets.header"}
 
 def load_plugin(path: str | Path) -> Plugin:
     """Imports a Python file, once. UserError if there is none, or if it fails, with the line in it that failed. A C++
-    header with feature sets (.h) is taken note of, and compiled when one of them is asked for."""
+    header with feature sets (.h) is only registered; it is compiled when one of its sets is asked for."""
     path = Path(path)
     try:
         code = path.read_bytes()
@@ -92,7 +93,7 @@ def load_plugin(path: str | Path) -> Plugin:
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise UserError(f"plugin {path}: expected a Python file, file.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while they are made
+    sys.modules[name] = module  # dataclasses look up their module while they are created
     try:
         spec.loader.exec_module(module)
     except UserError:
@@ -113,7 +114,7 @@ def plugins() -> dict[str, str]:
 
 
 def forget_plugins() -> None:
-    """Makes everything from outside unknown again, as in a process that has just started."""
+    """Forgets everything from outside, as in a process that has just started."""
     for plugin in _plugins.values():
         sys.modules.pop(plugin.module.__name__, None)
     _plugins.clear()
@@ -129,8 +130,9 @@ def loaded() -> list[Path]:
 
 
 def changes(before: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each file or package that is not what it was when a checkpoint was written; `before` is what
-    `plugins` said then. What is not loaded now is left out: a class that is needed and missing is an error already."""
+    """One line for each file or package that has changed since a checkpoint was written; `before` is what `plugins`
+    returned then. Files that are not loaded now are left out: a class that is needed and missing is an error
+    already."""
     for name, now in plugins().items():
         then = before.get(name)
         if then is not None and then != now:
@@ -143,7 +145,7 @@ class Registry(Generic[T]):
     def __init__(self, package: str, base: Callable[[], type[T]], *, what: str, default: str | None = None) -> None:
         """`package` holds the built-in classes, one module each, and is the name of the entry-point group; `base` gives
         the class that all of them derive from (a function, since it may be defined after the registry); `what` is the
-        word for one of them in messages; `default` is the kind of a section that does not say one."""
+        word for one of them in messages; `default` is the kind of a section that names none."""
         self.package = package
         self.what = what
         self.default = default
@@ -262,7 +264,8 @@ class Registry(Generic[T]):
         cls = getattr(plugin.module, name, None)
         if not isinstance(cls, type):
             raise UserError(f"{plugin.path}: has no class {name!r}")
-        # Known already by another path to the same file: it keeps the kind that it was first asked for by.
+        # The class is known already by another path to the same file. It keeps the kind under which it was first asked
+        # for.
         self._outside[kind] = cls if cls in self._outside.values() else self._checked(kind, cls)
         return self._outside[kind]
 

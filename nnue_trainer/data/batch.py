@@ -32,9 +32,10 @@ class Batch:
     uint8 (0 white to move, 1 black), `score` int16 (engine units, side to move's view), `result` int8 (−1 loss, 0 draw,
     1 win, side to move's view), `piece_count` uint8 (2…32).
 
-    `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` and `clone` then take one
-    copy. `buffer` is the number of the memory that the batch lies in, where batches take turns in a few. `plans` is
-    what a model has prepared of these very tensors (`NnueModel.prepare`). Copies and parts have neither.
+    `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` and `clone` then make a
+    single copy. Where batches take turns in a few buffers, `buffer` is the number of the one that holds this batch.
+    `plans` are what a model has prepared from these very tensors (`NnueModel.prepare`). Copies and parts of a batch
+    have neither.
     """
 
     white: Tensor
@@ -80,8 +81,8 @@ class Batch:
 
     @property
     def bucket(self) -> Tensor:
-        """int64 [B]: which of eight output buckets (layer stacks, PSQT columns) a position takes by its pieces, as in
-        Stockfish: (piece_count − 1) // 4."""
+        """int64 [B]: the output bucket of a position (layer stack, PSQT column), one of eight, which follows from its
+        number of pieces as in Stockfish: (piece_count − 1) // 4."""
         return (self.piece_count.long() - 1) >> 2
 
     def fields(self) -> dict[str, Tensor]:
@@ -97,16 +98,16 @@ class Batch:
         return Batch._of({name: value[:size] for name, value in self.fields().items()})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The batch on `device`, itself if it is there: one copy where it lies in one allocation. `non_blocking`: from
-        page-locked memory (`Loader(…, pin_memory=True)`) to a CUDA device the copy is queued on the current stream, and
-        the memory here must stay as it is until it is done."""
+        """The batch on `device`, or this batch itself if it is there already. A batch in one allocation takes a single
+        copy. `non_blocking`: the copy from page-locked memory (`Loader(…, pin_memory=True)`) to a CUDA device is queued
+        on the current stream, and the memory on the host must not change until the copy is done."""
         if self.storage is not None:
             storage = self.storage.to(device, non_blocking=non_blocking)
             return self if storage is self.storage else Batch._view(storage, len(self), self.white.shape[1])
         return Batch._of({name: value.to(device, non_blocking=non_blocking) for name, value in self.fields().items()})
 
     def clone(self) -> Batch:
-        """A copy in memory of its own, on the same device; not page-locked."""
+        """A copy in new memory on the same device; not page-locked."""
         if self.storage is not None:
             return Batch._view(self.storage.clone(), len(self), self.white.shape[1])
         return Batch._of({name: value.clone() for name, value in self.fields().items()})

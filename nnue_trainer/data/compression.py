@@ -1,4 +1,4 @@
-"""gzip and zstd files as streams of bytes, told by content, with errors of one line and bounded memory.
+"""gzip and zstd files as streams of bytes, recognised by content, with one-line errors and bounded memory.
 
 Decompression happens here and not in data_loader/, so that compiling the package takes no system library: gzip is the
 standard library's, zstd comes as a wheel.
@@ -23,7 +23,8 @@ _ZSTD_WINDOW = 1 << 27  # what `zstd` decompresses without being asked for more;
 
 
 class ByteReader(Protocol):
-    """What data_loader/ reads from: fills `buffer` with up to len(buffer) bytes, returns how many, 0 at the end."""
+    """A source that data_loader/ reads: it fills `buffer` with up to len(buffer) bytes and returns their number, 0 at
+    the end."""
 
     def readinto(self, buffer: memoryview, /) -> int: ...
 
@@ -41,9 +42,9 @@ class _GzipReader:
 
 
 class _ZstdReader:
-    """One frame after the other, fed block by block: a block holds at most 128 KiB, however well it was compressed, so
-    memory stays bounded by the window. The frames are followed here because only that tells a file that ends too early,
-    and a window that is too large, before anything is allocated for it."""
+    """Decompresses one frame after the other, zstd block by zstd block. Such a block holds at most 128 KiB, however
+    well it was compressed, so the window bounds the memory. The frames are parsed here because only that shows a file
+    that ends too early, and a window that is too large, before memory is allocated for it."""
 
     _MAX_BLOCK = 1 << 17
     _SKIP = 1 << 20  # bytes of a skippable frame that are read at a time
@@ -144,7 +145,8 @@ def _is_skippable(head: bytes) -> bool:
 
 
 def compression_of(head: bytes) -> str | None:
-    """What a file that starts with these bytes claims to be, "gzip", "zstd" or neither. Positions can by chance."""
+    """What a file that starts with these bytes claims to be: "gzip", "zstd" or None. Positions may start so by
+    chance."""
     if head.startswith(_GZIP):
         return "gzip"
     # Frames to be skipped may come first.
@@ -154,8 +156,8 @@ def compression_of(head: bytes) -> str | None:
 
 
 def is_sound(path: Path, kind: str, file: BinaryIO) -> bool:
-    """Does the beginning of the file decompress? As far as it takes: a block of zstd may be 128 KiB long. The file is
-    at its beginning before and after."""
+    """Whether the beginning of the file can be decompressed. It reads until that is known, as a block of zstd may have
+    128 KiB. Before and after, the file is at its beginning."""
     try:
         decompress(path, kind, file).readinto(memoryview(bytearray(1)))
         return True
@@ -171,7 +173,7 @@ def decompress(path: Path, kind: str, file: BinaryIO) -> ByteReader:
 
 
 def head_of(file: BinaryIO) -> bytes:
-    """The first bytes of a file that is then back at its beginning."""
+    """The first bytes of a file, which is back at its beginning afterwards."""
     head = file.read(_HEAD)
     file.seek(0)
     return head
@@ -181,8 +183,8 @@ def unpack(
     path: Path, kind: str, file: BinaryIO, folder: Path | None = None, poll: Callable[[], None] | None = None
 ) -> BinaryIO:
     """A file without a name in `folder` (None: the system's for temporary files) with the decompressed bytes of `file`,
-    to be read in any order; it goes with the object. `poll` is called per MiB; what it raises ends the unpacking.
-    UserError, naming `path`, for a file that is not sound and a full disk."""
+    which can be read in any order; it disappears with the object. `poll` is called per MiB; what it raises ends the
+    unpacking. UserError, naming `path`, for a file that is not sound and a full disk."""
     where = folder or Path(tempfile.gettempdir())
     block = memoryview(bytearray(_UNPACK_BLOCK))
     try:
@@ -214,8 +216,8 @@ def _no_room(path: Path, kind: str, folder: Path, error: OSError) -> UserError:
 
 
 def unnamed_file(path: Path, folder: Path | None, fill: Callable[[BinaryIO], None]) -> BinaryIO:
-    """A file without a name in `folder` (None: the system's), written by `fill`; it goes when it is closed. UserError,
-    naming `path`, for a folder that cannot be written to; what `fill` raises passes through."""
+    """A file without a name in `folder` (None: the system's), written by `fill`; it disappears when it is closed.
+    UserError, naming `path`, for a folder that cannot be written to; what `fill` raises passes through."""
     where = folder or Path(tempfile.gettempdir())
     try:
         out = cast(BinaryIO, tempfile.TemporaryFile(dir=where, buffering=0))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Packed positions from host memory to index rows on a device: 32 bytes per position cross the bus, not 264.
+"""Turns packed positions in host memory into index rows on a device: 32 bytes per position cross the bus, not 264.
 
 On CUDA the operator `expand_features` expands them there. It works on a CPU too, with the same bits, but there the
 loader's own threads do it better (`Loader`).
@@ -20,11 +20,11 @@ class Expander:
     """Turns records, uint8 [B, 32], into a `Batch` on `device`, in memory that is allocated at the first batch (and
     again only for a larger one).
 
-    Batches take turns in `buffers` pieces of memory: one is valid until that many more have been made. All work is
-    queued on the current stream, which must come after whatever still reads the batch whose turn it is. From
-    page-locked memory the copy is asynchronous: the records must stay as they are until it is done. `check_records` is
-    that of `ops.expand_features`; what a `RecordLoader` gives is sound, so only the rows of sets from outside need it.
-    Rows of sets that the device's operators do not know (in Python) are made on the CPU, in the calling thread, and
+    Batches take turns in a number of `buffers`: a batch is valid until that many more have been made. All work is
+    queued on the current stream, so all earlier work that reads the buffer must come before it on that stream. The copy
+    from page-locked memory is asynchronous: the records must not change until it is done. `check_records` is that of
+    `ops.expand_features`; records of a `RecordLoader` are sound, so only the rows of sets from outside need the check.
+    Sets in Python are unknown to the device's operators: their rows are made on the CPU, in the calling thread, and
     copied.
     """
 
@@ -51,7 +51,7 @@ class Expander:
             replace(Batch.allocate(size, self.feature_set.max_active, device=self.device), buffer=number)
             for number in range(self.buffers)
         ]
-        # One is enough: copy and expansion follow each other on one stream.
+        # One buffer of records is enough: copy and expansion follow each other on one stream.
         self._records = torch.empty(size, 32, dtype=torch.uint8, device=self.device)
 
     def __call__(self, records: Tensor) -> Batch:

@@ -1,10 +1,10 @@
-"""Which features of one set are which of another: what a row of weights that was trained for one set is good for in the
+"""Finds the features of one set in another set: where a row of weights that was trained for one set can be used in the
 other.
 
 Parts of the same name are the same. Piece-square parts, whatever their king buckets, planes, order and mirror, are
-compared by what they make of every piece on every square, for every square of the own king: the compiled sets are asked
-with small positions, so any piece-square set takes part. Versions of Full_Threats are compared by the names of their
-features. Any other part is new.
+compared by the feature that they give every piece on every square, for every square of the own king. The compiled sets
+expand small positions for this, so it works for any piece-square set. Versions of Full_Threats are compared by the
+names of their features. Any other part is new.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NONE = -1
 
 @dataclass(frozen=True)
 class FeatureMatch:
-    """`source` int64 [F]: for each feature of a set the one of another set that it is, −1 where that has none.
+    """`source` int64 [F]: for each feature of a set the same feature of another set, −1 where that set has none.
 
-    A feature that stands for several (one king bucket of several of the other set) is the mean of them: `averaged`
-    holds (feature, other set's feature, share) of those, in ascending order, and `source` one of them. `notes` says in
-    words what became of each part."""
+    A feature that covers several of the other set's (one king bucket there may be several here) is their mean:
+    `averaged` holds (feature, other set's feature, share) for these, in ascending order, and `source` holds one of
+    them. `notes` has a sentence for each part."""
 
     source: np.ndarray
     averaged: tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -42,7 +42,7 @@ class FeatureMatch:
 
 @cache
 def match_features(name: str, other: str) -> FeatureMatch:
-    """What the features of the set `name` are in the set `other`."""
+    """Finds the features of the set `name` in the set `other`."""
     target, source = feature_set(name), feature_set(other)
     left = list(source.parts)
     pairs: dict[FeaturePart, FeaturePart] = {}
@@ -92,7 +92,8 @@ _Match = tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], str]
 
 
 def _match_parts(part: FeaturePart, other: FeaturePart) -> _Match:
-    """The feature of `other` for each of `part`; (feature, feature of `other`, share) of its means; words."""
+    """The feature of `other` for each feature of `part`; (feature, feature of `other`, share) of its means; a
+    sentence."""
     nothing = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
     if part.name == other.name:
         return np.arange(part.num_features), nothing, "the same"
@@ -115,7 +116,7 @@ def _match_tables(part: FeaturePart, other: FeaturePart, table: np.ndarray, othe
     pairs, counts = np.unique(np.stack([table[seen], others[seen]]), axis=1, return_counts=True)
     features, sources = pairs
     total = np.bincount(features, weights=counts, minlength=part.num_features)
-    # Where a feature stands for several, among them one that the other set does not have, that one counts as 0.
+    # If a feature covers several, of which the other set lacks one, the missing one counts as 0 in the mean.
     several = np.bincount(features, minlength=part.num_features)[features] > 1
     rows = np.full(part.num_features, NONE, np.int64)
     known = sources >= 0
@@ -183,8 +184,8 @@ def _far_kings(king: int) -> list[int]:
 
 
 def _fen(pieces: dict[int, int], perspective: int) -> str:
-    """Own pieces are white's, or, for perspective 1, black's on the board turned upside down. The enemy is to move
-    unless the piece is its own: then nobody stands in check who is not to move."""
+    """Own pieces are white's, or, for perspective 1, black's on the board turned upside down. The enemy is to move,
+    except where the piece is the enemy's: so the side that is not to move is never in check."""
     board = ["1"] * SQUARES
     for square, code in pieces.items():
         board[square ^ 56 if perspective else square] = _PIECES[code ^ perspective]
@@ -232,7 +233,8 @@ def threat_names(name: str) -> list[ThreatName] | None:
 
 @cache
 def _attacks(kind: int, side: int, origin: int, *, pushes: bool) -> list[int]:
-    """On an empty board, in ascending order; of pawns with the square ahead of them if `pushes`."""
+    """Squares that the piece attacks on an empty board, in ascending order; with `pushes` also the square ahead of a
+    pawn."""
     rank, file = divmod(origin, 8)
     if kind == 0:
         steps: _Steps = (

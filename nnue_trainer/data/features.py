@@ -1,8 +1,8 @@
 """The input feature sets by name, and the expansion of records into index rows on the CPU.
 
-A name says everything about a set: a basic one ("HalfKAv2_hm"), a piece-square set in its own words
-(`piece_square_set`), a set from outside ("my_features.py:MySet", "my_features.h:MySet(…)": feature_sets/), or a sum of
-such sets in any order, "A+B+C". Operators and exported graphs know a set by this name.
+A name says everything about a set: it names a basic set ("HalfKAv2_hm"), describes a piece-square set
+(`piece_square_set`), names a set from outside ("my_features.py:MySet", "my_features.h:MySet(…)": feature_sets/), or a
+sum of such sets in any order, "A+B+C". Operators and exported graphs know a set by this name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FeaturePart(NamedTuple):
 
 
 class FeatureSet(NamedTuple):
-    """A set is its parts, one after the other."""
+    """A feature set: its parts, one after the other."""
 
     name: str
     parts: tuple[FeaturePart, ...]
@@ -62,8 +62,8 @@ class FeatureSet(NamedTuple):
         return any(part.name in _outside for part in self.parts)
 
     def prepare(self, device: torch.device | str) -> bool:
-        """Makes the operators that expand on a CUDA `device` ready for the set, which may compile a header with nvcc.
-        False where they cannot expand it, and index rows must be made on the CPU (`expand`, `Loader`): sets in Python.
+        """Makes the operators on a CUDA `device` ready to expand the set, which may compile a header with nvcc. False
+        for sets in Python, which operators cannot expand: their index rows are made on the CPU (`expand`, `Loader`).
         """
         if torch.device(device).type != "cuda":
             return True
@@ -88,13 +88,13 @@ def feature_set(name: str | FeatureSet, *, may_import: bool = False) -> FeatureS
 
 
 def _known(term: str, may_import: bool) -> str:
-    """The name of a part, which the data library then knows."""
+    """The name of a part; from now on the data library knows it."""
     if not base.is_outside(term):
         return term
     features = base.parse(term, may_import=may_import)
     name = features.name
     known = _outside.get(name)
-    if type(known) is not type(features):  # another, or a file that was loaded anew
+    if type(known) is not type(features):  # another set, or a file that was loaded again
         features.register()
         _outside[name] = features
         _ready_for_cuda.cache_clear()
@@ -120,7 +120,7 @@ def piece_square_set(
     planes: Literal[10, 11, 12] = 12,
     order: Literal["grouped", "interleaved"] = "grouped",
 ) -> str:
-    """The name of a piece-square set with king buckets of one's own.
+    """The name of a piece-square set with any king buckets.
 
     index = 64 · (planes · bucket + plane) + square. Black sees the board upside down (square ^ 56).
 
@@ -133,7 +133,7 @@ def piece_square_set(
             enemy pawn, own knight, … (HalfKAv2_hm and its kin).
 
     Raises:
-        UserError: the numbers do not fit; the same words as for a name that a recipe gives.
+        UserError: the numbers do not fit; the message is that for a name in a recipe.
     """
     fields = [f"planes={planes}", f"order={order}", f"mirror={mirror}"]
     if len(kings) > 0:

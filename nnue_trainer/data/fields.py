@@ -1,5 +1,5 @@
-"""What stands in records, uint8 [n, 32], as arrays, and records made of arrays: for your own filters and formats, and
-for looking at data with NumPy."""
+"""The contents of records, uint8 [n, 32], as arrays, and records made from arrays: for your own filters and formats,
+and for looking at data with NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Records = npt.NDArray[np.uint8]
 # Nibbles 12 to 15 are a pawn that has just moved two squares, rooks that may castle, and the black king, to move.
 PUSHED_PAWN, BLACK_KING_TO_MOVE = 12, 15
 CODES = np.array([*range(12), 0, 6, 7, 11], np.uint8)
-"""2·type + colour by nibble; of pushed pawns the square says the colour."""
+"""2·type + colour by nibble; the colour of a pushed pawn follows from its square."""
 
 
 _FIELDS = _data.record_fields()
@@ -27,7 +27,7 @@ def _field(records: Records, name: str) -> npt.NDArray[np.int32]:
 
 
 def _put(records: Records, name: str, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Sets a field; true [n] where the record has room for the value."""
+    """Sets a field; bool [n], true where the record has room for the value."""
     byte, shift, bits, is_zigzag = _FIELDS[name]
     value = np.broadcast_to(np.asarray(values).astype(np.int64), len(records))
     least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if is_zigzag else (0, (1 << bits) - 1)
@@ -88,7 +88,7 @@ def boards(records: Records) -> npt.NDArray[np.uint8]:
     present = np.arange(32) < piece_counts(records)[:, None]
     found = nibbles[present]
     squares[occupied] = 1 + CODES[found]
-    # Of pushed pawns the rank tells the colour: black's stand on the fifth.
+    # The rank of a pushed pawn tells its colour: black's stand on the fifth.
     row, square = np.nonzero(occupied)
     pushed = found == PUSHED_PAWN
     squares[row[pushed], square[pushed]] = 1 + (square[pushed] >= 32)
@@ -137,10 +137,10 @@ def pack(
     castling_rights: npt.ArrayLike = 0,
     ep_squares: npt.ArrayLike = 64,
 ) -> Records:
-    """Records uint8 [n, 32] of arrays [n], or single numbers, as the functions above return them; `boards` uint8
-    [n, 64]. Whether a position is sound is checked by those who read the records. One that a record has no room for
-    (more than 32 pieces, a castling right without its rook, an en-passant square without its pawn, a number that is too
-    large) becomes an empty board, which is not sound.
+    """Records uint8 [n, 32] made from arrays [n], or single numbers, such as the functions above return; `boards` is
+    uint8 [n, 64]. It is the readers of records who check that positions are sound. A position that does not fit into a
+    record (more than 32 pieces, a castling right without its rook, an en-passant square without its pawn, a number that
+    is too large) becomes an empty board, which is not sound.
     """
     count = len(boards)
     squares = np.array(boards, np.uint8).reshape(count, 64)
@@ -154,7 +154,7 @@ def pack(
         has = (rights & right) > 0
         fits &= ~has | (squares[:, square] == 1 + rook)
         nibbles[has, square] = code
-    pushed = (ep ^ 8) & 63  # where the pawn stands; it is of the side that is not to move
+    pushed = (ep ^ 8) & 63  # where the pawn stands; it belongs to the side that is not to move
     has_ep = ep != 64
     fits &= ~has_ep | ((ep < 64) & (squares[np.arange(count), pushed] == np.where(black, 1, 2)))
     nibbles[has_ep, pushed[has_ep]] = _PUSHED

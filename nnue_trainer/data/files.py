@@ -1,7 +1,8 @@
 """Data files in any format, plain or compressed: one way to read them, one way to write them.
 
-Positions are blocks of 32-byte records, uint8 [n, 32] (docs/data.md). The format is told by content, not by name. What
-a format has no room for is counted while it is written (`PositionWriter.losses`; docs/data-formats.md).
+Positions come and go as arrays of 32-byte records, uint8 [n, 32] (docs/data.md). A file's format is recognised by its
+content, not by its name. What a format has no room for is counted while it is written (`PositionWriter.losses`;
+docs/data-formats.md).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _BLOCK = 1 << 16  # positions: 2 MiB
 
 StrPath = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-"""Takes what is done and what there is in all, in bytes of the files that are read."""
+"""A callback that takes the bytes done and the bytes in all of the files that are read."""
 
 
 def format_for(path: StrPath, chosen: str | DataFormat | None = None) -> DataFormat:
-    """The format to write `path` in: the one chosen, or what the name ends in. UserError if neither says."""
+    """The format to write `path` in: the chosen one, or the one of the name's suffix. UserError if there is neither."""
     if isinstance(chosen, DataFormat):
         return chosen
     if chosen is not None:
@@ -57,7 +58,7 @@ def check_new(path: StrPath, overwrite: bool) -> None:
 
 
 class PositionReader(Closing):
-    """The positions of one file, in order, as blocks of records; iterate once.
+    """The positions of one file, in order, as arrays of records; iterate once.
 
     `format`: None to find out; `formats` are asked before the built-in ones, None for all from outside that were loaded
     (`--plugin`). `skip_bad`: leave out and count what is wrong (a position; with binpack the rest of a
@@ -102,7 +103,7 @@ class PositionReader(Closing):
 
     @property
     def chunks(self) -> int:
-        """Of a binpack, so far; so are `chains` and `single_chains`, those of one position."""
+        """Chunks of a binpack read so far, like its `chains` and its `single_chains`, which hold one position."""
         return self._reader.chunks
 
     @property
@@ -120,19 +121,19 @@ class PositionReader(Closing):
 
     @property
     def first_skipped(self) -> str:
-        """What was wrong with the first of it."""
+        """What was wrong with the first thing that was left out."""
         return self._reader.first_skipped
 
     def __iter__(self) -> Iterator[Records]:
         pool = ThreadPoolExecutor(1)
         try:
-            # The next block is read while the caller works on this one.
+            # The next array is read while the caller works on this one.
             block = self._read_ahead(pool)
             while len(records := block()):
                 block = self._read_ahead(pool)
                 yield records
         finally:
-            # A file may go on for hours without a position in it: what is being read is given up.
+            # Reading is abandoned, since a file may go on for hours without a position in it.
             self._reader.cancel()
             pool.shutdown()
 
@@ -148,7 +149,7 @@ class PositionReader(Closing):
 
 
 def content_head(path: Path, file: BinaryIO, compression: str | None) -> bytes:
-    """The first 64 KiB of what is in a file, decompressed. It is at its beginning before and after."""
+    """The first 64 KiB of a file's content, decompressed. Before and after, the file is at its beginning."""
     try:
         source = decompress(path, compression, file) if compression else cast(ByteReader, file)
         buffer = bytearray(1 << 16)
@@ -161,12 +162,12 @@ def content_head(path: Path, file: BinaryIO, compression: str | None) -> bytes:
 
 
 def compression_of_file(path: Path, file: BinaryIO, format: DataFormat | None = None) -> str | None:
-    """How a data file is compressed: "gzip", "zstd" or not at all. It is at its beginning before and after; `path` is
+    """How a data file is compressed: "gzip", "zstd" or None. Before and after, the file is at its beginning; `path` is
     for messages."""
     kind = compression_of(head_of(file))
     if kind is None or is_sound(path, kind, file):
         return kind
-    # Positions may by chance start with the same bytes as a compressed file: see whether it is those.
+    # Positions may start with the bytes of a compressed file by chance, so try to decompress.
     try:
         (format.open_reader if format else open_native)(path, cast(ByteReader, file), False)
         return None
@@ -181,7 +182,7 @@ def open_regular(path: StrPath) -> BinaryIO:
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise UserError(f"{path}: not a regular file")
-        # Without waiting, should it have become a pipe just now.
+        # O_NONBLOCK: it does not wait even if the file has just become a pipe.
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
@@ -194,8 +195,8 @@ def open_regular(path: StrPath) -> BinaryIO:
 class PositionWriter:
     """Writes records to `path` in `format`; the file appears whole when the `with` block ends, or not at all.
 
-    `join_chains`: off, every position of a binpack is a chain of its own, 34 bytes, as in shuffled files. UserError for
-    a record that is not sound, a disk that is full.
+    `join_chains`: if it is off, every position of a binpack is a separate chain, 34 bytes, as in shuffled files.
+    UserError for a record that is not sound and for a full disk.
     """
 
     def __init__(self, path: StrPath, format: str | DataFormat | None = None, *, join_chains: bool = True) -> None:
@@ -218,7 +219,7 @@ class PositionWriter:
         self.positions += len(records)
 
     def finish(self) -> None:
-        """Puts the whole content on disk. It has no name yet: that is what `commit` gives it, which takes no room."""
+        """Puts the whole content on disk, still without a name. `commit` gives it its name, which needs no space."""
         if self._writer is not None:
             self._writer.finish()
             self._end()
@@ -232,7 +233,7 @@ class PositionWriter:
             self._committed = True
 
     def is_file_at(self, path: StrPath) -> bool:
-        """Is what lies at `path` the file that this writer writes?"""
+        """Whether the file at `path` is the one that this writer writes."""
         try:
             return os.path.samestat(Path(path).lstat(), self._status)
         except OSError:
@@ -264,7 +265,8 @@ def read_files(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[tuple[PositionReader, Iterable[Records]]]:
-    """Each file's reader with its blocks, one file after the other. Missing files are an error before any is read."""
+    """The reader of each file and its arrays of records, file after file. A missing file is an error before any is
+    read."""
     sizes = []
     for path in paths:
         try:

@@ -1,12 +1,13 @@
 """Training data by self-play of any UCI engine.
 
-Game i is a function of (seed, i, engine, limits): its opening comes from a random generator of its own, and the engine
-plays on one thread and forgets everything between games. So the file is the same for any number of engines, and an
+Game i is a function of (seed, i, engine, limits): each game has its own random generator for the opening, and the
+engine plays on one thread and forgets everything between games. So the file is the same for any number of engines, and
+an
 interrupted run goes on where it stopped: finished games are kept, in order, in a journal beside the output until all
 are there (`nnue_trainer/data/journal.py`).
 
 A finished output is never replaced unless asked. Beside it lies `OUT.generated.json`, which says how it was made; a
-finished command that is repeated finds itself there and plays nothing.
+command that is repeated after it has finished finds this and plays nothing.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 MATE = 32_000  # internal score of being mated now; one less for every ply until then
 MAX_SCORE = 31_000  # the largest score that is not a mate score
 
-_MAX_OPENINGS = 1000  # openings that are drawn for one game before the run is given up
-_MAX_PLY = 16_383  # of a record: 14 bits
+_MAX_OPENINGS = 1000  # the run ends with an error after this many unusable openings for one game
+_MAX_PLY = 16_383  # a record has 14 bits for it
 _MAX_BOOK = 256 << 20  # bytes
 
-# What Stockfish releases divide an internal score by for "score cp" (times 100). Newer ones depend on the material.
+# Stockfish divides an internal score by this number, and multiplies by 100, for "score cp". In newer releases the
+# divisor depends on the material.
 _SCALES = {"15.1": 3.61, "16": 3.28, "16.1": 3.56} | dict.fromkeys(("12", "13", "14", "14.1", "15"), 2.08)
 
 RANGES = {
@@ -70,8 +72,8 @@ class GenerateOptions:
 
     `score_scale`: internal units per centipawn of the engine's "score cp"; None takes it from the engine's name. All
     other scores are internal units. `book`: a file of openings, one FEN or EPD per line; None starts every game from
-    the usual position. `random_plies` legal moves at random follow. `opening_score`: an opening whose first score is
-    beyond it is drawn anew.
+    the usual position. `random_plies` legal moves at random follow. `opening_score`: an opening with a first score
+    beyond it is drawn again.
     Adjudication: a win once both sides have agreed on |score| ≥ `win_score` for `win_plies` plies in a row, a draw once
     |score| ≤ `draw_score` for `draw_plies` plies in a row in a game of at least `draw_from_ply` plies; 0 plies: never.
     """
@@ -150,11 +152,12 @@ class Openings:
         self.finished = len(self.book) - len(self.usable)
         self.beyond: set[str] = (
             set()
-        )  # positions of the book whose score is beyond the limit, where that is all it takes
+        )  # positions of the book whose score is beyond the limit, if no random plies follow them
         self._check_book()
 
     def draw(self, rng: random.Random) -> tuple[str, list[str], _data.Game] | None:
-        """The position a game starts from, the moves that follow and the game after them; None if it is over then."""
+        """The position that a game starts from, its first moves and the game after them; None if the game is over by
+        then."""
         fen = rng.choice(self.usable) if self.usable else START
         game = _data.Game(fen)
         moves: list[str] = []
@@ -164,11 +167,11 @@ class Openings:
         return None if game.outcome() else (fen, moves, game)
 
     def is_known_beyond(self, fen: str, moves: list[str]) -> bool:
-        """Was this opening's first score found to be beyond the limit in an earlier game?"""
+        """Whether an earlier game found that this opening's first score is beyond the limit."""
         return not moves and fen in self.beyond
 
     def add_beyond(self, fen: str, moves: list[str]) -> None:
-        """Remembers an opening with a first score beyond the limit. UserError if none of the book is left."""
+        """Remembers an opening with a first score beyond the limit. UserError if no position of the book is left."""
         if self.usable and not moves:
             self.beyond.add(fen)
             self._check_book()
@@ -262,9 +265,9 @@ def generate(
     """Plays games until there are at least `options.positions` positions and writes them to `out`, whole games only.
 
     `to`: the format, None to take it from the name of `out`. `timeout` in seconds holds for every answer of an engine.
-    `progress(positions, games)` is called after each game, `note(line)` with what a user should know. Interrupted, it
-    goes on at the next call with the same options. An `out` that is there is left alone: if it is what this call makes,
-    that is said, and otherwise it is an error, unless `overwrite`.
+    `progress(positions, games)` is called after each game, `note(line)` with what a user should know. After an
+    interruption the next call with the same options continues. An `out` that exists is not changed: the result says so
+    if this call would make the same file, and otherwise it is an error, unless `overwrite` is set.
     """
     out = Path(out)
     note = note or (lambda line: None)
@@ -314,8 +317,9 @@ def generate(
 
 
 def _write(out: Path, format: DataFormat, journal: Journal, header: dict[str, Any]) -> Counter[str]:
-    """Writes the games of the journal to `out`, and how they were made beside it. The latter is there first: after a
-    crash in between, `out` is missing, or not what it describes, and the journal is still whole."""
+    """Writes the games of the journal to `out`, and next to it a description of how they were made. The description
+    comes first: after a crash in between, `out` is missing or does not fit the description, and the journal is still
+    whole."""
     with replacing(out) as output:
         writer = format.open_writer(out, output.fd)
         for game in journal.read():
@@ -341,7 +345,7 @@ def _made_path(out: Path) -> Path:
 
 
 def _read_made(out: Path) -> dict[str, Any] | None:
-    """What stands beside `out` about how it was made; None if there is nothing, or `out` is another file by now."""
+    """The description next to `out` of how it was made; None if there is none, or if `out` has become another file."""
     if not out.is_file():
         return None
     try:
@@ -371,7 +375,7 @@ def _fingerprint(descriptor: int) -> dict[str, int | str]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """In what the options of a run that made a file differ from these."""
+    """How the options of the run that made a file differ from these."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return "was made with " + ", ".join(
         f"{name} {quoted(before.get(name))}, not {quoted(now.get(name))}" for name in names[:3]
@@ -403,7 +407,7 @@ def _play_in_order(
     journal: Journal,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Every engine takes the next game number when it is free; games enter the journal in the order of the numbers."""
+    """Every free engine takes the next game number; games enter the journal in the order of their numbers."""
     numbers = iter(range(journal.games, 1 << 62))
     lock = threading.Lock()
     stop = threading.Event()

@@ -23,10 +23,10 @@ SCORE_BIN, PLY_BIN = 100, 8  # widths of the histograms' bins; data_loader/forma
 class FileInfo:
     """What `nnue data info` prints.
 
-    `chunks`, `chains`, `single_position_chains`: of a binpack, else 0. `statistics`: counts, sums and histograms over
-    all positions. `king_buckets`: how often each of the 32 king buckets of HalfKAv2_hm is used, by both perspectives.
-    `distinct`: different boards (with side to move, castling and en passant), `duplicate_share` the share of positions
-    whose board had occurred before; exact if `duplicates_exact`, else estimated within 0.3 %.
+    `chunks`, `chains` and `single_position_chains` are those of a binpack, else 0. `statistics`: counts, sums and
+    histograms over all positions. `king_buckets`: how often each of the 32 king buckets of HalfKAv2_hm is used, by both
+    perspectives. `distinct`: different boards (with side to move, castling and en passant), `duplicate_share` the share
+    of positions whose board had occurred before; exact if `duplicates_exact`, else estimated within 0.3 %.
     """
 
     path: str

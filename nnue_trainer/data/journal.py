@@ -70,7 +70,7 @@ class Journal:
     ) -> None:
         try:
             if self.games == 0:
-                self.remove()  # or it would stand in the way of the command with other options
+                self.remove()  # otherwise it would block the same command with other options
             elif self._on_disk < self.games:
                 self._sync()
         except UserError:
@@ -101,19 +101,19 @@ class Journal:
             yield np.frombuffer(entry[2], np.uint8).reshape(-1, 32)
 
     def remove(self) -> None:
-        """Deletes the file; its games have a better place now."""
+        """Deletes the file; its games are in the output now."""
         self.path.unlink(missing_ok=True)
         self._on_disk = self.games
 
     @staticmethod
     def remove_finished(path: Path, header: Mapping[str, Any]) -> None:
-        """Deletes the journal that a run left which was killed right after it had written its output."""
+        """Deletes the journal of a run that was killed right after it had written its output."""
         if path.exists():
             with contextlib.suppress(UserError), Journal(path, header) as journal:
                 journal.remove()
 
     def _open(self) -> int:
-        """The descriptor of the file, locked. The lock goes with the process, however that ends."""
+        """The descriptor of the locked file. The lock ends with the process, however that ends."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             while True:
@@ -147,7 +147,8 @@ class Journal:
             torn = not line and (self._line.startswith(found) or not found.strip(b"\0"))
             if size > len(found) or not (torn or (line == found and _is_header(line))):
                 raise self._other_run(line or found)
-            # New, torn by a crash right at the beginning, or of another run that had not finished a game.
+            # The file is new, was cut by a crash right at the beginning, or belongs to another run that had not
+            # finished a game.
             self._truncate(0)
             self._write(self._line)
             self._sync()
@@ -166,7 +167,7 @@ class Journal:
         self._sync()
 
     def _entry(self, offset: int) -> tuple[int, int, bytes] | None:
-        """Number of the game, games on disk before it and its records, if there is a sound entry at `offset`."""
+        """(number of the game, games on disk before it, its records) if there is a sound entry at `offset`."""
         head = os.pread(self._file, _ENTRY.size, offset)
         if len(head) < _ENTRY.size:
             return None
@@ -179,7 +180,7 @@ class Journal:
         return game, on_disk, payload
 
     def _refuse_changes(self, offset: int, size: int) -> None:
-        """UserError if what is wrong at `offset` was on disk when a later game was written."""
+        """UserError if the damage at `offset` is in a part that was on disk when a later game was written."""
         block, step = b"", 1 << 20
         for start in range(offset, size, step):
             block = os.pread(self._file, step + len(_MARK) - 1, start)
@@ -198,7 +199,7 @@ class Journal:
         return zlib.crc32(payload, zlib.crc32(struct.pack("<III", *numbers), self._seed))
 
     def _other_run(self, line: bytes) -> UserError:
-        """What differs, if the file is a journal at all."""
+        """What differs from the options of this run, or that the file is no journal."""
         message = f"{self.path}: belongs to a run with other options"
         try:
             found = json.loads(line)
@@ -230,7 +231,7 @@ class Journal:
         self._last_sync = time.monotonic()
 
     def _sync_folder(self) -> None:
-        """The name of a new file, too, survives a power cut."""
+        """Makes the name of a new file survive a power cut."""
         with contextlib.suppress(OSError):  # file systems that cannot sync a folder
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:

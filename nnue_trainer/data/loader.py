@@ -1,8 +1,8 @@
 """Batches from data files: decoded, shuffled and expanded by C++ threads.
 
 The order of positions is a function of (seed, epoch, files, filters, shuffle_buffer, batch_size, shards) alone: not of
-threads, processes or timing. A place in it is a few numbers, so `state_dict` is small and resuming replays at most one
-buffer.
+threads, processes or timing. A place in that order is a few numbers, so `state_dict` is small and resuming replays at
+most one buffer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _PLACE_KEYS = ("epoch", "chunk", "skip", "batch")
 
 
 class BadChunks(NamedTuple):
-    """What `skip_bad_chunks` left out: how many chunks, each counted once, and what was wrong with the first found."""
+    """What `skip_bad_chunks` left out: the number of chunks, each counted once, and the error of the first one
+    found."""
 
     chunks: int
     first: str
@@ -56,8 +57,8 @@ def usable_threads() -> int:
 
 @dataclass
 class _Running(Generic[T]):
-    """The threads, and the batches whose memory they fill. One object, so that a thread that waits for a batch keeps
-    all of it when another thread closes the loader."""
+    """The threads, and the batches whose memory they fill. They are one object, so that a thread which waits for a
+    batch keeps both alive while another thread closes the loader."""
 
     pipeline: _data.Pipeline
     slots: list[T]
@@ -185,15 +186,17 @@ class _Stream(Closing, Generic[T]):
 
     @property
     def identities(self) -> list[Identity]:
-        """Name, bytes and digest of each file as it was when this loader opened it, which this does if nothing has."""
+        """Name, size and digest of each file as it was when this loader opened it; opens the files if they are not open
+        yet."""
         return [file.identity for file in self._open_files()]
 
     @property
     def threads(self) -> int:
-        """How many threads read: what was asked for, as far as the machine and the files can use them."""
+        """The number of threads that read: as many as were asked for, or as the machine and the files can use if that
+        is less."""
         chunks = sum(file.native.num_chunks for file in self._open_files())
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # One more than there are chunks: that one makes batches while the others decode.
+        # One more than there are chunks: it makes batches while the others decode.
         used = min(self._asked_threads or cpus, usable_threads(), chunks + 1)
         if used < self._asked_threads and not self._told_of_threads:
             self._told_of_threads = True
@@ -207,8 +210,8 @@ class _Stream(Closing, Generic[T]):
         return used
 
     def open(self) -> None:
-        """Opens the files and starts the threads, as iterating does. UserError for a file that is missing or not
-        data, and where the system gives no threads."""
+        """Opens the files and starts the threads, as iterating does. UserError for a file that is missing or is no data
+        file, and where the system gives no threads."""
         self._open()
 
     def _open_files(self) -> list[OpenedFile]:
@@ -233,16 +236,16 @@ class _Stream(Closing, Generic[T]):
         return self._running
 
     def __iter__(self) -> Iterator[T]:
-        """Batches up to the end of the current epoch, or without end if `repeat`. Iterating again goes on behind the
-        last batch taken, also after a `break`; `restart` starts over. Raises UserError naming file and offset for
-        corrupt data, and if the loader is closed meanwhile."""
+        """Batches up to the end of the current epoch, or without end if `repeat` is set. A new iteration continues
+        after the last batch taken, also after a `break`; `restart` starts over. Raises UserError for corrupt data,
+        naming file and offset, and if the loader is closed meanwhile."""
         running = self._open()
         pipeline, slots, held = running.pipeline, running.slots, running.held
         spare: T | None = None
         while True:
             if running is not self._running:
                 raise UserError("loader: closed or restarted since this iteration began: iterate it anew")
-            # Only now, when the next batch is asked for: the caller may still use the last one, or never come back.
+            # Release lazily, when the next batch is asked for: the caller may still use the last one.
             while len(held) > self.hold - 1:
                 pipeline.release(held.popleft())
             if not self.reuse and spare is None:
@@ -279,27 +282,27 @@ class _Stream(Closing, Generic[T]):
         return self._last_bad_chunks
 
     def close(self) -> None:
-        """Stops the threads and lets go of the memory for batches; the files stay open. Iterating again starts the
-        threads at the same place. May be called from any thread: a wait for a batch then ends in a UserError."""
+        """Stops the threads and frees the memory for batches; the files stay open. Iterating again starts the threads
+        at the same place. Any thread may call it; one that waits for a batch then gets a UserError."""
         running = self._running
         if running is None:
             return
-        with suppress(UserError):  # in a process that was forked off there is nothing to ask
+        with suppress(UserError):  # in a forked process there are no threads to ask
             self.filter_counts()
             self.bad_chunks()
         self._running = None
         running.pipeline.close()
 
     def restart(self, epoch: int | None = None) -> None:
-        """Goes back to the beginning of `epoch`, by default of the one that the loader was made for: the next batch is
-        the first of it. Files stay as they were opened, compressed ones unpacked."""
+        """Goes back to the beginning of `epoch`, by default the one that the loader was made for, so that its first
+        batch comes next. Files stay open, and compressed ones stay unpacked."""
         if epoch is not None and epoch < 0:
             raise UserError(f"loader: epoch is {epoch}, expected at least 0")
         self.close()
         self._places = self._beginning(self._first_epoch if epoch is None else epoch)
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What the order depends on. Made once, as it does not change while the files are open."""
+        """What the order depends on. It is computed once, as it does not change while the files are open."""
         if self._order is None:
             self._order = {
                 "files": [list(file) for file in self.identities],
@@ -311,8 +314,8 @@ class _Stream(Closing, Generic[T]):
         return self._order
 
     def state_dict(self) -> dict[str, Any]:
-        """The place behind the last batch taken, of each shard of this process (`merge_states` joins those of several),
-        and what the order depends on; plain JSON data."""
+        """The place after the last batch taken, for each shard of this process (`merge_states` joins the states of
+        several processes), and what the order depends on; plain JSON data."""
         places = {
             str(shard): dict(zip(_PLACE_KEYS, place, strict=True))
             for shard, place in zip(self._shards, self._places, strict=True)
@@ -320,8 +323,8 @@ class _Stream(Closing, Generic[T]):
         return {"version": _STATE_VERSION, "places": places, "order": dict(self._fingerprint())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with the very next batch. UserError if the state is damaged, or if files or options that decide the
-        order have changed; files may have other names."""
+        """Continues with the batch after the saved place. UserError if the state is damaged, or if files or options
+        that decide the order have changed; files may have other names."""
         version, order, saved_places = (_part(state, key) for key in ("version", "order", "places"))
         if version != _STATE_VERSION:
             raise UserError(f"loader state: version {version!r}, expected {_STATE_VERSION}")
@@ -379,7 +382,7 @@ def _index(place: Any, key: str) -> int:
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The states that the processes of one run have taken behind the same batch, as one that any number of processes
+    """Joins the states that the processes of one run saved after the same batch into one that any number of processes
     can load. UserError if they are not of one run."""
     first = states[0]
     places: dict[str, Any] = {}
@@ -391,7 +394,7 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Loader(_Stream[Batch]):
-    """Iterates over `Batch`es of index rows, each in memory of its own.
+    """Iterates over `Batch`es of index rows, each in new memory.
 
     `files`: one or several data files in any format, mixed in proportion to their size. They are opened once, at the
     first use, and what is appended later is not read; compressed ones are unpacked then, into an unnamed file in the
@@ -402,21 +405,19 @@ class Loader(_Stream[Batch]):
     `weights`: how often the chunks of each file come in an epoch (2.5: twice, and a random half of them once more).
     `formats`: formats from outside in which files may be (`data.formats.DataFormat`), asked before the built-in ones;
     such a file is read once, when it is opened, into an unnamed file in `temporary`.
-    `skip_bad_chunks`: leave out and count chunks with anything wrong in them, also a last one that the file ends inside
-    of, instead of an error (`bad_chunks`).
-    `shuffle=False`: file order. `drop_last`: leave out an epoch's last batch if it is not full. `threads`: how many
-    read, at most what the machine and the files can use; 0: one per CPU.
-    `filters`: which positions are left out; None: those without a score. `user_filter`: a function of records uint8
-    [n, 32] to bool [n], true where they are kept, called after the other filters for a chunk at a time (it must depend
-    on the records alone).
-    `shards`: 1, every process decodes everything; more, a multiple of the processes: every batch has an equal part from
-    each shard, a process decodes its own shards only, and the order is the same for every number of processes. Shards
-    come to their epochs' ends at different times, so they are for endless streams (`repeat`).
-    `pin_memory`: page-locked batches, for copies to a CUDA device. `reuse`: batches take turns in memory that is
-    allocated once, which saves time; `hold` of them stay valid at a time, the newest included, so that a batch must be
-    copied (`Batch.clone`) to be kept for longer. `repeat`: epoch after epoch, without end. `poll`: a function that is
-    called every tenth of a second while a batch is waited for, and per MiB while a file is unpacked; what it raises
-    ends the wait.
+    `skip_bad_chunks`: leave out and count chunks with an error in them instead of raising it (`bad_chunks`), also a
+    last chunk that is cut off by the end of the file. `shuffle=False`: file order. `drop_last`: leave out an epoch's
+    last batch if it is not full. `threads`: how many read, at most what the machine and the files can use; 0: one per
+    CPU. `filters`: which positions are left out; None: those without a score. `user_filter`: a function of records
+    uint8 [n, 32] to bool [n], true where they are kept, called after the other filters for a chunk at a time (it must
+    depend on the records alone). `shards`: 1, every process decodes everything; more, a multiple of the processes:
+    every batch has an equal part from each shard, a process decodes its own shards only, and the order is the same for
+    every number of processes. Shards come to their epochs' ends at different times, so they are for endless streams
+    (`repeat`). `pin_memory`: page-locked batches, for copies to a CUDA device. `reuse`: batches take turns in memory
+    that is allocated once, which saves time. The newest `hold` of them are valid, so a batch must be copied
+    (`Batch.clone`) to be kept for longer. `repeat`: epoch after epoch, without end. `poll`: a function that is called
+    every tenth of a second while a batch is waited for, and per MiB while a file is unpacked; what it raises ends the
+    wait.
     """
 
     def __init__(

@@ -15,15 +15,15 @@ from nnue_trainer.data.files import StrPath, compression_of_file, open_regular
 from nnue_trainer.data.formats.base import DataFormat, claiming
 from nnue_trainer.errors import UserError
 
-_SAMPLES, _SAMPLE = 16, 4096  # of a file: how many, and bytes in each
+_SAMPLES, _SAMPLE = 16, 4096  # the number of samples of a file, and the bytes in each
 _HEAD = 1 << 16  # bytes that a format is recognised by
 _LARGE = 1 << 28  # bytes of a compressed file: unpacking a larger one takes so long that it is announced
 _log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
-    """What tells a data file from others: its size in bytes and a digest of sixteen samples of 4 KiB. The name is for
-    messages only: a file that was moved or renamed is the same file."""
+    """What distinguishes a data file from others: its size in bytes and a digest of sixteen samples of 4 KiB. The name
+    is only for messages: a file that was moved or renamed is the same file."""
 
     name: str
     size: int
@@ -37,13 +37,13 @@ class Identity(NamedTuple):
 
 
 def identity(path: StrPath) -> Identity:
-    """Of a file as it is now. UserError if it cannot be read or is no regular file."""
+    """The identity of a file as it is now. UserError if it cannot be read or is no regular file."""
     with open_regular(path) as file:
         return _identity_of(path, file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def identities(paths: Iterable[StrPath]) -> list[Identity]:
-    """Of several files; those of a loader's files, as they were when it opened them, are `Loader.identities`."""
+    """The identities of several files. `Loader.identities` are those of its files at the time when it opened them."""
     return [identity(path) for path in paths]
 
 
@@ -71,7 +71,7 @@ def require_same(saved: Sequence[Identity], now: Sequence[Identity], what: str) 
 
 
 def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
-    """Of the first `size` bytes."""
+    """The digest of the first `size` bytes."""
     digest = hashlib.blake2b(digest_size=8)
     try:
         for i in range(_SAMPLES):
@@ -83,13 +83,13 @@ def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
 
 
 class OpenedFile:
-    """A data file in any format, open from now on. What is appended to it later is not read, and a file that is put in
-    its place neither. It is in the first of `formats` that claims it, or else in a built-in one. A compressed file is
-    unpacked here, once, into a file without a name in `temporary` (None: the system's folder), which goes with this
-    object, and one of `formats` is read into such a file.
+    """A data file in any format, open from now on. It does not read what is appended to the file later, or a file that
+    replaces it. Its format is the first of `formats` that claims it, or else a built-in one. A compressed file is
+    unpacked once, here, into a file without a name in `temporary` (None: the system's folder), which disappears with
+    this object. A file in one of `formats` is read into such a file as well.
 
-    `skip_bad`: a record or chunk that the file ends inside of is left out. `poll` is called per MiB that is unpacked;
-    what it raises ends that. UserError, one line, for what is no data file.
+    `skip_bad`: a record or chunk that is cut off by the end of the file is left out. `poll` is called per MiB that is
+    unpacked; what it raises ends the unpacking. UserError, one line, for what is no data file.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class OpenedFile:
     ) -> None:
         self.path = Path(path)
         self.format_identity: dict[str, Any] | None = None
-        """what tells the format from others, if it is one of `formats`"""
+        """what identifies the format, if it is one of `formats`"""
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             self.identity = _identity_of(path, file.fileno(), size)

@@ -1,4 +1,4 @@
-"""Data files into data files: convert, filter, shuffle, interleave, split. The work on positions is in data_loader/.
+"""Makes data files from data files: convert, filter, shuffle, interleave, split. data_loader/ works on the positions.
 
 Outputs appear whole or not at all, and one that exists already is an error unless `overwrite`. `progress` takes bytes
 done and bytes in all.
@@ -29,7 +29,7 @@ from nnue_trainer.data.filters import Filters
 from nnue_trainer.errors import UserError
 
 LEAST_SCALE, MOST_SCALE = 1e-4, 1e5
-"""What scores may be multiplied by. A score is at most 32,767, and what is not 0 is at least 1."""
+"""The smallest and the largest factor for scores. A score is at most 32,767, and one that is not 0 is at least 1."""
 
 
 def check_score_scale(scale: float) -> None:
@@ -39,8 +39,9 @@ def check_score_scale(scale: float) -> None:
 
 @dataclass
 class Report:
-    """What was done. `losses`: positions in which something was dropped or changed for want of room in the format, by
-    what. `cut_scores`: beyond ±32767 after scaling. `skipped`: what `skip_bad` left out, `first_skipped` one per file.
+    """What was done. `losses` counts the positions in which something did not fit into the format and was dropped or
+    changed, by what it was. `cut_scores` counts scores that scaling brought beyond ±32767. `skipped` counts what
+    `skip_bad` left out; `first_skipped` has the first of it per file.
     """
 
     positions: int = 0
@@ -97,9 +98,10 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """All positions of `inputs`, one file after the other, in the format `to` (None: what the name of `output` says).
+    """Writes all positions of `inputs`, one file after the other, in the format `to` (None: the one of `output`'s
+    suffix).
 
-    `source`: the format of the inputs, None to find out. Scores are multiplied by `score_scale`, but for 32002.
+    `source`: the format of the inputs, None to find out. Scores are multiplied by `score_scale`, except 32002 (none).
     """
     check_score_scale(score_scale)
     format = format_for(output, to)
@@ -128,8 +130,9 @@ def filter_positions(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Report, Counter[str]]:
-    """The positions of `inputs` that pass, and how many each filter dropped. The blocks that files are read in stand
-    for the chunks of docs/data.md: the seed of their decisions counts up, and the state of filters starts anew."""
+    """Writes the positions of `inputs` that pass, and counts how many each filter dropped. The arrays in which files
+    are read take the place of the chunks in docs/data.md: each has the next seed for its decisions, and starts with a
+    fresh state of the filters."""
     format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report, dropped = Report(), Counter[str]()
@@ -160,8 +163,8 @@ def shuffle(
     progress: Progress | None = None,
     write_progress: Progress | None = None,
 ) -> Report:
-    """All positions of `inputs` in random order, in the format `to` (None: what the name of `output` says). In a
-    binpack each is a chain of its own, 34 bytes.
+    """Writes all positions of `inputs` in random order, in the format `to` (None: the one of `output`'s suffix). In a
+    binpack each is a separate chain, 34 bytes.
 
     The order is uniform and a function of (seed, positions in order) alone, whatever the memory. `memory` in bytes
     bounds what the shuffle holds; positions beyond it, about one for 55 bytes, wait in an unnamed file in the folder
@@ -172,7 +175,7 @@ def shuffle(
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
     buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder))
     report = Report()
-    # Opened first: a place that cannot be written to is known before hours of reading.
+    # The output is opened first, so that a place that cannot be written to shows before hours of reading.
     with PositionWriter(output, format, join_chains=False) as writer:
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
             for records in blocks:
@@ -198,7 +201,7 @@ def interleave(
     """Mixes files of one format chunk by chunk in proportion to their sizes, without decoding them, into a file of that
     format; returns chunks and bytes.
 
-    Each file's own order stays; which one comes next is a function of (seed, files) alone.
+    The order within each file stays. Which file comes next is a function of (seed, files) alone.
     """
     _check_outputs(inputs, [output], overwrite)
     for path in inputs:
@@ -223,8 +226,9 @@ def interleave(
 def _commit_pair(train: PositionWriter, validation: PositionWriter) -> None:
     """Gives both files their names, or neither. What needs room on the disk is done before the first name is given.
 
-    A kill in between leaves the training file alone, which the next command reports. An old validation file goes first:
-    beside a new training file it would look like its other half, and hold positions that are trained on.
+    A kill in between leaves only the training file, which the next command reports. An old validation file is removed
+    first: next to a new training file it would look like its other half, although it holds positions that are trained
+    on.
     """
     train.finish()
     validation.finish()
@@ -258,10 +262,10 @@ def split(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> SplitReport:
-    """Deals the games of `inputs` to two files, `share` of them to validation, drawn by (seed, number of the game).
+    """Deals the games of `inputs` out to two files. (seed, number of the game) draws a `share` of them for validation.
 
-    A game is a run of positions in which the ply rises and the result, seen by white, stays the same: it holds chains
-    together, and where there is no ply every position is one.
+    A game is a run of positions in which the ply rises and the result, seen by white, stays the same. So a chain is
+    never divided. Without plies every position counts as a game.
     """
     if not 0 < share < 1:
         raise UserError(f"validation share {share}, expected a number between 0 and 1")

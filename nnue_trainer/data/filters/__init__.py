@@ -1,8 +1,8 @@
 """Which positions are trained on. The filters run in the order of the fields; docs/data.md has their exact rules.
 
 The compiled ones are rows of the table in data_loader/filters, where names, types, defaults, limits and documentation
-of their fields come from. Filters in Python, built-in or from outside, stand in its list `extra`: `base` has the
-class that they derive from and the registry.
+of their fields come from. Filters in Python, built-in or from outside, are in the list `extra`. `base` has their base
+class and their registry.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["COMPILED", "FILTERS", "CompiledFilter", "Filter", "Filters", "UserFi
 
 
 class CompiledFilter(NamedTuple):
-    """A row of the table of compiled filters. With the value `off` it drops nothing; a recipe that does
-    not name it has `default`."""
+    """A row of the table of compiled filters. With the value `off` the filter drops nothing; a recipe that does not
+    name it gets `default`."""
 
     name: str
     type: type[bool] | type[int] | type[float]
@@ -67,11 +67,11 @@ class Filters(_Compiled):
     """Which positions are left out. By default those without a score, and no others."""
 
     extra: list[Annotated[Filter, FILTERS]] = Field(default_factory=list)
-    """filters in Python, after the others: the positions that all of them keep"""
+    """filters in Python, which run after the others; a position stays if all of them keep it"""
 
     @classmethod
     def none(cls) -> Filters:
-        """Nothing is left out, positions without a score neither."""
+        """Filters that drop nothing, not even positions without a score."""
         return cls(**{row.name: row.off for row in COMPILED})
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Filters(_Compiled):
         return AllOf(self.extra, function) if self.extra else function
 
     def apply(self, records: npt.NDArray[np.uint8], seed: int = 0) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
-        """What passes of records uint8 [n, 32], taken as one chunk, and {"read", "kept", "dropped": by filter}."""
+        """The records that pass of uint8 [n, 32], taken as one chunk, and {"read", "kept", "dropped": by filter}."""
         kept, counts = _data.filter_records(records, self.as_dict(), seed)
         extra = self.with_extra()
         if extra is not None:

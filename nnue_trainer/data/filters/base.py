@@ -28,8 +28,8 @@ class Filter(ABC):
         """bool [n], true where a position is kept, for `records` uint8 [n, 32], read-only. `nnue_trainer.data.fields`
         has what stands in records as arrays.
 
-        Called for a chunk of a file at a time, from several threads in turn and in no certain order. The answer must
-        depend on the record alone, or the same recipe would not give the same positions.
+        It is called for one chunk of a file at a time, from several threads in turn and in any order. The answer must
+        depend on nothing but the record: otherwise the same recipe would not give the same positions.
         """
 
 
@@ -37,7 +37,7 @@ FILTERS: Registry[Filter] = Registry("nnue_trainer.data.filters", lambda: Filter
 
 
 class AllOf:
-    """Several filters, and a plain function, as one function: what all of them keep."""
+    """Several filters and a plain function as one function, which keeps what all of them keep."""
 
     def __init__(self, filters: Sequence[Filter], function: UserFilter | None = None) -> None:
         self._filters = list(filters)
@@ -51,13 +51,13 @@ class AllOf:
 
     @property
     def identity(self) -> list[Any]:
-        """What the order of positions depends on: the filters with their values, files by name alone."""
+        """What the order of positions depends on: the filters with their values. Files appear by name only."""
         own = [{"kind": portable_name(filter.kind), **to_data(filter)} for filter in self._filters]
         return own if self._function is None else [*own, identity(self._function)]
 
 
 def identity(function: UserFilter | None) -> Any:
-    """A filter as plain JSON data: two that differ in it do not give the same positions."""
+    """A filter as plain JSON data; two filters with different data do not give the same positions."""
     if function is None or isinstance(function, AllOf):
         return function and function.identity
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
@@ -66,7 +66,7 @@ def identity(function: UserFilter | None) -> Any:
 def _answer(own: Filter, records: Records) -> npt.NDArray[np.bool_]:
     try:
         kept = np.asarray(own.keep(records))
-    except Exception as error:  # whatever a user's code raises
+    except Exception as error:  # a user's code may raise anything
         raise UserError(f"filter {own.kind}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     if kept.dtype != bool or kept.shape != (len(records),):
         raise UserError(f"filter {own.kind}: gave {kept.dtype} {list(kept.shape)}, expected bool [{len(records)}]")
@@ -74,6 +74,6 @@ def _answer(own: Filter, records: Records) -> npt.NDArray[np.bool_]:
 
 
 def portable_name(kind: str) -> str:
-    """A kind as it is on every machine: a file without its folder."""
+    """A kind that is the same on every machine: a file without its folder."""
     file, colon, name = kind.rpartition(":")
     return f"{Path(file).name}:{name}" if colon else kind
