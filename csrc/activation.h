@@ -1,5 +1,4 @@
-// What is done to an accumulator a. With c = a clipped to [0, bound], the result is a itself, c, c², or c[j] · c[j + N
-// / 2].
+// How an accumulator a is activated. Let c be a, clipped to [0, bound]. The result is a, c, c², or c[j] · c[j + N / 2].
 #pragma once
 
 namespace nnue {

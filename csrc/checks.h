@@ -21,8 +21,8 @@ using torch::stable::Tensor;
 // The device type that a tensor must be on; the kernels of one file serve one device type.
 enum class Device { cpu, cuda };
 
-// There are no iostreams here. A compiler that links its C++ library statically gives this library a locale of its own,
-// and writing a number to a stream then crashes.
+// No iostreams here: where the compiler links its C++ library statically, this library has a second locale, and writing
+// a number to a stream crashes.
 inline std::string text(int64_t number) {
     return std::to_string(number);
 }

@@ -1,4 +1,4 @@
-// Helpers for tensors and their dtypes that the files with operators share, on every device.
+// Helpers for tensors and their dtypes, which all files with operators share, on every device.
 #pragma once
 
 #include <cstdint>

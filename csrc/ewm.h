@@ -3,8 +3,8 @@
 //
 //   x           [..., n] float32 or float64. NaN and infinity are no observations, as in pandas.
 //   statistic   mean, var or std
-//   alpha       0 < alpha <= 1: the weights of all that has been fall by 1 - alpha with every element (with ignore_na:
-//               with every observation)
+// alpha       0 < alpha <= 1: every element multiplies the weights of all earlier ones by 1 - alpha (with ignore_na:
+// every observation does)
 //   adjust      true: an observation weighs 1. false: y = (1 - alpha) y + alpha x; the first observation weighs 1, and
 //               after each the weights are scaled to the sum 1. So after a gap of g elements the old ones weigh
 //               (1 - alpha)^g, and the new one alpha.
@@ -12,10 +12,10 @@
 //   min_periods with fewer observations so far an output is NaN; at least 1
 //   output      the shape and dtype of x. Everything is computed in double.
 //
-// The state of a range of elements is an affine map of what was before: how the weights of all before it fall, and the
-// weight, mean and moments of its own observations. States of neighbouring ranges merge, so rows are scanned in tiles.
-// How an element changes the weights depends on the rest of the row only where adjust is false: then on the place of
-// the observation before, which is found first.
+// The state of a range of elements is an affine map of the state before it: the factor by which all earlier weights
+// fall, and the weight, mean and moments of the range's observations. States of neighbouring ranges merge, so rows are
+// scanned in tiles. How an element changes the weights depends on the rest of the row only if adjust is false. Then it
+// depends on the place of the previous observation, which is found first.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ NNUE_HOST_DEVICE State<kVariance> merge(const State<kVariance>& a, const State<k
     s.count = a.count + b.count;
     const double before = a.weight * b.decay;
     s.weight = before + b.weight;
-    // The shares of a and b in the sum. All weights may have fallen to nothing: mean and var then stay where they are.
+    // The shares of a and b in the sum. If all weights have fallen to zero, mean and var do not change.
     double mine = b.count > 0 ? 1 : 0, rest = 1 - mine;
     if (s.weight > 1e-300) {
         const double inverse = divide(1.0, s.weight);
@@ -75,7 +75,7 @@ struct Rule {
     Statistic statistic;
     double min_periods;
 
-    // Whether an element has to know the observation before it.
+    // Whether an element needs the place of the observation before it.
     bool needs_last() const { return !adjust; }
 
     // Element i of a row; `last` is the place of the observation before it, -1 if there is none.
@@ -106,7 +106,7 @@ struct Rule {
         return s;
     }
 
-    // The state behind element i; `adjust` is true. Shorter than to merge the element's state.
+    // The state after element i, where `adjust` is true. This takes fewer steps than merging the element's state.
     NNUE_HOST_DEVICE void follow(State<false>& s, double x) const {
         const bool seen = is_finite(x);
         const double decay = seen || !ignore_na ? 1 - alpha : 1;

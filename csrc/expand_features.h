@@ -14,15 +14,15 @@
 // These are the fields of a batch, in the order of their table (features/batch_layout.h). expand_features returns new
 // tensors; expand_features_into writes to the contiguous tensors in the list `fields`, in that order.
 //
-// add_feature_set makes a set known to this library, which was compiled from a header (features/general_set.h);
-// `library` is the shared library. add_cuda_feature_set does so on CUDA. Its features stand behind those of the other
-// parts, and only then may the two rows of a position differ in length: `counts` is that of the longer one. A row that
-// does not fit what the set says of itself (an index, too many features) is an error as below; on CUDA, where the error
-// is off, its features are left out.
+// add_feature_set makes a set that was compiled from a header (features/general_set.h) known to this library; `library`
+// is the shared library with the set. add_cuda_feature_set does the same for CUDA. The features of such a set come
+// after those of the other parts. Only with such a set may the two rows of a position differ in length: `counts` is
+// then the length of the longer one. A row that does not fit the set's own description (a wrong index, too many
+// features) is an error as below; on CUDA, where the error is off, its features are left out.
 //
 // A record that cannot be expanded (record_scan.h: too many pieces, not one king per side, ...) is an error that names
-// the row and the reason. Whether a position is legal in chess is not checked. On CUDA the error is reported as that of
-// an illegal index is (cuda/index_check.cuh). With check_records = false, or with the index check off, there is no
+// the row and the reason. Nothing checks whether a position is legal in chess. CUDA reports the error in the same way
+// as an illegal index (cuda/index_check.cuh). With check_records = false, or with the index check off, there is no
 // error: such a record gets empty rows, its count is 0, and its piece_count is clipped to 1 to 32. The CPU always
 // checks.
 #pragma once
@@ -134,7 +134,7 @@ inline data::BatchRows check_fields(const std::vector<Tensor>& fields, const Ten
     fail(kName, "records", std::string(data::fault_name(fault)) + " in row " + text(row), "a position");
 }
 
-// The error for a row that does not fit what its set says of itself.
+// The error for a row that does not fit the description of its set.
 [[noreturn]] inline void fail_features(const std::string& set, int64_t row, const std::string& what) {
     throw std::runtime_error("nnue::" + std::string(kName) + ": feature set '" + set + "': " + what + " in row " +
                              text(row));

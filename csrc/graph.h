@@ -5,18 +5,19 @@
 //   output   [N, ceil(P / 64)] int64: bit p % 64 of word p / 64 in row n is set where active[p, n] is not 0
 //
 // bit_counts: how many bits each row of a shares with each row of b
-//   a        [N, W] int64; b: [M, W] int64, or absent: a itself, of which only one half is computed
+//   a        [N, W] int64; b: [M, W] int64; if it is absent, b is a, and only one half of the counts is computed
 //   output   [N, M] int32: the number of set bits of a[i] & b[j]. W < 2^25.
 //
 // random_walks: how often walks visit each node of a graph
 //   offsets  [n + 1] int64, targets [edges] int32: the edges of node v are targets[offsets[v]] ... (CSR), n < 2^31
-//   thresholds [edges] int32, or absent: each edge of a node is as likely. The bits are those of unsigned numbers: with
+// thresholds [edges] int32, or absent: all edges of a node are equally likely. The bits are those of unsigned numbers:
+// with
 //            32 random bits r an edge of v is the first with r < threshold, the last one in any case.
 //   output   [n] int64: visits
 //
-//   A coupon is one walk. Round r has the coupons r n + v, one for each node v, where its walk begins. A walk stops
-//   behind each visit with probability `restart` (to 2^-32), and otherwise follows an edge; from a node without edges
-//   it goes to any node. So π(v) = visits(v) restart / (n rounds) is PageRank without bias: the expected walk of a
+// A coupon is one walk. Round r has the coupons r n + v, one for each node v, where its walk begins. After each visit a
+// walk stops with probability `restart` (to 2^-32), and otherwise follows an edge; from a node without edges it goes to
+// any node. So π(v) = visits(v) restart / (n rounds) is PageRank without bias: the expected walk of a
 //   coupon has 1 / restart visits, and its k-th node is distributed as k steps from a uniform start.
 //
 //   Step s of coupon c takes its 64 random bits from number c 2^20 + s of the stream (random.h, `bits` of int64): the
@@ -100,7 +101,7 @@ struct Walks {
 
     NNUE_HOST_DEVICE int64_t cut(int64_t offset) const { return offset < 0 ? 0 : offset > edges ? edges : offset; }
 
-    // The edge to follow from a node, or -1 - the node to go to where there is no edge.
+    // The edge to follow from a node. Where there is none: -1 - n for the node n to go to.
     NNUE_HOST_DEVICE int64_t edge(int64_t node, uint32_t bits) const {
         const int64_t begin = cut(offsets[node]), end = cut(offsets[node + 1]);
         const auto part = [&](int64_t size) {

@@ -1,4 +1,5 @@
-// Two operations of the windows that the device has shorter ways for. F is double, or on the CPU a vector of doubles.
+// Two operations of the sliding windows that are faster in a special way on CUDA. F is double, or a vector of doubles
+// on the CPU.
 #pragma once
 
 #include "host_device.h"
@@ -29,7 +30,7 @@ NNUE_HOST_DEVICE double quotient(double a, double b) {
 #endif
 }
 
-// Whether x is neither NaN nor infinite; for vectors one answer for each.
+// Whether x is neither NaN nor infinite; for a vector, one answer per element.
 template <class F>
 NNUE_HOST_DEVICE auto is_finite(F x) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)

@@ -1,11 +1,11 @@
-// Counter-based random numbers: the contract of the operator, the generator, and how numbers are made of its bits. The
-// same lines on CPU and CUDA, so the same numbers.
+// Counter-based random numbers: the contract of the operator, the generator, and how numbers are made from its bits.
+// CPU and CUDA compile the same lines, so they give the same numbers.
 //
 // The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC11). It is
-// a function of a key of 64 bits and a counter of 128 bits to four words of 32 bits. The key is the seed; the counter
-// has the number of the block in its lower half and the stream in its upper half.
+// a function of a key of 64 bits and a counter of 128 bits to four words of 32 bits. The key is the seed. The lower
+// half of the counter numbers the quadruples of words, and the upper half is the stream.
 //
-// Element i of an output is number offset + i of the stream, whatever its shape, and however many are made at once:
+// Element i of an output is number offset + i of the stream, for any shape and any number of elements:
 //
 //   distribution  dtype             numbers of 32 bits for each   value
 //   bits          int32, int64      1, 2                          the bits themselves
@@ -14,9 +14,9 @@
 //   integers      int64, int32      4                             low <= value < high, without bias: see bounded
 //   bernoulli     bool, uint8, float32, float64   2               1 with probability a (to 2^-53), else 0
 //
-// An element takes as many words of a block as the table says, and blocks hold whole elements, so that any element is
-// found from its number alone. CPU and CUDA give equal bits, but for normal numbers, whose logarithm and cosine may
-// differ in the last place. A uniform number may be b where a + (b - a) u is rounded up to it.
+// An element uses as many words of a quadruple as the table says, and no element spans two quadruples, so its number
+// alone says where its words are. CPU and CUDA give equal bits, except for normal numbers, whose logarithm and cosine
+// may differ in the last place. A uniform number may be b if a + (b - a) u is rounded up to it.
 #pragma once
 
 #include <algorithm>
@@ -80,9 +80,9 @@ struct Rule {
         return x1 * y1 + (x1 * y0 >> 32) + (middle >> 32);
     }
 
-    // Lemire's multiplication: the upper half of bits * range, unless the lower half is one of the 2^64 mod range that
-    // would come once too often. Then the element takes further bits from blocks of its own, with a changed key, so
-    // that the elements behind it keep theirs.
+    // Lemire's multiplication: the upper half of bits * range, unless the lower half is one of the 2^64 mod range
+    // values that would be too likely. Then the element takes further bits from other quadruples, with a changed key,
+    // so that the following elements keep their bits.
     NNUE_HOST_DEVICE uint64_t bounded(uint64_t number, uint64_t bits) const {
         if (range == 0) return bits;
         uint64_t lower = bits * range;

@@ -2,21 +2,21 @@
 // the checks that hold on every device.
 //
 //   x           [..., n] float32 or float64. NaN and infinity are no observations, as in pandas.
-//   y           like x, for cov and corr, else absent: a pair counts where both are observations.
+//   y like x, for cov and corr, else absent. A pair counts if both are observations.
 //   first, length   the window of output i is the part of [i + first, i + first + length) that lies in [0, n).
 //   min_periods with fewer observations in its window an output is NaN.
 //   ddof        of var, std and cov: the divisor is count - ddof.
 //   output      the shape and dtype of x. Everything is computed in double.
 //
-// A statistic is a monoid: a state of a few doubles, an identity, one more observation, and the merge of the states of
-// two neighbouring ranges. NaN leaves a state alone. Nothing is ever subtracted from a state, so nothing cancels and
-// nothing drifts, however long the row is. A window is cut where tiles of a fixed length end:
+// A statistic is a monoid: a state of a few doubles, an identity, a way to add an observation, and a way to merge the
+// states of two neighbouring ranges. NaN does not change a state. Nothing is ever subtracted from a state, so nothing
+// cancels and nothing drifts, however long the row is. Windows are cut at the ends of tiles of a fixed length:
 //
 //   | tile       | tile       | tile       | tile       |
 //          [ suffix  | whole tiles ...      | prefix ]
 //
 // For all windows that begin in one tile, suffixes and prefixes are running states, and the whole tiles in between are
-// the same. These are merged by doubling over the tiles' states. So the time does not depend on the window.
+// the same. The states of whole tiles are merged by doubling, so the time hardly depends on the length of the window.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ constexpr const char* kQuantileName = "rolling_quantile";
 
 enum class Statistic { sum, mean, var, std, min, max, skew, kurt, cov, corr };
 
-// F is double, or a vector of the compiler: the same statements then work on as many states.
+// F is double, or a vector type of the compiler, with which the same statements work on several states at once.
 template <class F, int N>
 struct State {
     F at[N];
@@ -178,7 +178,8 @@ struct Pairs {
     }
 };
 
-// What a state says. n is the count of observations; with none there is a sum, 0, and nothing else.
+// The value of a statistic, given its state. n is the number of observations. Without any, the sum is 0 and everything
+// else is NaN.
 struct Finish {
     Statistic statistic;
     double least, ddof;  // observations that it takes
@@ -250,11 +251,11 @@ struct Windows {
     int64_t rows, n, first, length;
 
     // Tiles begin at `first` and are `tile` long: output tile t has the windows that begin in tile t. A window has
-    // `whole` tiles, the one that it begins in included, and `rest` elements more.
-    // `summed` tiles have states that are needed: up to the last whole one of any window, less those behind the row.
+    // `whole` tiles, including the one that it begins in, and `rest` more elements. The states of `summed` tiles are
+    // needed: all up to the last whole tile of any window that is still in the row.
     int64_t tile, tiles, whole, rest, summed;
 
-    // Leaves out what no window reaches, so that first and length are at most about n, and cuts.
+    // Leaves out what no window reaches, so that first and length are at most about n. Then it cuts the windows.
     void clip() {
         const int64_t end = std::min(first + length, n);
         first = std::max(first, -n);
@@ -269,7 +270,7 @@ struct Windows {
     }
 };
 
-// The largest tile of a length that divides a window into about equal parts of at most `most`: the rest stays short.
+// The largest tile, at most `most` long, that divides a window into about equal parts, so that the rest stays short.
 inline int64_t even_tile(int64_t length, int64_t most) {
     return std::max<int64_t>(length / divide_up(length, most), 1);
 }
@@ -315,7 +316,7 @@ inline void check_second(const Tensor& x, const std::optional<Tensor>& y, Statis
     }
 }
 
-// Which order statistics a quantile is made of, of n observations: those at `quantile` · (n - 1).
+// The order statistics from which a quantile of n observations is made: those next to `quantile` · (n - 1).
 struct Quantile {
     enum class Kind { linear, lower, higher, midpoint, nearest };
     int64_t min_periods;

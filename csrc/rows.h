@@ -7,7 +7,7 @@
 // row_norms: norms along the last dimension, all that are asked for in one pass
 //   x        [..., n] float32, float64, float16 or bfloat16
 //   sums     [...] sum of |x|, or absent; roots: root of the sum of squares; largest: largest |x|. Contiguous, of the
-//            dtype of x. A row of no elements has norms 0. NaN in a row makes its norms NaN.
+//            dtype of x. A row without elements has norms 0. A NaN in a row makes its norms NaN.
 //   Sums run in double. Squares of finite float64 may overflow; those of the other dtypes cannot.
 #pragma once
 
@@ -51,7 +51,7 @@ inline std::vector<int64_t> transposed_shape(const Tensor& x) {
     return shape;
 }
 
-// Calls body with a null pointer to the unsigned integer of so many bytes; only its type counts.
+// Calls body with a null pointer to the unsigned integer type of this many bytes; only the type matters.
 template <class Body>
 void dispatch_bytes(int bytes, const Body& body) {
     switch (bytes) {
@@ -66,7 +66,7 @@ void dispatch_bytes(int bytes, const Body& body) {
     }
 }
 
-// What the norms of a row are made of.
+// The running sums from which the norms of a row are made.
 struct Norms {
     double sum = 0, squares = 0, largest = 0;
 

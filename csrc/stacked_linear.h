@@ -9,11 +9,11 @@
 // stacked_linear_forward returns y[b] = weight[bucket[b]] · x[b] + bias[bucket[b]], float32 [B, O].
 //
 // stacked_linear_backward takes the gradient of y and returns those of x, weight and bias. Without `needs_x_grad` the
-// first has no elements. A stack that no position has gets zeros.
+// first has no elements. The gradients of a stack without positions are zero.
 //
-// Only the stack of each position is computed. Sums have a fixed order: equal inputs give equal bits, for any number of
-// threads and every instruction set. There are kernels for the CPU alone; nnue_trainer/modules/stacked_linear.py says
-// what other devices do.
+// Each position is computed for its own stack only. Sums have a fixed order: equal inputs give equal bits, for any
+// number of threads and every instruction set. There are kernels only for the CPU;
+// nnue_trainer/modules/stacked_linear.py says what other devices do.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Operator ewm on CPU, threads from torch's own pool; the contract is in ewm.h.
 //
-// A row is cut into runs. If there is one run only, it is scanned at once. Otherwise the states of all runs are found
-// first, then what is before each, then the outputs: the row is read twice.
+// A row is cut into runs. A single run is scanned directly. Otherwise the states of all runs are computed first, then
+// the state before each run, and then the outputs: the row is read twice.
 
 #include "../ewm.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kRun = 1 << 16;
 
-// The last observation before `end`, not before `begin`; -1: none.
+// The place of the last observation in [begin, end); -1: none.
 template <class T>
 int64_t last_observation(const T* x, int64_t begin, int64_t end) {
     for (int64_t i = end - 1; i >= begin; --i) {
@@ -31,8 +31,7 @@ State<kVariance> scan(const Rule& rule, const T* x, int64_t begin, int64_t end, 
     for (int64_t i = begin; i < end; ++i) {
         const double value = static_cast<double>(x[i]);
         state = merge(state, rule.element<kVariance>(value, i, last));
-        // A product of factors below 1 would otherwise stay at the smallest denormal number, with which processors are
-        // slow.
+        // Otherwise a long product of factors below 1 becomes a denormal number, and processors are slow with those.
         if (state.decay < 1e-290) state.decay = 0;
         if (value - value == 0) last = i;
         if (out != nullptr) out[i] = static_cast<T>(rule.finish(state));

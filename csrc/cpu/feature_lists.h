@@ -1,4 +1,4 @@
-// What the CPU operators over index rows make of a batch before they sum: an order in which to visit the rows, and the
+// How the CPU operators over index rows prepare a batch before they sum: an order in which to visit the rows, and the
 // lists (feature -> rows) of the backward.
 #pragma once
 
@@ -54,7 +54,7 @@ struct FeatureLists {
         : starts(num_features + 1) {
         std::vector<int64_t> next(num_features);
         const auto own_features = [&](const auto& visit) {
-            // Every thread reads every index, so there are few, large ranges.
+            // Every thread reads every index, so there are few and large ranges.
             const int64_t grain = std::max<int64_t>(1024, num_features / torch::stable::get_num_threads());
             torch::stable::parallel_for(0, num_features, grain, [&](int64_t begin, int64_t end) {
                 for (int64_t row = 0; row < num_rows; ++row) {

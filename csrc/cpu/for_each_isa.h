@@ -1,6 +1,6 @@
 // Compiles one kernel file once for every instruction set level, and picks the best level of the machine at run time.
 //
-// A .cpp file sets NNUE_KERNELS to a header with no include guard and no includes of its own, and then includes this
+// A .cpp file sets NNUE_KERNELS to a header that has no include guard and includes nothing, and then includes this
 // file. The functions of the header then exist in nnue::baseline, nnue::avx2 and nnue::avx512 (on other processors only
 // in the first). Everything else is included before, so that no shared inline function is compiled for a level that the
 // machine may lack. NNUE_VECTOR_BYTES is the width of the level's registers. Kernels keep the order of each sum for
@@ -63,7 +63,7 @@ inline Isa best_isa() {
 
 }  // namespace nnue
 
-// Calls FUNCTION of the best level with the arguments.
+// Calls the FUNCTION of the best level with the arguments.
 #ifdef NNUE_HAS_ISA_LEVELS
 #define NNUE_CALL_BEST_ISA(FUNCTION, ...)                                              \
     (::nnue::best_isa() == ::nnue::Isa::avx512 ? ::nnue::avx512::FUNCTION(__VA_ARGS__) \

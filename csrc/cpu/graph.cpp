@@ -105,7 +105,7 @@ Tensor bit_counts_op(const Tensor& a_in, const std::optional<Tensor>& b_in) {
 
 // ---- walks ----
 
-// Walks that a thread has at a time: while memory answers one of them, it works on the others.
+// Walks that a thread has at a time: while one waits for memory, the thread works on the others.
 constexpr int kTogether = 24;
 
 void walk(const Walks& w, int64_t begin, int64_t end, int64_t* visits) {
@@ -139,7 +139,7 @@ void walk(const Walks& w, int64_t begin, int64_t end, int64_t* visits) {
             if (walker.node >= 0) walker.node = w.target(walker.edge);
             if (walker.node < 0 && !start(walker)) {
                 walker = walkers[--count];
-                // The last one takes this place, and has its turn now.
+                // The last walk moves to this place, and its turn is now.
                 continue;
             }
             __builtin_prefetch(w.offsets + walker.node);

@@ -181,7 +181,7 @@ Four forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const T
                 const std::optional<Tensor>& psqt, const std::string& activation_in,
                 std::vector<double> bound_and_scale, const std::string& output_dtype, bool save) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kForward, batch);
-    buckets_of(kForward, buckets);  // which the CPU ignores
+    buckets_of(kForward, buckets);  // checked, and not used on the CPU
     const auto [bound, scale] = range_of(kForward, bound_and_scale);
     check_parameters(weight_in, bias_in, white, Device::cpu);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
@@ -248,7 +248,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
                   const std::string& activation_in, std::vector<double> bound_and_scale,
                   const std::string& weight_dtype) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kBackward, batch);
-    buckets_of(kBackward, buckets);  // which the CPU ignores
+    buckets_of(kBackward, buckets);  // checked, and not used on the CPU
     const Tensor& saved_in = kept_of(kept).saved;
     const auto [num_features, num_outputs, psqt_buckets] = sizes_of(sizes);
     const auto [bound, scale] = range_of(kBackward, bound_and_scale);

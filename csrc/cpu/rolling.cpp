@@ -22,7 +22,7 @@ namespace nnue::rolling {
 
 constexpr double kNoObservation = std::numeric_limits<double>::quiet_NaN();
 
-// The states of a tile's suffixes, eight tiles at a time, have to stay in the second cache.
+// The states of a tile's suffixes, for eight tiles at a time, have to stay in the second-level cache.
 constexpr int64_t kMostTile = 1024;
 
 template <class T>
@@ -43,7 +43,7 @@ struct Job {
 namespace nnue::rolling {
 namespace {
 
-// So many elements are worth a thread of their own.
+// A thread should have at least this many elements.
 constexpr int64_t kGrain = 1 << 15;
 
 // The merged states of the tiles t + 1 ... t + whole - 1, for each tile t, by doubling: [rows, tiles].
@@ -80,8 +80,8 @@ std::vector<double> between(const Windows& w, std::vector<double> sums) {
 template <class M, class T>
 void roll(Job<T> job) {
     Windows& w = job.windows;
-    // The lanes of a vector read one tile apart. With a power of two between them, all would lie in the same set of the
-    // cache.
+    // Neighbouring lanes of a vector read addresses that are one tile apart. At a distance that is a power of two, all
+    // of them would fall into the same set of the cache.
     const int64_t tile = even_tile(w.length, kMostTile);
     w.cut(tile > 64 && tile % 64 == 0 ? tile - 1 : tile);
     const int64_t lanes = NNUE_CALL_BEST_ISA(groups_of, 1 << 10), grain = divide_up(kGrain * lanes, w.tile << 10);
@@ -125,8 +125,8 @@ Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, const s
 
 // ---- quantiles --------------------------------------------------------------------------------------------------
 
-// A set of numbers 0 ... size - 1 that finds its k-th smallest member: one bit for each, and a Fenwick tree over the
-// counts of 64 of them.
+// A set of numbers 0 ... size - 1 that finds its k-th smallest member: one bit per number, and a Fenwick tree over the
+// counts of 64 bits each.
 class OrderedSet {
   public:
     explicit OrderedSet(int64_t size) : bits_(divide_up(size, 64)), counts_(bits_.size() + 1), top_(1) {
@@ -196,7 +196,7 @@ void quantiles(const Windows& w, const T* x, int64_t begin, int64_t end, const Q
 
 template <class T>
 void all_quantiles(const Tensor& x, const Windows& w, const Quantile& quantile, Tensor& out) {
-    // Each segment sorts one window in addition, so a segment is at least as long as the window; but there should be
+    // Each segment has to sort one extra window, so a segment is at least as long as the window. But there should be
     // enough segments for all threads.
     const int64_t segment = std::clamp<int64_t>(std::max<int64_t>(w.length, 1 << 13), 1, w.n);
     const int64_t segments = divide_up(w.n, segment);

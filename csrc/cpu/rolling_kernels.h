@@ -6,7 +6,7 @@ namespace {
 typedef double Lanes __attribute__((vector_size(NNUE_VECTOR_BYTES)));
 constexpr int kLanes = NNUE_VECTOR_BYTES / sizeof(double);
 
-// Tiles first_tile, first_tile + 1, ... of all rows, counted through `tiles_per_row`; lane l has the l-th of them.
+// Tiles first_tile, first_tile + 1, ... of all rows, numbered across rows of `tiles_per_row`; lane l works on the l-th.
 template <class T>
 struct LaneRows {
     const T *x[kLanes], *y[kLanes];
@@ -121,7 +121,7 @@ void roll_tiles(const rolling::Job<T>& job, int64_t begin, int64_t end) {
     }
 }
 
-// How many groups of lanes so many tiles make.
+// The number of vectors of lanes that this many tiles fill.
 inline int64_t groups_of(int64_t tiles) {
     return (tiles + kLanes - 1) / kLanes;
 }

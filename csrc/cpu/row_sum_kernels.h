@@ -12,7 +12,7 @@ constexpr int64_t kLanes = kBytes / static_cast<int64_t>(sizeof(S));
 using Half16 = typename VectorOf<uint16_t, kBytes / 2>::InMemory;
 using Bits = typename VectorOf<uint32_t, kBytes>::type;
 using SignedBits = typename VectorOf<int32_t, kBytes>::type;
-// The vectors of sums that fit in the level's registers beside what is loaded.
+// The number of vectors of sums that fit in the level's registers, next to the values that are loaded.
 constexpr int kTile = kBytes == 64 ? 16 : 8;
 
 [[gnu::always_inline]] inline void load(const float* from, Vector<float>& to) {

@@ -13,7 +13,8 @@
 namespace nnue::rows {
 namespace {
 
-// A tile of both sides fits into the first cache, and a row of it fills cache lines.
+// The tile that is read and the tile that is written fit into the first-level cache together, and a row of a tile fills
+// whole cache lines.
 constexpr int64_t kTile = 64;
 
 template <class T>

@@ -132,7 +132,8 @@ inline void stacked_weight_gradients(const stacked_linear::Backward& a, float* g
     constexpr int O = kBytes == 64 ? 16 : 8;
     const int64_t wide = std::min(kInputs, a.inputs - first);
     alignas(64) float x[kPositions][kInputs], total[kOutputs][kInputs];
-    // A piece of positions for each block of outputs in turn: the outputs are few, so there is mostly one block.
+    // A piece of positions is read again for each padded vector of outputs. There are few outputs, so mostly one
+    // vector.
     for (int64_t o = 0; o < a.outputs; o += kOutputs) {
         std::fill_n(&total[0][0], kOutputs * kInputs, 0.0f);
         for (int64_t piece = begin; piece < end; piece += kPositions) {

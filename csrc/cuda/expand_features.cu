@@ -1,10 +1,11 @@
-// The expansion of packed positions on CUDA. It is bound by the 256 bytes and more that it writes for each position.
+// The expansion of packed positions on CUDA. Its speed is limited by the 256 bytes and more that it writes per
+// position.
 //
-// A warp takes several positions. What concerns a whole position (kings, score) is done by one lane per position, for
-// all at once. Then the warp goes through the positions with one lane per piece, one part of the set after the other,
-// and writes each row with coalesced stores. The square of the k-th piece is found the other way round: each lane owns
-// two squares, and stores them at the index given by the number of pieces before them. Piece-square parts are looked up
-// in tables in shared memory.
+// A warp takes several positions. One lane per position does what concerns the whole position (kings, score), for all
+// positions at once. Then the warp goes through the positions with one lane per piece, one part of the set after the
+// other, and writes each row with coalesced stores. To find the square of the k-th piece, each lane looks at two
+// squares and stores those with a piece at the index that is the number of pieces before them. Piece-square parts are
+// looked up in tables in shared memory.
 //
 // For sets of pairs the lanes find the pairs of their pieces and list them in shared memory, each lane behind the pairs
 // of the pieces before it. Then the warp goes through that list with one lane per pair, whatever piece the pair came
@@ -67,7 +68,7 @@ struct DeviceSet {
     data::PieceSquareTables tables[kMaxTables];
 };
 
-// What the pieces of a position need to know about the position.
+// What the lanes of the pieces need to know about their position.
 struct Head {
     uint8_t king[2];
     uint8_t count;  // 0 if it has no rows
@@ -438,7 +439,8 @@ LaunchAppend appender_of(const data::FeatureSet& set, const data::AppendedPart& 
 
 void append_parts(const data::FeatureSet& set, const uint8_t* records, int64_t rows, const data::BatchRows& out,
                   FindingSink sink, cudaStream_t stream) {
-    // The finding's value is the index, or, where there are too many, their number on top of the number of features.
+    // The finding's value is the index. If there are too many features, it is their number plus the set's number of
+    // features.
     sink.raise = [](const Finding& found) {
         if (found.value > found.num_features) {
             fail_features("from outside", found.row,

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     });
 }
 
-// Adds V neighbours to memory, 16 bytes at once where the hardware can.
+// Adds V neighbouring values to memory, 16 bytes at once where the hardware can.
 template <int V, class S>
 __device__ inline void atomic_add(S* to, const S (&part)[V]) {
 #if __CUDA_ARCH__ >= 900
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     for_each_row(batch.rows, [&](int64_t row) {
         sum_t<T> gradient[V] = {};
         if (column < n) load_sums<V>(grad_output + row * n + column, gradient);
-        bool any = false;  // most gradients behind a clipped activation are zero
+        bool any = false;  // most gradients of clipped activations are zero
 #pragma unroll
         for (int i = 0; i < V; ++i) any = any || gradient[i] != 0;
         if (__ballot_sync(kAllLanes, any) == 0) return;

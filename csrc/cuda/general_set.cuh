@@ -127,7 +127,7 @@ cudaError_t launch_append(const uint8_t* records, int64_t n, const data::AppendR
     return cudaGetLastError();
 }
 
-// What the CUDA library that is made of a user's header exports, under the name `nnue_append_features`.
+// The function that the CUDA library made from a user's header exports, under the name `nnue_append_features`.
 using LaunchAppend = cudaError_t (*)(const uint8_t* records, int64_t n, const data::AppendRows& rows,
                                      const FindingSink& sink, cudaStream_t stream);
 

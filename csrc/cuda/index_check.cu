@@ -68,7 +68,7 @@ Report* make_report() {
     return report;
 }
 
-// Throws what `report` holds, if anything, and resets it.
+// Throws the error in `report` if there is one, and clears it.
 void raise(Report* report, cudaStream_t stream, bool earlier) {
     if (report->finding->set == 0) return;
     const Finding found{report->finding->op,           report->finding->raise, report->finding->row,
@@ -170,7 +170,7 @@ IndexCheck::IndexCheck(const char* op, const int32_t* indices, int64_t rows, int
 
 namespace {
 
-// Returns the mode before.
+// Returns the previous mode.
 std::string set_cuda_index_check(const std::string& name) {
     const auto found = std::find(std::begin(kModes), std::end(kModes), name);
     if (found == std::end(kModes)) fail("set_cuda_index_check", "mode", "'" + name + "'", "sync, async or off");

@@ -1,8 +1,8 @@
-// How CUDA operators report data that breaks their contract, such as an illegal index. A kernel finds it: for index
-// rows a small kernel beside the work, for records the kernel that expands them. There are three modes:
+// How CUDA operators report data that breaks their contract, such as an illegal index. A kernel finds it: a separate
+// small kernel for index rows, and the expanding kernel itself for records. There are three modes:
 //
-//   sync   The operator itself throws. The host waits for that kernel alone, after it has queued the work, so the
-//          device does not run dry.
+// sync   The operator itself throws. The host first queues the work and then waits for that kernel only, so the device
+// does not become idle.
 //   async  The host never waits. The next operator on the device, or raise_cuda_index_errors, throws.
 //   off    There is no check.
 //

@@ -78,7 +78,7 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
     }
 }
 
-// Adds the irregular rows to the weight gradient that the products have written. Each thread has a column of either
+// Adds the irregular rows to the weight gradient that the products have written. Each thread has one column of each
 // half and takes the rows in order; every addition is rounded to the type of the gradient. The bias gradient and the
 // lists of unbucketed features include these rows already. A regular row that has a dense unbucketed feature twice is
 // missing from that product alone.

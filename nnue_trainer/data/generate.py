@@ -150,9 +150,8 @@ class Openings:
         self.book = read_book(options.book) if options.book else []
         self.usable = [fen for fen in self.book if not _data.Game(fen).outcome()]
         self.finished = len(self.book) - len(self.usable)
-        self.beyond: set[str] = (
-            set()
-        )  # positions of the book whose score is beyond the limit, if no random plies follow them
+        # Positions of the book whose score is beyond the limit, if no random plies follow them.
+        self.beyond: set[str] = set()
         self._check_book()
 
     def draw(self, rng: random.Random) -> tuple[str, list[str], _data.Game] | None:

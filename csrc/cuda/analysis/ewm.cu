@@ -16,7 +16,7 @@ template <bool kVariance>
 void run(EwmJob job, const Tensor& x, cudaStream_t stream) {
     using S = ewm::State<kVariance>;
     constexpr int kBlock = kEwmWarps * kWarp;
-    // As many parts as warps are at work at a time.
+    // One part per warp that can run at the same time.
     const int64_t turns = divide_up(job.n, kTurn);
     const int64_t at_work = resident_blocks("ewm", ewm_walk<kVariance, true>, kBlock, 0) * kEwmWarps;
     const int64_t part = std::min(divide_up(job.rows * turns, at_work), turns);

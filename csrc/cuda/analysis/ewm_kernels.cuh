@@ -1,6 +1,6 @@
-// Exponentially weighted moments on CUDA. A warp walks along its part of a row, 288 elements by 288: first for the
-// state of the part, then, with the state of all parts before it, for the outputs. Nothing but the states of the parts
-// goes through device memory in between, and no warp waits for another. ewm.h has the states.
+// Exponentially weighted moments on CUDA. A warp goes along its part of a row in steps of 288 elements: first it
+// computes the state of the part, and then, from the state of all earlier parts, the outputs. In between only the
+// states of the parts go through device memory, and no warp waits for another. The states are those of ewm.h.
 #pragma once
 
 #include "../../ewm.h"
@@ -8,11 +8,11 @@
 
 namespace nnue::cuda::analysis {
 
-// Neighbouring elements of a lane, and elements of a turn of a warp.
+// Neighbouring elements per lane, and elements per step of a warp.
 constexpr int kLaneElements = 9;
 constexpr int kTurn = kLaneElements * kWarp;
 constexpr int kEwmWarps = 8;
-// Thread blocks of a multiprocessor that the registers are shared out to.
+// Thread blocks per multiprocessor for which there are enough registers.
 template <bool kVariance>
 constexpr int kEwmBlocks = kVariance ? 2 : 3;
 
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kEwmWarps* kWarp) ewm_last(const EwmJob job) {
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kEwmWarps + threadIdx.x / kWarp; i < job.rows * job.parts;
          i += warps) {
         const int64_t row = i / job.parts, first = i % job.parts * job.part;
-        // From behind: mostly the first look finds one.
+        // Search backwards: mostly the first step finds one.
         double found = -1;
         for (int64_t end = min(first + job.part, job.n); end > first && found < 0; end -= kWarp) {
             const int64_t at = end - 1 - lane;

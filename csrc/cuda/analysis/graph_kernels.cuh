@@ -1,13 +1,13 @@
 // Kernels of the operators on graphs; graph.h has the contracts.
 //
-// pack_bits: a warp reads 64 flags of 32 neurons, and eight warps a line of words of each.
+// pack_bits: a warp reads 64 flags of each of 32 neurons, and eight warps fill a cache line of words per neuron.
 //
 // bit_counts: tiles of 128 x 128 counts, 8 x 8 for each thread, from slices of both matrices in shared memory. The
 // population counts bound it: 16 per cycle and multiprocessor. Several thread blocks share the words of a tile where
 // there are few tiles; counts are added up with atomics, which are exact, so the order does not matter.
 //
-// random_walks: a thread has one coupon at a time. When that ends it takes its next one, so that lanes of a warp work
-// on walks of any length, and nodes of any degree, without waiting for each other.
+// random_walks: a thread works on one coupon at a time and takes its next one when that ends. So the lanes of a warp do
+// not wait for each other, whatever the lengths of walks and the degrees of nodes.
 #pragma once
 
 #include "../../graph.h"
