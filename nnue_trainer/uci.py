@@ -82,8 +82,8 @@ class Engine(Closing):
         self._incoming, self._outgoing, self._stderr = bytearray(), bytearray(), bytearray()
         self._ended = self._killed = self._reaped = False
         try:
-            # A process group of its own: a wrapper script is ended with the engine that it started, and Ctrl-C in a
-            # terminal goes to us alone.
+            # The process gets its own process group, so that a wrapper script is ended together with the engine that it
+            # started, and so that Ctrl-C in a terminal reaches only this program.
             self._process = subprocess.Popen(
                 [path],
                 stdin=subprocess.PIPE,
@@ -284,7 +284,7 @@ class Engine(Closing):
 
 
 def _has_exact_score(words: Sequence[str]) -> bool:
-    """Is this `info` line one with the score of the best move, and not only a bound of it?"""
+    """Whether this `info` line has the score of the best move and not only a bound."""
     if words[1] == "string" or "score" not in words or "lowerbound" in words or "upperbound" in words:
         return False
     return "multipv" not in words or words[words.index("multipv") + 1 : words.index("multipv") + 2] == ["1"]

@@ -19,20 +19,20 @@ JITTER_STREAM = 0x4C414D424441  # "LAMBDA"; of the random numbers of a seed
 
 @section
 class LambdaSchedule(ABC):
-    """λ of every step, as a function of the step alone: the share of the data's score in the target, from 0 to 1. The
-    share of the game's result is 1 − λ. A subclass is a section (`schema.section`)."""
+    """λ of every step, as a function of nothing but the step: the share of the data's score in the target, from 0 to 1.
+    The share of the game's result is 1 − λ. A subclass is a section (`schema.section`)."""
 
     kind: ClassVar[str]
     jitter: float = Field(0.0, ge=0, le=1)
-    """in training, λ of each position lies up to so far from that of the step, anywhere as likely, within 0 and 1"""
+    """in training, λ of each position is drawn uniformly within this distance of the step's λ, and clipped to 0 … 1"""
 
     @abstractmethod
     def at(self, now: RunStep) -> float:
         """λ of the step `now`. `lambda_at` clips it to 0 … 1."""
 
     def final(self, end: RunStep) -> float:
-        """λ of every validation, so that its losses compare from the first epoch to the last. `end` is behind the last
-        step of the run; by default the schedule's λ there. `final_lambda` clips it."""
+        """λ of every validation, the same in all epochs so that their losses can be compared. `end` comes after the
+        last step of the run; by default this is the schedule's λ there. `final_lambda` clips it."""
         return self.at(end)
 
     def lambda_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
@@ -42,8 +42,8 @@ class LambdaSchedule(ABC):
     def of_positions(
         self, lam: float, seed: int, step: int, positions: int, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
-        """λ of each position of a batch, float32 [positions], where λ of the step is `lam`. A function of seed, step
-        and place in the batch alone, so a resumed run needs no state for it; the same on every device."""
+        """λ of each position of a batch, float32 [positions], for the step's λ `lam`. It depends only on seed, step and
+        place in the batch, so a resumed run needs no state for it, and it is the same on every device."""
         from nnue_trainer.random import Philox
 
         numbers = Philox(seed, JITTER_STREAM, step * positions)

@@ -1,4 +1,4 @@
-"""A straight line, with a bump if wanted."""
+"""A straight line with an optional bump."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LinearLambda(LambdaSchedule):
     steps: int | None = Field(None, gt=0)
     """steps in which λ goes from start to end; null: the whole run"""
     bump: float = Field(0.0, ge=-1, le=1)
-    """height of a cosine bump added to λ, at its highest midway; λ stays within 0 and 1"""
+    """height of a cosine bump that is added to λ, with its peak in the middle; λ stays within 0 and 1"""
 
     def at(self, now: RunStep) -> float:
         share = min(1.0, now.step / (self.steps or now.steps))

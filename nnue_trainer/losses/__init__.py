@@ -1,6 +1,6 @@
-"""What a net is trained towards: losses over a batch of outputs, scores and game results.
+"""Losses over a batch of outputs, scores and game results.
 
-`base` has the class that every loss derives from and the registry; each built-in loss is a file of its own.
+`base` has the class that every loss derives from and the registry; each built-in loss has its own file.
 """
 
 from nnue_trainer.losses.base import LOSSES, NO_SCORE, Loss, LossKernel, mean, points, power

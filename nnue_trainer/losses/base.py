@@ -1,4 +1,4 @@
-"""The contract of losses, their registry, and what several of them need."""
+"""The contract of losses, their registry, and functions that several of them need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Loss(ABC):
     """A weighted mean over positions. A subclass is a section (`schema.section`): its fields are what a recipe may say.
 
     Everything is from the view of the side to move. λ mixes the two targets: it is the share of the data's score,
-    1 − λ is the share of the game's result. The schedule of λ is a section of its own (`nnue_trainer.lambdas`).
+    1 − λ is the share of the game's result. The schedule of λ has its own section (`nnue_trainer.lambdas`).
     """
 
     kind: ClassVar[str]
@@ -35,16 +35,16 @@ class Loss(ABC):
         """The loss of each position [B], and its weight [B]; None where all positions weigh 1.
 
         `net` [B] is the net's score in engine units, fp32 in training; `score` [B] the data's score in engine units;
-        `lam` [B] is λ; both in the dtype of `net`. `result` [B] is −1, 0 or 1, of any dtype. Gradients flow to `net`
-        alone. A loss must not wait for the device (`.item()`, `if tensor:`).
+        `lam` [B] is λ; both in the dtype of `net`. `result` [B] is −1, 0 or 1, of any dtype. Gradients flow only to
+        `net`. A loss must not wait for the device (`.item()`, `if tensor:`).
         """
 
     def terms(self, net: Tensor, score: Tensor, result: Tensor, lam: Tensor | float) -> tuple[Tensor, Tensor]:
         """Σ weight·loss and Σ weight over a batch, both scalars: the loss of many batches is the ratio of their sums.
 
-        `net`, `score` and `result` as in `per_position`, `score` of any dtype; `lam` is λ: a number, or on the same
-        device a scalar tensor or one of [B]. In every loss a position without a score (`NO_SCORE`) is trained on its
-        result alone: its λ is 0, and its weight is multiplied by 1 − λ, the share that its result would have beside a
+        `net`, `score` and `result` are as in `per_position`, but `score` may have any dtype; `lam` is λ: a number, or a
+        tensor on the same device, a scalar or [B]. In every loss a position without a score (`NO_SCORE`) is trained
+        only on its result: its λ is 0, and its weight is multiplied by 1 − λ, the share of the result if there were a
         score.
         """
         has_score = score != NO_SCORE
@@ -55,11 +55,11 @@ class Loss(ABC):
         return (weight * loss).sum(), weight.sum()
 
     def kernel(self) -> LossKernel | None:
-        """The same loss, as operators know it; None for a loss that is only here."""
+        """The same loss in the form that the operators know; None for a loss without one."""
         return None
 
     def _kernel_of(self, origin: type[Loss], name: str, *constants: float) -> LossKernel | None:
-        """That of `origin`, unless a subclass computes something else."""
+        """The kernel of the class `origin`, unless a subclass computes something else."""
         same = type(self).per_position is origin.per_position and type(self).terms is Loss.terms
         return LossKernel(name, constants) if same else None
 

@@ -16,7 +16,7 @@ class SigmoidLoss(Loss):
     """Plain sigmoid loss of simple nets: |σ(net / scale) - target|^power, the target mixing score and result."""
 
     scale: float = Field(400.0, gt=0)
-    """engine units in one unit of the sigmoid's argument"""
+    """engine units per unit of the sigmoid's argument"""
     power: float = Field(2.0, ge=1)
     """exponent of the error"""
 

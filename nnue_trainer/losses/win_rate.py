@@ -17,12 +17,13 @@ MATE = 32000
 @LOSSES.register("win_rate")
 @section
 class WinRateLoss(Loss):
-    """Win-rate model of Stockfish nets: expected points by two sigmoids, |error|^power."""
+    """Win-rate model of Stockfish nets: the loss is |error|^power of the expected points, which are made of two
+    sigmoids."""
 
     in_offset: float = 270.0
-    """score of the net at which a win is as likely as not, engine units"""
+    """score of the net at which a win has probability 1/2, in engine units"""
     in_scaling: float = Field(340.0, gt=0)
-    """width of that sigmoid, engine units"""
+    """width of that sigmoid, in engine units"""
     out_offset: float = 270.0
     """the same for the score of the data"""
     out_scaling: float = Field(380.0, gt=0)
@@ -30,7 +31,7 @@ class WinRateLoss(Loss):
     power: float = Field(2.5, ge=1)
     """exponent of the error"""
     qp_asymmetry: float = Field(0.0, ge=0)
-    """errors count 1 + this where the net is above the target"""
+    """errors are multiplied by 1 + this where the net is above the target"""
     weight_boost: float = 0.0
     """w1: weight of a position is 1 + (2^w1 - 1)·((p - 1/2)²·p·(1 - p))^w2, p the expected points of its score"""
     weight_power: float = Field(0.5, gt=0)
@@ -51,7 +52,7 @@ class WinRateLoss(Loss):
             loss = loss * (1 + self.qp_asymmetry * (q > target).to(loss.dtype))
         if self.weight_boost == 0:
             return loss, None
-        # Rounding can leave p a hair above 1, and a negative base has no power.
+        # Rounding can make p slightly larger than 1, and a negative base has no power.
         sharpness = ((p - 0.5).square() * p * (1 - p)).clamp_min(0).pow(self.weight_power)
         return loss, 1 + (2**self.weight_boost - 1) * sharpness
 
@@ -70,5 +71,5 @@ class WinRateLoss(Loss):
 
 
 def expected_points(score: Tensor, offset: float, scaling: float) -> Tensor:
-    """½(1 + P(win) − P(loss)), both by a sigmoid of the score (engine units)."""
+    """½(1 + P(win) − P(loss)); each probability is a sigmoid of the score (engine units)."""
     return 0.5 * (1 + torch.sigmoid((score - offset) / scaling) - torch.sigmoid((-score - offset) / scaling))

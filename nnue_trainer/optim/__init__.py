@@ -1,12 +1,12 @@
-"""Optimisers in layers: an update rule, and around it what makes it one for nets.
+"""Optimisers in layers: an update rule, and layers around it that nets need.
 
     bounds         weights back into the range that the exported net can hold
     virtual rows   feature transformers are factorised: a virtual row for all rows that share it
     guard          a step with a loss or gradient that is not finite changes nothing
-    rule           AdamW, any optimiser of torch, or one of your own
+    rule           AdamW, any optimiser of torch, or your own
 
-Each layer wraps what stands below it and can be replaced alone. `base` has the contracts and the registry; each
-built-in rule is a file of its own; `Optimizer` puts the layers together.
+Each layer wraps those below it and can be replaced alone. `base` has the contracts and the registry; each built-in rule
+has its own file; `Optimizer` puts the layers together.
 """
 
 from nnue_trainer.optim.adamw import AdamW

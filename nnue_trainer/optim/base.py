@@ -20,11 +20,11 @@ from nnue_trainer.schema import section
 class Work:
     """What a rule has to train.
 
-    `parameters` by name, those of the model in its order, then the virtual rows as parameters of their own: `virtual`
-    names these. They start each step at zero and hold their update afterwards, so a rule must not decay them: the decay
-    of the weight that the layer adds them to counts for both. `lr` is the learning rate of the step in hand, fp32,
-    a scalar; `failed` is 1 from the first step on whose loss or gradient was not finite, else 0, fp32, a scalar. Both
-    are on the device of the parameters and always the same tensors.
+    `parameters` by name: first those of the model in its order, then the virtual rows as separate parameters, which
+    `virtual` names. They start each step at zero and hold their update afterwards, so a rule must not decay them: the
+    decay of the weight that the layer adds them to counts for both. `lr` is the learning rate of the step in hand,
+    fp32, a scalar; `failed` is 1 from the first step on whose loss or gradient was not finite, else 0, fp32, a scalar.
+    Both are on the device of the parameters and always the same tensors.
 
     `factorised` and `bounds` are empty, but for a rule that replaces the layers that know them
     (`OptimizerConfig.replaces`).
@@ -96,10 +96,10 @@ class Rule(ABC):
 
 
 class Layer(Protocol):
-    """What stands around a rule."""
+    """A layer around a rule."""
 
     def step(self, loss: Tensor, inner: Callable[[], None]) -> None:
-        """Gradients are there. Calls `inner` once, which does the same for all that stands below, or not at all."""
+        """Called when gradients are there. It calls `inner`, which runs the layers below, once or not at all."""
         ...
 
 
@@ -114,7 +114,7 @@ class OptimizerConfig(ABC):
     lr: float = Field(1e-3, gt=0)
     """learning rate before the schedule"""
     factoriser: bool = True
-    """train virtual features along, where the feature set has them"""
+    """also train the virtual features of a factoriser, where the feature set has them"""
     clip_weights: bool = True
     """keep weights in the range that the exported net can hold, after every step"""
 

@@ -1,9 +1,9 @@
-"""Factorised feature transformers: virtual rows that are trained along but are never part of the net.
+"""Factorised feature transformers: virtual rows that are trained too but are never part of the net.
 
 Row r of a factorised weight [F, N] is trained as w[r] + v[r mod V], but only the sum is stored. The gradient of a
 virtual row is the sum of its rows' gradients. Since a rule adds its update to a parameter, the sum moves by the update
-of w (made in place, on the sum) plus the update of v. So v is a parameter of its own for the rule, set to zero before
-every step: what it holds afterwards is its update, to be added to all rows that share it. Weight decay acts on the sum,
+of w (made in place, on the sum) plus the update of v. So v is a separate parameter for the rule. It is set to zero
+before every step and then holds its update, which is added to all rows that share it. Weight decay acts on the sum,
 which is the same as on both parts: lr·wd·(w + v).
 """
 

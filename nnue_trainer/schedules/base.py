@@ -18,7 +18,7 @@ class RunStep(NamedTuple):
     """counted from 0"""
     steps_per_epoch: int
     epochs: int
-    """of the whole run"""
+    """epochs of the whole run"""
 
     @property
     def steps(self) -> int:
@@ -32,13 +32,13 @@ class RunStep(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The part of the run that is done: 0 at the first step, 1 behind the last."""
+        """The part of the run that is done: 0 at the first step, 1 after the last one."""
         return self.step / self.steps
 
 
 @section
 class Schedule(ABC):
-    """The learning rate of every step, as a function of the step alone."""
+    """The learning rate of every step, as a function of nothing but the step."""
 
     kind: ClassVar[str]
     warmup_steps: int = Field(0, ge=0)
@@ -46,7 +46,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def at(self, now: RunStep, lr: float) -> float:
-        """The learning rate of the step `now`, warm-up left aside; `lr` is that of the recipe's optimizer section."""
+        """The learning rate of the step `now`, without the warm-up; `lr` is that of the recipe's optimizer section."""
 
     def lr_at(self, step: int, steps_per_epoch: int, epochs: int, lr: float) -> float:
         """The learning rate of `step`, counted from 0, in a run of `epochs`, warm-up included."""

@@ -16,7 +16,7 @@ class Drops(Schedule):
     """lr·gamma at each epoch of a list."""
 
     epochs: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
-    """how many epochs are done at each drop, such as [100, 200, 250]"""
+    """the number of completed epochs at each drop, such as [100, 200, 250]"""
     gamma: float = Field(0.1, gt=0, le=1)
     """factor at a drop"""
 

@@ -13,12 +13,12 @@ from nnue_trainer.schema import section
 
 @section
 class Part:
-    """A schedule and how long it is in force."""
+    """A schedule and the number of epochs for which it is used."""
 
     epochs: int = Field(gt=0)
     """epochs of this part"""
     schedule: Annotated[Schedule, SCHEDULES]
-    """what is in force in this part"""
+    """the schedule of this part"""
     lr: float | None = Field(None, gt=0)
     """learning rate that this part starts from; null: that of the optimizer section"""
 
@@ -26,7 +26,8 @@ class Part:
 @SCHEDULES.register("sequence")
 @section
 class Sequence(Schedule):
-    """One schedule after another. Each takes its part for a whole run; the last one stays where it ended."""
+    """One schedule after another. Each treats its part as a whole run; after the last part the learning rate stays as
+    it is."""
 
     parts: list[Part] = Field(min_length=1)
     """the schedules in their order"""
