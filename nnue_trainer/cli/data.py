@@ -28,7 +28,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _bars(title: str, labels: list[str], counts: list[int], limit: int = 24) -> list[str]:
-    """A histogram as text: neighbouring bins joined to at most `limit` lines, empty ends left out."""
+    """A histogram as text: neighbouring bins are joined so that there are at most `limit` lines, and empty ends are
+    left out."""
     used = [i for i, count in enumerate(counts) if count]
     if not used:
         return []
@@ -229,8 +230,8 @@ def generate(
 ) -> None:
     """Make training data by self-play. Scores are internal units; a game is written once its result is known.
 
-    The file is a function of engine, limits and seed, for any number of engines. Interrupted, the same command goes on;
-    finished, it plays nothing and says so.
+    The file is a function of engine, limits and seed, for any number of engines. After an interruption the same command
+    continues; if it had finished, it plays nothing and says so.
     """
     from nnue_trainer.data.generate import GenerateOptions
     from nnue_trainer.data.generate import generate as run

@@ -1,4 +1,4 @@
-"""`nnue data convert, filter, shuffle, interleave, split`: data files into data files."""
+"""`nnue data convert, filter, shuffle, interleave, split`: make data files from data files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _size(text: str) -> int:
 
 
 def losses(counts: Mapping[str, int]) -> list[str]:
-    """What the format that was written had no room for, in words."""
+    """Lines that say what did not fit into the format that was written."""
     words = _data.losses()
     return [f"{count:,} positions {words[what]}" for what, count in sorted(counts.items())]
 
@@ -130,7 +130,7 @@ def filter_command(
 
 
 def _with_filters(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option for each compiled filter in the place of its `**values`."""
+    """`command` with an option per compiled filter in place of its `**values`."""
     parameters = dict(inspect.signature(command).parameters)
     values = parameters.pop("values")
     annotations = {
@@ -146,7 +146,7 @@ def _with_filters(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(**arguments: Any) -> None:
         command(**arguments)
 
-    # The annotations themselves, not their source: typer reads options out of these alone.
+    # The annotations themselves and not their source text, from which typer could not read options.
     described = [parameter.replace(annotation=annotations[name]) for name, parameter in parameters.items()]
     wrapped.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
     wrapped.__annotations__ = annotations

@@ -72,7 +72,7 @@ def main() -> None:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
         status = status or _explain(error)
-        # What is still buffered has nowhere to go, and Python must not try again at exit.
+        # Nothing can take what is still buffered, and Python must not try to write it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(status)
 

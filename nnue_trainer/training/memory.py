@@ -1,5 +1,4 @@
-"""What training on a CPU asks of the system's memory. Both are wishes: where the system knows no such thing, nothing
-happens."""
+"""Hints about memory for training on a CPU. A system that does not know a hint ignores it."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ def _from_c_library(name: str) -> Any:
 
 
 def keep_freed_memory() -> None:
-    """Lets the C library reuse large blocks. By default it returns each to the system, and a step would fault in the
-    pages of its gradients, 100 MB each, anew: 40 % of the CPU time of an SFNNv5 step. glibc only."""
+    """Lets the C library reuse large blocks. By default it returns each of them to the system, and every step would
+    fault in the pages of its gradients, 100 MB each, again: 40 % of the CPU time of an SFNNv5 step. glibc only."""
     m_trim_threshold, m_mmap_max = -1, -4  # of malloc.h
     mallopt = _from_c_library("mallopt")
     if mallopt is not None:
@@ -28,9 +27,9 @@ def keep_freed_memory() -> None:
 
 
 def move_to_huge_pages(tensors: Iterable[Tensor]) -> None:
-    """Moves what lies in pages of 4 KB into pages of 2 MB, without changing an address. A row of a feature transformer
-    is as large as a small page, and a step visits rows all over the place: each would be looked up anew, in weight and
-    moments. Linux from 6.1 on."""
+    """Moves memory from pages of 4 KB into pages of 2 MB, without changing an address. A row of a feature transformer
+    is as large as a small page, and a step visits rows in all places, so with small pages each row would need a page
+    look-up in weight and moments. Linux from 6.1 on."""
     madv_hugepage, madv_collapse = 14, 25  # of sys/mman.h: for pages to come, and for those that are there
     madvise = _from_c_library("madvise")
     if madvise is None:

@@ -1,4 +1,4 @@
-"""What a run writes down along the way: metrics.jsonl and TensorBoard events."""
+"""The records of a run: metrics.jsonl and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from nnue_trainer.training.terminal import say
 class MetricsWriter:
     """Appends records to metrics.jsonl of the run folder and, if asked, to a TensorBoard event file.
 
-    What an earlier process wrote for steps after `step` is dropped: the resumed run writes it again. So is a broken end
-    of the file, as a kill or a power cut leaves it. A file that is damaged before its end is put aside.
+    Records of an earlier process for steps after `step` are dropped, since the resumed run writes them again. A broken
+    end of the file, which a kill or a power cut can leave, is dropped too. A file that is damaged before its end is
+    renamed and kept.
 
-    Neither file ever ends a run: where one cannot be written (a full disk), that is said once, and tried again with the
-    next record.
+    Neither file ever ends a run: if one cannot be written (a full disk), one message says so, and the next record tries
+    again.
     """
 
     def __init__(self, folder: RunFolder, step: int, tensorboard: bool):
@@ -50,7 +51,8 @@ class MetricsWriter:
         self._events = _EventFile(folder, step) if tensorboard else None
 
     def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None:
-        """One record; `event` is "train" or "validation". What is not finite becomes null, as JSON has no NaN."""
+        """One record; `event` is "train" or "validation". A number that is not finite becomes null, as JSON has no
+        NaN."""
         finite = {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
         record = {"event": event, "step": step, "time": round(time.time(), 3), **finite}
         self._file.write((json.dumps(record, allow_nan=False) + "\n").encode())
@@ -64,7 +66,7 @@ class MetricsWriter:
 
 
 class _AppendedFile:
-    """A file of records that grows. What cannot be written whole is not written at all."""
+    """A growing file of records. A record that cannot be written as a whole is not written at all."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -103,8 +105,8 @@ class _AppendedFile:
 
 
 class _EventFile:
-    """A TensorBoard event file. torch's SummaryWriter writes in a thread of its own, which a full disk ends for good:
-    the run then fails at a later record, or waits for ever when it is closed."""
+    """A TensorBoard event file. It replaces torch's SummaryWriter, whose thread a full disk ends for good: the run then
+    fails at a later record, or waits for ever when the writer is closed."""
 
     def __init__(self, folder: RunFolder, step: int):
         from tensorboard.compat.proto import event_pb2  # type: ignore[import-untyped]
@@ -120,7 +122,7 @@ class _EventFile:
             logs.mkdir(exist_ok=True)
         self._file = _AppendedFile(path)
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        # Everything later in older files of the folder is of a future that this run has left.
+        # Later records in older files of the folder belong to steps that this run has dropped.
         self._append(
             event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"),
             event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start),
@@ -150,7 +152,7 @@ def _read(path: Path) -> tuple[list[tuple[str, int]], bool]:
     """The records of a file, which may be absent, as (line, step), and whether the file is sound up to its last
     record."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # behind the last line end stands half a line, or nothing
+        lines = path.read_bytes().split(b"\n")[:-1]  # after the last line end comes half a line or nothing
     except FileNotFoundError:
         return [], True
     except OSError as error:
@@ -180,7 +182,7 @@ def _unused(path: Path) -> Path:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What a run trains on, in words, without the name of the machine."""
+    """A description of the hardware and software that a run trains on, without the name of the machine."""
     from nnue_trainer import __version__
 
     on_cuda = device.type == "cuda"
@@ -195,7 +197,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes ever in use: of the device's memory for CUDA, else of the process."""
+    """The largest number of bytes in use so far: of the device's memory for CUDA, else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

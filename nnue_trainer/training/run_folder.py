@@ -23,7 +23,7 @@ from nnue_trainer.errors import UserError
 LOCK = ".lock"
 MANIFEST = "run.json"
 _VERSION = 1
-# What runs wrote before they kept a list of it.
+# The files that runs wrote before they kept a list of them.
 _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,})\.safetensors|tensorboard/events\.out\.tfevents\..+"
 )
@@ -34,7 +34,7 @@ class RunFolder:
     """The folder `path` of one run. Everything but the names needs a `with` block around it, which may be nested: it
     takes the lock, or raises UserError if another process, or another object of this one, has it.
 
-    The folder is made with the lock. A block that leaves nothing in it takes the folder away again.
+    The folder is created together with the lock, and removed at the end of the `with` block if it is empty.
     """
 
     def __init__(self, path: Path):
@@ -47,7 +47,7 @@ class RunFolder:
         self.best = self.checkpoints / "best.safetensors"
         self._depth = 0
         self._lock = -1
-        self._claim: Path | None = None  # the file that stands for the lock where the file system has none
+        self._claim: Path | None = None  # the file that replaces the lock where the file system has no locks
         self._made: list[Path] = []
         self._files: set[str] = set()
 
@@ -91,7 +91,7 @@ class RunFolder:
         return any(path.is_file() for path in (self.last, self.best) if self.owns(path)) or bool(self.epochs())
 
     def check_free(self, *paths: Path) -> None:
-        """UserError where a file that this run did not write is in the way of one that it is going to write."""
+        """UserError where a file that this run did not write has the name of one that it is going to write."""
         for path in paths:
             if not self.owns(path) and (path.exists() or path.is_symlink()):
                 raise UserError(f"{path}: in the way of a file of the run, which did not write it: move it elsewhere")
@@ -108,7 +108,7 @@ class RunFolder:
         """Deletes a file if this run wrote it."""
         if self.owns(path):
             path.unlink(missing_ok=True)
-            self._files.discard(self._name(path))  # on disk with the next name that is noted
+            self._files.discard(self._name(path))  # the list on disk is updated with the next name
 
     def link(self, source: Path, path: Path) -> None:
         """Makes `path` another name of the file `source`, in one step; a copy where the file system has no hard
@@ -117,8 +117,8 @@ class RunFolder:
         link(source, path)
 
     def clear(self) -> None:
-        """Deletes everything that the run wrote, and folders that are empty then. A superseded future that was
-        continued is a run of its own, and stays."""
+        """Deletes everything that the run wrote, and folders that are then empty. A superseded part of the run that was
+        continued is a separate run by now, and stays."""
         folders = set()
         for name in sorted(self._files):
             path = self.path / name
@@ -179,13 +179,14 @@ class RunFolder:
             try:
                 self._make_folder()
                 lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # an owner that left nothing has just removed the folder
+            except FileNotFoundError:  # an owner that wrote nothing has just removed the folder
                 continue
             except OSError as error:
                 raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
             try:
                 self._lock_file(lock)
-                # The last owner deletes its lock file. Whoever opened that one before has locked a file without a name.
+                # The last owner deletes its lock file. A process that opened it before has then locked a file without a
+                # name.
                 if _same_file(lock, path):
                     os.ftruncate(lock, 0)
                     os.pwrite(lock, _holder().encode(), 0)
@@ -243,7 +244,7 @@ class RunFolder:
             (self.path / LOCK).unlink(missing_ok=True)
             os.close(self._lock)
         self._lock, self._claim = -1, None
-        with contextlib.suppress(OSError):  # the first that is not empty ends it
+        with contextlib.suppress(OSError):  # stops at the first folder that is not empty
             for folder in reversed(self._made):
                 folder.rmdir()
         self._made = []

@@ -1,4 +1,5 @@
-"""What a run says on the terminal, which it outlives: what cannot be printed is dropped and ends nothing."""
+"""Messages of a run on the terminal. The run may outlive the terminal: what cannot be printed is dropped without an
+error."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from nnue_trainer.errors import shown
 
 
 def say(text: str) -> None:
-    """One line on standard error, whatever stands in it."""
+    """Prints one line on standard error, whatever characters it has."""
     try:
         print(shown(text), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # a closed pipe, a terminal that is gone, a full disk below a log file
@@ -18,8 +19,8 @@ def say(text: str) -> None:
 
 
 def _let_go() -> None:
-    """Where standard error is gone, it leads nowhere from now on. Otherwise Python, which writes at exit what is left
-    in its buffer, would complain and change the exit status."""
+    """If standard error is gone, it is replaced by /dev/null. Otherwise Python, which writes what is left in its buffer
+    at exit, would complain and change the exit status."""
     with contextlib.suppress(Exception):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
