@@ -1,11 +1,14 @@
 """The three roads of a feature set from outside, beside a built-in one: positions per second.
 
-    python benchmarks/feature_roads.py --data FILE.binpack [--rounds 5]
+    python benchmarks/feature_roads.py --data FILE.binpack [--device cuda] [--rounds 5]
 
 Chess768 on every road (built in; declared in a recipe; in Python; in a C++ header), alone and behind HalfKAv2_hm: the
-same features, so that the figures compare the roads. What is measured is the loader, which decodes, shuffles and
-expands, with one thread; in CPU time, which a busy machine changes less than the clock's. The roads take turns, and the
-best of the rounds counts. Prints a table and writes JSON into benchmarks/results/.
+same features, so that the figures compare the roads. The roads take turns, and the best of the rounds counts.
+
+On the CPU this measures the loader, which decodes, shuffles and expands, with one thread, in CPU time, which a busy
+machine changes less than the clock's. With --device cuda it measures `nnue_trainer.data.device.Expander` in seconds of
+the clock: records in page-locked memory are copied to the GPU and expanded there; rows of Python are made on the CPU,
+in one thread, and copied. Prints a table and writes JSON into benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -16,8 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from nnue_trainer import _data
-from nnue_trainer.data import Loader, feature_set
+from nnue_trainer.data import Loader, RecordLoader, feature_set
+from nnue_trainer.data.device import Expander
 from report import RESULTS, environment, write
 
 PYTHON = """
@@ -50,12 +57,39 @@ struct Squares {
 BATCH, BATCHES = 16_384, 32
 
 
+def cpu_seconds(file: Path, name: str) -> float:
+    """CPU time in which a loader with one thread makes the batches."""
+    start = time.process_time()
+    with Loader([file] * 8, name, BATCH, threads=1, repeat=True, reuse=True) as loader:
+        for _ in itertools.islice(loader, BATCHES):
+            pass
+    return time.process_time() - start
+
+
+def device_seconds(records: Tensor, name: str, device: torch.device) -> float:
+    """Time in which batches of `records` in host memory become index rows on the device."""
+    expander = Expander(name, device)
+    expander(records[:BATCH])  # compiles a header, allocates
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    for part in records.split(BATCH):
+        expander(part)
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--device", default="cpu", help="cpu, or a CUDA device")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    records = torch.empty(0)
+    if device.type == "cuda":
+        with RecordLoader([arguments.data] * 8, BATCH, repeat=True) as loader:
+            records = torch.cat([batch.clone() for batch in itertools.islice(loader, BATCHES)]).pin_memory()
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "roads.py").write_text(PYTHON)
@@ -70,16 +104,18 @@ def main() -> None:
         best = dict.fromkeys(names, float("inf"))
         for _ in range(arguments.rounds):
             for road, name in names.items():
-                start = time.process_time()
-                with Loader([arguments.data] * 8, name, BATCH, threads=1, repeat=True, reuse=True) as loader:
-                    for _ in itertools.islice(loader, BATCHES):
-                        pass
-                best[road] = min(best[road], time.process_time() - start)
+                if device.type == "cuda":
+                    seconds = device_seconds(records, name, device)
+                else:
+                    seconds = cpu_seconds(arguments.data, name)
+                best[road] = min(best[road], seconds)
     rows = [{"road": road, "positions_per_second": round(BATCHES * BATCH / best[road])} for road in names]
     for row in rows:
-        print(f"{row['road']:<28} {row['positions_per_second']:>12,} positions per second of CPU time")
-    report = {"benchmark": "feature_roads", **environment(), "isa": _data.isa(), "batch_size": BATCH, "results": rows}
-    write(arguments.out / "feature_roads.json", report)
+        of = " on the device" if device.type == "cuda" else " of CPU time"
+        print(f"{row['road']:<28} {row['positions_per_second']:>12,} positions per second{of}")
+    report = {"benchmark": "feature_roads", **environment(device), "isa": _data.isa(), "batch_size": BATCH}
+    name = "feature_roads-cuda.json" if device.type == "cuda" else "feature_roads.json"
+    write(arguments.out / name, report | {"results": rows})
 
 
 if __name__ == "__main__":
