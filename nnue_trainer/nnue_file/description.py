@@ -13,14 +13,14 @@ _BEGIN = b'{"nnue_trainer":'
 
 
 def describe(name: str, architecture: Mapping[str, Any]) -> bytes:
-    """Description of a net we write: a sentence for people, then the architecture as JSON for programs."""
+    """The description of a net that we write: a sentence for people, then the architecture as JSON for programs."""
     version = nnue_trainer.__version__
     facts = {"nnue_trainer": version, "net": name, "architecture": architecture}
     return f"{name} net trained with nnue-trainer {version}. {json.dumps(facts, separators=(',', ':'))}".encode()
 
 
 def described(description: bytes, where: str) -> dict[str, Any] | None:
-    """The architecture in a description of ours; None for a description from elsewhere."""
+    """The architecture in a description that we wrote; None for any other description."""
     start = description.find(_BEGIN)
     if start < 0:
         return None

@@ -1,8 +1,8 @@
 """The formats that nets are exported in: one mechanism, one class per format.
 
-A format is a section, registered by name (`FORMATS`): its fields are what a recipe says under `export`, or what a file
-says that `nnue export --format` names. It gets the tensors of a net as data and makes the bytes of a file of them; what
-the net is it does not ask.
+A format is a section, registered by name (`FORMATS`): its fields are set under `export` in a recipe, or in a file that
+`nnue export --format` names. It gets the tensors of a net as data and makes the bytes of a file from them; it does not
+ask which net it has.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nnue_trainer.schema import section
 
 @dataclass(frozen=True)
 class ExportedTensor:
-    """One tensor of a net: its integers, the steps in 1.0 that they count, and the floats of the same shape that they
-    were rounded from (float32; made when asked for)."""
+    """One tensor of a net: its integers, the number of steps in 1.0, and the floats of the same shape that were rounded
+    to these integers (float32; made when asked for)."""
 
     name: str
     integers: np.ndarray
@@ -34,8 +34,8 @@ class ExportedTensor:
 
 @dataclass(frozen=True)
 class TensorKind:
-    """What a tensor of a net is, for a format that is to be read: its name, the dtype of its integers, its shape and
-    the steps in 1.0 that they count."""
+    """The description of a net's tensor, for reading a format: its name, the dtype of its integers, its shape and the
+    number of steps in 1.0."""
 
     name: str
     dtype: str
@@ -45,8 +45,8 @@ class TensorKind:
 
 @dataclass(frozen=True)
 class ReadTensor:
-    """One tensor as a file has it: `integers` of the net's own dtype and scale; `values` float32 instead where the file
-    has it as floats or at another scale."""
+    """One tensor of a file: `integers` in the net's own dtype and scale, or else `values` in float32 where the file has
+    floats or another scale."""
 
     integers: np.ndarray | None
     values: np.ndarray | None = None
@@ -55,7 +55,7 @@ class ReadTensor:
 @dataclass(frozen=True)
 class Exported:
     """A net as formats see it: its tensors in their order, what its own container holds, and its float model as an ONNX
-    graph. `graph(rounded, where)` makes the bytes of that; `rounded`: with the weights of the integers."""
+    graph. `graph(rounded, where)` makes the bytes of the graph; with `rounded` it has the weights of the integers."""
 
     tensors: Sequence[ExportedTensor]
     layout: FileLayout
@@ -64,11 +64,11 @@ class Exported:
 
 
 class NetFormat(ABC):
-    """How a net lies in a file. Subclasses are sections, registered in `FORMATS`."""
+    """The layout of a net in a file. Subclasses are sections, registered in `FORMATS`."""
 
     kind: ClassVar[str]
     suffix: ClassVar[str] = ".bin"
-    """of files that are named by their checksum"""
+    """the suffix of files that are named by their checksum"""
 
     @abstractmethod
     def to_bytes(self, net: Exported, where: str) -> bytes:
@@ -77,8 +77,8 @@ class NetFormat(ABC):
     def from_bytes(
         self, data: bytes, tensors: Sequence[TensorKind], where: str, note: Callable[[str], None]
     ) -> dict[str, ReadTensor]:
-        """The tensors in a file of this format, whose net has `tensors`. `note` is told what is odd about it. UserError
-        that begins with `where` for what is not such a file, and for a format that cannot be read back."""
+        """The tensors in a file of this format, whose net has `tensors`. `note` gets a line about anything unusual.
+        UserError, beginning with `where`, for a file in another format, and for a format that cannot be read back."""
         raise UserError(f"{where}: files of format {self.kind} cannot be read back")
 
     def listing(self, net: Exported) -> Iterable[str]:
@@ -101,7 +101,8 @@ FORMATS: Registry[NetFormat] = Registry("nnue_trainer.nnue_file", _format, what=
 @FORMATS.register("nnue")
 @section
 class Nnue(NetFormat):
-    """The container that the net's own engines read, or else that of this project, which says what it holds."""
+    """The container that engines for the net read, or else the container of this project, which describes its
+    content."""
 
     suffix = ".nnue"
 

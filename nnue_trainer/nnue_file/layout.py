@@ -1,4 +1,4 @@
-"""What a net file looks like, as data: hashes that must be found, and tensors, raw or compressed, one after another."""
+"""The layout of a net file as data: hashes that must be found, and tensors, raw or compressed, one after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 OWN_VERSION = 0x4E545301
-"""Of the container of this project; the file hash there is the CRC-32 of everything behind the description."""
+"""The version of this project's container. Its file hash is the CRC-32 of everything after the description."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Word:
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements of a tensor of the net, little-endian and row-major: all of it, or its part `index` where it is the
-    stack of several parts. `shape` is that of the part."""
+    """Elements of a tensor of the net, little-endian and row-major: the whole tensor, or its part `index` where it is a
+    stack of parts. `shape` is the shape of the part."""
 
     tensor: str
     dtype: str
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """Pieces that lie together. `compressed`: all their elements are one LEB128 block; else each lies as it is."""
+    """Pieces next to each other. `compressed`: all their elements are one LEB128 block; otherwise each piece is raw."""
 
     pieces: tuple[Piece, ...]
     compressed: bool = False

@@ -1,8 +1,8 @@
 """Signed LEB128 blocks, as Stockfish nets have used them since June 2023.
 
 A block is 17 bytes `COMPRESSED_LEB128`, a u32 count of payload bytes, then every element in order: 7 bits per byte, low
-bits first, bit 7 set on all bytes but the last, bit 6 of the last byte the sign, as few bytes as hold the value. The
-loops over bytes are in data_loader/formats/leb128.cpp.
+bits first. Bit 7 is set in all bytes but the last, bit 6 of the last byte is the sign, and a value takes as few bytes
+as possible. The loops over bytes are in data_loader/formats/leb128.cpp.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nnue_trainer import _data
 
 MAGIC = b"COMPRESSED_LEB128"
 MAX_BYTES = 5
-"""Of one number: those of this project have 32 bits at most."""
+"""The most bytes of a number: numbers of this project have 32 bits at most."""
 
 
 class LebError(ValueError):

@@ -1,7 +1,8 @@
 """Raw nets: tensors from byte 0, without a header, in the order and types that an engine's code expects.
 
-Without a list of tensors the file has all of them in the net's order, as they are quantised: for nets without hidden
-layers that is the order of bullet's simple nets. With a list, one line per tensor says how it lies there.
+Without a list of tensors the file has all of them in the net's order, as the net quantises them. For nets without
+hidden layers that is the order of bullet's simple nets. With a list, one entry per tensor describes its place and
+layout.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ class RawTensor:
     tensor: str
     """its name, as `nnue export --format raw` prints them"""
     part: int | None = Field(None, ge=0)
-    """this index of the first dimension alone: one output bucket of a layer; null: all of it"""
+    """only this index of the first dimension, such as one output bucket of a layer; null: the whole tensor"""
     type: Literal["i8", "i16", "i32", "f32"] | None = None
-    """null: as the net quantises it; f32: the float that was trained, times scale if there is one"""
+    """null: as the net quantises it; f32: the trained float, multiplied by scale if that is given"""
     scale: float | None = Field(None, gt=0)
     """steps in 1.0; null: as the net quantises it. With another scale the engine computes otherwise than `nnue eval`"""
     rounding: Literal["nearest", "truncate"] = "nearest"
     """truncate: toward zero"""
     transpose: list[int] = Field(default_factory=list, max_length=8)
-    """the dimensions, counted from 0, in the order of the file, the last one running fastest; none: as they are"""
+    """the dimensions, counted from 0, in the order of the file, where the last one varies fastest; none: as they are"""
     pad_columns: int = Field(1, ge=1, le=MAX_PADDING)
-    """zeros behind the last dimension, up to a multiple of so many elements"""
+    """zeros after the last dimension, up to a multiple of this number of elements"""
     align: int = Field(1, ge=1, le=MAX_PADDING)
-    """zeros behind the tensor, up to a multiple of so many bytes from the start of the file"""
+    """zeros after the tensor, up to a multiple of this number of bytes from the start of the file"""
 
 
 @FORMATS.register("raw")
@@ -50,9 +51,9 @@ class Raw(NetFormat):
     """No header, tensors from byte 0, as existing inference code reads them."""
 
     tensors: list[RawTensor] = Field(default_factory=list, max_length=10_000)
-    """what lies in the file, in that order; none: every tensor of the net, as bullet's nets have them"""
+    """the tensors in the file, in this order; none: every tensor of the net, as in bullet's nets"""
     align: int = Field(64, ge=1, le=MAX_PADDING)
-    """zeros at the end of the file, up to a multiple of so many bytes"""
+    """zeros at the end of the file, up to a multiple of this number of bytes"""
     header: bool = False
     """write a C++ header with the net's sizes beside it, for examples/engine"""
 
@@ -102,7 +103,7 @@ class Raw(NetFormat):
             offset += -offset % line.align
 
     def _lines(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> list[RawTensor]:
-        """What lies in the file. UserError unless every tensor is there, once."""
+        """The tensors in the file. UserError unless every tensor occurs exactly once."""
         make: Any = RawTensor  # mypy does not know what a section takes
         lines: list[RawTensor] = self.tensors or [make(tensor=name) for name in shapes]
         _check_complete(lines, shapes, where)
@@ -210,7 +211,7 @@ def _check_transpose(line: RawTensor, shape: tuple[int, ...], where: str) -> Non
 
 
 def _decoded(line: RawTensor, tensor: TensorKind, data: bytes, offset: int, where: str) -> tuple[np.ndarray, int]:
-    """What a line stands for, in the shape of the tensor or of its part and as the file has it, and where it ends."""
+    """The values of an entry, in the shape of the tensor or of its part and as the file has them, and where it ends."""
     shape = tensor.shape if line.part is None else tensor.shape[1:]
     _check_transpose(line, shape, where)
     order = line.transpose or list(range(len(shape)))
@@ -234,7 +235,7 @@ def _skip_zeros(data: bytes, offset: int, count: int, where: str) -> int:
 
 
 def _joined(tensor: TensorKind, found: Sequence[tuple[RawTensor, np.ndarray]], where: str) -> ReadTensor:
-    """A tensor of the lines that hold its parts."""
+    """A tensor made from the entries that hold its parts."""
     exact = all(_is_as_quantised(line) for line, _ in found)
     out = np.empty(tensor.shape, tensor.dtype if exact else np.float32)
     for line, values in found:
@@ -249,8 +250,8 @@ def _joined(tensor: TensorKind, found: Sequence[tuple[RawTensor, np.ndarray]], w
             out[into] = values
         else:
             scale = line.scale or (1.0 if line.type == "f32" else tensor.scale)
-            # A truncated number stands for all that were cut to it: their middle is the best guess, and is cut to the
-            # same number again.
+            # A truncated number may come from a whole interval. The middle of that is the best guess, and is truncated
+            # to the same number again.
             cut = line.rounding == "truncate" and values.dtype.kind == "i"
             out[into] = (values + 0.5 * np.sign(values) if cut else values) / np.float64(scale)
     return ReadTensor(out) if exact else ReadTensor(None, out)

@@ -1,7 +1,7 @@
-"""Reading a net file: a file with a place in it, the walk along a layout, and the decoding of its blocks.
+"""Reads a net file: the open file and a place in it, the walk along a layout, and the decoding of its blocks.
 
-A file is never read whole on trust. The walk looks at hashes, magics and byte counts only, so that a wrong, cut or
-absurdly large file is refused before a tensor of it is read; then each block is read by itself.
+The size that a file claims is never trusted. The walk looks only at hashes, magics and byte counts, so that a wrong,
+cut or absurdly large file is refused before any tensor is read. Then each block is read by itself.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _KINDS = {
 
 
 class LayoutError(UserError):
-    """A file is not of the layout it was held against. `evidence` counts the hashes and magics that were found as
-    expected, `offset` is the place of the first difference."""
+    """A file does not have the layout that was tried. `evidence` counts the hashes and magics that were as expected;
+    `offset` is the place of the first difference."""
 
     def __init__(self, message: str, evidence: int, offset: int) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class LayoutError(UserError):
 
 @dataclass(frozen=True)
 class Header:
-    """The first bytes of every net file. `end` is the offset behind the description."""
+    """The first bytes of every net file. `end` is the offset after the description."""
 
     version: int
     file_hash: int
@@ -56,7 +56,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the bytes of a block lie: those of the payload if it is compressed."""
+    """The place of a block's bytes; of a compressed block, that of its payload."""
 
     block: Block
     offset: int
@@ -101,7 +101,7 @@ class NetFile:
         return UserError(f"{self.path}: offset {offset}: {what}: {found}")
 
     def check(self, offset: int, size: int, what: str) -> None:
-        """UserError unless `size` bytes are left behind `offset`."""
+        """UserError unless the file has `size` more bytes from `offset` on."""
         if size > self.size - offset:
             raise self.error(offset, what, f"file ends after {self.size - offset} bytes, expected {size}")
 
@@ -143,9 +143,9 @@ class NetFile:
         return Header(version, file_hash, bytes(self.take(12, length, "description")), 12 + length)
 
     def walk(self, layout: FileLayout, header: Header, whose: str) -> list[Place]:
-        """Where the blocks of a file of this layout lie; reads little more than hashes and byte counts.
+        """The places of the blocks in a file of this layout; reads little more than hashes and byte counts.
 
-        LayoutError at the first place that differs; `whose` names in it the nets that have this layout.
+        LayoutError at the first place that differs; its message names `whose` layout this is.
         """
         evidence, offset, places = 0, header.end, []
         try:

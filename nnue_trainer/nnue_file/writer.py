@@ -1,4 +1,4 @@
-"""Writing a net file."""
+"""Writes a net file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
 
 
 def to_bytes(layout: FileLayout, description: bytes, tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The file with these tensors."""
+    """The bytes of a file with these tensors."""
     parts: list[bytes] = []
     for item in layout.items:
         parts += [struct.pack("<I", item.value)] if isinstance(item, Word) else _block(item, tensors)

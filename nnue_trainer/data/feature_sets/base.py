@@ -20,10 +20,10 @@ from nnue_trainer.schema import to_data, validate
 
 
 class Features(ABC):
-    """A feature set: which numbers stand for a position. A subclass is a section (`schema.section`); its fields are
+    """A feature set: it maps positions to feature numbers. A subclass is a section (`schema.section`); its fields are
     parameters of the set, such as a number of king buckets.
 
-    A row of it is a part of the row of a sum, so indices count from 0 here.
+    In a sum a row of this set is a part of the whole row. Here indices count from 0.
     """
 
     kind: ClassVar[str]
@@ -31,7 +31,7 @@ class Features(ABC):
     @property
     @abstractmethod
     def num_features(self) -> int:
-        """How many features there are: indices are 0 … num_features − 1."""
+        """The number of features: indices are 0 … num_features − 1."""
 
     @property
     @abstractmethod
@@ -53,13 +53,13 @@ class Features(ABC):
         """Integers [B, K], K ≤ max_active: the features that each of B positions has for one perspective, then −1
         (`left_packed` moves −1 to the end). A feature that stands twice counts twice.
 
-        Called for both perspectives of some positions at a time, from several threads in turn. It must depend on the
-        position alone, or the same recipe would not give the same training.
+        It is called for both perspectives of a number of positions, from several threads in turn. The answer must
+        depend on nothing but the position: otherwise the same recipe would not give the same training.
         """
 
     @property
     def name(self) -> str:
-        """The set with its parameters, as it stands in sums and in checkpoints."""
+        """The name of the set with its parameters, as it appears in sums and in checkpoints."""
         path, colon, cls = self.kind.rpartition(":")
         kind = f"{Path(path).name}:{cls}" if colon else self.kind
         values = [f"{key}={_word(kind, key, value)}" for key, value in to_data(self).items()]
@@ -85,7 +85,7 @@ class Features(ABC):
         counts: npt.NDArray[np.int16],
         first_feature: int,
     ) -> None:
-        """Writes the features behind the last entry of each row."""
+        """Writes the features after the last entry of each row."""
         for view, rows in zip(views(records), (white, black), strict=True):
             found = self._checked(view)
             active = found >= 0
@@ -147,7 +147,7 @@ def left_packed(indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer
 
 
 def terms(name: str) -> list[str]:
-    """The parts of a sum "A + B + C"; a + inside of parentheses is none."""
+    """The parts of a sum "A + B + C"; a + inside parentheses does not separate parts."""
     found, depth = [""], 0
     for letter in name:
         depth += (letter == "(") - (letter == ")")
@@ -184,7 +184,7 @@ def parse(term: str, *, may_import: bool) -> Features:
 
 
 def _word(kind: str, key: str, value: Any) -> str:
-    """A parameter as it stands in a name; `_value` reads it."""
+    """A parameter as it appears in a name; `_value` reads it."""
     if isinstance(value, bool | int):
         return json.dumps(value)
     if isinstance(value, float):

@@ -104,7 +104,8 @@ class HeaderFeatures(Features):
 
 
 class _Structs(ModuleType):
-    """What `registry.load_plugin` gives for a header: its structs, as classes, when they are asked for."""
+    """The module that `registry.load_plugin` makes for a header; its attributes are the structs as classes, made on
+    demand."""
 
     def __init__(self, name: str, path: Path) -> None:
         super().__init__(name)
@@ -144,7 +145,7 @@ def compiled_for_cuda(header: Path, struct: str, architectures: list[str], nvcc:
     flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden"]
     flags += ["-cudart=static", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures)]
     source = _CUDA_SOURCE.format(header=_quotable(header), struct=struct)
-    # The files that it is made of are asked of the host compiler, which is quicker and sees the same ones.
+    # The host compiler lists the files that it is made of, which is quicker and gives the same list.
     what = "CUDA " + ", ".join(f"{a[:-1]}.{a[-1]}" for a in architectures)
     return _library_of(header, struct, source, ".cu", [nvcc], flags, what, compile_once.find_compiler(_WHAT))
 
@@ -204,7 +205,7 @@ def _library_of(
 
 
 def _files_of(name: str, shorter: tuple[str, str], unit: Path, compiler: list[str], includes: list[str]) -> list[Path]:
-    """Every file that a unit is made of, those of the system left out; their text is part of the library's name."""
+    """Every file that a unit is made of, without those of the system; their text goes into the library's name."""
     source = unit.with_name("files.cpp")
     lines = [line for line in unit.read_text().splitlines() if line.startswith("#include")]
     own = [path for path in (folder / "cuda" for folder in include_folders()) if path.is_dir()]

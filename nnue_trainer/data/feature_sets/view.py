@@ -1,4 +1,4 @@
-"""Positions decoded into arrays, as one side sees them: what a feature set in Python is made from."""
+"""Positions decoded into arrays, as one side sees them, for feature sets in Python."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class View:
 
 
 class _Pieces:
-    """What both perspectives share: pieces by ascending square, as 2·type + colour."""
+    """The part that both perspectives share: pieces by ascending square, as 2·type + colour."""
 
     def __init__(self, records: npt.NDArray[np.uint8]) -> None:
         occupied = np.unpackbits(records[:, 7::-1], axis=1, bitorder="little").view(bool)
@@ -93,7 +93,7 @@ class _Pieces:
         nibbles = np.stack([records[:, 8:24] & 15, records[:, 8:24] >> 4], axis=2).reshape(len(records), MAX_PIECES)
         nibble = nibbles[self.present]
         code = fields.CODES[nibble]
-        code += (nibble == fields.PUSHED_PAWN) & (square >= 32)  # of pushed pawns those on the fifth rank are black's
+        code += (nibble == fields.PUSHED_PAWN) & (square >= 32)  # pushed pawns on the fifth rank are black's
         self.square: npt.NDArray[np.int32] = np.full(self.present.shape, -1, np.int32)
         self.square[self.present] = square
         self.code: npt.NDArray[np.int32] = np.full(self.present.shape, -1, np.int32)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Records = npt.NDArray[np.uint8]
 Unpack = Callable[[Callable[[BinaryIO], None]], BinaryIO]
-"""Makes a file without a name, lets a function fill it, and gives it back, to be read."""
+"""Makes a file without a name, calls a function that fills it, and returns it for reading."""
 
 Poll = Callable[[], None] | None
 _log = logging.getLogger(__name__)
@@ -32,24 +32,24 @@ _COMPRESSED = (".gz", ".zst")
 
 
 class DataFormat(ABC):
-    """How positions lie in a file. A subclass is a section (`schema.section`).
+    """The layout of positions in a file. A subclass is a section (`schema.section`).
 
-    What `read` gives is checked like what the built-in formats read: a record that is not sound, or whose move its
-    piece cannot make, is an error that names file and position, or is left out and counted with `skip_bad`.
+    The records that `read` gives are checked like those of built-in formats: a record that is not sound, or whose move
+    its piece cannot make, is an error that names file and position; with `skip_bad` it is left out and counted.
     """
 
     kind: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """what names of files in the format end in; .gz or .zst may follow where a file is read"""
+    """the suffix of files in the format; a file to read may have .gz or .zst after it"""
 
     def recognises(self, head: bytes) -> bool:
-        """Is a file that begins with `head`, up to 64 KiB, decompressed, in this format? By default only the name of
-        a file says so."""
+        """Whether a file is in this format, judged by `head`: its first 64 KiB at most, decompressed. By default only a
+        file's name says so."""
         return False
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[Records]:
-        """The positions of a file in order, as blocks of records uint8 [n, 32] of any size. `file` is open at its
+        """The positions of a file in order, as arrays of records uint8 [n, 32] of any length. `file` is open at its
         beginning, decompressed, and is read forwards. `nnue_trainer.data.fields.pack` makes records of arrays. Raise a
         UserError for what is wrong; the name of the file is put before it."""
 
@@ -63,8 +63,8 @@ class DataFormat(ABC):
         raise NotImplementedError
 
     def losses(self, records: Records) -> dict[str, int]:
-        """In how many of `records` something is dropped or changed for want of room in the format, by what: "moves",
-        "castling", "en_passant", "rule50", "ply", "black_to_move" or "scores"."""
+        """The number of `records` in which something is dropped or changed because the format has no room for it, by
+        what it is: "moves", "castling", "en_passant", "rule50", "ply", "black_to_move" or "scores"."""
         return {}
 
     # ---- for the package --------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class DataFormat(ABC):
         return {"kind": portable_name(self.kind), **to_data(self)}
 
     def claims(self, path: Path, head: bytes) -> bool:
-        """Is the file at `path`, whose content begins with `head`, in this format?"""
+        """Whether the file at `path`, whose content begins with `head`, is in this format."""
         name = path.name.lower()
         for suffix in _COMPRESSED:
             name = name.removesuffix(suffix)
@@ -158,7 +158,7 @@ def claiming(formats: Sequence[DataFormat], path: Path, head: bytes) -> DataForm
 
 
 class _Bytes(io.RawIOBase):
-    """What a format reads from; `cancelled` ends it."""
+    """The file that a format reads; `cancelled` ends the reading."""
 
     def __init__(self, source: ByteReader) -> None:
         self._source = source
@@ -187,7 +187,7 @@ class _Reader:
         self._bytes = _Bytes(source if source is not None else cast("ByteReader", self._own))
         self._blocks: Iterator[Records] | None = None
         self._ready = np.empty((0, 32), np.uint8)
-        self._positions = 0  # read, those that were left out among them
+        self._positions = 0  # read so far, including those that were left out
         self.format = portable_name(format.kind)
         self.skipped = 0
         self.first_skipped = ""

@@ -1,4 +1,4 @@
-"""The formats of data_loader/: one class for each row of its table."""
+"""The formats of data_loader/, one class for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BuiltIn(DataFormat):
-    """A format that is compiled. Its files are told by content, which the data library does by itself."""
+    """A compiled format. The data library itself recognises its files by their content."""
 
     def read(self, file: BinaryIO) -> Iterator[Records]:
         reader = self.open_reader(Path(str(getattr(file, "name", "file"))), file, False)  # type: ignore[arg-type]
