@@ -1,7 +1,7 @@
 // Parts of a feature set whose features are appended to rows that the built-in parts have been written to: sets from
 // outside this library, and built-in ones that are four functions and no more (general_set.h).
 //
-// Plain data alone, because a set that was compiled from a user's header is another shared library.
+// Only plain data, because a set that was compiled from a user's header is in another shared library.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace nnue::data {
 
-// What a set says of itself; the fields mean what they mean in FeaturePart.
+// The description of a set; the fields mean the same as in FeaturePart.
 struct SetDescription {
     std::int32_t num_features;
     std::int32_t max_active;
@@ -26,7 +26,7 @@ struct AppendRows {
     std::int32_t first_feature;
 };
 
-// What is wrong with the rows that a set gives.
+// The first error in the rows that a set gives.
 enum class SetFault : std::int32_t { kNone, kRange, kTooMany, kBuckets };
 
 struct BadRow {
@@ -36,7 +36,7 @@ struct BadRow {
     std::int32_t value = 0;  // the index, or how many features
 };
 
-// What the library that is made of a user's header exports, under the name `nnue_feature_set`.
+// The object that a library made from a user's header exports, under the name `nnue_feature_set`.
 struct CompiledSet {
     std::uint32_t version;  // kCompiledSetVersion
     SetDescription is;

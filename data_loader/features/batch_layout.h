@@ -1,6 +1,6 @@
 // The memory layout of a batch of index rows: the one table of its fields.
 //
-// Everybody else takes names, types, shapes, order and offsets from here: the loops that fill a batch, the operators
+// All other code takes names, types, shapes, order and offsets from here: the loops that fill a batch, the operators
 // that expand (csrc/expand_features.h), and the Python module, from which Batch, page-locked memory, copies to a device
 // and CUDA graphs take them (nnue_trainer/data/batch.py).
 #pragma once
@@ -23,7 +23,7 @@ namespace nnue::data {
     FIELD(result, std::int8_t, false)         /* -1, 0, 1 */              \
     FIELD(piece_count, std::uint8_t, false)   /* 2 to 32 */
 
-// Where a batch goes; every pointer is the caller's memory.
+// The memory for a batch, which belongs to the caller.
 struct BatchRows {
 #define NNUE_FIELD(name, type, row) type* name = nullptr;
     NNUE_BATCH_FIELDS(NNUE_FIELD)
@@ -52,7 +52,7 @@ struct BatchLayout {
     std::size_t size = 0;  // bytes of a batch
 };
 
-// Of a batch of n positions in one allocation. Every field begins at a multiple of 256 bytes.
+// The layout of a batch of n positions in one allocation. Every field begins at a multiple of 256 bytes.
 inline BatchLayout batch_layout(std::size_t n, std::size_t max_active) {
     constexpr std::size_t kAlignment = 256;
     BatchLayout layout;

@@ -56,7 +56,7 @@ struct BadFeatures : std::exception {
     const char* what() const noexcept override { return text.c_str(); }
 };
 
-// A part of a set whose features stand in the rows behind those of all other parts, wherever its indices begin.
+// A part of a set whose features come last in the rows, after those of all other parts, wherever its indices begin.
 struct AppendedPart {
     std::string name;
     int first_feature;
@@ -87,8 +87,8 @@ struct FeatureSet {
 // The set of that name, which lives as long as the program. Throws FormatError that says what is wrong with the name.
 const FeatureSet& feature_set(std::string_view name);
 
-// Makes a set from outside known by its name, which may then be part of a sum. It takes the place of one of that name,
-// for those who ask from now on. Throws FormatError for sizes that cannot be.
+// Makes a set from outside known by its name, which may then be part of a sum. It replaces an earlier set of that name
+// for all later calls. Throws FormatError for impossible sizes.
 void add_feature_set(const std::string& name, const SetDescription& is, AppendFeatures append);
 
 // The same for a shared library that was made of a header (CompiledSet). Throws FormatError if it is none.

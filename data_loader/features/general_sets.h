@@ -1,6 +1,7 @@
-// The built-in sets that are four functions (general_set.h) without a faster form of their own. To add one, write its
-// struct in a header of its own, with its name as `static constexpr const char* kName`, include that here and add the
-// struct to the list: the data pipeline, the operator on CPU and the kernel on CUDA then have it.
+// The built-in sets that are four functions (general_set.h) and have no faster form. To add one, write its struct in a
+// new header, with its name as `static constexpr const char* kName`, include that header here and add the struct to the
+// list: the data pipeline, the operator on CPU and the kernel on CUDA then have it. The list is needed because the
+// compilers for the CPU and for CUDA instantiate every set. tests/data/test_built_in_general_set.py adds one.
 #pragma once
 
 #include "features/general_set.h"

@@ -47,10 +47,10 @@ void check_board(const Position& p);
 void check_castling(const Position& p);
 void check_move(const Position& p, Move move);
 
-// Keeps the en-passant square of a file if binpack's rule does.
+// Keeps the en-passant square of a file if binpack's rule keeps it.
 void set_ep_square(Position& p, int square);
 
-// The ply that a full-move number stands for; programs that count from 0 mean 1 by it.
+// The ply of a full-move number. Some programs count from 0, so 0 means 1.
 std::uint16_t ply_of(unsigned full_move, int side_to_move);
 
 // The same score for the other side.

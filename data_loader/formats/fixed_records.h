@@ -1,4 +1,4 @@
-// Formats that are made up of records of one size, without a mark of their own.
+// Formats that consist of records of one size, and have no mark at the beginning of a file.
 //
 // A format is a codec:
 //     struct Codec {
@@ -6,7 +6,7 @@
 //         static Entry decode(std::span<const std::uint8_t, kSize> bytes);
 //         static void encode(const Entry& entry, std::span<std::uint8_t, kSize> bytes, Losses& losses);
 //     };
-// and its row is fixed_record_format<Codec>("name", ".suffix", "what it is").
+// and the format is fixed_record_format<Codec, kFormat>("name", ".suffix", "what it is").
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ class FixedReader final : public StreamReader {
         return pack(kDecode(std::span<const std::uint8_t, kSize>(&bytes[i * kSize], kSize)));
     }
 
-    // On several threads; if something is wrong, once more in order, to find the first thing that is.
+    // On several threads; after an error once more in order, to find the first one.
     std::size_t decode(std::span<const std::uint8_t> bytes, std::span<Record> out) {
         try {
             parallel_for(out.size(), 0, [&](std::size_t begin, std::size_t end) {

@@ -1,9 +1,9 @@
-// Data formats: the list that everybody else takes them from.
+// Data formats, and the list from which all other code takes them.
 //
-// A format is one file, formats/<format>.cpp, which puts it on the list (RegisteredFormat). The file says what the
-// format is called, how its files are told from others, and how positions are read from it and written to it; no other
-// file asks which format it has. Most formats are made up of records of one size (fixed_records.h) or of lines
-// (lines.h), and then the file is a codec: two functions for one position. Layouts to the byte: docs/data-formats.md.
+// A format is one file, formats/<format>.cpp, which puts it on the list (RegisteredFormat). The file has the format's
+// name, recognises files in the format, and reads and writes positions; no other file asks which format it has. Most
+// formats are made up of records of one size (fixed_records.h) or of lines (lines.h), and then the file is a codec: two
+// functions for one position. Layouts to the byte: docs/data-formats.md.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,17 @@ class PositionReader;  // reader.h
 class PositionWriter;  // writer.h
 class PositionFile;    // position_file.h
 
-// What to do about something that is wrong.
+// What to do about an error in a file.
 enum class OnBad {
     kError,  // the first thing that is wrong ends the reading
     kSkip,   // it is left out and counted
 };
 
 struct OpenOptions {
-    // kSkip: a record, or a binpack's chunk, that the file ends inside of is left out, and torn_end() says so.
+    // kSkip: a record, or a binpack's chunk, that is cut off by the end of the file is left out, and torn_end() says
+    // so.
     OnBad on_bad = OnBad::kError;
-    // What makes a chunk where the format has none; the order of every training run depends on these numbers.
+    // The size of a chunk in formats without chunks; the order of every training run depends on these numbers.
     std::size_t records_per_chunk = std::size_t{1} << 15;  // of formats of fixed records
     std::size_t bytes_per_chunk = std::size_t{1} << 20;    // of text and plain: positions that begin in this many bytes
     // Called now and then while a large file is indexed; what it throws ends that.
@@ -38,7 +39,7 @@ struct OpenOptions {
 };
 
 struct WriterOptions {
-    bool join_chains = true;  // off: every position of a binpack is a chain of its own, as in shuffled files
+    bool join_chains = true;  // off: every position of a binpack is a separate chain, as in shuffled files
 };
 
 // The first bytes of a file; all of it if `whole`.
@@ -55,7 +56,7 @@ struct Match {
         kNo,
         kCut,     // sound, but the file ends inside a record
         kMaybe,   // sound
-        kMarked,  // it says so itself: nothing else is asked
+        kMarked,  // it has the mark of the format, so no other format is tried
     } kind;
     std::string why_not;
 };
@@ -84,20 +85,20 @@ std::span<const DataFormat* const> formats();
 // Throws FormatError, with the names there are, for an unknown one.
 const DataFormat& find_format(std::string_view name);
 
-// How much of a file detect_format() is meant to see.
+// The number of bytes that detect_format() should see of a file.
 inline constexpr std::size_t kFormatHead = 64 << 10;
 
 // The format that a file with this head is in. Throws FormatError naming `path` if it is in none, or could be in more
-// than one. An empty file holds no positions in any: it counts as binpack.
+// than one. An empty file counts as binpack.
 const DataFormat& detect_format(const Head& head, const std::string& path);
 
-// What a format has no room for: the number of positions in which it was dropped or changed.
+// The number of positions in which something was dropped or changed because the format has no room for it.
 struct Losses {
     std::uint64_t moves = 0;          // the move
     std::uint64_t castling = 0;       // castling rights
     std::uint64_t en_passant = 0;     // the en-passant square
     std::uint64_t rule50 = 0;         // the rule-50 counter: dropped, or cut to the largest value there is
-    std::uint64_t ply = 0;            // the ply: dropped, or moved by one where its parity is not the side to move's
+    std::uint64_t ply = 0;            // the ply: dropped, or changed by one to fit the side to move
     std::uint64_t black_to_move = 0;  // read back with the colours swapped, as white to move
     std::uint64_t scores = 0;         // −32768, cut to −32767 where the view changes
 

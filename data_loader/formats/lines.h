@@ -1,4 +1,5 @@
-// Formats of lines of text. A reader derived from LineReader is such a format, and its row is line_format<Reader, …>.
+// Formats that consist of lines of text. Such a format is a reader derived from LineReader, made by line_format<Reader,
+// …>.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 
 namespace nnue::data {
 
-// A part of a file of lines: the positions that begin in it. `name` stands in messages, with the offset for the line.
+// A part of a file of lines: the positions that begin in it. Messages use `name`, and the offset in place of the line.
 struct LineRange {
     std::uint64_t begin = 0, end = UINT64_MAX;
     std::string name;
@@ -84,7 +85,7 @@ class LineReader : public StreamReader {
     std::size_t pending_ = 0;  // bytes of the last line
 };
 
-// Where the first position that does not begin before a place in a file begins; the file's end if there is none.
+// The offset of the first position that begins at a place in a file or after it; the file's end if there is none.
 // kBegins says whether a position begins with a line.
 template <bool (*kBegins)(std::string_view)>
 class PositionFinder final : public LineReader {
@@ -110,7 +111,7 @@ class LineChunks final : public PositionFile {
     const InputFile& file() const override { return file_; }
     std::size_t num_chunks() const override { return (file_.size() + chunk_ - 1) / chunk_; }
 
-    // A position that the file ends inside of is found when its chunk is decoded, and left out with it.
+    // A position that is cut off by the end of the file is found when its chunk is decoded.
     const std::string& torn_end() const override {
         static const std::string none;
         return none;

@@ -32,7 +32,7 @@ class PositionReader {
     virtual ChainCounts chains() const { return {}; }
     // With OnBad::kSkip, how much was left out: positions, or with binpack the rests of chunks.
     std::uint64_t skipped() const { return skipped_; }
-    // What was wrong with the first of it; empty if nothing was.
+    // The first error; empty if there was none.
     const std::string& first_skipped() const { return first_skipped_; }
 
   protected:
@@ -46,7 +46,7 @@ class PositionReader {
     std::string first_skipped_;
 };
 
-// A reader of a stream, with what all formats do about something that is wrong.
+// A reader of a stream, with the handling of errors that all formats share.
 class StreamReader : public PositionReader {
   public:
     StreamReader(const DataFormat& format, ByteStream stream, OnBad on_bad)

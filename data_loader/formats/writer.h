@@ -15,7 +15,7 @@ class PositionWriter {
     // Throws FormatError for a record that is not sound or a file that cannot be written.
     virtual void write(std::span<const Record> records) = 0;
 
-    // Writes what is still held back. The file is whole after it, and only then.
+    // Writes what is still buffered. The file is complete only after this.
     virtual void finish() = 0;
 
     std::uint64_t positions() const { return positions_; }
@@ -26,8 +26,8 @@ class PositionWriter {
     Losses losses_;
 };
 
-// Multiplies every score by `factor`, rounded to the nearest, halves away from zero, but for kScoreNone. What is then
-// beyond ±32767 is cut; returns how many were.
+// Multiplies every score except kScoreNone by `factor`, rounded to the nearest integer, halves away from zero. Scores
+// beyond ±32767 are cut; returns how many were.
 std::uint64_t scale_scores(std::span<Record> records, double factor);
 
 }  // namespace nnue::data

@@ -3,12 +3,11 @@
 // The chunks of all files are put in a random order for each epoch. Workers decode them; decoded chunks are appended,
 // in that order, to a window of a fixed number of positions; a full window is permuted at random and cut into batches,
 // which workers write into memory of the caller, while the next window fills. So the order is a function of (seed,
-// epoch, files, filters, window, batch size), and a place in it is four numbers. Resuming decodes one window
-// again, and no more.
+// epoch, files, filters, window, batch size), and a place in it is four numbers. Resuming decodes one window again.
 //
-// With canonical shards every batch has an equal part from each of them: a stream of its own, over every shards-th
-// chunk of the epoch's order, with its own part of the window. A process then decodes its shards only, and the order is
-// the same for every number of processes that divides theirs.
+// With canonical shards every batch has an equal part from each shard. A shard is a separate stream over every n-th
+// chunk of the epoch's order, where n is the number of shards, with its own part of the window. A process then decodes
+// only its own shards, and the order is the same for every number of processes that divides n.
 #pragma once
 
 #include <chrono>
@@ -40,17 +39,17 @@ struct PipelineOptions {
     std::size_t window = std::size_t{1} << 22;  // positions; rounded up to whole batches
     bool drop_last = true;                      // leave out an epoch's last batch if it is not full
     int threads = 0;                            // 0: one per CPU
-    // For each file how often its chunks come in an epoch; empty: once. 2.5: twice, and a random half of them once
-    // more.
+    // For each file the number of times that its chunks come in an epoch; empty: once. 2.5: twice, and a random half of
+    // them once more.
     std::vector<double> weights;
     bool skip_bad_chunks = false;  // leave out and count a chunk with anything wrong in it, instead of an error
     FilterOptions filters;
-    // A filter of the user's own, after the others: moves what is kept to the front and returns how many that is.
+    // A user's filter, which runs after the others: it moves the records to keep to the front and returns their number.
     // Called from workers, for one chunk at a time; it must be a function of the records alone.
     std::function<std::size_t(std::span<Record>)> user_filter;
     std::size_t rank = 0, world_size = 1;  // this process gets an equal part of every batch
-    // Canonical shards, a multiple of world_size: each is drawn, and repeated, on its own, so that there are no marks
-    // between epochs, and each process decodes its own only. 1: none, every process decodes everything.
+    // Canonical shards, a multiple of world_size. Each shard is drawn and repeated separately, so there are no marks
+    // between epochs, and each process decodes only its own shards. 1: no shards, every process decodes everything.
     std::size_t shards = 1;
 };
 
@@ -68,7 +67,7 @@ struct Slot {
     Record* records = nullptr;
 };
 
-// Chunks left out because of skip_bad_chunks. Each counts once, however often its turn comes.
+// Chunks left out because of skip_bad_chunks. Each counts once, even if it comes several times.
 struct BadChunks {
     std::uint64_t count = 0;
     std::string first;  // what was wrong with the one that was found first
@@ -111,7 +110,7 @@ class Pipeline {
     // Ends and joins the workers. A worker must not call it: see runs_in_worker().
     void join();
 
-    // Is this thread one of the workers? In a user's own filter it is.
+    // Whether this thread is one of the workers, as it is in a user's filter.
     bool runs_in_worker() const;
 
     // Of all chunks decoded so far, those ahead of the last batch included.

@@ -1,4 +1,4 @@
-"""The float model against the integers of the same net, on real positions."""
+"""Compares the float model with the integers of the same net, on real positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STEP = 512  # positions at a time
 
 @dataclass(frozen=True)
 class Positions:
-    """Records uint8 [n, 32], and where they are from, in words."""
+    """Records uint8 [n, 32], and a phrase that says where they come from."""
 
     records: Records
     origin: str
@@ -52,8 +52,8 @@ def built_in_positions() -> Positions:
 
 
 def some_positions(files: Iterable[str | Path], count: int) -> Positions:
-    """`count` positions of the first of `files` that can be read, spread over its beginning; the built-in ones where
-    there is none."""
+    """`count` positions of the first of `files` that can be read, spread over its beginning; the built-in positions if
+    none can be read."""
     for file in files:
         try:
             records = spread(file, count)
@@ -65,7 +65,8 @@ def some_positions(files: Iterable[str | Path], count: int) -> Positions:
 
 
 def spread(file: str | Path, count: int, every: int = 16) -> Records:
-    """Every `every`-th of the first `every · count` positions of a file, or as many of all where there are fewer."""
+    """`count` positions of a file: every `every`-th from its beginning on, or closer together if the file is
+    shorter."""
     blocks: list[Records] = []
     left = every * count
     with PositionReader(file) as reader:
@@ -103,7 +104,8 @@ def integer_scores(net: QuantizedNet, records: Records) -> npt.NDArray[np.float6
 
 
 def agreement(path: Path, positions: Positions) -> Agreement:
-    """Of the checkpoint `path`. UserError where it is damaged, or its weights do not fit the integers."""
+    """Scores of the positions by the checkpoint `path`. UserError if it is damaged, or if its weights do not fit the
+    integers."""
     checkpoint = checkpoints.load(path, ("model", "net"))
     quantized = net_from_checkpoint(checkpoint, str(path), any_l1=True)
     model = model_of(checkpoint, str(path))

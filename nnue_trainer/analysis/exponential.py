@@ -41,7 +41,8 @@ class Ewm:
         return self._statistic("mean")
 
     def var(self, bias: bool = False) -> Tensor:
-        """The weighted variance; without `bias` times (Σw)² / ((Σw)² − Σw²), and NaN where that has no value."""
+        """The weighted variance; without `bias` it is multiplied by (Σw)² / ((Σw)² − Σw²), and NaN where that has no
+        value."""
         return self._statistic("var", bias)
 
     def std(self, bias: bool = False) -> Tensor:
@@ -59,15 +60,15 @@ def ewm(
     adjust: bool = True,
     ignore_na: bool = False,
 ) -> Ewm:
-    """Weights that fall by the factor 1 − alpha from element to element, as those of pandas' `Series.ewm`.
+    """Weights that fall by the factor 1 − alpha from element to element, as in pandas' `Series.ewm`.
 
     Args:
         x: [..., n], float32 or float64, on CPU or CUDA; need not be contiguous.
         com, span, halflife, alpha: exactly one of them: alpha = 1 / (1 + com), com ≥ 0; alpha = 2 / (1 + span),
             span ≥ 1; alpha = 1 − exp(−ln 2 / halflife), halflife > 0; or 0 < alpha ≤ 1.
         min_periods: observations before there is an output; at least 1, also where it is 0 or None.
-        adjust: True: weighted means over all that has been. False: y[i] = (1 − alpha) · y[i − 1] + alpha · x[i].
-        ignore_na: True: weights fall with every observation. False: with every element, NaN included.
+        adjust: True: weighted means over all earlier elements. False: y[i] = (1 − alpha) · y[i − 1] + alpha · x[i].
+        ignore_na: True: weights fall with every observation. False: they fall with every element, NaN included.
 
     Raises:
         ValueError: an argument is out of range. RuntimeError: x is not such a tensor.

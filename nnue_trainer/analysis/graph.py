@@ -8,7 +8,7 @@
     graph.densest_subgraph(g, k=16)
 
 Three operators do the work, on CPU and CUDA: `nnue::pack_bits`, `bit_counts` and `random_walks` (csrc/graph.h). They
-count, so their results are exact, and those of a walk depend on its seed alone. They have no derivative.
+count, so their results are exact, and walks depend on nothing but their seed. They have no derivative.
 """
 
 from __future__ import annotations
@@ -57,17 +57,19 @@ def pack_bits(active: Tensor) -> Tensor:
 
 
 def bit_counts(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """int32 [N, M]: how many bits each row of a, int64 [N, W], shares with each row of b, int64 [M, W].
+    """int32 [N, M]: the number of bits that each row of a, int64 [N, W], shares with each row of b, int64 [M, W].
 
-    Without b, of a with itself: each pair is counted once.
+    Without b, a is compared with itself, and each pair is computed only once.
     """
     return cast(Tensor, torch.ops.nnue.bit_counts(a, b))
 
 
 def coactivation(active: Tensor) -> Tensor:
-    """int32 [N, N]: at how many of P positions both neurons of a pair are active; `active` is bool or uint8 [P, N].
+    """int32 [N, N]: the number of positions, of P, at which both neurons of a pair are active; `active` is bool or
+    uint8 [P, N].
 
-    The diagonal says how often each is active. Over more positions than fit into memory, add up what this gives.
+    The diagonal says how often each neuron is active. If the positions do not fit into memory, add up the results of
+    parts.
     """
     return bit_counts(pack_bits(active))
 
@@ -109,9 +111,10 @@ class Graph:
     def from_edges(
         cls, nodes: int, sources: Tensor, targets: Tensor, weights: Tensor | None = None, undirected: bool = False
     ) -> Graph:
-        """Of a list of edges, in any order. Edges that are given several times are one edge; their weights add up.
+        """The graph of a list of edges, in any order. An edge that occurs several times is one edge, and its weights
+        add up.
 
-        nodes: how many there are. sources, targets: integers [edges]. weights: numbers [edges] above 0, or None.
+        nodes: their number. sources, targets: integers [edges]. weights: numbers [edges] above 0, or None.
         undirected: each edge also leads back; an edge that is given in both directions counts twice.
         """
         if undirected:
@@ -135,8 +138,8 @@ class Graph:
     def from_counts(cls, counts: Tensor, least: float = 1, top: int | None = None) -> Graph:
         """The undirected graph of a symmetric matrix [n, n] such as `coactivation` gives; the diagonal is left out.
 
-        least: there is an edge where the count is at least that (and above 0). top: of those only the `top` largest of
-        each node; an edge stays if it is one of them for either end. Weights are the counts.
+        least: there is an edge where the count is at least this number (and above 0). top: only the `top` largest edges
+        of each node stay; an edge stays if it is among them for one of its ends. Weights are the counts.
         """
         if counts.dim() != 2 or counts.shape[0] != counts.shape[1]:
             raise ValueError(f"graph: counts: found shape {list(counts.shape)}, expected [n, n]")
@@ -185,7 +188,7 @@ class Graph:
 
     @cached_property
     def reversed(self) -> Graph:
-        """The same edges the other way round."""
+        """The graph with all edges reversed."""
         order = self.targets.sort(stable=True).indices
         counts = (
             torch.bincount(self.targets, minlength=self.nodes) if self.edges else self.offsets.new_zeros(self.nodes)
@@ -196,9 +199,10 @@ class Graph:
 
     @cached_property
     def thresholds(self) -> Tensor | None:
-        """What `nnue::random_walks` chooses edges by: int32 [edges], or None where all weights are equal.
+        """The thresholds by which `nnue::random_walks` chooses edges: int32 [edges], or None where all weights are
+        equal.
 
-        Made on the CPU, so that they are the same on every device.
+        They are made on the CPU, so that they are the same on every device.
         """
         if self.weights is None:
             return None
@@ -224,10 +228,12 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None) -> N
 def pagerank(graph: Graph, restart: float = RESTART, tolerance: float = 1e-12, most: int = 10_000) -> Tensor:
     """PageRank by power iteration, float64 [n] with sum 1.
 
-    The share of time that a walker spends at each node who begins anew, at any node, with probability `restart` behind
-    every visit, and otherwise follows an edge as its weight says; from a node without edges to any node.
+    A walker restarts at a random node with probability `restart` after every visit, and otherwise follows a random edge
+    in proportion to its weight; from a node without edges it goes to a random node. The rank of a node is the share of
+    time that the walker spends there.
 
-    tolerance: it ends when the sum of changes is below it; ArithmeticError if `most` iterations do not get there.
+    tolerance: the iteration ends when the sum of changes is below it; ArithmeticError if `most` iterations are not
+    enough.
     """
     _check_restart(restart)
     n = graph.nodes
@@ -257,10 +263,11 @@ class WalkedRank(NamedTuple):
 def pagerank_walks(
     graph: Graph, rounds: int, restart: float = RESTART, seed: int = 0, stream: int = 0, groups: int = 16
 ) -> WalkedRank:
-    """PageRank by `rounds` walks from each node, which is without bias; its standard error falls as 1 / √rounds.
+    """PageRank by `rounds` walks from each node. It has no bias, and its standard error falls as 1 / √rounds.
 
-    The same for a seed on every device. restart: as for `pagerank`. groups: `rounds` is a multiple of this, and the
-    standard errors come from how much groups of rounds differ (their own relative error is about 1 / √(2 · groups)).
+    A seed gives the same result on every device. restart: as for `pagerank`. groups: `rounds` is a multiple of this
+    number. The standard errors come from the differences between these groups of rounds, and have a relative error of
+    about 1 / √(2 · groups).
     """
     _check_restart(restart)
     if groups < 2 or rounds < groups or rounds % groups:
@@ -307,7 +314,7 @@ def densest_subgraph(
     of V c for some direction c, so such sets are tried: along the axes and `directions` random directions of the span
     of the `rank` leading eigenvectors and of the vector of PageRank by `rounds` random walks. From each the
     bilinear form x A y is raised in turns, x being the k best nodes for y and the other way round; then single nodes
-    are exchanged while that helps. Nothing is random but by `seed`.
+    are exchanged while that helps. All randomness comes from `seed`.
     """
     n = graph.nodes
     if not 0 <= k <= n:
@@ -342,8 +349,8 @@ def densest_subgraph(
 
 
 def peel(graph: Graph, k: int) -> Subgraph:
-    """k nodes of an undirected graph by taking away, one by one, the node with the least weight left (the first of
-    equals). In O(n² + edges), on the CPU: what `densest_subgraph` is compared with."""
+    """k nodes of an undirected graph. It removes, one by one, the node with the least remaining weight (the first of
+    equals), in O(n² + edges), on the CPU. `densest_subgraph` is compared with it."""
     offsets, targets = graph.offsets.tolist(), graph.targets.cpu().long()
     weights = graph.weights.cpu() if graph.weights is not None else torch.ones(graph.edges, dtype=torch.float64)
     degrees = graph.degrees.cpu().clone()

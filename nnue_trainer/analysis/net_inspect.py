@@ -1,9 +1,8 @@
-"""`nnue inspect`: what is in a net or a checkpoint, and what it does on real positions.
+"""`nnue inspect`: the contents of a net or a checkpoint, and how it behaves on real positions.
 
-Everything follows from what a net says of itself: its integers with scales and limits (`Net.tensors`), its float model,
-and the features of its first layer. Where a first layer has a piece-square part, which plane stands for which piece and
-which king square belongs to which bucket is found by expanding positions with one piece more, so that it holds for
-feature sets from outside as well.
+Everything comes from a net's own description: its integers with scales and limits (`Net.tensors`), its float model, and
+the features of its first layer. For a piece-square part, the piece of each plane and the bucket of each king square are
+found by expanding positions with one more piece, so this works for feature sets from outside as well.
 """
 
 from __future__ import annotations
@@ -108,8 +107,8 @@ class FirstLayer:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two nets of one architecture, in integer steps: `changed` is the share of values that differ by half a step or
-    more."""
+    """The difference of two nets of one architecture, in integer steps: `changed` is the share of values that differ by
+    half a step or more."""
 
     name: str
     mean: float
@@ -136,7 +135,8 @@ class Inspection:
     positions: Positions
     agreement: Agreement | None
     scores: Floats
-    """of the positions, in engine units: of the integers, or of the float model where the net does not fit them"""
+    """scores of the positions in engine units, computed with the integers, or with the float model if it does not fit
+    into integers"""
     warnings: list[str] = field(default_factory=list)
     against: str = ""
     differences: list[Difference] = field(default_factory=list)
@@ -204,7 +204,7 @@ def inspect(
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
     """Looks at the net, checkpoint or run folder `path`, on `positions`; `progress(done, of)` counts tensors and
-    positions. UserError for what is none of these."""
+    positions. UserError for anything else."""
     tell = progress or (lambda done, of: None)
     opened = _open(path, arch, note)
     tensors = list(opened.net.tensors())
@@ -397,7 +397,7 @@ def _activity(
 
 
 def _judge(found: Inspection) -> None:
-    """Adds what an author should know to the warnings."""
+    """Adds warnings about what an author should know."""
     activity = found.activity
     if activity is not None:
         for what, mask in (("never above 0", activity.dead), ("always at their upper limit", activity.stuck)):
@@ -814,7 +814,7 @@ def check_neurons(found: Inspection, neurons: Sequence[int]) -> None:
 
 
 def _single_neurons(found: Inspection, neurons: Sequence[int]) -> Iterator[Plot]:
-    """Of the neurons that are asked for; else of the six whose weights are largest."""
+    """Plots of the neurons that were asked for, or else of the six with the largest weights."""
     first = found.first
     if first is None or not first.maps:
         return

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     import jinja2
 
 MARKER = '<meta name="generator" content="nnue-trainer">'
-"""By this a page of ours is known, and may be replaced by a newer one."""
+"""The mark of pages that this program made, which a newer page may replace."""
 
 
 @dataclass
 class Table:
-    """Cells are text. `numbers` says from which column on they are numbers, which stand to the right."""
+    """Cells are text. From the column `numbers` on they are numbers, which are aligned to the right."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: int = 1
     title: str = ""
     fold: bool = False
-    """shown when it is asked for"""
+    """folded until the reader opens it"""
 
 
 @dataclass
 class Section:
-    """A heading with what belongs under it, in this order."""
+    """A heading and its contents, in this order."""
 
     title: str
     text: str = ""
@@ -46,7 +46,7 @@ class Section:
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
     listing: str = ""
-    """text as it is, folded"""
+    """preformatted text, folded"""
     listing_title: str = ""
 
 
@@ -58,7 +58,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as text. What comes from files is shown without control characters, and escaped."""
+    """The page as text. Text from files is shown without control characters, and escaped."""
     from markupsafe import Markup
 
     counter = iter(range(1, 1 << 20))
@@ -77,7 +77,7 @@ def save(page: Page, path: StrPath) -> None:
 
 
 def check_replaceable(path: StrPath, overwrite: bool = False) -> None:
-    """UserError where `path` is there and is no page of ours, unless it may be replaced."""
+    """UserError if `path` exists and is not a page that this program made, unless it may be replaced."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             ours = MARKER.encode() in file.read(2048)

@@ -1,7 +1,7 @@
 """The first layer's neurons in another order: the same net, whose zeros come in blocks that engines skip.
 
-Which columns of which tensors the neurons lie along follows from the net's integer forward
-(`integer_forward.neuron_columns`); nothing here knows a net.
+The net's integer forward says which columns of which tensors belong to the neurons (`integer_forward.neuron_columns`);
+nothing here knows a net.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ZeroBlocks:
 
 @dataclass(frozen=True)
 class Permuted:
-    """What `permute` did. `neurons` are those that the layers see of one side; `order[i]` is the one that came to place
-    i. Zero blocks are those of `held_out` positions that had no part in the order."""
+    """The result of `permute`. `neurons` counts those that the layers see of one side; `order[i]` is the neuron that
+    moved to place i. Zero blocks are counted over `held_out` positions, which were not used for the order."""
 
     net: QuantizedNet
     order: npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class Permuted:
     """share of zero blocks on the positions of the order, before neurons were exchanged"""
     exchanges: int
     bits: Tensor = field(repr=False)
-    """int64 [neurons, words]: when each neuron is active at the held-out positions, in the order before"""
+    """int64 [neurons, words]: the held-out positions at which each neuron is active, in the old order"""
 
     def as_dict(self) -> dict[str, Any]:
         found = {key: getattr(self, key) for key in ("method", "positions", "held_out", "exchanges")}
@@ -91,7 +91,7 @@ def columns_of(net: Net, where: str) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def permuted(quantized: QuantizedNet, order: npt.NDArray[np.int64], where: str = "net") -> QuantizedNet:
-    """The net whose place i has what was at place `order[i]`. It evaluates every position as before."""
+    """The net in which place i has the neuron from place `order[i]`. It evaluates every position as before."""
     moved = reordered(columns_of(quantized.net, where), quantized.tensors, order)
     return replace(quantized, tensors=quantized.tensors | moved)
 
@@ -99,13 +99,13 @@ def permuted(quantized: QuantizedNet, order: npt.NDArray[np.int64], where: str =
 def reordered(
     columns: Mapping[str, npt.NDArray[np.int64]], tensors: Mapping[str, np.ndarray], order: npt.NDArray[np.int64]
 ) -> dict[str, np.ndarray]:
-    """Those of `tensors` that have neurons, by their `neuron_columns`, with the neurons in another order."""
+    """The `tensors` that have neurons, according to `neuron_columns`, with the neurons in the new order."""
     return {name: np.ascontiguousarray(tensors[name][..., _taken(neurons, order)]) for name, neurons in columns.items()}
 
 
 def permuted_checkpoint(checkpoint: Checkpoint, net: Net, order: npt.NDArray[np.int64], where: str) -> Checkpoint:
-    """The same of a checkpoint's weights. What it takes to resume a run is left out: optimizers hold a lot that lies
-    along neurons, too."""
+    """The same for the weights of a checkpoint. It cannot be resumed from: the optimizer's state, which also has an
+    order of neurons, is left out."""
     columns = columns_of(net, where)
     sources = {
         tensor.source_parameter: (columns[tensor.name], tensor) for tensor in net.tensors() if tensor.name in columns
@@ -120,7 +120,7 @@ def permuted_checkpoint(checkpoint: Checkpoint, net: Net, order: npt.NDArray[np.
 
 
 def _taken(neurons: npt.NDArray[np.int64], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each column the one that it takes its values from."""
+    """For each column, the column from which it takes its values."""
     places = np.arange(len(neurons))
     # Columns of neurons lie side by side, so another neuron is as many columns away as their numbers differ.
     moved: npt.NDArray[np.int64] = np.where(neurons < 0, places, places - neurons + order[neurons])
@@ -137,8 +137,8 @@ def permute(
     threads: int = 0,
     tell: neuron_order.Tell = lambda *_: None,
 ) -> Permuted:
-    """Orders the neurons by what they do at four of every five of `records` uint8 [B, 32], and measures zero blocks on
-    the others. Scores of all records are compared before and after; they are the same.
+    """Orders the neurons by their activity at four of every five of `records` uint8 [B, 32], and measures zero blocks
+    on the others. It also checks that the scores of all records stay the same.
 
     UserError for a net without a sparse layer, and for fewer than five positions.
     """
@@ -171,8 +171,8 @@ def permute(
 def activity_bits(
     quantized: QuantizedNet, records: Records, where: str = "net", threads: int = 0
 ) -> tuple[Tensor, int]:
-    """When each neuron is active: int64 [neurons, words], over both sides of each position, and how many samples that
-    are; bits beyond those are 0."""
+    """The samples at which each neuron is active, int64 [neurons, words], for both sides of each position, and the
+    number of samples; further bits are 0."""
     net = quantized.net
     forward = forward_to_permute(net, where)
     evaluator = _data.Evaluator(compiled_description(forward, net.integer_feature_set, quantized.tensors))
@@ -196,8 +196,8 @@ def _same(a: QuantizedNet, b: QuantizedNet, records: Records, threads: int) -> b
 
 @dataclass(frozen=True)
 class EngineSpeed:
-    """Nodes per second of an engine's `bench` with each net, the median of `runs` runs each, taken in turns, and the
-    least and the most. `nodes` of the bench are the same with both."""
+    """Nodes per second of an engine's `bench` with each net: median, least and most of `runs` runs each, which take
+    turns. The bench has the same `nodes` with both nets."""
 
     engine: str
     nodes: int

@@ -106,7 +106,7 @@ def svg(plot: Plot, identity: str) -> str:
 
 
 def save_png(plots: Sequence[Plot], path: Any, title: str, columns: int = 3) -> None:
-    """All plots on one picture, which appears whole or not at all."""
+    """Saves all plots as one picture, which appears whole or not at all."""
     from matplotlib.figure import Figure
 
     from nnue_trainer.atomic import replacing
@@ -156,7 +156,7 @@ def _second_and_fifth(value: float, _: object) -> str:
 
 
 def _inline(text: str, identity: str) -> str:
-    """What matplotlib wrote, without the prologue and its fixed size, with colours and names of the page."""
+    """The SVG of matplotlib without the prologue and the fixed size, with colours and names of the page."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'(<svg [^>]*?)\s(?:width|height)="[^"]*"', r"\1", text, count=1)
@@ -190,7 +190,8 @@ def thin(x: npt.NDArray[Any], *columns: npt.NDArray[Any], most: int = 800) -> li
 
 
 def envelope(x: npt.NDArray[Any], y: npt.NDArray[Any], most: int = 400) -> list[npt.NDArray[Any]]:
-    """As `thin`, but the lowest and the highest value of each stretch stay: noise must not look smaller than it is."""
+    """Like `thin`, but it keeps the lowest and the highest value of each stretch: noise must not look smaller than it
+    is."""
     if len(x) <= 2 * most:
         return [x, y]
     chosen: list[int] = []
