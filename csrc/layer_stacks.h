@@ -20,6 +20,23 @@
 //                  screlu   its square
 //                  dual     [min(square · y², largest), crelu], twice as many values
 //
+// Behind the layers there may be one more piece, "; integers divide=255 multiply=9600 …". Then x, the parameters and
+// psqt are an engine's integers, held as float32, and the operators round as the engine does: x down, psqt and every
+// quotient toward zero (trunc). Gradients go straight through the rounding. The operators then compute
+//
+//   y_0    = trunc(weight_0 · floor(x) / divide) + bias_0
+//   v      none, crelu  floor(step · clamped y)
+//          screlu       floor(square · y²) of the clamped y
+//          dual         [floor(min(square · y², step · largest)), crelu]
+//   skip   = trunc((y[plus] - y[minus]) · skip_multiply / skip_divide)
+//   layers = trunc((last y + skips) · multiply / by)
+//   output = trunc((trunc(psqt) + layers) · score_multiply / score_divide) / unit
+//
+// With apart=1 the two parts of the output are multiplied, divided and rounded each by itself. `step` and `square` are
+// powers of two. grad_x is also multiplied by `x_scale`, and grad_psqt by `psqt_scale`. Words that are left out are 1,
+// `apart` 0. `step`, `skip_multiply` and `skip_divide` are words of a layer. x must be float32. layer_stacks_first does
+// not round.
+//
 // stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is taken for the nearest one (who
 // computes it reports it). It depends on the batch alone, so it may be made ahead of time.
 //
@@ -101,12 +118,25 @@ struct Layer {
     int values;         // that the layer behind sees
     int output_offset;  // of these among the inputs of the last layer, -1 where it does not see them
     float output_scale;
+    // With rounding.
+    float step;
+    double skip_multiply, skip_divide;
+    float skip_slope;
+};
+
+// How an engine rounds; `rounds` is false where nothing does.
+struct Integers {
+    bool rounds = false, apart = false;
+    float divide = 1, x_scale = 1;
+    double multiply = 1, by = 1, score_multiply = 1, score_divide = 1, unit = 1;
+    float layers_slope = 1, psqt_slope = 1;  // derivatives of the output by what the last layer gives, and by psqt
 };
 
 struct Layers {
     int count = 0;  // the last one included
     int64_t stacks = 0;
     Layer at[kMostHidden + 1]{};
+    Integers integers;
 
     const Layer& last() const { return at[count - 1]; }
 };
@@ -123,49 +153,113 @@ inline std::vector<std::string> split(const std::string& text, char separator) {
     return pieces;
 }
 
+// One piece of `layers`: "NAME=NUMBER …". Each name is one of `numbers`, or `other(name, value)` takes it.
+template <class Other>
+void read_words(const char* op, const std::vector<std::string>& words,
+                const std::vector<std::pair<const char*, double*>>& numbers, const Other& other) {
+    for (const std::string& word : words) {
+        const size_t equals = std::min(word.find('='), word.size());
+        const std::string key = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
+        bool known = other(key, value);
+        for (const auto& [name, number] : numbers) {
+            if (key != name) continue;
+            const auto end = std::from_chars(value.data(), value.data() + value.size(), *number);
+            known = end.ec == std::errc() && end.ptr == value.data() + value.size();
+        }
+        if (!known) fail(op, "layers", "'" + word + "'", "words of csrc/layer_stacks.h, such as outputs=16");
+    }
+}
+
 // One layer as `layers` says it; numbers as they stand there.
 struct LayerWords {
     double outputs = 0, activated = 0, plus = -1, minus = -1, to_output = 0, largest = 1, low = 0, square = 1,
-           output_scale = 1;
+           output_scale = 1, step = 1, skip_multiply = 1, skip_divide = 1;
     int activation = kNone;
 
     LayerWords(const char* op, const std::string& text) {
-        const std::pair<const char*, double*> numbers[] = {
-            {"outputs", &outputs}, {"activated", &activated}, {"plus", &plus},
-            {"minus", &minus},     {"to_output", &to_output}, {"largest", &largest},
-            {"low", &low},         {"square", &square},       {"output_scale", &output_scale}};
         static constexpr const char* kActivations[] = {"none", "crelu", "screlu", "dual"};
-        for (const std::string& word : split(text, ' ')) {
-            const size_t equals = std::min(word.find('='), word.size());
-            const std::string key = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
-            bool known = false;
-            for (const auto& [name, number] : numbers) {
-                if (key != name) continue;
-                const auto end = std::from_chars(value.data(), value.data() + value.size(), *number);
-                known = end.ec == std::errc() && end.ptr == value.data() + value.size();
-            }
+        const auto is_activation = [this](const std::string& key, const std::string& value) {
             for (int kind = kNone; key == "activation" && kind <= kDual; ++kind) {
-                if (value == kActivations[kind]) activation = kind, known = true;
+                if (value == kActivations[kind]) return activation = kind, true;
             }
-            if (!known) fail(op, "layers", "'" + word + "'", "words of csrc/layer_stacks.h, such as outputs=16");
-        }
+            return false;
+        };
+        read_words(op, split(text, ' '),
+                   {{"outputs", &outputs},
+                    {"activated", &activated},
+                    {"plus", &plus},
+                    {"minus", &minus},
+                    {"to_output", &to_output},
+                    {"largest", &largest},
+                    {"low", &low},
+                    {"square", &square},
+                    {"output_scale", &output_scale},
+                    {"step", &step},
+                    {"skip_multiply", &skip_multiply},
+                    {"skip_divide", &skip_divide}},
+                   is_activation);
         const auto is_output = [&](double number) { return number >= -1 && number < outputs; };
         if (!(outputs >= 1 && outputs <= 1 << 20 && activated >= 1 && activated <= outputs && is_output(plus) &&
               is_output(minus)))
             fail(op, "layers", "'" + text + "'", "1 to 2^20 outputs; activated, plus and minus among them");
+        int exponent;
+        if (std::frexp(step, &exponent) != 0.5 || !(skip_divide > 0))
+            fail(op, "layers", "'" + text + "'", "a power of two as step, and a positive skip_divide");
+    }
+};
+
+// The piece "integers …".
+inline Integers read_integers(const char* op, const std::string& text) {
+    Integers integers;
+    double divide = 1, x_scale = 1, psqt_scale = 1, apart = 0;
+    std::vector<std::string> words = split(text, ' ');
+    words.erase(words.begin());
+    read_words(op, words,
+               {{"divide", &divide},
+                {"multiply", &integers.multiply},
+                {"by", &integers.by},
+                {"score_multiply", &integers.score_multiply},
+                {"score_divide", &integers.score_divide},
+                {"apart", &apart},
+                {"unit", &integers.unit},
+                {"x_scale", &x_scale},
+                {"psqt_scale", &psqt_scale}},
+               [](const std::string&, const std::string&) { return false; });
+    if (!(divide > 0 && integers.by > 0 && integers.score_divide > 0 && integers.unit > 0))
+        fail(op, "layers", "'" + text + "'", "positive divisors");
+    integers.rounds = true;
+    integers.apart = apart != 0;
+    integers.divide = static_cast<float>(divide);
+    integers.x_scale = static_cast<float>(x_scale);
+    const double of_score = integers.score_multiply / integers.score_divide / integers.unit;
+    integers.layers_slope = static_cast<float>(integers.multiply / integers.by * of_score);
+    integers.psqt_slope = static_cast<float>(psqt_scale * of_score);
+    return integers;
+}
+
+// The pieces of `layers`: one for each layer but the last, and the one about integers, or nothing.
+struct Description {
+    std::vector<std::string> hidden;
+    std::string integers;
+
+    explicit Description(const std::string& text) : hidden(split(text, ';')) {
+        if (hidden.empty() || split(hidden.back(), ' ').front() != "integers") return;
+        integers = hidden.back();
+        hidden.pop_back();
     }
 };
 
 // Reads `layers`.
 inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const std::string& text) {
     Layers layers;
-    const std::vector<std::string> words = split(text, ';');
-    const size_t hidden = words.size();
+    const Description description(text);
+    const size_t hidden = description.hidden.size();
     if (hidden > kMostHidden) fail(op, "layers", std::to_string(hidden) + " layers", "at most 8 but the last");
     if (stacks < 1 || stacks > kMostStacks)
         fail(op, "weight_0", std::to_string(stacks) + " stacks", "1 to " + std::to_string(kMostStacks));
     layers.count = static_cast<int>(hidden) + 1;
     layers.stacks = stacks;
+    if (!description.integers.empty()) layers.integers = read_integers(op, description.integers);
     int seen_by_last = 0;
     for (size_t l = 0; l <= hidden; ++l) {
         Layer& layer = layers.at[l];
@@ -173,7 +267,7 @@ inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const 
         layer.inputs = l == 0 ? static_cast<int>(inputs) : l == hidden ? seen_by_last : layers.at[l - 1].values;
         layer.outputs = 1;
         if (l == hidden) break;
-        const LayerWords of(op, words[l]);
+        const LayerWords of(op, description.hidden[l]);
         layer.outputs = static_cast<int>(of.outputs);
         layer.activated = static_cast<int>(of.activated);
         layer.activation = of.activation;
@@ -182,6 +276,10 @@ inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const 
         layer.largest = static_cast<float>(of.largest);
         layer.low = static_cast<float>(of.low);
         layer.square = static_cast<float>(of.square);
+        layer.step = static_cast<float>(of.step);
+        layer.skip_multiply = of.skip_multiply;
+        layer.skip_divide = of.skip_divide;
+        layer.skip_slope = static_cast<float>(of.skip_multiply / of.skip_divide);
         layer.values = layer.activated * (layer.activation == kDual ? 2 : 1);
         const bool before_last = l + 1 == hidden;
         if (of.to_output == 0 && !before_last) continue;
@@ -194,7 +292,7 @@ inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const 
 
 // The same, with the parameters' shapes checked against it.
 inline Layers read_layers(const char* op, const Tensors& parameters, const std::string& text, Device device) {
-    const size_t wanted = 2 * (split(text, ';').size() + 1);
+    const size_t wanted = 2 * (Description(text).hidden.size() + 1);
     if (parameters.size() != wanted)
         fail(op, "parameters", std::to_string(parameters.size()) + " tensors",
              std::to_string(wanted) + ", weight and bias of each layer");

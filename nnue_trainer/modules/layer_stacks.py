@@ -4,12 +4,16 @@ A net says what its layers are (`LayerStacks`). From that follow the forward pas
 and in every mode, and on a GPU the operators `layer_stacks_*` (csrc/layer_stacks.h, docs/kernels.md), which order the
 positions by stack, compute each for its own stack alone, and know the built-in losses. `LayerStacks` decides; no net
 mentions a kernel.
+
+Where `LayerStacks.integers` is set, the operators compute in an engine's integers and round as the engine does.
+nets/rounded_forward.py makes such a description from a net, and does the same in torch's operators.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -46,6 +50,12 @@ class StackLayer:
     output_scale: float | None = None
     """a factor: the last layer also sees these activations, multiplied by it, in front of those of later layers. None:
     it does not, unless this is the layer just before it"""
+    step: float = 1.0
+    """with integers: activations are multiplied by it, a power of two, before they are rounded down. Squares are
+    multiplied by `square`"""
+    skip_multiply: int = 1
+    """with integers: what goes directly to the net's output is multiplied by it, and divided by `skip_divide`"""
+    skip_divide: int = 1
 
     def words(self) -> str:
         """The layer as the operators read it (csrc/layer_stacks.h)."""
@@ -53,7 +63,9 @@ class StackLayer:
         words |= {"largest": self.largest, "low": self.low, "square": self.square}
         words |= {name: place for name, place in (("plus", self.plus), ("minus", self.minus)) if place is not None}
         words |= {} if self.output_scale is None else {"to_output": 1, "output_scale": self.output_scale}
-        return " ".join(f"{key}={value}" for key, value in words.items())
+        words |= {} if self.step == 1 else {"step": self.step}
+        words |= {} if self.plus is None else {"skip_multiply": self.skip_multiply, "skip_divide": self.skip_divide}
+        return _text(words)
 
     def activate(self, y: Tensor) -> Tensor:
         """[B, outputs] → [B, values]"""
@@ -72,6 +84,30 @@ class StackLayer:
         if self.plus is None:
             return None
         return y[:, self.plus] if self.minus is None else y[:, self.plus] - y[:, self.minus]
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Says that x, the parameters and PSQT are an engine's integers, and how the engine rounds. csrc/layer_stacks.h
+    explains each number."""
+
+    divide: int = 1
+    multiply: int = 1
+    by: int = 1
+    score_multiply: int = 1
+    score_divide: int = 1
+    apart: bool = False
+    unit: float = 1.0
+    x_scale: float = 1.0
+    psqt_scale: float = 1.0
+
+    def words(self) -> str:
+        """As the operators read it."""
+        return "integers " + _text(dataclasses.asdict(self) | {"apart": int(self.apart)})
+
+
+def _text(words: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in words.items())
 
 
 class FirstOutputs(NamedTuple):
@@ -104,13 +140,22 @@ class LayerStacks:
     inputs: int
     stacks: int
     hidden: tuple[StackLayer, ...] = ()
+    integers: Integers | None = None
+    """how the layers round, where they compute in an engine's integers; None: nothing is rounded"""
 
     def forward(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
         """The net's output, fp32 [B]. `linears` are the layers: `StackedLinear`, or `nn.Linear` where there is one
         stack. `order` is the result of `order()` for these buckets; if it is None, it is made here."""
-        parameters = _parameters(linears)
+        output = self.fused_output(first, _parameters(linears), order)
+        return self._plain(first, linears) if output is None else output
+
+    def fused_output(
+        self, first: FirstOutputs, parameters: Sequence[Tensor], order: Tensor | None = None
+    ) -> Tensor | None:
+        """`forward`, computed by the operators; None where they cannot compute it. `parameters`: the weight [S, O, I]
+        and the bias [S, O] of each layer."""
         if not self._is_fused(first, parameters):
-            return self._plain(first, linears)
+            return None
         order = self.order(first.bucket) if order is None else order
         output: Tensor = _Output.apply(self._description, first.x, first.psqt, order, *parameters)  # type: ignore[no-untyped-call]
         return output
@@ -126,7 +171,19 @@ class LayerStacks:
     ) -> Tensor | None:
         """`losses.mean` of a loss that the operators know, a scalar; None where they cannot compute it. `targets`:
         score int16 [B], result int8 [B] and λ, an fp32 scalar or fp32 [B], as in `Loss.terms`."""
-        parameters, (score, result, lam) = _parameters(linears), targets
+        return self.fused_loss(first, _parameters(linears), targets, kernel, score_scale, order)
+
+    def fused_loss(
+        self,
+        first: FirstOutputs,
+        parameters: Sequence[Tensor],
+        targets: tuple[Tensor, Tensor, Tensor],
+        kernel: LossKernel,
+        score_scale: float,
+        order: Tensor | None = None,
+    ) -> Tensor | None:
+        """`loss`; `parameters` as in `fused_output`."""
+        score, result, lam = targets
         known = score.dtype == torch.int16 and result.dtype == torch.int8 and lam.dtype == torch.float32
         if not known or not self._is_fused(first, parameters):
             return None
@@ -172,7 +229,8 @@ class LayerStacks:
         x = first.x
         if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or _derivatives.in_transform():
             return False
-        if not self.may_be_fused(x.device) or x.dim() != 2 or x.dtype not in _DTYPES:
+        dtypes = _DTYPES if self.integers is None else _DTYPES[:1]
+        if not self.may_be_fused(x.device) or x.dim() != 2 or x.dtype not in dtypes:
             return False
         floats = [*parameters, *([] if first.psqt is None else [first.psqt])]
         if any(t.dtype != torch.float32 or not t.is_cuda for t in floats):
@@ -183,7 +241,8 @@ class LayerStacks:
 
     @functools.cached_property
     def _description(self) -> _Description:
-        return _Description(self.inputs, self.stacks, "; ".join(layer.words() for layer in self.hidden))
+        pieces = [layer.words() for layer in self.hidden] + ([] if self.integers is None else [self.integers.words()])
+        return _Description(self.inputs, self.stacks, "; ".join(pieces), self.integers is not None)
 
 
 class _Description(NamedTuple):
@@ -192,6 +251,7 @@ class _Description(NamedTuple):
     inputs: int
     stacks: int
     layers: str
+    rounds: bool
 
 
 @functools.lru_cache(maxsize=256)
@@ -258,8 +318,12 @@ class _Output(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         of, (x, order, sums, *parameters) = ctx.of, ctx.saved_tensors
         found = _operators.layer_stacks_backward(grad_output, sums, order, parameters, of.layers)
-        grad_x, _, gradients = _gradients(ctx, of, (x, order, parameters), found, None, [])
-        return None, grad_x, grad_output if ctx.needs_input_grad[2] else None, None, *gradients
+        # Without integers, PSQT has the gradient of the output.
+        straight = grad_output if of.rounds and ctx.needs_input_grad[2] else None
+        grad_x, grad_psqt, gradients = _gradients(ctx, of, (x, order, parameters), found, straight, [])
+        if ctx.needs_input_grad[2] and not of.rounds:
+            grad_psqt = grad_output
+        return None, grad_x, grad_psqt, None, *gradients
 
 
 class _Loss(torch.autograd.Function):

@@ -112,3 +112,33 @@ def integer_linear(x: Tensor, weight: Tensor, *, wide: bool = False, factor: flo
     gradient of x is multiplied by `factor`; gradients are computed in fp32 either way."""
     result: Tensor = _Linear.apply(x, weight, wide, factor)  # type: ignore[no-untyped-call]
     return result
+
+
+class _StackedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor, factor: float) -> Tensor:
+        sums: Tensor = torch.ops.nnue.stacked_linear_forward(x, bucket, weight, bias)
+        return sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float], output: Tensor) -> None:
+        x, bucket, weight, _, ctx.factor = inputs
+        ctx.save_for_backward(x, bucket, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor, None]:
+        x, bucket, weight = ctx.saved_tensors
+        needs_x, factor = ctx.needs_input_grad[0], ctx.factor if ctx.needs_input_grad[0] else 1.0
+        # The gradients of outputs and of weights are far smaller than that of the inputs.
+        scaled = grads[0] if factor == 1.0 else grads[0] * factor
+        found = torch.ops.nnue.stacked_linear_backward(scaled, x, bucket, weight, needs_x)
+        grad_x, *others = found
+        grad_weight, grad_bias = others if factor == 1.0 else [grad / factor for grad in others]
+        return grad_x if needs_x else None, None, grad_weight, grad_bias, None
+
+
+def integer_stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor, *, factor: float = 1.0) -> Tensor:
+    """`integer_linear` and bias of each position's own bucket alone, all fp32: x [B, in], weight [S, out, in], bias
+    [S, out], bucket int64 [B] → [B, out]. Where `stacked_linear.is_fused`."""
+    result: Tensor = _StackedLinear.apply(x, bucket, weight, bias, factor)  # type: ignore[no-untyped-call]
+    return result

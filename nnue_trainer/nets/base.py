@@ -356,17 +356,24 @@ class StackedModel(NnueModel):
         return self.stacks.forward(self.first_outputs(batch), self.linears(), self.stacks.order_of(batch))
 
     def prepare(self, batch: Batch) -> Batch:
-        batch = super().prepare(batch)
-        if self.rounded is not None or not self.stacks.may_be_fused(batch.white.device):
+        batch, stacks = super().prepare(batch), self._stacks_in_use()
+        if stacks is None or not stacks.may_be_fused(batch.white.device):
             return batch
-        order = StackOrder(self.stacks.order(self.buckets(batch)), batch.white, self.stacks.stacks)
+        order = StackOrder(stacks.order(self.buckets(batch)), batch.white, stacks.stacks)
         return replace(batch, plans=(*batch.plans, order))
+
+    def _stacks_in_use(self) -> LayerStacks | None:
+        """The layers that the operators may compute: those of the engine's integers while `forward` is to round."""
+        return self.stacks if self.rounded is None else self.rounded.stacks
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
         kernel, is_own = loss.kernel(), type(self).forward is not StackedModel.forward
-        if kernel is None or is_own or self.rounded is not None or not self.stacks.may_be_fused(batch.score.device):
+        stacks, targets = self._stacks_in_use(), (batch.score, batch.result, lam)
+        if kernel is None or is_own or stacks is None or not stacks.may_be_fused(batch.score.device):
             return None
-        first, linears, targets = self.first_outputs(batch), self.linears(), (batch.score, batch.result, lam)
+        if self.rounded is not None:
+            return self.rounded.loss(self, batch, targets, kernel)
+        first, linears = self.first_outputs(batch), self.linears()
         order = self.stacks.order_of(batch)
         fused = self.stacks.loss(first, linears, targets, kernel, self.score_scale, order)
         if fused is not None:

@@ -5,20 +5,34 @@ It follows from what a net says of its integers: their stages (`Net.integer_forw
 straight through the rounding: quantisation-aware training.
 
 Not modelled are sums that an engine's 16 or 32 bits do not hold and that wrap around there; `nnue check` finds them.
+
+On a GPU the layers behind the first, and the loss, are computed by the same operators as without rounding
+(`modules/layer_stacks.py`), where these are made for the net's layers. They are held against what is written here in
+torch's operators, which runs everywhere else; on a CPU it computes each position for its own stack alone.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
+from nnue_trainer.losses.base import LossKernel
+from nnue_trainer.modules import stacked_linear
+from nnue_trainer.modules.layer_stacks import FirstOutputs, Integers, LayerStacks, StackLayer
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
-from nnue_trainer.modules.stacked_linear import choose
-from nnue_trainer.modules.straight_through import Steps, integer_linear, integer_rows, integers, straight
-from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer
+from nnue_trainer.modules.straight_through import (
+    Steps,
+    integer_linear,
+    integer_rows,
+    integer_stacked_linear,
+    integers,
+    straight,
+)
+from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
@@ -71,45 +85,75 @@ class RoundedForward:
         module = dict(model.named_modules()).get(self.transformer)
         if not isinstance(module, PerspectiveTransformer):
             raise ValueError(f"its first layer, {self.transformer}, is no PerspectiveTransformer")
-        self.stacks = torch.tensor(forward.stacks, device=next(model.parameters()).device)
+        self.by_pieces = torch.tensor(forward.stacks, device=next(model.parameters()).device)
+        largest = [forward.first.largest, *(_largest(layer) for layer in forward.layers)]
+        names = [self.parameters[layer.weight] for layer in forward.layers]
+        self.limits = [
+            (parameters[name].shape[-1], max(largest[n] for n in layer.inputs), self.tables[name][0].limit)
+            for name, layer in zip(names, forward.layers, strict=True)
+        ]
+        """of each layer: the number of its inputs, and the largest magnitudes of one and of a weight"""
+        self.stacks = self._layer_stacks(module)
+        """the layers behind the first as the operators of a GPU take them; None where those are not made for them"""
 
     def __call__(self, model: NnueModel, batch: Batch) -> Tensor:
         """The engine's score of each position in units of the float model, fp32 [B], side to move's view."""
         with torch.autocast(batch.white.device.type, enabled=False):
-            return self._score(model, batch)
+            first = self._first_layer(model, batch)
+            if self._takes_operators(first.x.device):
+                assert self.stacks is not None
+                output = self.stacks.fused_output(first, self._integers(model), self.stacks.order_of(batch))
+                if output is not None:
+                    return output
+            return self._score(model, first)
 
-    def _score(self, model: NnueModel, batch: Batch) -> Tensor:
+    def loss(
+        self, model: NnueModel, batch: Batch, targets: tuple[Tensor, Tensor, Tensor], kernel: LossKernel
+    ) -> Tensor | None:
+        """As `LayerStacks.loss`, of this forward pass."""
+        if not self._takes_operators(batch.white.device):
+            return None
+        assert self.stacks is not None
+        with torch.autocast(batch.white.device.type, enabled=False):
+            first, order = self._first_layer(model, batch), self.stacks.order_of(batch)
+            return self.stacks.fused_loss(first, self._integers(model), targets, kernel, model.score_scale, order)
+
+    def _takes_operators(self, device: torch.device) -> bool:
+        """They sum in fp32."""
+        if self.stacks is None or torch.compiler.is_compiling() or not self.stacks.may_be_fused(device):
+            return False
+        return torch.is_grad_enabled() or not any(self._is_large(number) for number in range(len(self.forward.layers)))
+
+    def _score(self, model: NnueModel, first: FirstOutputs) -> Tensor:
         forward = self.forward
-        if self.stacks.device != batch.white.device:
-            self.stacks = self.stacks.to(batch.white.device)
-        stack = self.stacks[batch.piece_count.long()]
-        first, psqt = self._first_layer(model, batch, stack)
-        vectors, largest, sums = [first], [forward.first.largest], []
-        for layer in forward.layers:
-            sums.append(self._sums(model, layer, vectors, max(largest[number] for number in layer.inputs), stack))
+        vectors, sums = [straight(first.x, "floor") if self._power < 0 else first.x], []
+        for number, layer in enumerate(forward.layers):
+            sums.append(self._sums(model, number, vectors, first.bucket))
             if layer.activated:
                 vectors.append(_activated(layer, sums[-1][:, : layer.activated]))
-                largest.append(_largest(layer))
         output = sums[-1][:, 0].double()
         for skip in forward.skips:
             y = sums[skip.layer].double()
             part = y[:, skip.plus] if skip.minus is None else y[:, skip.plus] - y[:, skip.minus]
             output = output + _tdiv(part, skip.multiply, skip.divide)
         positional = _tdiv(output, forward.multiply, forward.divide)
-        parts = [positional] if psqt is None else [psqt.double(), positional]
+        parts = [positional]
+        if first.psqt is not None:
+            parts = [straight(first.psqt, "trunc", self._psqt_scale).double(), positional]
         if not forward.score_apart:
             parts = [sum(parts[1:], parts[0])]
         scores = [_tdiv(part, forward.score_multiply, forward.score_divide) for part in parts]
         return (sum(scores[1:], scores[0]) / self.score_scale).float()
 
-    def _first_layer(self, model: NnueModel, batch: Batch, stack: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Activations fp32 [B, N] and the PSQT part fp32 [B], both integers."""
+    def _first_layer(self, model: NnueModel, batch: Batch) -> FirstOutputs:
+        """Activations fp32 [B, N] and the PSQT part fp32 [B], neither of them rounded yet."""
+        if self.by_pieces.device != batch.white.device:
+            self.by_pieces = self.by_pieces.to(batch.white.device)
+        stack = self.by_pieces[batch.piece_count.long()]
         first, transformer = self.forward.first, model.get_submodule(self.transformer)
         assert isinstance(transformer, PerspectiveTransformer)
         tables = {name: self.tables[f"{self.transformer}.{name}"] for name in ("weight", "bias")}
         psqt = None if transformer.psqt is None else self.tables[f"{self.transformer}.psqt"]
-        factors = 1 if first.activation == "crelu" else 2
-        power = factors * first.accumulator_shift - first.product_shift
         x, difference = transformer.apply_with(
             batch,
             stack,
@@ -117,43 +161,110 @@ class RoundedForward:
             integer_rows(transformer.bias, tables["bias"]),
             None if psqt is None or transformer.psqt is None else integer_rows(transformer.psqt, psqt),
             bound=first.clip / (1 << first.accumulator_shift),
-            scale=2.0**power,
+            scale=2.0**self._power,
         )
-        x = straight(x, "floor") if power < 0 else x
-        return x, None if difference is None or psqt is None else straight(difference, "trunc", psqt[0].scale)
+        return FirstOutputs(x, difference, stack)
 
-    def _sums(
-        self, model: NnueModel, layer: IntegerLayer, vectors: list[Tensor], largest: int, stack: Tensor
-    ) -> Tensor:
-        """tdiv(Σ weight · x, divide) + bias of each position's own stack, [B, outputs], fp32 or float64. `largest` is
-        what an input can be."""
-        # Rows of the first layer hand their gradients on as they are, so what they get is multiplied by their scale.
-        scale = self.tables[f"{self.transformer}.weight"][0].scale
+    @property
+    def _power(self) -> int:
+        """Bits by which the first layer shifts its activations to the left."""
+        first = self.forward.first
+        return (1 if first.activation == "crelu" else 2) * first.accumulator_shift - first.product_shift
+
+    @property
+    def _x_scale(self) -> float:
+        """The scale of the first layer's rows. They hand their gradient on as it is, so the gradient of the activations
+        is multiplied by this."""
+        return self.tables[f"{self.transformer}.weight"][0].scale
+
+    @property
+    def _psqt_scale(self) -> float:
+        """The scale of the PSQT columns, for the gradient of the PSQT part."""
+        rows = self.tables.get(f"{self.transformer}.psqt")
+        return 1.0 if rows is None else rows[0].scale
+
+    def _layer(self, model: NnueModel, layer: IntegerLayer) -> tuple[Tensor, Tensor]:
+        """Weight fp32 [S, O, I] and bias [S, O], fp32 or float64, as integers."""
+        names = self.parameters[layer.weight], self.parameters[layer.bias]
+        (weight_steps,), (bias_steps,) = (self.tables[name] for name in names)
+        weight = model.get_parameter(names[0])
+        # The simple net has no dimension for stacks.
+        shape = (self.forward.num_stacks, layer.outputs)
+        return (
+            integers(weight, weight_steps).float().view(*shape, weight.shape[-1]),
+            integers(model.get_parameter(names[1]), bias_steps).view(shape),
+        )
+
+    def _integers(self, model: NnueModel) -> list[Tensor]:
+        """The parameters of all layers, as `LayerStacks` takes them."""
+        return [parameter.float() for layer in self.forward.layers for parameter in self._layer(model, layer)]
+
+    def _sums(self, model: NnueModel, number: int, vectors: list[Tensor], stack: Tensor) -> Tensor:
+        """tdiv(Σ weight · x, divide) + bias of each position's own stack, [B, outputs], fp32 or float64, of a layer."""
+        layer, scale = self.forward.layers[number], self._x_scale
         if layer.inputs == (0,):
             x, factor = vectors[0], scale
         else:
             parts = [straight(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
             x, factor = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], 1.0
-        names = self.parameters[layer.weight], self.parameters[layer.bias]
-        (weight_steps,), (bias_steps,) = (self.tables[name] for name in names)
-        # The simple net has no dimension for stacks.
-        weight = integers(model.get_parameter(names[0]), weight_steps).float().view(-1, x.shape[1])
-        bias = integers(model.get_parameter(names[1]), bias_steps).view(-1)
-        wide = self._is_wide(x.shape[1], largest, weight_steps.limit)
-        every = integer_linear(x, weight, wide=wide, factor=factor)
+        weight, bias = self._layer(model, layer)
+        if stacked_linear.is_fused(x, weight) and not self._is_large(number):
+            if layer.divide == 1:
+                return integer_stacked_linear(x, stack, weight, bias.float(), factor=factor)
+            own = integer_stacked_linear(x, stack, weight, torch.zeros_like(bias, dtype=x.dtype), factor=factor)
+            return _tdiv(own.double(), 1, layer.divide) + F.embedding(stack, bias)
+        wide = self._is_large(number) or (self.tf32 and max(self.limits[number][1:]) > _LARGEST_TF32)
+        every = integer_linear(x, weight.view(-1, x.shape[1]), wide=wide, factor=factor)
         if layer.divide != 1:
             every = _tdiv(every.double(), 1, layer.divide)
-        return choose((every + bias.to(every.dtype)).view(len(x), -1, layer.outputs), stack)
+        bias = bias.view(-1).to(every.dtype)
+        return stacked_linear.choose((every + bias).view(len(x), -1, layer.outputs), stack)
 
-    def _is_wide(self, inputs: int, largest: int, limit: int) -> bool:
-        """Whether sums of products of inputs and weights up to these take float64.
+    def _is_large(self, number: int) -> bool:
+        """Whether sums of products of a layer take float64.
 
         Squares of 16 bits do. But a float64 copy of a wide layer's inputs is the largest tensor of a step, and in fp32
         the sums are off by about 10^-7 of themselves, which training cannot notice: it does without. Evaluation does
         not."""
-        if self.tf32 and max(largest, limit) > _LARGEST_TF32:
-            return True
+        inputs, largest, limit = self.limits[number]
         return not torch.is_grad_enabled() and largest * limit * min(inputs, _LARGE_PRODUCTS) > 2**24
+
+    def _layer_stacks(self, transformer: PerspectiveTransformer) -> LayerStacks | None:
+        """The layers as the operators take them; None for layers that see others than the one before."""
+        forward, hidden = self.forward, list[StackLayer]()
+        *before, last = forward.layers
+        *kept, final = last.inputs
+        in_order = [layer.inputs == (number,) for number, layer in enumerate(before)]
+        whole = [layer.divide == 1 for layer in forward.layers[1:]]
+        skips = {skip.layer: skip for skip in forward.skips}
+        known = kept == sorted({*kept} - {0, final}) and final == len(before) and len(skips) == len(forward.skips)
+        if not (all(in_order) and all(whole) and known):
+            return None
+        for number, layer in enumerate(before):
+            skip, one = skips.get(number), 1 << layer.shift
+            none = layer.activation == "none"
+            hidden.append(
+                StackLayer(
+                    layer.outputs,
+                    layer.activated,
+                    layer.activation,
+                    float((INT16_MAX if none else layer.clip) * one),
+                    low=float(INT16_MIN * one if none else 0),
+                    square=2.0 ** -(2 * layer.shift + layer.square_shift),
+                    step=1 / one,
+                    output_scale=1.0 if number + 1 in kept else None,
+                    **({} if skip is None else _skip_words(skip)),
+                )
+            )
+        of_output = Integers(
+            forward.layers[0].divide, forward.multiply, forward.divide, forward.score_multiply, forward.score_divide,
+            forward.score_apart, self.score_scale, self._x_scale, self._psqt_scale,
+        )  # fmt: skip
+        return LayerStacks(transformer.num_outputs, forward.num_stacks, tuple(hidden), of_output)
+
+
+def _skip_words(skip: Skip) -> dict[str, Any]:
+    return {"plus": skip.plus, "minus": skip.minus, "skip_multiply": skip.multiply, "skip_divide": skip.divide}
 
 
 def _tdiv(x: Tensor, factor: int, divisor: int) -> Tensor:

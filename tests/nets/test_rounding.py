@@ -167,6 +167,30 @@ def test_linear_is_exact_and_has_the_gradient_of_torch(wide: bool) -> None:
     torch.testing.assert_close(weight.grad, up.t() @ x)
 
 
+@pytest.mark.parametrize("name", ["sfnnv5", "sfnnv16", "simple screlu", "layered deep", "layered whole products"])
+def test_a_cpu_computes_the_own_stack_alone(name: str, records: np.ndarray, monkeypatch) -> None:
+    """With the same result as all stacks and a choice, which compilers and graphs for others get."""
+    model, _ = made(NETS[name])
+    model.set_rounding(True)
+    batch, found = expanded(records[:200], model.feature_set), []
+    for own in (True, False):
+        if own:
+            monkeypatch.setattr(rounded_forward, "integer_linear", None)  # not called
+        else:
+            monkeypatch.undo()
+            monkeypatch.setattr(rounded_forward.stacked_linear, "is_fused", lambda x, weight: False)
+        model.zero_grad()
+        output = model(batch)
+        (output * torch.linspace(0.2, 1, len(output))).sum().backward()
+        found.append((output.detach(), [p.grad.clone() for p in model.parameters()]))
+    (one, gradients), (other, expected) = found
+    if "simple" not in name and "products" not in name:
+        assert torch.equal(one, other)
+    assert (one - other).abs().max() * model.score_scale < 1.1
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert (gradient - wanted).norm() <= 2e-6 * wanted.norm()
+
+
 @pytest.mark.parametrize("name", ["sfnnv5", "sfnnv16", "simple screlu", "layered deep"])
 def test_autocast_changes_nothing(name: str, records: np.ndarray) -> None:
     model, _ = made(NETS[name])

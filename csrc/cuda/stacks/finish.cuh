@@ -26,6 +26,7 @@ struct Finish {
     // PSQT.
     const float* grad_output;
     float* grad_psqt;
+    float psqt_slope;
 };
 
 // Four columns for each thread.
@@ -86,7 +87,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Finish a) {
     if (block < a.of_pieces) return finish_pieces(a, block);
     block -= a.of_pieces;
     const int64_t position = static_cast<int64_t>(block) * kThreads + threadIdx.x;
-    if (position < a.of_order.positions) a.grad_psqt[position] = a.grad_output[position] * a.scale.read();
+    if (position < a.of_order.positions)
+        a.grad_psqt[position] = a.grad_output[position] * a.scale.read() * a.psqt_slope;
 }
 
 }  // namespace nnue::cuda::stacks

@@ -16,8 +16,8 @@ constexpr int kPitch = 68;  // floats from one row of a tile's numbers to the ne
 template <int MT>
 constexpr int kShares = kWarps* MT / 4;
 
-// positions[64] in shared memory, all legal. NT · 8 ≥ outputs.
-template <class T, int MT, int NT>
+// positions[64] in shared memory, all legal. NT · 8 ≥ outputs. kRounds: of x rounded down.
+template <class T, int MT, int NT, bool kRounds>
 __device__ void first_layer_sums(const T* x, const float* weight, int inputs, int outputs, const int* positions,
                                  float* shares) {
     using In = Input<T>;
@@ -82,7 +82,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
                 for (int i = 0; i < 4; ++i) {  // rows `row` and `row` + 8, then their second halves
                     const float2 v = In::pair(raw[m][i % 2], s * 2 + i / 2);
                     uint32_t parts[P];
-                    split(v.x, v.y, parts);
+                    split(floored<kRounds>(v.x), floored<kRounds>(v.y), parts);
 #pragma unroll
                     for (int p = 0; p < P; ++p) left[p][i] = parts[p];
                 }

@@ -50,6 +50,7 @@ struct FirstBackward {
     float* segments;  // [workers + slabs · S, KO · 16, kSlab]
     int inputs, outputs, slabs;
     Scale scale;
+    float x_scale;  // the gradient of x is also multiplied by it
 };
 
 // A unit's operands in shared memory, as lanes take them: for either product, the four groups of 16 positions.
@@ -70,8 +71,8 @@ __device__ __forceinline__ uint4 words(float a, float b, float c, float d) {
     return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
 }
 
-// T: of x; KO · 16 ≥ outputs.
-template <class T, int KO>
+// T: of x; KO · 16 ≥ outputs; kRounds: x is rounded down.
+template <class T, int KO, bool kRounds>
 __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backward(const T* x, const FirstBackward a) {
     using In = Input<T>;
     constexpr int P = In::kParts, KW = kWeightParts;
@@ -84,13 +85,13 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
     const Division division{static_cast<int64_t>(tiles) * a.slabs, static_cast<int>(gridDim.x)};
     if (static_cast<int>(blockIdx.x) >= division.workers) return;
     const int64_t begin = division.begin(blockIdx.x), end = division.begin(blockIdx.x + 1);
-    const float scale = a.scale.read();
     const int* const stack_of_tile = a.order + a.of_order.stack_of_tile();
     const int* const slots = a.order + a.of_order.slots();
 
     // Each warp makes one of the eight operands of the next unit: of either product, 16 positions. For the gradient of
     // x rows are positions and depth outputs; for that of the weight it is the other way round.
     const int kind = warp / 4, group = warp % 4;
+    const float scale = a.scale.read() * (kRounds && kind == 0 ? a.x_scale : 1.0f);
     float next_sums[KO][8];
     const auto load_sums = [&](int place) {
         const int* const positions = memory.positions[place] + group * 16;
@@ -223,7 +224,8 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         uint32_t parts[P];
-                        split(In::number(raw[2 * h], j), In::number(raw[2 * h + 1], j), parts);
+                        split(floored<kRounds>(In::number(raw[2 * h], j)),
+                              floored<kRounds>(In::number(raw[2 * h + 1], j)), parts);
 #pragma unroll
                         for (int p = 0; p < P; ++p) right[j][p][h] = parts[p];
                     }

@@ -54,11 +54,13 @@ int share_floats(int outputs) {
     return floats;
 }
 
+// Calls `body` with the type of x and whether the layers round, which those of 16 bits do not.
 template <class Body>
-void dispatch_input(ScalarType dtype, const Body& body) {
-    if (dtype == ScalarType::Float) return body(static_cast<const float*>(nullptr));
-    if (dtype == ScalarType::Half) return body(static_cast<const __half*>(nullptr));
-    return body(static_cast<const __nv_bfloat16*>(nullptr));
+void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
+    if (rounds) return body.template operator()<float, true>();
+    if (dtype == ScalarType::Float) return body.template operator()<float, false>();
+    if (dtype == ScalarType::Half) return body.template operator()<__half, false>();
+    return body.template operator()<__nv_bfloat16, false>();
 }
 
 size_t shared_bytes(const TileLayout& places) {
@@ -158,12 +160,13 @@ void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a,
     const int64_t tiles = a.of_order.most_tiles();
     if (is_sums) {
         a.sums_in = const_data<float>(x);
-        return launch_tiles("rest_kernel", rest_kernel, tiles, shared_bytes(a.places), stream, a);
+        const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
+        return launch_tiles("rest_kernel", kernel, tiles, shared_bytes(a.places), stream, a);
     }
-    dispatch_input(x.scalar_type(), [&]<class T>(const T*) {
+    dispatch_input(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
         dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
-            launch_tiles("tile_kernel", tile_kernel<T, MT, NT>, tiles, shared_bytes(a.places), stream, const_data<T>(x),
-                         only_first, a);
+            launch_tiles("tile_kernel", tile_kernel<T, MT, NT, kRounds>, tiles, shared_bytes(a.places), stream,
+                         const_data<T>(x), only_first, a);
         });
     });
 }
@@ -174,6 +177,7 @@ Tensor check_start(const char* op, const Tensor& x_in, bool is_sums, const Layer
         check_floats(op, "x", x_in, {-1, layers.at[0].outputs}, "[B, O]", like);
     else
         check_input(op, x_in, layers.at[0].inputs, like);
+    if (layers.integers.rounds) check_dtype(op, "x", x_in, {ScalarType::Float});
     const Tensor x = torch::stable::contiguous(x_in);
     check_aligned(op, "x", x);
     return x;
@@ -366,9 +370,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         const int workers = multiprocessors(like) * (depth == 1 ? 2 : 1);
         segments = floats_like(like, {workers + a.slabs * layers.stacks, depth * 16, kSlab});
         a.segments = mutable_data<float>(*segments);
-        dispatch_input(x.scalar_type(), [&]<class T>(const T*) {
+        a.x_scale = layers.integers.x_scale;
+        dispatch_input(x.scalar_type(), layers.integers.rounds, [&]<class T, bool kRounds>() {
             const auto run = [&]<int KO>() {
-                launch_tiles("first_layer_backward", first_layer_backward<T, KO>, workers,
+                launch_tiles("first_layer_backward", first_layer_backward<T, KO, kRounds>, workers,
                              sizeof(BackwardMemory<T, KO>), stream, const_data<T>(x), a);
             };
             depth == 1 ? run.template operator()<1>() : run.template operator()<2>();
@@ -391,6 +396,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     if (grad_output) {
         f.grad_output = const_data<float>(*grad_output);
         f.grad_psqt = mutable_data<float>(grad_psqt);
+        f.psqt_slope = layers.integers.psqt_slope;
         f.of_psqt = static_cast<int>(divide_up(positions, kThreads));
     }
     launch("finish_kernel", finish_kernel, f.of_weight + f.of_pieces + f.of_psqt, kThreads, 0, stream, f);
@@ -401,7 +407,7 @@ bool available_op(int64_t device, int64_t inputs, int64_t stacks, const std::str
     int major = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess)
         return false;
-    const size_t hidden = layer_stacks::split(description, ';').size();
+    const size_t hidden = Description(description).hidden.size();
     if (major < 8 || hidden > kMostHidden || stacks > kMostStacks) return false;
     return fits(read_layout("layer_stacks_available", inputs, stacks, description));
 }

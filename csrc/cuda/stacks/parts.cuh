@@ -16,6 +16,12 @@ __device__ __forceinline__ uint32_t bits_of(const T& two_numbers) {
     return *reinterpret_cast<const uint32_t*>(&two_numbers);
 }
 
+// With rounding, a number rounded down; else the number.
+template <bool kRounds>
+__device__ __forceinline__ float floored(float number) {
+    return kRounds ? floorf(number) : number;
+}
+
 // The parts of two numbers, largest first; a word has both.
 template <int kParts>
 __device__ __forceinline__ void split(float a, float b, uint32_t (&words)[kParts]) {

@@ -153,7 +153,26 @@ __device__ __forceinline__ float lowest(const Layer& layer) {
     return layer.activation == kNone ? layer.low : 0.0f;
 }
 
+// floor(square · y²) of an integer y, exactly, though y² may have more bits than a float: `square` is a power of two.
+__device__ __forceinline__ float floored_square(float y, float square) {
+    const float product = y * y, scaled = product * square, whole = floorf(scaled);
+    // A product that was rounded up may have reached an integer that y² does not reach.
+    return scaled == whole && fmaf(y, y, -product) < 0.0f ? whole - 1.0f : whole;
+}
+
+// number · factor / divisor toward zero.
+__device__ __forceinline__ double truncated(double number, double factor, double divisor) {
+    return trunc(number * factor / divisor);
+}
+
+// y of layer 0 but for its bias.
+template <bool kRounds>
+__device__ __forceinline__ float divided(const TileArguments& a, float sum) {
+    return kRounds ? truncf(sum / a.layers.integers.divide) : sum;
+}
+
 // Stores a row of y for two positions of a lane, and what the next layer sees of it.
+template <bool kRounds>
 __device__ __forceinline__ void store_activated(const Layer& layer, const Places& at, int row, const float (&y)[2],
                                                 float* memory) {
     store_pair(memory + at.sums, row, y[0], y[1]);
@@ -162,11 +181,23 @@ __device__ __forceinline__ void store_activated(const Layer& layer, const Places
     float first[2], second[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float clipped = clamped(y[i], lowest(layer), layer.largest), square = layer.square * (y[i] * y[i]);
-        second[i] = exists ? clipped : 0.0f;
-        first[i] = layer.activation == kDual     ? (square > layer.largest ? layer.largest : square)
-                   : layer.activation == kScrelu ? clipped * clipped
-                                                 : clipped;
+        const float clipped = clamped(y[i], lowest(layer), layer.largest);
+        if constexpr (kRounds) {
+            const bool is_dual = layer.activation == kDual;
+            const float largest = layer.step * layer.largest;
+            second[i] = floorf(layer.step * clipped);
+            first[i] = second[i];
+            if (is_dual || layer.activation == kScrelu)
+                first[i] = floored_square(is_dual ? y[i] : clipped, layer.square);
+            if (is_dual && first[i] > largest) first[i] = largest;
+            if (!exists) second[i] = 0.0f;
+        } else {
+            const float square = layer.square * (y[i] * y[i]);
+            second[i] = exists ? clipped : 0.0f;
+            first[i] = layer.activation == kDual     ? (square > layer.largest ? layer.largest : square)
+                       : layer.activation == kScrelu ? clipped * clipped
+                                                     : clipped;
+        }
         if (!exists) first[i] = 0.0f;
     }
     store_pair(memory + at.values, row, first[0], first[1]);
@@ -179,6 +210,7 @@ __device__ __forceinline__ void store_ones(const Places& at, float* memory) {
 }
 
 // Layer l > 0 and its activation; a warp has four outputs at a time, a lane two positions.
+template <bool kRounds>
 __device__ inline void dense(const TileArguments& a, int l, float* memory) {
     const int warp = threadIdx.x / kWarp, pitch = a.places.at[l - 1].width;
     const Layer& layer = a.layers.at[l];
@@ -205,13 +237,14 @@ __device__ inline void dense(const TileArguments& a, int l, float* memory) {
             }
         }
 #pragma unroll
-        for (int k = 0; k < 4; ++k) store_activated(layer, at, o + k, sum[k], memory);
+        for (int k = 0; k < 4; ++k) store_activated<kRounds>(layer, at, o + k, sum[k], memory);
     }
     store_ones(at, memory);
 }
 
 // The gradients of y of a hidden layer, in the place of y: from those of the next hidden layer's y, and from those of
 // the output, through the last layer and straight.
+template <bool kRounds>
 __device__ inline void sum_gradients(const TileArguments& a, int l, const float* grad_output, float* memory) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const Layer& layer = a.layers.at[l];
@@ -262,17 +295,22 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
             for (int i = 0; i < 2; ++i) {
                 const float value = sums.at[i];
                 const bool is_inside = value >= lowest(layer) && value <= layer.largest;
+                const float step = kRounds ? layer.step : 1.0f;
+                const float skipped = kRounds ? straight.at[i] * layer.skip_slope : straight.at[i];
                 float g = 0.0f;
                 if (is_dual) {
-                    if (is_inside) g = second[k][i];
-                    if (layer.square * (value * value) <= layer.largest)
+                    if (is_inside) g = kRounds ? second[k][i] * step : second[k][i];
+                    if (layer.square * (value * value) <= (kRounds ? step * layer.largest : layer.largest))
                         g += first[k][i] * (2.0f * layer.square * value);
                 } else if (is_inside) {
-                    g = layer.activation == kScrelu ? first[k][i] * (2.0f * value) : first[k][i];
+                    const float slope = !kRounds                      ? 2.0f * value
+                                        : layer.activation == kScrelu ? 2.0f * layer.square * value
+                                                                      : step;
+                    g = kRounds || layer.activation == kScrelu ? first[k][i] * slope : first[k][i];
                 }
                 if (row + k >= layer.activated) g = 0.0f;
-                if (row + k == layer.plus) g += straight.at[i];
-                if (row + k == layer.minus) g -= straight.at[i];
+                if (row + k == layer.plus) g += skipped;
+                if (row + k == layer.minus) g -= skipped;
                 gradient[i] = g;
             }
             store_pair(y, row + k, gradient[0], gradient[1]);
@@ -405,7 +443,25 @@ __device__ inline Target load_target(const TileArguments& a, const Tile& tile) {
     return target;
 }
 
+// The score of integers: what the layers give, with the skip connections, and PSQT, in units of the output.
+__device__ inline float integer_score(const TileArguments& a, int position, double output, double psqt,
+                                      const float* memory) {
+    const Integers& of = a.layers.integers;
+    for (int l = 0; l + 1 < a.layers.count; ++l) {
+        const Layer& layer = a.layers.at[l];
+        const float* const y = memory + a.places.at[l].sums + position;
+        if (layer.plus < 0 && layer.minus < 0) continue;
+        const double plus = layer.plus >= 0 ? y[layer.plus * kPitch] : 0.0f;
+        const double minus = layer.minus >= 0 ? y[layer.minus * kPitch] : 0.0f;
+        output += truncated(plus - minus, layer.skip_multiply, layer.skip_divide);
+    }
+    const double layers = truncated(output, of.multiply, of.by), straight = trunc(psqt);
+    const auto score = [&](double part) { return truncated(part, of.score_multiply, of.score_divide); };
+    return static_cast<float>((of.apart ? score(straight) + score(layers) : score(straight + layers)) / of.unit);
+}
+
 // The net's output of each position, and its gradient. Threads of a position have a quarter of the inputs each.
+template <bool kRounds>
 __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const Target& target, const float* memory) {
     const Layers& layers = a.layers;
     const int last = layers.count - 1, position = threadIdx.x % kTile, quarter = threadIdx.x / kTile;
@@ -430,12 +486,16 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
                        ? memory[a.places.at[0].sums + position]
                        : (tile.quarter[0][position] + tile.quarter[1][position]) +
                              (tile.quarter[2][position] + tile.quarter[3][position]) + memory[a.places.at[last].bias];
-    for (int l = 0; l < last; ++l) {
-        const float* const y = memory + a.places.at[l].sums + position;
-        if (layers.at[l].plus >= 0) output += y[layers.at[l].plus * kPitch];
-        if (layers.at[l].minus >= 0) output -= y[layers.at[l].minus * kPitch];
+    if constexpr (kRounds) {
+        output = integer_score(a, position, output, target.psqt, memory);
+    } else {
+        for (int l = 0; l < last; ++l) {
+            const float* const y = memory + a.places.at[l].sums + position;
+            if (layers.at[l].plus >= 0) output += y[layers.at[l].plus * kPitch];
+            if (layers.at[l].minus >= 0) output -= y[layers.at[l].minus * kPitch];
+        }
+        output += target.psqt;
     }
-    output += target.psqt;
     const bool exists = position < tile.count;
     const int64_t place = tile.positions[position];
     if (exists && a.output != nullptr) a.output[place] = output;
@@ -455,17 +515,19 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
             tile.totals[position / kWarp][1] = of_position.weight;
         }
     }
+    if constexpr (kRounds) gradient *= layers.integers.layers_slope;
     tile.gradient[position] = exists ? gradient : 0.0f;
 }
 
 // From what layer 0 and its activation have stored to all that the tile gives.
+template <bool kRounds>
 __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Target& target, float* memory) {
     const int last = a.layers.count - 1, lane = threadIdx.x % kWarp;
     for (int l = 1; l < last; ++l) {
-        dense(a, l, memory);
+        dense<kRounds>(a, l, memory);
         __syncthreads();
     }
-    output_and_loss(a, tile, target, memory);
+    output_and_loss<kRounds>(a, tile, target, memory);
     if (!a.backward) return;
     __syncthreads();
     // The last thread, which has least to do. It waits for memory while the others go on.
@@ -474,7 +536,7 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
     }
     float* const partials = a.partials + static_cast<int64_t>(blockIdx.x) * a.tile_numbers;
     for (int l = last - 1; l >= 0; --l) {
-        sum_gradients(a, l, tile.gradient, memory);
+        sum_gradients<kRounds>(a, l, tile.gradient, memory);
         if (l + 1 < last) weight_gradients(a, l + 1, memory, partials);
         __syncthreads();
     }
@@ -494,14 +556,17 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
     if (last > 0) row_sums(tile.gradient, 1, one, 1.0f, same, partials + a.of_bias[last]);
     for (int i = threadIdx.x; i < tile.count * outputs; i += kThreads) {
         const int p = i / outputs, o = i - p * outputs;
-        a.grad_sums[static_cast<int64_t>(tile.positions[p]) * outputs + o] = first[o * kPitch + p];
+        const float gradient = first[o * kPitch + p];
+        a.grad_sums[static_cast<int64_t>(tile.positions[p]) * outputs + o] =
+            kRounds ? gradient / a.layers.integers.divide : gradient;
     }
 }
 
 // A row of layer 0's y; it may be the net's output.
+template <bool kRounds>
 __device__ __forceinline__ void store_first(const TileArguments& a, int row, const float (&y)[2], float* memory) {
     if (a.layers.count > 1)
-        store_activated(a.layers.at[0], a.places.at[0], row, y, memory);
+        store_activated<kRounds>(a.layers.at[0], a.places.at[0], row, y, memory);
     else
         store_pair(memory + a.places.at[0].sums, row, y[0], y[1]);
 }
@@ -519,7 +584,7 @@ __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, f
 }
 
 // Layer 0 of a tile, then the rest; or layer 0 alone, where there are no other layers to be told of.
-template <class T, int MT, int NT>
+template <class T, int MT, int NT, bool kRounds>
 __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only_first, const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
@@ -535,8 +600,8 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only
         target = load_target(a, tile);
     }
     float* const shares = memory + a.places.shares;
-    first_layer_sums<T, MT, NT>(x, a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs,
-                                first.inputs, first.outputs, tile.positions, shares);
+    const float* const weight = a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs;
+    first_layer_sums<T, MT, NT, kRounds>(x, weight, first.inputs, first.outputs, tile.positions, shares);
     if (!only_first) hopper::copy_async_wait_all();
     __syncthreads();
     // A warp has every eighth row, a lane two positions. `values` lie over `shares`: they are stored when all is read.
@@ -567,17 +632,18 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only
     for (int k = 0; k < kRows; ++k) {
         const int o = warp + k * kWarps;
         if (o >= round4(first.outputs)) continue;
-        y[k][0] += memory[at.bias + o];
-        y[k][1] += memory[at.bias + o];
-        store_first(a, o, y[k], memory);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) y[k][i] = divided<kRounds>(a, y[k][i]) + memory[at.bias + o];
+        store_first<kRounds>(a, o, y[k], memory);
     }
     if (a.layers.count > 1) store_ones(at, memory);
     __syncthreads();
-    rest_of_tile(a, tile, target, memory);
+    rest_of_tile<kRounds>(a, tile, target, memory);
     finish_tile(a, tile, memory);
 }
 
 // The rest of a tile, from the sums of layer 0 in memory.
+template <bool kRounds>
 __global__ void __launch_bounds__(kThreads, 2) rest_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
@@ -594,13 +660,13 @@ __global__ void __launch_bounds__(kThreads, 2) rest_kernel(const TileArguments a
         float y[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < 2 && o < outputs; ++i)
-            y[i] = a.sums_in[static_cast<int64_t>(tile.positions[2 * lane + i]) * outputs + o] +
+            y[i] = divided<kRounds>(a, a.sums_in[static_cast<int64_t>(tile.positions[2 * lane + i]) * outputs + o]) +
                    memory[a.places.at[0].bias + o];
-        store_first(a, o, y, memory);
+        store_first<kRounds>(a, o, y, memory);
     }
     if (a.layers.count > 1) store_ones(a.places.at[0], memory);
     __syncthreads();
-    rest_of_tile(a, tile, target, memory);
+    rest_of_tile<kRounds>(a, tile, target, memory);
     finish_tile(a, tile, memory);
 }
 
