@@ -1,11 +1,14 @@
 """The layers behind the first and the loss, both ways: the operators against torch's (all stacks, then a choice).
 
-    python benchmarks/layer_stacks.py [--out FOLDER] [--quick]
+    python benchmarks/layer_stacks.py [--out FOLDER] [--quick] [--aware]
 
 Times are medians of a replayed graph, in milliseconds, with another 256 MB read before each replay, so that little lies
 in the cache. `order` is the order of positions by stack, which depends on the batch alone and may be made beside the
 step; it is not in the operators' time. `floor` is the time that reading x and writing its gradient once takes at the
 rate of a large copy in the same run. Errors are relative, in the norm, to float64.
+
+With `--aware`, layers round as the engine does (fp32 alone), and making integers of their parameters is in the times.
+Errors are relative to torch's operators there.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Problem:
 
     def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
         g = torch.Generator(device="cuda").manual_seed(1)
-        model = nets.build(net).cuda()
+        self.model = model = nets.build(net).cuda()
         self.stacks: LayerStacks = model.stacks
         self.linears: Sequence[nn.Module] = model.linears()
         self.score_scale = model.score_scale
@@ -96,6 +99,36 @@ class Problem:
         return [loss, *torch.autograd.grad(loss, leaves)]
 
 
+class Aware(Problem):
+    """The same layers with the engine's rounding."""
+
+    def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
+        super().__init__(net, positions, dtype)
+        self.model.set_rounding(True)
+        self.rounded = self.model.rounded
+        assert self.rounded is not None
+        assert self.rounded.stacks is not None
+        self.stacks = self.rounded.stacks
+        with torch.no_grad():
+            self.x.mul_(self.rounded.forward.first.largest)
+            self.psqt.mul_(self.rounded._psqt_scale)
+
+    def torch_step(self) -> list[Tensor]:
+        net = self.rounded._score(self.model, self.first)
+        loss = mean(*self.loss.terms(net * self.score_scale, *self.targets))
+        return [loss, *torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)]
+
+    def step(self) -> list[Tensor]:
+        kernel, parameters = self.loss.kernel(), self.rounded._parameters(self.model)
+        assert kernel is not None
+        loss = self.stacks.fused_loss(self.first, parameters, self.targets, kernel, self.score_scale, self.order)
+        assert loss is not None
+        return [loss, *torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)]
+
+    def exact(self) -> list[Tensor]:
+        return [found.double() for found in self.torch_step()]
+
+
 def largest_error(found: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
     """Of the gradient of x, and of everything else."""
     errors = [
@@ -125,18 +158,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="*", default=list(NETS))
     parser.add_argument("--quick", action="store_true", help="the first three cases of each net")
+    parser.add_argument("--aware", action="store_true", help="with the engine's rounding")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
     device = torch.device("cuda")
-    report: dict[str, Any] = {"benchmark": "layer_stacks", **environment(device)}
+    report: dict[str, Any] = {"benchmark": "layer_stacks", "aware": a.aware, **environment(device)}
     report["copy_tb_s"] = round(copy_rate(device, a.repeats), 3)
     print(f"{report['device']}, copy {report['copy_tb_s']} TB/s")
     print(f"{'net':20} {'batch':>6} {'x':9} {'torch':>7} {'here':>7} {'floor':>7} {'order':>7}  errors: torch, here")
     rows = []
     for net in a.nets:
         for positions, dtype in CASES[:3] if a.quick else CASES:
-            problem = Problem(NETS[net], positions, dtype)
+            if a.aware and dtype != torch.float32:
+                continue
+            problem = (Aware if a.aware else Problem)(NETS[net], positions, dtype)
             row: dict[str, Any] = {"net": net, "batch": positions, "x": str(dtype).removeprefix("torch.")}
             if positions == CASES[0][0]:
                 exact = problem.exact()
@@ -160,7 +196,7 @@ def main() -> None:
                 print(f"{'':20}   {name[:60]:60} {figures['launches']:4.0f} {figures['us']:8.2f} us", flush=True)
             del problem
     report["rows"] = rows
-    write(a.out / "layer_stacks-cuda.json", report)
+    write(a.out / f"layer_stacks{'-aware' if a.aware else ''}-cuda.json", report)
 
 
 if __name__ == "__main__":

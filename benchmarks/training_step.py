@@ -3,7 +3,8 @@
     python benchmarks/training_step.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value …]
 
 Twice in one run: on batches that lie on the device already, and from the file through the loader, as in training.
-Prints a table and writes JSON into benchmarks/results/.
+Prints a table and writes JSON into benchmarks/results/. `--aware` measures the same again with quantisation-aware
+rounding from the first step on.
 
 With `--ratio`, on a CPU, it measures instead what computing only the own layer stack of each position and updating rows
 late gain: trainers with and without take turns on the same batches in one process, so that others who use the machine
@@ -147,11 +148,13 @@ def main() -> None:
     parser.add_argument("--ratio", action="store_true", help="compare the ways of a CPU, see above")
     parser.add_argument("--batches", type=int, default=32, help="different batches of --ratio")
     parser.add_argument("--rounds", type=int, default=3, help="of --ratio")
+    parser.add_argument("--aware", action="store_true", help="also with quantisation-aware rounding")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()
     wait_as_training_does()
 
-    recipe = config.load(options.config, [f"data.train={json.dumps([options.data])}", *options.overrides])
+    overrides = [f"data.train={json.dumps([options.data])}", *options.overrides]
+    recipe = config.load(options.config, overrides)
     device = choose_device(recipe.training.device)
     machine = environment(device)
     steps = options.steps or (200 if device.type == "cuda" else 10)
@@ -163,9 +166,12 @@ def main() -> None:
     loader.close()
     if options.ratio:
         results = ratio(recipe, batches, options.rounds)
-    else:
-        results["preloaded"] = measure(recipe, Preloaded(batches), device, steps, warmup)
-        results["from file"] = measure(recipe, training_batches(recipe, model, device), device, steps, warmup)
+    for aware in () if options.ratio else (False, True) if options.aware else (False,):
+        rounds = ["model.quantisation.aware=true", "model.quantisation.aware_from=0"] if aware else []
+        now = config.load(options.config, [*overrides, *rounds])
+        name = "aware, " if aware else ""
+        results[name + "preloaded"] = measure(now, Preloaded(batches), device, steps, warmup)
+        results[name + "from file"] = measure(now, training_batches(now, model, device), device, steps, warmup)
 
     report = {
         "benchmark": "training_step",

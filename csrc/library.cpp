@@ -96,6 +96,12 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "stacked_linear_backward(Tensor grad_output, Tensor x, Tensor bucket, Tensor weight, bool needs_x_grad=True) "
         "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)");
 
+    // Contracts: integers.h.
+    m.def("to_integers(Tensor[] parameters, int[] ranges, float[] scales, int[] limits) -> Tensor");
+    m.def(
+        "to_integers_backward(Tensor[] gradients, Tensor[] parameters, int[] ranges, float[] scales, int[] limits) -> "
+        "Tensor");
+
     // Contracts: layer_stacks.h.
     m.def("stack_order(Tensor bucket, int num_stacks) -> Tensor");
     m.def("layer_stacks_first(Tensor x, Tensor order, Tensor weight) -> Tensor");

@@ -7,6 +7,7 @@ them. Nothing waits for the device, and everything can be compiled and recorded 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nnue_trainer import ops
+
 Rule = Literal["floor", "trunc", "round"]
+
+_ALIGNMENT = 64  # of parameters in the result of to_integers
+_operators: Any = torch.ops.nnue
 
 
 class _Straight(torch.autograd.Function):
@@ -58,33 +64,67 @@ def integers(parameter: Tensor, steps: Steps) -> Tensor:
     return straight(steps.of(parameter), "round")
 
 
-class _Rows(torch.autograd.Function):
+class _Together(torch.autograd.Function):
     @staticmethod
-    def forward(parameter: Tensor, ranges: Sequence[Steps]) -> Tensor:
-        first, *_ = ranges
-        out = (parameter.double() if first.wide else parameter) * first.scale
-        for steps in ranges:
-            out[steps.first_row : steps.first_row + steps.rows].clamp_(-steps.limit, steps.limit)
-        return out.round_().float()
+    def forward(clipped: bool, words: _Words, *parameters: Tensor) -> tuple[Tensor, ...]:
+        flat = _operators.to_integers(parameters, *words)
+        return tuple(_views(flat, parameters))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Sequence[Steps]], output: Tensor) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.clipped, ctx.words, *parameters = inputs
+        ctx.set_materialize_grads(ctx.clipped)
+        if ctx.clipped:
+            ctx.save_for_backward(*parameters)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if not ctx.clipped:
+            return None, None, *grads
+        parameters = ctx.saved_tensors
+        flat = _operators.to_integers_backward(grads, parameters, *ctx.words)
+        return None, None, *_views(flat, parameters)
 
 
-def integer_rows(parameter: Tensor, ranges: Sequence[Steps]) -> Tensor:
-    """A large parameter as integers in fp32; `ranges` are of one scale and cover all of its rows.
+class _Words(NamedTuple):
+    """Ranges as the operators take them (csrc/integers.h)."""
 
-    The gradient is handed on as it is: neither multiplied by the scale, which is done for the much smaller gradients
-    of what is computed from it, nor masked where a value is clipped, because the optimiser keeps values within their
-    limits. Either would take one more pass over the largest gradient of a net.
+    ranges: list[int]
+    scales: list[float]
+    limits: list[int]
+
+
+def _words(parameters: Sequence[Tensor], tables: Sequence[Sequence[Steps]]) -> _Words:
+    words = _Words([], [], [])
+    for number, (parameter, steps) in enumerate(zip(parameters, tables, strict=True)):
+        per_row = math.prod(parameter.shape[1:])
+        words.ranges.extend(part for each in steps for part in (number, each.rows * per_row))
+        words.scales.extend(each.scale for each in steps)
+        words.limits.extend(each.limit for each in steps)
+    return words
+
+
+def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    views, begin = [], 0
+    for parameter in parameters:
+        views.append(flat[begin : begin + parameter.numel()].view(parameter.shape))
+        begin += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+    return views
+
+
+def integer_parameters(
+    parameters: Sequence[Tensor], tables: Sequence[Sequence[Steps]], *, clipped: bool = True
+) -> list[Tensor]:
+    """Parameters as integers in fp32, all in one pass; each table has the ranges that cover the rows of a parameter, in
+    their order.
+
+    The gradient goes through where nothing is clipped, multiplied by the scale. Without `clipped` it is handed on as it
+    is, for large parameters: neither multiplied, which is done for the much smaller gradients of what is computed from
+    it, nor masked where a value is clipped, because the optimiser keeps values within their limits. Either would take
+    one more pass over the largest gradient of a net.
     """
-    result: Tensor = _Rows.apply(parameter, tuple(ranges))  # type: ignore[no-untyped-call]
-    return result
+    found: tuple[Tensor, ...] = _Together.apply(clipped, _words(parameters, tables), *parameters)  # type: ignore[no-untyped-call]
+    return list(found)
 
 
 class _Linear(torch.autograd.Function):
@@ -142,3 +182,20 @@ def integer_stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tens
     [S, out], bucket int64 [B] → [B, out]. Where `stacked_linear.is_fused`."""
     result: Tensor = _StackedLinear.apply(x, bucket, weight, bias, factor)  # type: ignore[no-untyped-call]
     return result
+
+
+def _forward_fake(parameters: list[Tensor], ranges: list[int], scales: list[float], limits: list[int]) -> Tensor:
+    return parameters[0].new_empty(sum(-(-p.numel() // _ALIGNMENT) * _ALIGNMENT for p in parameters))
+
+
+def _backward_fake(
+    gradients: list[Tensor], parameters: list[Tensor], ranges: list[int], scales: list[float], limits: list[int]
+) -> Tensor:
+    return _forward_fake(parameters, ranges, scales, limits)
+
+
+torch.library.register_fake("nnue::to_integers", _forward_fake)
+torch.library.register_fake("nnue::to_integers_backward", _backward_fake)
+if ops._libraries.cuda_error is not None:
+    for _op in ("to_integers", "to_integers_backward"):
+        torch.library.impl(f"nnue::{_op}", "CUDA", ops._no_cuda)

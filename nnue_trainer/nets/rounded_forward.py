@@ -27,7 +27,7 @@ from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.modules.straight_through import (
     Steps,
     integer_linear,
-    integer_rows,
+    integer_parameters,
     integer_stacked_linear,
     integers,
     straight,
@@ -102,7 +102,7 @@ class RoundedForward:
             first = self._first_layer(model, batch)
             if self._takes_operators(first.x.device):
                 assert self.stacks is not None
-                output = self.stacks.fused_output(first, self._integers(model), self.stacks.order_of(batch))
+                output = self.stacks.fused_output(first, self._parameters(model), self.stacks.order_of(batch))
                 if output is not None:
                     return output
             return self._score(model, first)
@@ -116,7 +116,7 @@ class RoundedForward:
         assert self.stacks is not None
         with torch.autocast(batch.white.device.type, enabled=False):
             first, order = self._first_layer(model, batch), self.stacks.order_of(batch)
-            return self.stacks.fused_loss(first, self._integers(model), targets, kernel, model.score_scale, order)
+            return self.stacks.fused_loss(first, self._parameters(model), targets, kernel, model.score_scale, order)
 
     def _takes_operators(self, device: torch.device) -> bool:
         """They sum in fp32."""
@@ -126,9 +126,12 @@ class RoundedForward:
 
     def _score(self, model: NnueModel, first: FirstOutputs) -> Tensor:
         forward = self.forward
-        vectors, sums = [straight(first.x, "floor") if self._power < 0 else first.x], []
+        vectors = [straight(first.x, "floor") if self._power < 0 else first.x]
+        sums: list[Tensor] = []
+        parameters = self._parameters(model, exact=not torch.is_grad_enabled())
         for number, layer in enumerate(forward.layers):
-            sums.append(self._sums(model, number, vectors, first.bucket))
+            weight, bias = parameters[2 * number : 2 * number + 2]
+            sums.append(self._sums(number, vectors, weight, bias, first.bucket))
             if layer.activated:
                 vectors.append(_activated(layer, sums[-1][:, : layer.activated]))
         output = sums[-1][:, 0].double()
@@ -152,14 +155,16 @@ class RoundedForward:
         stack = self.by_pieces[batch.piece_count.long()]
         first, transformer = self.forward.first, model.get_submodule(self.transformer)
         assert isinstance(transformer, PerspectiveTransformer)
-        tables = {name: self.tables[f"{self.transformer}.{name}"] for name in ("weight", "bias")}
-        psqt = None if transformer.psqt is None else self.tables[f"{self.transformer}.psqt"]
+        parameters = {"weight": transformer.weight, "bias": transformer.bias}
+        parameters |= {} if transformer.psqt is None else {"psqt": transformer.psqt}
+        tables = [self.tables[f"{self.transformer}.{name}"] for name in parameters]
+        weight, bias, *psqt = integer_parameters(list(parameters.values()), tables, clipped=False)
         x, difference = transformer.apply_with(
             batch,
             stack,
-            integer_rows(transformer.weight, tables["weight"]),
-            integer_rows(transformer.bias, tables["bias"]),
-            None if psqt is None or transformer.psqt is None else integer_rows(transformer.psqt, psqt),
+            weight,
+            bias,
+            psqt[0] if psqt else None,
             bound=first.clip / (1 << first.accumulator_shift),
             scale=2.0**self._power,
         )
@@ -183,23 +188,24 @@ class RoundedForward:
         rows = self.tables.get(f"{self.transformer}.psqt")
         return 1.0 if rows is None else rows[0].scale
 
-    def _layer(self, model: NnueModel, layer: IntegerLayer) -> tuple[Tensor, Tensor]:
-        """Weight fp32 [S, O, I] and bias [S, O], fp32 or float64, as integers."""
-        names = self.parameters[layer.weight], self.parameters[layer.bias]
-        (weight_steps,), (bias_steps,) = (self.tables[name] for name in names)
-        weight = model.get_parameter(names[0])
-        # The simple net has no dimension for stacks.
-        shape = (self.forward.num_stacks, layer.outputs)
-        return (
-            integers(weight, weight_steps).float().view(*shape, weight.shape[-1]),
-            integers(model.get_parameter(names[1]), bias_steps).view(shape),
-        )
+    def _parameters(self, model: NnueModel, *, exact: bool = False) -> list[Tensor]:
+        """Weight [S, O, I] and bias [S, O] of all layers, as integers in fp32; `exact`: in float64 where fp32 may not
+        hold them."""
+        layers = self.forward.layers
+        shapes: list[tuple[int, ...]] = []
+        names = [self.parameters[name] for layer in layers for name in (layer.weight, layer.bias)]
+        for layer, (inputs, *_) in zip(layers, self.limits, strict=True):
+            # The simple net has no dimension for stacks.
+            stack = (self.forward.num_stacks, layer.outputs)
+            shapes += [(*stack, inputs), stack]
+        parameters, tables = [model.get_parameter(name) for name in names], [self.tables[name] for name in names]
+        if exact:
+            found = [integers(parameter, steps) for parameter, (steps,) in zip(parameters, tables, strict=True)]
+        else:
+            found = integer_parameters(parameters, tables)
+        return [parameter.view(shape) for parameter, shape in zip(found, shapes, strict=True)]
 
-    def _integers(self, model: NnueModel) -> list[Tensor]:
-        """The parameters of all layers, as `LayerStacks` takes them."""
-        return [parameter.float() for layer in self.forward.layers for parameter in self._layer(model, layer)]
-
-    def _sums(self, model: NnueModel, number: int, vectors: list[Tensor], stack: Tensor) -> Tensor:
+    def _sums(self, number: int, vectors: list[Tensor], weight: Tensor, bias: Tensor, stack: Tensor) -> Tensor:
         """tdiv(Σ weight · x, divide) + bias of each position's own stack, [B, outputs], fp32 or float64, of a layer."""
         layer, scale = self.forward.layers[number], self._x_scale
         if layer.inputs == (0,):
@@ -207,12 +213,12 @@ class RoundedForward:
         else:
             parts = [straight(vectors[0], "floor", scale) if n == 0 else vectors[n] for n in layer.inputs]
             x, factor = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], 1.0
-        weight, bias = self._layer(model, layer)
+        weight = weight.float()
         if stacked_linear.is_fused(x, weight) and not self._is_large(number):
             if layer.divide == 1:
                 return integer_stacked_linear(x, stack, weight, bias.float(), factor=factor)
             own = integer_stacked_linear(x, stack, weight, torch.zeros_like(bias, dtype=x.dtype), factor=factor)
-            return _tdiv(own.double(), 1, layer.divide) + F.embedding(stack, bias)
+            return _tdiv(own.double(), 1, layer.divide) + F.embedding(stack, bias).double()
         wide = self._is_large(number) or (self.tf32 and max(self.limits[number][1:]) > _LARGEST_TF32)
         every = integer_linear(x, weight.view(-1, x.shape[1]), wide=wide, factor=factor)
         if layer.divide != 1:

@@ -129,6 +129,7 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "perspective_transformer.cu": ("perspective_",),
     "stacks/layer_stacks.cu": ("stack_order(", "layer_stacks_"),
     "step/optimizer.cu": ("optimizer_begin(", "optimizer_update("),
+    "step/integers.cu": ("to_integers",),
     "analysis/rolling.cu": ("rolling(",),
     "analysis/quantile.cu": ("rolling_quantile(",),
     "analysis/ewm.cu": ("ewm(",),

@@ -14,7 +14,13 @@ from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import Batch, Filters, Loader, RecordLoader
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import evaluate, net_from_checkpoint, to_bytes
-from nnue_trainer.modules.straight_through import Steps, integer_linear, integer_rows, integers, straight
+from nnue_trainer.modules.straight_through import (
+    Steps,
+    integer_linear,
+    integer_parameters,
+    integers,
+    straight,
+)
 from nnue_trainer.nets import NnueModel, rounded_forward
 from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.optim import AdamW, Optimizer
@@ -95,14 +101,21 @@ def test_without_its_rounding_it_is_the_float_model(name: str, records: np.ndarr
     def smooth(x: torch.Tensor, rule: str, factor: float = 1.0) -> torch.Tensor:
         return x if factor == 1.0 else x.detach() + factor * (x - x.detach())
 
+    def in_steps(parameters: list[torch.Tensor], tables: list[list[Steps]], *, clipped: bool = True) -> list[Any]:
+        found = []
+        for parameter, table in zip(parameters, tables, strict=True):
+            parts = [steps.of(parameter[steps.first_row :][: steps.rows]).float() for steps in table]
+            whole = torch.cat(parts)
+            found.append(whole if clipped else whole.detach() + parameter - parameter.detach())
+        return found
+
     model, _ = made(NETS[name])
     batch = expanded(records[:200], model.feature_set)
     gradients = []
     for rounding in (False, True):
         if rounding:
             monkeypatch.setattr(rounded_forward, "straight", smooth)
-            monkeypatch.setattr(torch.Tensor, "round_", lambda self: self)
-            monkeypatch.setattr(rounded_forward, "integers", lambda parameter, steps: steps.of(parameter))
+            monkeypatch.setattr(rounded_forward, "integer_parameters", in_steps)
             model.set_rounding(True)
         model.zero_grad()
         output = model(batch)
@@ -129,13 +142,14 @@ def test_export_rounds_the_same_weights() -> None:
     exact = np.rint(weight.double().numpy() * 255)
     found = net_from_checkpoint(checkpoint, "c").tensors[tensor.name]
     assert (exact != found).any()
-    np.testing.assert_array_equal(integer_rows(weight, [tensor.steps]).numpy(), found)
+    np.testing.assert_array_equal(integer_parameters([weight], [[tensor.steps]])[0].numpy(), found)
 
 
 def test_rows_have_their_own_limits() -> None:
     weight = torch.tensor([[0.2, 9.0], [0.3, -9.0], [-9.0, 0.45]])
     ranges = [Steps(0, 2, 10.0, 127, False), Steps(2, 1, 10.0, 5, False)]
-    assert integer_rows(weight, ranges).tolist() == [[2, 90], [3, -90], [-5, 4]]
+    (found,) = integer_parameters([weight], [ranges])
+    assert found.tolist() == [[2, 90], [3, -90], [-5, 4]]
 
 
 def test_gradients_go_straight_through_and_stop_at_a_clip() -> None:

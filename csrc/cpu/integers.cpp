@@ -1,0 +1,52 @@
+// Operators to_integers and to_integers_backward on CPU, threads from torch's own pool; the contracts are in
+// integers.h.
+
+#include "../integers.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+
+#include "huge_pages.h"
+
+#define NNUE_KERNELS "integers_kernels.h"
+#include "for_each_isa.h"
+
+namespace nnue::integers {
+namespace {
+
+constexpr int64_t kPiece = 1 << 14;  // elements of a task
+
+Tensor run(Problem& problem) {
+    Tensor flat = torch::stable::new_empty(problem.parameters[0], {problem.size}, ScalarType::Float);
+    want_huge_pages(flat.mutable_data_ptr(), problem.size * sizeof(float));
+    problem.write_to(mutable_data<float>(flat));
+    for (const Range& range : problem.ranges) {
+        torch::stable::parallel_for(0, divide_up(range.count, kPiece), 1, [&](int64_t begin, int64_t end) {
+            NNUE_CALL_BEST_ISA(integers_of, range, begin * kPiece, std::min(end * kPiece, range.count));
+        });
+    }
+    return flat;
+}
+
+Tensor forward_op(Tensors parameters, std::vector<int64_t> ranges, std::vector<double> scales,
+                  std::vector<int64_t> limits) {
+    Problem problem(kForward, nullptr, parameters, ranges, scales, limits, Device::cpu);
+    return run(problem);
+}
+
+Tensor backward_op(Tensors gradients, Tensors parameters, std::vector<int64_t> ranges, std::vector<double> scales,
+                   std::vector<int64_t> limits) {
+    Problem problem(kBackward, &gradients, parameters, ranges, scales, limits, Device::cpu);
+    return run(problem);
+}
+
+}  // namespace
+}  // namespace nnue::integers
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
+    m.impl("to_integers", TORCH_BOX(&nnue::integers::forward_op));
+    m.impl("to_integers_backward", TORCH_BOX(&nnue::integers::backward_op));
+}

@@ -1,0 +1,97 @@
+// Operators to_integers and to_integers_backward on CUDA, one launch for all parameters; the contracts are in
+// integers.h.
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+
+#include "../../integers.h"
+#include "../common.cuh"
+
+namespace nnue::cuda::step {
+namespace {
+
+using integers::Problem;
+using integers::Range;
+using integers::Tensors;
+
+constexpr int kThreads = 256, kEach = 16;  // elements of a thread: as many loads are on their way at once
+constexpr int64_t kPiece = kThreads * kEach;
+constexpr int kMostRanges = 32;  // of a launch
+
+struct Ranges {
+    Range at[kMostRanges];
+    int64_t first_block[kMostRanges + 1];
+    int count;
+};
+
+template <class T>
+__device__ __forceinline__ void piece_of(const Range& range, int64_t begin) {
+    const T scale = static_cast<T>(range.scale), limit = static_cast<T>(range.limit);
+    const bool is_backward = range.gradient != nullptr;
+    float x[kEach], gradient[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+        const int64_t i = begin + k * kThreads;
+        x[k] = i < range.count ? range.from[i] : 0.0f;
+        gradient[k] = is_backward && i < range.count ? range.gradient[i] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+        const int64_t i = begin + k * kThreads;
+        const float result = is_backward ? integers::straight(x[k], gradient[k], scale, limit)
+                                         : integers::to_integer(x[k], scale, limit);
+        if (i < range.count) range.to[i] = result;
+    }
+}
+
+__global__ void __launch_bounds__(kThreads) to_integers(const Ranges ranges) {
+    int r = 0;
+    while (r + 1 < ranges.count && blockIdx.x >= ranges.first_block[r + 1]) ++r;
+    const Range& range = ranges.at[r];
+    const int64_t begin = (blockIdx.x - ranges.first_block[r]) * kPiece + threadIdx.x;
+    range.wide ? piece_of<double>(range, begin) : piece_of<float>(range, begin);
+}
+
+Tensor run(const char* op, Problem& problem) {
+    const Tensor& like = problem.parameters[0];
+    const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
+    Tensor flat = torch::stable::new_empty(like, {problem.size}, ScalarType::Float);
+    problem.write_to(mutable_data<float>(flat));
+    for (size_t first = 0; first < problem.ranges.size(); first += kMostRanges) {
+        Ranges ranges{};
+        ranges.count = static_cast<int>(std::min<size_t>(problem.ranges.size() - first, kMostRanges));
+        int64_t blocks = 0;
+        for (int r = 0; r < ranges.count; ++r) {
+            ranges.at[r] = problem.ranges[first + r];
+            ranges.first_block[r] = blocks;
+            blocks += divide_up(ranges.at[r].count, kPiece);
+        }
+        if (blocks > 0)
+            launch(op, to_integers, static_cast<unsigned>(blocks), kThreads, 0, current_stream(like), ranges);
+    }
+    return flat;
+}
+
+Tensor forward_op(Tensors parameters, std::vector<int64_t> parts, std::vector<double> scales,
+                  std::vector<int64_t> limits) {
+    Problem problem(integers::kForward, nullptr, parameters, parts, scales, limits, Device::cuda);
+    return run(integers::kForward, problem);
+}
+
+Tensor backward_op(Tensors gradients, Tensors parameters, std::vector<int64_t> parts, std::vector<double> scales,
+                   std::vector<int64_t> limits) {
+    Problem problem(integers::kBackward, &gradients, parameters, parts, scales, limits, Device::cuda);
+    return run(integers::kBackward, problem);
+}
+
+}  // namespace
+}  // namespace nnue::cuda::step
+
+STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
+    m.impl("to_integers", TORCH_BOX(&nnue::cuda::step::forward_op));
+    m.impl("to_integers_backward", TORCH_BOX(&nnue::cuda::step::backward_op));
+}
