@@ -45,6 +45,7 @@ class Optimizer:
         parameters = dict(model.named_parameters())
         self.device = next(iter(parameters.values())).device
         self.lr = torch.tensor(config.lr, dtype=torch.float32, device=self.device)
+        self._last_lr = config.lr
         self._failed = torch.zeros((), device=self.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         limits = tuple(model.weight_bounds()) if config.clip_weights else ()
@@ -103,8 +104,11 @@ class Optimizer:
             tensor.grad = None
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the next step."""
-        self.lr.fill_(lr)
+        """The learning rate of the next step. Nothing is launched for one that the device has already: many schedules
+        change theirs between epochs alone."""
+        if lr != self._last_lr:
+            self.lr.fill_(lr)
+            self._last_lr = lr
         self.rule.set_lr(lr)
 
     @property

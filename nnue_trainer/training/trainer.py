@@ -115,7 +115,7 @@ class Trainer:
         self._epoch_end_pending = False
         self._resumed: tuple[Path, TrainerState] | None = None
         self._updating = False  # whether the step in hand has begun to change the weights
-        self._lambda = torch.zeros((), device=self.device)
+        self._lambda, self._last_lambda = torch.zeros((), device=self.device), 0.0
         # What the loss sees: λ of the step, or of each position.
         jitters = recipe.lambda_.jitter > 0
         self._lambdas = torch.zeros(recipe.data.batch_size, device=self.device) if jitters else self._lambda
@@ -189,7 +189,9 @@ class Trainer:
     def _set_lambda(self) -> None:
         recipe = self.recipe
         lam = recipe.lambda_.lambda_at(self.step, self.steps_per_epoch, recipe.training.epochs)
-        self._lambda.fill_(lam)
+        if lam != self._last_lambda:
+            self._lambda.fill_(lam)
+            self._last_lambda = lam
         if self._lambdas is not self._lambda:
             seed, size = recipe.training.seed, len(self._lambdas)
             self._lambdas.copy_(recipe.lambda_.of_positions(lam, seed, self.step, size, self.device))
