@@ -10,7 +10,7 @@ contract is in csrc/optimizer.h.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
@@ -167,6 +167,9 @@ class FusedOptimizer:
     flag: InitVar[Tensor | None] = None
     late: InitVar[Iterable[str]] = ()
     """names of parameters on the CPU whose rows are updated when they are needed: see LateRows"""
+    norm_of: Callable[[Sequence[tuple[Part, Tensor]]], Tensor] | None = None
+    """Numbers whose norm is that of the gradients of these parts, virtual rows included, where this process has not all
+    of them; None: it has."""
     step_count: Tensor = field(init=False)
     failed: Tensor = field(init=False)
     numbers: Tensor = field(init=False)
@@ -234,9 +237,13 @@ class FusedOptimizer:
         clips = math.isfinite(self.max_norm)
         left_out = set() if clips else set(covered)
         guarded = [(part, gradient) for part, _, gradient in active if part.name not in left_out]
+        looked_at = [gradient for _, gradient in guarded]
+        shared_rows = [part.virtual_rows if clips else 0 for part, _ in guarded]
+        if clips and self.norm_of is not None:
+            looked_at, shared_rows = [self.norm_of(guarded)], [0]
         torch.ops.nnue.optimizer_begin(
-            [gradient for _, gradient in guarded],
-            [part.virtual_rows if clips else 0 for part, _ in guarded],
+            looked_at,
+            shared_rows,
             loss.detach(),
             self.lr,
             self._on_device,

@@ -22,6 +22,7 @@ import typer
 
 from nnue_trainer.cli import analysis, check, data, data_tools, info, net, permute, rescore, train
 from nnue_trainer.errors import UserError, out_of_memory, shown
+from nnue_trainer.parallel import is_first
 from nnue_trainer.progress import Unfailing
 
 FAILED = 1
@@ -124,7 +125,9 @@ def _explain(error: BaseException) -> int:
             f"internal error: {type(error).__name__}: {_first_line(message)}{where}; please report it with the command "
             "line (NNUE_TRACEBACK=1 shows the traceback)"
         )
-    print(f"nnue: error: {shown(message)}", file=sys.stderr, flush=True)
+    # Of several processes of a run each meets a wrong command line, before they know of each other.
+    if status != WRONG_COMMAND_LINE or is_first():
+        print(f"nnue: error: {shown(message)}", file=sys.stderr, flush=True)
     return status
 
 
@@ -138,6 +141,8 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 class _OneLine(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        if not is_first():
+            return
         print(f"nnue: {record.levelname.lower()}: {shown(record.getMessage())}", file=sys.stderr, flush=True)
 
 

@@ -13,6 +13,7 @@ import typer
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, quoted
+from nnue_trainer.parallel import is_first
 
 if TYPE_CHECKING:
     from nnue_trainer.config import Recipe
@@ -73,17 +74,33 @@ def train(
     """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues, to the bit."""
     # Before torch is loaded: waiting threads of an operator must not spin where loader threads have work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from nnue_trainer.parallel.ranks import joined
+
+    with joined():  # where torchrun has started several processes, an error of any of them ends all, said once
+        plugins.load(plugin)
+        summary = _train((arguments, recipe, preset), run_dir, resume, overwrite, with_report, help_recipe)
+    if summary is not None and summary.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _train(
+    named: tuple[list[str] | None, Path | None, str | None],
+    run_dir: Path | None,
+    resume: str | None,
+    overwrite: bool,
+    with_report: bool,
+    help_recipe: bool,
+) -> Summary | None:
     from nnue_trainer import config as recipes
     from nnue_trainer.training.run import train as run
     from nnue_trainer.training.terminal import say
 
-    plugins.load(plugin)
     if help_recipe:
         print(recipes.reference())
-        return
+        return None
     if overwrite and resume:
         raise UserError("train: --overwrite and --resume exclude each other")
-    path, overrides = _recipe_path(arguments, recipe, preset, "train")
+    path, overrides = _recipe_path(*named, "train")
     if path is not None:
         chosen = recipes.load(path, overrides)
         folder = run_dir or Path("runs") / path.stem
@@ -96,6 +113,7 @@ def train(
     chosen, notes = recipes.with_files(chosen)
     for note in notes:
         say(note)
+    with_report = with_report and is_first()
     try:
         summary = run(chosen, folder, resume=resume, overwrite=overwrite)
     except UserError:
@@ -107,8 +125,7 @@ def train(
         say(line)
     if with_report:
         _write_report(folder, say)
-    if summary.interrupted:
-        raise typer.Exit(INTERRUPTED)
+    return summary
 
 
 def _write_report(folder: Path, say: Callable[[str], None]) -> None:

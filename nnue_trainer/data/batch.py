@@ -95,7 +95,11 @@ class Batch:
 
     def head(self, size: int) -> Batch:
         """Views of the first `size` positions."""
-        return Batch._of({name: value[:size] for name, value in self.fields().items()})
+        return self.part(0, size)
+
+    def part(self, begin: int, end: int) -> Batch:
+        """Views of the positions `begin` to `end`."""
+        return Batch._of({name: value[begin:end] for name, value in self.fields().items()})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on `device`, or this batch itself if it is there already. A batch in one allocation takes a single

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from nnue_trainer import _derivatives, ops
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.losses.base import LossKernel
-from nnue_trainer.modules.stacked_linear import StackedLinear
+from nnue_trainer.losses.base import Loss, LossKernel
+from nnue_trainer.modules.stacked_linear import StackedLinear, choose, stacked_linear
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -119,6 +119,18 @@ class FirstOutputs(NamedTuple):
     bucket: Tensor
 
 
+class AfterFirst(NamedTuple):
+    """What comes behind the first layer, for some positions: Σ weight · loss and Σ weight (`Loss.terms`), and the
+    gradients of the former by the sums of the first layer [B, outputs], by the PSQT part [B], and by all parameters but
+    the first weight."""
+
+    weighted: Tensor
+    weights: Tensor
+    grad_sums: Tensor
+    grad_psqt: Tensor | None
+    gradients: list[Tensor]
+
+
 class StackOrder(NamedTuple):
     """Positions of a batch ordered by stack: a plan of `Batch.plans`. `data` is int32, private to the operators."""
 
@@ -184,14 +196,74 @@ class LayerStacks:
     ) -> Tensor | None:
         """`loss`; `parameters` as in `fused_output`."""
         score, result, lam = targets
-        known = score.dtype == torch.int16 and result.dtype == torch.int8 and lam.dtype == torch.float32
-        if not known or not self._is_fused(first, parameters):
+        if not _targets_are_known(targets) or not self._is_fused(first, parameters):
             return None
         order = self.order(first.bucket) if order is None else order
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
             self._description, kernel, score_scale, first.x, first.psqt, order, score, result, lam, *parameters
         )
         return loss
+
+    # ---- in two parts, for a net whose first layer's inputs are on several devices ----
+
+    def first_sums(
+        self, x: Tensor, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None
+    ) -> Tensor:
+        """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
+        the weight the columns for them; then `inputs` counts these."""
+        parameters = _parameters(linears)
+        weight, bias, *_ = parameters
+        if self._is_fused(FirstOutputs(x, None, bucket), parameters):
+            order = self.order(bucket) if order is None else order
+            sums: Tensor = _FirstSums.apply(self._description, x, order, *parameters)  # type: ignore[no-untyped-call]
+            return sums
+        return stacked_linear(x, bucket, weight, torch.zeros_like(bias)).float()
+
+    def from_sums(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
+        """`forward`, where `first.x` is the complete `first_sums`."""
+        parameters = _parameters(linears)
+        if not torch.is_grad_enabled() and self._is_fused(first, parameters):
+            order = self.order(first.bucket) if order is None else order
+            of = self._description.layers
+            output, _ = _operators.layer_stacks_forward(first.x, order, parameters, first.psqt, of, is_sums=True)
+            return output  # type: ignore[no-any-return]
+        return self._plain(first, linears, sums_are_given=True)
+
+    def after_first(
+        self,
+        first: FirstOutputs,
+        linears: Sequence[nn.Module],
+        targets: tuple[Tensor, Tensor, Tensor],
+        loss: Loss,
+        score_scale: float,
+        order: Tensor | None = None,
+    ) -> AfterFirst:
+        """The rest of the net, the loss of it and all gradients, where `first.x` is the complete `first_sums`."""
+        parameters, kernel = _parameters(linears), loss.kernel()
+        if kernel is not None and _targets_are_known(targets) and self._is_fused(first, parameters):
+            order = self.order(first.bucket) if order is None else order
+            name, constants = kernel
+            numbers, layers = [score_scale, *constants], self._description.layers
+            totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
+                first.x, order, parameters, first.psqt, list(targets), layers, name, numbers, is_sums=True
+            )
+            _, _, _, flat = _operators.layer_stacks_gradients(
+                None, order, parameters, None, partials, grad_output, [], layers, "none"
+            )
+            gradients = _cut_gradients(flat, parameters)
+            return AfterFirst(totals[0], totals[1], grad_sums, None if first.psqt is None else grad_output, gradients)
+        with torch.enable_grad():
+            sums = first.x.detach().requires_grad_()
+            psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
+            output = self.from_sums(FirstOutputs(sums, psqt, first.bucket), linears)
+            weighted, weights = loss.terms(output.float() * score_scale, *targets)
+            # The first weight has no part in this.
+            ours = [parameter for linear in linears for parameter in (linear.weight, linear.bias)][1:]
+            inner = [sums, *ours] if psqt is None else [sums, *ours, psqt]
+            found = torch.autograd.grad(weighted, inner, materialize_grads=True)  # type: ignore[arg-type]
+        grad_psqt = None if psqt is None else found[-1]
+        gradients = list(found[1 : 1 + len(ours)])
+        return AfterFirst(weighted.detach(), weights.detach(), found[0], grad_psqt, gradients)
 
     def may_be_fused(self, device: torch.device) -> bool:
         """Whether there are operators for these layers on this device. It is asked before there are tensors."""
@@ -209,18 +281,25 @@ class LayerStacks:
         order: Tensor = _operators.stack_order(bucket, self.stacks)
         return order
 
-    def _plain(self, first: FirstOutputs, linears: Sequence[nn.Module]) -> Tensor:
+    def _plain(self, first: FirstOutputs, linears: Sequence[nn.Module], *, sums_are_given: bool = False) -> Tensor:
+        """`sums_are_given`: `first.x` is what the weight of the first of the layers gives, without its bias."""
         x, straight = first.x, [] if first.psqt is None else [first.psqt]
         kept: list[Tensor] = []
-        *before, last = linears
-        for layer, linear in zip(self.hidden, before, strict=True):
-            y = _apply(linear, x, first.bucket)
+
+        def apply(number: int, x: Tensor) -> Tensor:
+            if number == 0 and sums_are_given:
+                _, bias = _parameters([linears[0]])
+                return x + choose(bias.unsqueeze(0), first.bucket)
+            return _apply(linears[number], x, first.bucket)
+
+        for number, layer in enumerate(self.hidden):
+            y = apply(number, x)
             if (skipped := layer.skipped(y)) is not None:
                 straight.append(skipped)
             x = layer.activate(y)
             if layer.output_scale is not None and layer is not self.hidden[-1]:
                 kept.append(x if layer.output_scale == 1.0 else x * layer.output_scale)
-        output = _apply(last, torch.cat([*kept, x], dim=1) if kept else x, first.bucket).squeeze(1)
+        output = apply(len(self.hidden), torch.cat([*kept, x], dim=1) if kept else x).squeeze(1)
         for part in straight:
             output = output + part
         return output
@@ -296,11 +375,23 @@ def _gradients(
         x, order, parameters, grad_sums, partials, grad_output, scales, of.layers,
         _dtype_name(x.dtype) if ctx.needs_x else "none",
     )  # fmt: skip
-    gradients, begin = [grad_weight], 0
-    for parameter in [parameters[1], *parameters[2:]]:
+    gradients = [grad_weight, *_cut_gradients(flat, parameters)]
+    return grad_x if ctx.needs_x else None, grad_psqt if grad_output is not None else None, gradients
+
+
+def _cut_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Those of all parameters but the first, each of which begins at a multiple of 4."""
+    gradients, begin = [], 0
+    for parameter in parameters[1:]:
         gradients.append(flat[begin : begin + parameter.numel()].view(parameter.shape))
         begin += -(-parameter.numel() // 4) * 4
-    return grad_x if ctx.needs_x else None, grad_psqt if grad_output is not None else None, gradients
+    return gradients
+
+
+def _targets_are_known(targets: tuple[Tensor, Tensor, Tensor]) -> bool:
+    """Whether score, result and λ have the types that the operators know."""
+    score, result, lam = targets
+    return score.dtype == torch.int16 and result.dtype == torch.int8 and lam.dtype == torch.float32
 
 
 class _Output(torch.autograd.Function):
@@ -349,6 +440,31 @@ class _Loss(torch.autograd.Function):
             ctx, ctx.of, (x, order, parameters), found, straight, [grad_loss, totals]
         )
         return None, None, None, grad_x, grad_psqt, None, None, None, None, *gradients
+
+
+class _FirstSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, of: _Description, x: Tensor, order: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.of, ctx.needs_x = of, ctx.needs_input_grad[1]
+        ctx.save_for_backward(x, order, *parameters)
+        return _operators.layer_stacks_first(x, order, parameters[0])  # type: ignore[no-any-return]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
+        x, order, *parameters = ctx.saved_tensors
+        grad_x, grad_weight, _, _ = _operators.layer_stacks_gradients(
+            x,
+            order,
+            parameters,
+            grad_sums,
+            None,
+            None,
+            [],
+            ctx.of.layers,
+            _dtype_name(x.dtype) if ctx.needs_x else "none",
+        )
+        return None, grad_x if ctx.needs_x else None, None, grad_weight, *[None] * (len(parameters) - 1)
 
 
 if ops._libraries.cuda_error is not None:

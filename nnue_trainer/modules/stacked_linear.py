@@ -28,18 +28,23 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor, bucket: Tensor) -> Tensor:
         """x fp32 [B, in_features], bucket int64 [B] → fp32 [B, out_features]."""
-        if is_fused(x, self.weight):
-            output: Tensor = torch.ops.nnue.stacked_linear_forward(x, bucket, self.weight, self.bias)
-            return output
-        num_stacks, out_features, in_features = self.weight.shape
-        # One product for all stacks, and then a choice. No shape depends on the data, so nothing waits for the device,
-        # and the layer can be compiled and captured. On a GPU the layers are thin, so the unused outputs are cheap.
-        every = F.linear(x, self.weight.view(-1, in_features), self.bias.view(-1)).view(-1, num_stacks, out_features)
-        return choose(every, bucket)
+        return stacked_linear(x, bucket, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         num_stacks, out_features, in_features = self.weight.shape
         return f"num_stacks={num_stacks}, in_features={in_features}, out_features={out_features}"
+
+
+def stacked_linear(x: Tensor, bucket: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`StackedLinear.forward` with these parameters."""
+    if is_fused(x, weight):
+        output: Tensor = torch.ops.nnue.stacked_linear_forward(x, bucket, weight, bias)
+        return output
+    num_stacks, out_features, in_features = weight.shape
+    # One product for all stacks, and then a choice. No shape depends on the data, so nothing waits for the device,
+    # and the layer can be compiled and captured. On a GPU the layers are thin, so the unused outputs are cheap.
+    every = F.linear(x, weight.view(-1, in_features), bias.view(-1)).view(-1, num_stacks, out_features)
+    return choose(every, bucket)
 
 
 def is_fused(x: Tensor, weight: Tensor) -> bool:

@@ -310,7 +310,8 @@ class NnueModel(nn.Module, ABC):
         for tensor in self.net.tensors() if self.net is not None else ():
             if tensor.limit < INT32_MAX:  # nothing real comes near a limit of 32 bits
                 name, limit = tensor.source_parameter, tensor.limit / tensor.scale
-                whole = tensor.source_shape[0] == parameters[name].shape[0]
+                # A rank may have fewer of them (nnue_trainer.parallel).
+                whole = tensor.source_shape[0] >= parameters[name].shape[0]
                 rows = None if whole else tensor.source_shape[0]
                 yield WeightBound(name, parameters[name], -limit, limit, tensor.first_row, rows)
 
@@ -349,6 +350,12 @@ class StackedModel(NnueModel):
     @abstractmethod
     def linears(self) -> Sequence[nn.Module]:
         """The other layers, as `LayerStacks.forward` takes them."""
+
+    def first_layer(self) -> PerspectiveTransformer | None:
+        """The feature transformer, if `first_outputs` gives its activated vector as it is, and `linears()[0]` reads
+        that and nothing else: then each of several GPUs may have some of its columns. None for any other net."""
+        found = [module for module in self.modules() if isinstance(module, PerspectiveTransformer)]
+        return found[0] if len(found) == 1 and found[0].num_outputs == self.stacks.inputs else None
 
     def forward(self, batch: Batch) -> Tensor:
         if self.rounded is not None:

@@ -118,6 +118,11 @@ class OptimizerConfig(ABC):
     clip_weights: bool = True
     """keep weights in the range that the exported net can hold, after every step"""
 
+    def by_value(self) -> bool:
+        """Whether each value of a weight moves by its own gradient and state alone, but for a norm that is taken of all
+        gradients: then several GPUs may each have some columns of a weight. So does a rule that knows virtual rows."""
+        return "virtual_rows" in self.replaces
+
     @abstractmethod
     def rule(self, work: Work) -> Rule:
         """The rule for `work`. UserError if it does not fit."""

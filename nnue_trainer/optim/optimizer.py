@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from nnue_trainer.fused_optimizer import Part
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work
@@ -102,6 +103,16 @@ class Optimizer:
         self._good_steps += self._failed == 0
         for tensor in (*self.rule.work.parameters.values(), *self._copies.values()):
             tensor.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """Those of the step to come: of the parameters, or of their 16-bit copies where there are any."""
+        own = {name: self._copies.get(name, tensor) for name, tensor in self.rule.work.parameters.items()}
+        return [tensor.grad for tensor in own.values() if tensor.grad is not None]
+
+    def take_norm(self, norm_of: Callable[[Sequence[tuple[Part, Tensor]]], Tensor]) -> None:
+        """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm."""
+        if isinstance(self.rule, FusedRule):
+            self.rule.fused.norm_of = norm_of
 
     def set_lr(self, lr: float) -> None:
         """The learning rate of the next step. Nothing is launched for one that the device has already: many schedules

@@ -23,6 +23,8 @@ _OURS = ("self", "params", "lr", "foreach", "fused", "capturable", "differentiab
 _UNFIT = ("LBFGS", "Optimizer", "SparseAdam")
 # Of torch 2.10 to 2.13 these take a learning rate that lies on the device, and no step waits for it.
 _CAPTURABLE = ("Adam", "AdamW", "NAdam", "RAdam")
+# The others look at rows, columns or norms of a parameter.
+_BY_VALUE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
 
 class TorchRule(Rule):
@@ -135,6 +137,9 @@ class TorchOptimizer(OptimizerConfig):
         except Exception as error:  # whatever torch makes of a wrong value
             raise ValueError(f"{self.name} does not take {self.options}: {' '.join(str(error).split())}") from None
         return self
+
+    def by_value(self) -> bool:
+        return self.name in _BY_VALUE
 
     def rule(self, work: Work) -> Rule:
         make = _classes()[self.name]

@@ -36,7 +36,8 @@ class DeviceBatches:
     """The batches of `source`, which must be endless, on `device`; records are expanded there into rows of `features`,
     and each batch goes through `prepare`. For CUDA the next batch is copied, expanded and prepared on a stream of its
     own, from pinned memory, while the step for this one runs. A batch stays valid for the work that is queued before
-    the next one is asked for. What is prepared of batches that take turns in a few buffers does so, too."""
+    the next one is asked for. What is prepared of batches that take turns in a few buffers does so, too. `part` cuts
+    batches and records of `source` to those positions that are wanted."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class DeviceBatches:
         device: torch.device,
         features: str | FeatureSet | None = None,
         prepare: Callable[[Batch], Batch] | None = None,
+        part: Callable[[Any], Any] | None = None,
     ):
         self._source = source
         self._device = device
@@ -54,6 +56,7 @@ class DeviceBatches:
             self._device = self._stream.device  # with its number, whatever the current device is later on
         self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None
         self._prepare = prepare
+        self._part = part
         self._plans: dict[int, tuple[Any, ...]] = {}  # by buffer
         # What was queued before each of the last batches was handed out: the steps with the batches before it.
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
@@ -147,6 +150,7 @@ class DeviceBatches:
         return replace(batch, plans=kept)
 
     def _to_device(self, fresh: Batch | Tensor) -> Batch:
+        fresh = fresh if self._part is None else self._part(fresh)
         if isinstance(fresh, Batch):
             return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
         if self._expander is None:

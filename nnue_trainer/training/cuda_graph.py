@@ -38,10 +38,13 @@ class GraphedStep:
     one graph for all of these reads it.
     """
 
-    def __init__(self, step: Callable[[Batch], None], device: torch.device):
+    def __init__(self, step: Callable[[Batch], None], device: torch.device, *, alone: bool = True):
+        """`alone`: no other thread of this process calls CUDA. NCCL has one that asks how collectives are doing, which
+        a capture would otherwise take for an error."""
         if device.type != "cuda":
             raise UserError(f"training.cuda_graph: found device {device}, expected a CUDA device")
         self._step = step
+        self._error_mode = "global" if alone else "thread_local"
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._device = self._stream.device  # with its number, whatever the current device is later on
         self._calls = 0
@@ -74,6 +77,6 @@ class GraphedStep:
         """Nothing is computed yet."""
         graph = torch.cuda.CUDAGraph()
         pool = next((recording.graph.pool() for recording in self._recordings.values()), None)
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode=self._error_mode):
             self._step(batch)
         return _Recording(graph, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -22,6 +23,8 @@ from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
+from nnue_trainer.parallel.division import divide
+from nnue_trainer.parallel.ranks import Ranks, current, joined
 from nnue_trainer.training import warm_start
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
@@ -34,25 +37,30 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
 
     `resume`: "auto" continues the run in `run_dir` if there is one; a path continues from that checkpoint, or from the
     last one of that run directory. Raises UserError for what the user can mend; a start that fails leaves nothing.
+    Under torchrun all processes train together.
     """
-    refuse_copies()
-    folder = RunFolder(run_dir)
-    with folder, _explaining_out_of_memory(recipe):
+    with joined() as ranks, contextlib.ExitStack() as stack:
+        folder = RunFolder(run_dir)
+        if ranks.writes:
+            stack.enter_context(folder)
+        stack.enter_context(_explaining_out_of_memory(recipe))
         saved, path = find_resumed(resume, run_dir)
         if saved is not None:
             check_resumable(recipe, saved, path)
         in_place = saved is not None and path.resolve().parent == folder.checkpoints.resolve()
-        if folder.holds_run() and not (in_place or overwrite):
+        if ranks.writes and folder.holds_run() and not (in_place or overwrite):
             raise UserError(
                 f"{run_dir}: already holds a run; --resume auto continues it, --run-dir DIR starts another, "
                 "--overwrite replaces it"
             )
-        device = choose_device(recipe.training.device)
+        device = choose_device(recipe.training.device, ranks)
         set_up_torch(recipe, device)
         model = nets.build(recipe.model)
-        start: list[str] = []
+        weights: list[str] = []
         if recipe.training.initial_weights and saved is None:
-            start = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
+            weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        division, divided = divide(ranks, model, recipe)
         model = model.to(device)
         batches = training_batches(recipe, model, device)
         validation = HeldOut(recipe, model, device) if recipe.data.validation else None
@@ -65,6 +73,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
                 folder,
                 validation_files=validation.files if validation else None,
                 bad_chunks=(lambda: batches.bad_chunks()[0]) if recipe.data.skip_bad_chunks else None,
+                division=division,
             )
             if saved is not None:
                 if recipe.data.skip_bad_chunks:
@@ -74,29 +83,32 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             trainer.batches.open()
             if validation is not None:
                 next(iter(validation()), None)
-            start.insert(0, describe(trainer, path if saved else None))
-            return _train_in(folder, trainer, keep=in_place, start=start)
+            start = [describe(trainer, parameters, path if saved else None), *([divided] if divided else [])]
+            ranks.any(False)  # all have read what they need of the folder
+            if not ranks.writes:
+                return trainer.train()
+            return _train_in(folder, trainer, keep=in_place, start=start, weights=weights)
         finally:
             batches.close()
             if validation is not None:
                 validation.close()
 
 
-def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[str]) -> Summary:
+def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[str], weights: list[str]) -> Summary:
     """Trains in a folder from which everything that an earlier run wrote is removed, unless `keep`. `start` is what the
-    run says first, and then what became of its initial weights, which it also writes down."""
+    run says first, `weights` what became of its initial weights, which it also writes down."""
     folder.check_free(folder.recipe, folder.metrics, folder.initial_weights, folder.last, folder.best)
     if not keep:
         folder.clear()
     folder.will_write(folder.recipe)
     with replacing(folder.recipe) as output:
         output.write_text(config.to_yaml(trainer.recipe))
-    for line in start:
+    for line in [*start, *weights]:
         say(line)
-    if len(start) > 1:
+    if weights:
         folder.will_write(folder.initial_weights)
         with replacing(folder.initial_weights) as output:
-            output.write_text("\n".join(start[1:]) + "\n")
+            output.write_text("\n".join(weights) + "\n")
     first_step = trainer.step
     try:
         return trainer.train()
@@ -106,24 +118,13 @@ def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[st
         raise
 
 
-def describe(trainer: Trainer, resumed: Path | None) -> str:
+def describe(trainer: Trainer, parameters: int, resumed: Path | None) -> str:
     """What a run says first."""
-    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     return (
         f"{trainer.folder.path}: {trainer.recipe.model.kind} with {parameters:,} parameters on {trainer.device}, "
         f"{trainer.steps:,} steps of {trainer.recipe.data.batch_size:,} positions"
         + (f", resumed at step {trainer.step:,} from {resumed}" if resumed else "")
     )
-
-
-def refuse_copies() -> None:
-    """torchrun and its like start the same command several times, and each would train the whole run."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world.isdecimal() and int(world) > 1:
-        raise UserError(
-            f"train: found WORLD_SIZE={shown(world)} (torchrun sets it), but a run trains in one process; start it "
-            "without torchrun"
-        )
 
 
 def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, Path]:
@@ -267,12 +268,20 @@ def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> 
         "shuffle": data.shuffle_buffer > 0,
         "shuffle_buffer": max(data.shuffle_buffer, 1),
         "skip_bad_chunks": data.skip_bad_chunks,
-        "threads": data.threads,
+        "threads": loader_threads(recipe),
         "reuse": True,
     }
     if device.type == "cuda" and feature_set(model.feature_set).prepare(device):
         return RecordLoader(data.train, data.batch_size, pin_memory=True, **options)
     return Loader(data.train, model.feature_set, data.batch_size, pin_memory=device.type == "cuda", **options)
+
+
+def loader_threads(recipe: Recipe) -> int:
+    """Threads that read; 0: one a CPU. Several processes share the CPUs of their machine."""
+    here = current().local_size
+    if recipe.data.threads or here == 1:
+        return recipe.data.threads
+    return max(1, len(os.sched_getaffinity(0)) // here) if hasattr(os, "sched_getaffinity") else 1
 
 
 class HeldOut:
@@ -287,7 +296,7 @@ class HeldOut:
             "shuffle": False,
             "drop_last": False,
             "skip_bad_chunks": data.skip_bad_chunks,
-            "threads": data.threads,
+            "threads": loader_threads(recipe),
             "reuse": True,
         }
         self._positions = data.validation_positions
@@ -325,15 +334,24 @@ class HeldOut:
         self._loader.close()
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of a recipe; UserError for a CUDA device that is not there."""
+def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
+    """The device of a recipe; UserError for a CUDA device that is not there. Each of several processes has its own."""
     available = torch.cuda.is_available()
     if name == "auto":
-        return torch.device("cuda" if available else "cpu")
+        name = "cuda" if available else "cpu"
     device = torch.device(name)
+    several = ranks is not None and ranks.several
+    if several and device.type == "cuda":
+        if device.index is not None:
+            raise UserError(f"training.device: found {name!r}, but each of several processes has a GPU: say cuda")
+        assert ranks is not None
+        device = torch.device("cuda", ranks.local_rank)
     if device.type == "cuda" and not (available and (device.index or 0) < torch.cuda.device_count()):
         found = f"{torch.cuda.device_count()} CUDA devices" if available else "no CUDA device"
-        raise UserError(f"training.device: found {name!r}, but torch {torch.__version__} sees {found}")
+        wanted = f" for {ranks.local_size} processes" if several and ranks is not None else ""
+        raise UserError(f"training.device: found {name!r}, but torch {torch.__version__} sees {found}{wanted}")
+    if several and device.type == "cuda":
+        torch.cuda.set_device(device)  # NCCL and all that does not say where
     return device
 
 

@@ -8,10 +8,14 @@ import os
 import sys
 
 from nnue_trainer.errors import shown
+from nnue_trainer.parallel import is_first
 
 
 def say(text: str) -> None:
-    """Prints one line on standard error, whatever characters it has."""
+    """Prints one line on standard error, whatever characters it has. Of several processes of a run only the first one
+    speaks."""
+    if not is_first():
+        return
     try:
         print(shown(text), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # a closed pipe, a terminal that is gone, a full disk below a log file

@@ -27,10 +27,12 @@ from nnue_trainer.checkpoint import Checkpoint, TrainerState, check_like, load_i
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError, shown
-from nnue_trainer.losses import mean
+from nnue_trainer.losses import Loss, mean
 from nnue_trainer.nets.activity import ActivityMeter, reach_figures
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
+from nnue_trainer.parallel.division import Whole
+from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.progress import TrainingProgress
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
@@ -65,7 +67,8 @@ class Trainer:
     positions, the same ones each time, or is None. Writes into `run_dir`.
 
     `validation_files` identifies the held-out positions, as plain JSON data. `bad_chunks` says how many chunks of data
-    were left out so far.
+    were left out so far. `division` says what of the training this process does; of several, the first one has the run
+    folder and the terminal.
     """
 
     def __init__(
@@ -78,20 +81,25 @@ class Trainer:
         *,
         validation_files: list[Any] | None = None,
         bad_chunks: Callable[[], int] | None = None,
+        division: Whole | None = None,
     ):
         self.recipe = recipe
         self.model = model
         self.folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
         self.device = next(model.parameters()).device
+        self.division = Whole(Ranks(), model) if division is None else division
+        self.ranks = self.division.ranks
         # The compiler is to see the whole forward pass.
-        prepare = None if recipe.training.compile else model.prepare
-        self.batches = DeviceBatches(batches, self.device, model.feature_set, prepare)
+        prepare = None if recipe.training.compile else self.division.prepare
+        part = self.division.part if self.ranks.several else None
+        self.batches = DeviceBatches(batches, self.device, model.feature_set, prepare, part)
         self.validation = validation
         self.validation_files = validation_files
         self.bad_chunks = bad_chunks
         # The compiler and autocast would look at all rows of a weight.
-        late = not recipe.training.compile and recipe.training.precision == "fp32"
+        late = not recipe.training.compile and recipe.training.precision == "fp32" and not self.ranks.several
         self.optimizer = Optimizer(model, recipe.optimizer, late=late, copies=recipe.training.precision == "mixed")
+        self.division.adopt(self.optimizer)
         if self.device.type == "cpu":
             with torch.no_grad():
                 move_to_huge_pages([*model.parameters(), *self.optimizer.state_dict().values()])
@@ -118,7 +126,7 @@ class Trainer:
         self._lambda, self._last_lambda = torch.zeros((), device=self.device), 0.0
         # What the loss sees: λ of the step, or of each position.
         jitters = recipe.lambda_.jitter > 0
-        self._lambdas = torch.zeros(recipe.data.batch_size, device=self.device) if jitters else self._lambda
+        self.lambdas = torch.zeros(recipe.data.batch_size, device=self.device) if jitters else self._lambda
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._stop = threading.Event()
         self._waiting = False
@@ -127,8 +135,13 @@ class Trainer:
         """Runs to the last step, or until the process is told to stop (SIGINT, SIGTERM, SIGHUP), then saves and
         returns. An error, such as a damaged chunk of data, is raised when what was trained so far is saved."""
         first_step, started = self.step, time.monotonic()
-        with self.folder, CheckpointStore(self.folder, self.recipe.training.keep_last) as store:
+        with contextlib.ExitStack() as stack:
+            store: CheckpointStore | _Nowhere = _Nowhere()
+            if self.ranks.writes:
+                stack.enter_context(self.folder)
+                store = stack.enter_context(CheckpointStore(self.folder, self.recipe.training.keep_last))
             self._settle(store)
+            self.ranks.on_loss(lambda: self._last_good(store))
             run = _Run(self, store)
             try:
                 with self._stopping_on_signals():
@@ -145,6 +158,7 @@ class Trainer:
                         store.wait()
             finally:
                 run.close()
+                self.ranks.on_loss(str)
         return Summary(
             step=self.step,
             steps=self.steps,
@@ -159,7 +173,10 @@ class Trainer:
     def _loop(self, run: _Run) -> None:
         if self._epoch_end_pending:
             self._end_epoch(run)
-        while self.step < self.steps and not self._stop.is_set():
+        while self.step < self.steps:
+            stop, save = self.ranks.agree(self._stop.is_set(), run.checkpoint_is_due())
+            if stop:
+                break
             self.advance()
             run.progress.update(self.step)
             ends = self.step % self.steps_per_epoch == 0
@@ -169,7 +186,7 @@ class Trainer:
             if ends:
                 self._end_epoch(run)
                 run.window = _Window(self.step)
-            elif run.checkpoint_is_due():
+            elif save:
                 self._check_finite(run.store)
                 run.store.save(self.checkpoint(), epoch=None)
                 self._saved_step = self.step
@@ -192,12 +209,14 @@ class Trainer:
         if lam != self._last_lambda:
             self._lambda.fill_(lam)
             self._last_lambda = lam
-        if self._lambdas is not self._lambda:
-            seed, size = recipe.training.seed, len(self._lambdas)
-            self._lambdas.copy_(recipe.lambda_.of_positions(lam, seed, self.step, size, self.device))
+        if self.lambdas is not self._lambda:
+            seed, size = recipe.training.seed, len(self.lambdas)
+            self.lambdas.copy_(recipe.lambda_.of_positions(lam, seed, self.step, size, self.device))
 
     def _recorded_step(self) -> Callable[[Batch], None]:
-        return GraphedStep(self._train_step, self.device) if self._graphed else self._train_step
+        if not self._graphed:
+            return self._train_step
+        return GraphedStep(self._train_step, self.device, alone=not self.ranks.several)
 
     def _set_rounding(self) -> None:
         """Whether the step that comes next rounds as the engine does, a function of its number alone."""
@@ -218,30 +237,36 @@ class Trainer:
             batches = iter(self.validation())
         with torch.no_grad(), self.model.rounding(self.recipe.model.awareness.aware):
             while True:
+                if self.ranks.several and self.ranks.agree(self._stop.is_set(), False)[0]:
+                    raise _Stopped
                 with self._interruptible():
                     batch = next(batches, None)
                 if batch is None:
                     break
                 batch = batch.to(self.device, non_blocking=False)
-                terms = self._terms(self.model, batch, lam)
+                terms = self._terms(self.division.forward, batch, lam)
                 sums += torch.stack(terms).double()
                 meter.add(batch)
         loss, weight = sums.tolist()
-        self.net_figures = meter.figures() | reach_figures(self.model)
+        self.net_figures = self.division.figures(meter.figures() | reach_figures(self.model))
         if weight == 0:
             raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
         return float(loss / weight)
 
     def checkpoint(self, epoch: int | None = None) -> Checkpoint:
         """All that the rest of the run depends on. Shares memory with the running training. `epoch`: the one that has
-        ended, None in the middle of one."""
+        ended, None in the middle of one. Several processes have to ask for it together; the first one gets all."""
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         return Checkpoint(
             architecture=self.model.architecture,
             recipe=schema.to_data(self.recipe),
-            tensors={"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "rng": rng},
+            tensors={
+                "model": self.division.whole(self.model.state_dict()),
+                "optimizer": self.division.whole(self.optimizer.state_dict()),
+                "rng": rng,
+            },
             state={  # a TrainerState
                 "step": self.step,
                 "batches": self.batches.state_dict(),
@@ -277,9 +302,10 @@ class Trainer:
         for group in ("model", "optimizer", "rng"):
             if group not in saved.tensors:
                 raise UserError(f"{path}: without tensors of the group {group}, expected those of a training run")
-        load_into(saved.tensors["model"], self.model, path)
+        load_into(self.division.own(saved.tensors["model"]), self.model, path)
         try:
-            self.optimizer.load_state_dict(saved.tensors["optimizer"], good_steps=saved.state["step"])
+            own = self.division.own(saved.tensors["optimizer"])
+            self.optimizer.load_state_dict(own, good_steps=saved.state["step"])
         except ValueError as error:
             raise UserError(f"{path}: optimizer {error}") from None
         try:
@@ -323,10 +349,10 @@ class Trainer:
             except RuntimeError:
                 raise UserError(f"{what} is no state of torch's random generator") from None
 
-    def _settle(self, store: CheckpointStore) -> None:
+    def _settle(self, store: CheckpointStore | _Nowhere) -> None:
         """Makes the run folder what it was at the step to continue from."""
         self.best_validation_loss = self.best_step = None  # "best" is the best of the folder it stands in
-        if self._resumed is None:
+        if self._resumed is None or isinstance(store, _Nowhere):
             return
         path, state = self._resumed
         kept = store.continue_from(path, state)
@@ -337,25 +363,32 @@ class Trainer:
             self.best_validation_loss, self.best_step = best.validation_loss, best.step
 
     def _train_step(self, batch: Batch) -> None:
-        loss = self._loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self.division.backward(self, batch)
         self._updating = True
         self.optimizer.step(loss)
         self._updating = False
-        self._loss_sum += loss.detach()
+        self._loss_sum += loss
 
-    def _loss(self, batch: Batch) -> Tensor:
+    @property
+    def loss_kind(self) -> Loss:
+        return self.recipe.loss
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of a whole batch."""
         loss = None
         if not self.recipe.training.compile:
-            with self._autocast():
-                loss = self.model.loss(batch, self.recipe.loss, self._lambdas)
-        return mean(*self._terms(self.forward, batch, self._lambdas)) if loss is None else loss
+            with self.autocast():
+                loss = self.model.loss(batch, self.recipe.loss, self.lambdas)
+        return mean(*self.terms(batch, self.lambdas)) if loss is None else loss
 
-    def _autocast(self) -> torch.autocast:
+    def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
+        return self._terms(self.forward, batch, lam)
+
+    def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")
 
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
-        with self._autocast():
+        with self.autocast():
             output = forward(batch)
         return self.recipe.loss.terms(output.float() * self.model.score_scale, batch.score, batch.result, lam)
 
@@ -400,6 +433,7 @@ class Trainer:
                 finite = math.isfinite(loss)
                 self.validation_loss = loss if finite else None
                 is_best = finite and (self.best_validation_loss is None or loss < self.best_validation_loss)
+                is_best = bool(self.ranks.same(is_best))  # only one process knows the best of the folder
                 if is_best:
                     self.best_validation_loss, self.best_step = loss, self.step
                 values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss, **self.net_figures}
@@ -413,12 +447,12 @@ class Trainer:
                 self._saved_step = self.step
                 run.saved()
 
-    def _check_finite(self, store: CheckpointStore) -> None:
+    def _check_finite(self, store: CheckpointStore | _Nowhere) -> None:
         """Nothing that is not finite is ever saved. Waits for the device."""
         step = self.optimizer.good_steps()
-        if self.optimizer.failed():
+        if self.ranks.any(self.optimizer.failed()):
             what = f"loss or gradient was not finite at step {step + 1}"
-        elif not self.optimizer.finite():
+        elif self.ranks.any(not self.optimizer.finite()):
             what = f"the update made weights or moments that are not finite, at step {step} or before"
         else:
             return
@@ -427,9 +461,19 @@ class Trainer:
         good = f"{last} is the last good checkpoint" if last.exists() else "no checkpoint was written yet"
         raise UserError(f"{self.folder.path}: {what}; training stopped, nothing was overwritten, {good}")
 
-    def _rescue(self, store: CheckpointStore, first_step: int) -> None:
+    def _last_good(self, store: CheckpointStore | _Nowhere) -> str:
+        """What a run that another process has ended leaves behind."""
+        with contextlib.suppress(Exception):
+            store.wait()  # a checkpoint that is being written will be whole
+        last = self.folder.last
+        return f"; {last} is the last good checkpoint" if last.exists() else "; no checkpoint was written yet"
+
+    def _rescue(self, store: CheckpointStore | _Nowhere, first_step: int) -> None:
         """Saves what was trained before an error, if the error left it whole."""
         if self.step == first_step or self.step == self._saved_step or self._updating:
+            return
+        # Ranks that all meet a damaged chunk are all here.
+        if not self.ranks.meet(f"rescue-{self.step}"):
             return
         # What fails here (the disk, the device) must not hide the error that ended the run.
         with contextlib.suppress(Exception):
@@ -443,6 +487,9 @@ class Trainer:
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         """Waits for data: a signal that ends the run does so at once, and not when the data is there."""
+        if self.ranks.several:  # they stop together
+            yield
+            return
         self._waiting = True
         try:
             if self._stop.is_set():
@@ -479,13 +526,19 @@ class Trainer:
 class _Run:
     """What the loop of one process writes to."""
 
-    def __init__(self, trainer: Trainer, store: CheckpointStore):
-        recipe = trainer.recipe
+    metrics: MetricsWriter | _Nowhere
+    progress: TrainingProgress | _Nowhere
+
+    def __init__(self, trainer: Trainer, store: CheckpointStore | _Nowhere):
+        recipe, passes = trainer.recipe, trainer.batches.passes
         self.store = store
-        self.metrics = MetricsWriter(trainer.folder, trainer.step, recipe.logging.tensorboard)
-        self.progress = TrainingProgress(
-            trainer.steps, trainer.steps_per_epoch, recipe.data.batch_size, trainer.step, passes=trainer.batches.passes
-        )
+        if isinstance(store, _Nowhere):
+            self.metrics = self.progress = store
+        else:
+            self.metrics = MetricsWriter(trainer.folder, trainer.step, recipe.logging.tensorboard)
+            self.progress = TrainingProgress(
+                trainer.steps, trainer.steps_per_epoch, recipe.data.batch_size, trainer.step, passes=passes
+            )
         self.window = _Window(trainer.step)
         self._seconds_between_saves = 60 * recipe.training.checkpoint_minutes or math.inf
         self.saved()
@@ -499,6 +552,25 @@ class _Run:
     def close(self) -> None:
         self.progress.close()
         self.metrics.close()
+
+
+class _Nowhere:
+    """The checkpoints, metrics and progress line of a process that writes none."""
+
+    def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None: ...
+
+    def update(self, step: int, **figures: str) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 class _Window:

@@ -1,0 +1,361 @@
+"""How several ranks divide the training of one net. A run asks for one of these and knows no more of it.
+
+- `Whole`: a single process, which has everything.
+- `Columns`: each rank has some columns of the feature transformer, of the layer that reads them and of their optimiser
+  state. It takes the whole batch through its columns, then ranks add up what the first of the layers behind makes of
+  them, and each takes a share of the positions through the rest of the net. What crosses the wire is as large as that
+  layer's outputs.
+- `Positions`: each rank has the whole net and a share of the positions; gradients are added up. For nets and optimisers
+  that `Columns` does not fit.
+
+Every rank reads the same batches in the same order, so the order of positions does not depend on the number of ranks.
+All sums have a fixed order: the same number of ranks gives the same bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from nnue_trainer.data.batch import Batch
+from nnue_trainer.errors import UserError
+from nnue_trainer.fused_optimizer import Part
+from nnue_trainer.losses.base import Loss, mean
+from nnue_trainer.modules.layer_stacks import FirstOutputs
+from nnue_trainer.nets.base import NnueModel, StackedModel
+from nnue_trainer.optim import Optimizer
+from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.parallel.split import Split, cut
+
+Terms = tuple[Tensor, Tensor]
+"""Σ weight · loss and Σ weight, as `Loss.terms` gives them."""
+
+
+class Step(Protocol):
+    """What a division needs of the trainer."""
+
+    @property
+    def loss_kind(self) -> Loss: ...
+
+    @property
+    def lambdas(self) -> Tensor:
+        """λ of the step, fp32, a scalar or one for each position of the whole batch."""
+        ...
+
+    def autocast(self) -> AbstractContextManager[Any]: ...
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The mean loss of a batch, with its graph."""
+        ...
+
+    def terms(self, batch: Batch, lam: Tensor) -> Terms: ...
+
+
+class Whole:
+    """One process."""
+
+    name = "whole"
+
+    def __init__(self, ranks: Ranks, model: NnueModel):
+        self.ranks, self.model = ranks, model
+
+    def part(self, fresh: Any) -> Any:
+        """What this rank needs of a batch, or of its packed records."""
+        return fresh
+
+    def prepare(self, batch: Batch) -> Batch:
+        """`NnueModel.prepare`."""
+        return self.model.prepare(batch)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The net's output for a whole batch, without derivative; all ranks have to ask for it."""
+        output: Tensor = self.model(batch)
+        return output
+
+    def backward(self, step: Step, batch: Batch) -> Tensor:
+        """The loss of the whole batch, and its gradients in place."""
+        loss = step.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """`optimizer` is the one that trains the model."""
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters, or state of the optimiser, as one process has them. On rank 0; all ranks have to ask for it."""
+        return dict(tensors)
+
+    def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What of whole tensors this rank has."""
+        return dict(tensors)
+
+    def figures(self, figures: dict[str, float]) -> dict[str, float]:
+        """Figures about neurons and weights, of the whole net."""
+        return figures
+
+
+class Positions(Whole):
+    """Data parallel: ranks have the whole net and a share of the positions."""
+
+    name = "positions"
+
+    def __init__(self, ranks: Ranks, model: NnueModel, batch_size: int):
+        super().__init__(ranks, model)
+        self._begin, self._end = share(batch_size, ranks)
+        self._optimizer: Optimizer | None = None
+
+    def part(self, fresh: Any) -> Any:
+        return fresh.part(self._begin, self._end) if isinstance(fresh, Batch) else fresh[self._begin : self._end]
+
+    def backward(self, step: Step, batch: Batch) -> Tensor:
+        assert self._optimizer is not None
+        lam = step.lambdas if step.lambdas.dim() == 0 else step.lambdas[self._begin : self._end]
+        weighted, weights = step.terms(batch, lam)
+        weighted.backward()  # type: ignore[no-untyped-call]
+        totals = self.ranks.all_reduce(torch.stack([weighted.detach().float(), weights.detach().float()]))
+        factor = mean(torch.ones_like(totals[0]), totals[1])
+        for gradient in self._optimizer.gradients():
+            # In the precision of the sums on one process; a 16-bit gradient is rounded once.
+            total = self.ranks.all_reduce(gradient.float() if gradient.dtype.itemsize < 4 else gradient)
+            gradient.copy_(total * factor)
+        return mean(totals[0], totals[1])
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+
+class _SharePlan(NamedTuple):
+    """The order by stack of the positions that a rank takes through the rest of the net: a plan of `Batch.plans`."""
+
+    data: Tensor
+    white: Tensor
+    rank: int
+
+    def is_for(self, *made_for: Any) -> bool:
+        """No layer asks for it."""
+        return False
+
+
+class Columns(Whole):
+    """Column parallel. Takes what it does not need from `model`, which must be whole and on the CPU or a GPU."""
+
+    name = "columns"
+
+    def __init__(self, ranks: Ranks, model: StackedModel, batch_size: int):
+        super().__init__(ranks, model)
+        self._stacked = model
+        self._begin, self._end = share(batch_size, ranks)
+        self._most = -(-batch_size // ranks.size)  # positions of a rank
+        first = model.first_layer()
+        assert first is not None
+        groups = 2 if first.activation == "pairwise" else 1
+        cuts = cut(first.weight.shape[1] // groups, ranks.size)
+        linear = model.linears()[0]
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        # The activated vector has the perspectives one behind the other, and a pairwise product is made of the same
+        # column of two halves: so a rank's columns of the weight and its inputs of the next layer are the same ones.
+        splits = [
+            (first, "weight", Split(1, groups, cuts)),
+            (first, "bias", Split(0, groups, cuts)),
+            (linear, "weight", Split(linear.weight.dim() - 1, 2, cuts)),  # type: ignore[operator]
+        ]
+        self.splits: dict[str, Split] = {}
+        self._sharded: list[nn.Parameter] = []
+        for module, attribute, split in splits:
+            whole = getattr(module, attribute)
+            self.splits[names[id(whole)]] = split
+            own = nn.Parameter(split.take(whole.detach(), ranks.rank))
+            setattr(module, attribute, own)
+            self._sharded.append(own)
+        if isinstance(linear, nn.Linear):
+            linear.in_features = linear.weight.shape[1]
+        model.stacks = replace(model.stacks, inputs=first.num_outputs)
+
+    def prepare(self, batch: Batch) -> Batch:
+        batch = self.model.prepare(batch)
+        stacks = self._stacked.stacks
+        if not stacks.may_be_fused(batch.white.device):
+            return batch
+        bucket = self._stacked.buckets(batch)[self._begin : self._end]
+        return replace(batch, plans=(*batch.plans, _SharePlan(stacks.order(bucket), batch.white, self.ranks.rank)))
+
+    def forward(self, batch: Batch) -> Tensor:
+        model = self._stacked
+        first, linears, order = model.first_outputs(batch), model.linears(), model.stacks.order_of(batch)
+        sums = self.ranks.all_reduce(model.stacks.first_sums(first.x, linears, first.bucket, order))
+        return model.stacks.from_sums(FirstOutputs(sums, first.psqt, first.bucket), linears, order)
+
+    def backward(self, step: Step, batch: Batch) -> Tensor:
+        model, ranks, positions = self._stacked, self.ranks, len(batch)
+        linears = model.linears()
+        with step.autocast():
+            first = model.first_outputs(batch)
+            sums = model.stacks.first_sums(first.x, linears, first.bucket, model.stacks.order_of(batch))
+        complete = ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most))
+        mine, share = slice(self._begin, self._end), self._end - self._begin
+        lam = step.lambdas if step.lambdas.dim() == 0 else step.lambdas[mine]
+        psqt = None if first.psqt is None else first.psqt.detach()[mine]
+        with step.autocast():
+            rest = model.stacks.after_first(
+                FirstOutputs(complete[:share], psqt, first.bucket[mine]),
+                linears,
+                (batch.score[mine], batch.result[mine], lam),
+                step.loss_kind,
+                model.score_scale,
+                next((plan.data for plan in batch.plans if isinstance(plan, _SharePlan)), None),
+            )
+        # One exchange for all that the others need of these positions.
+        parts = [self._padded(rest.grad_sums, self._most)]
+        parts += [] if rest.grad_psqt is None else [self._padded(rest.grad_psqt, self._most)]
+        parts += [*rest.gradients, torch.stack([rest.weighted, rest.weights])]
+        every = ranks.all_gather(torch.cat([part.float().reshape(-1) for part in parts]))
+        *found, terms = every.split([part.numel() for part in parts], dim=1)
+        weighted, weights = in_order(terms)
+        factor = mean(torch.ones_like(weighted), weights)
+        small = found[len(found) - len(rest.gradients) :]
+        # The gradients of the positions of all ranks, in their order; those of parameters are sums over them.
+        outputs = [(sums, found[0].reshape(-1, sums.shape[1])[:positions])]
+        outputs += [] if first.psqt is None else [(first.psqt, found[1].reshape(-1)[:positions])]
+        torch.autograd.backward(
+            [of for of, _ in outputs], [(gradient * factor).to(of.dtype) for of, gradient in outputs]
+        )
+        others = [parameter for linear in linears for parameter in (linear.weight, linear.bias)][1:]
+        for parameter, shares in zip(others, small, strict=True):
+            assert isinstance(parameter, nn.Parameter)
+            parameter.grad = (in_order(shares) * factor).view_as(parameter)
+        return self._guarded(weighted * factor)
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        optimizer.take_norm(self._norm)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            split = self._split_of(name)
+            if split is None or not split.is_part(tensor, self.ranks.rank):
+                found[name] = tensor
+                continue
+            parts = self.ranks.gather(split.padded(tensor.detach(), self.ranks.rank))
+            # One after the other to the host: the device need not have room for all of it.
+            found[name] = tensor if parts is None else split.join([part.cpu() for part in parts])
+        return found
+
+    def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rank = self.ranks.rank
+        splits = {name: self._split_of(name) for name in tensors}
+        return {
+            name: tensor if (split := splits[name]) is None or not split.is_of(tensor) else split.take(tensor, rank)
+            for name, tensor in tensors.items()
+        }
+
+    def figures(self, figures: dict[str, float]) -> dict[str, float]:
+        every = self.ranks.all_gather(torch.tensor(list(figures.values()), dtype=torch.float64))
+        cuts = next(iter(self.splits.values())).cuts
+        widths = torch.tensor(cuts, dtype=torch.float64).diff()
+        shares = (every * widths.unsqueeze(1)).sum(0) / widths.sum()
+        found: dict[str, float] = {}
+        for number, name in enumerate(figures):
+            group, _, of = name.partition("/")
+            if of and not any(of.startswith(split) for split in self.splits):
+                found[name] = float(every[0, number])  # all have the whole parameter
+            else:
+                found[name] = float(every[:, number].max() if group == "reach" else shares[number])
+        return found
+
+    def _split_of(self, name: str) -> Split | None:
+        """Of a parameter `NAME`, or of state `KEY/NAME` or `KEY/NAME.virtual…` of the optimiser."""
+        return self.splits.get(re.sub(r"\.virtual(\.\d+)?$", "", name.rpartition("/")[2]))
+
+    def _padded(self, rows: Tensor, size: int) -> Tensor:
+        if len(rows) == size:
+            return rows
+        return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
+
+    def _guarded(self, loss: Tensor) -> Tensor:
+        """The loss, but not finite where a gradient of any rank's columns is not: so no rank makes a step that another
+        one refuses. The row gradients of the feature transformer need not be looked at (`covered_gradients`)."""
+        probe = torch.stack([parameter.grad.sum() for parameter in self._sharded[1:] if parameter.grad is not None])
+        # A sum is finite only if all of its terms are, and nothing else comes of a product with zero.
+        return loss + 0.0 * self.ranks.all_reduce(probe.sum())
+
+    def _norm(self, guarded: Sequence[tuple[Part, Tensor]]) -> Tensor:
+        """Norms whose own norm is that of all gradients, virtual rows included: the same bits on all ranks."""
+        squares = guarded[0][1].new_zeros(2, dtype=torch.float64)
+        for part, gradient in guarded:
+            kinds = [gradient]
+            if part.virtual_rows:
+                kinds.append(gradient.float().view(-1, part.virtual_rows, *gradient.shape[1:]).sum(0))
+            for kind in kinds:
+                squares[int(part.name in self.splits)] += torch.linalg.vector_norm(kind, dtype=torch.float64).square()
+        every = self.ranks.all_gather(squares)
+        return torch.cat([every[:1, 0], every[:, 1]]).sqrt().float()
+
+
+def divide(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Whole, str]:
+    """How `ranks` train `model`, and in words. For `Columns` the model is changed, so this comes after its weights and
+    before its optimiser. `recipe` is a `config.Recipe`."""
+    if not ranks.several:
+        return Whole(ranks, model), ""
+    size = recipe.data.batch_size
+    reason = why_not_columns(model, recipe, ranks)
+    if reason is None:
+        assert isinstance(model, StackedModel)
+        columns = Columns(ranks, model, size)
+        cuts = next(iter(columns.splits.values())).cuts
+        return columns, f"{ranks.size} processes, each with {_describe(cuts)} of the feature transformer's columns"
+    positions = Positions(ranks, model, size)
+    return positions, f"{ranks.size} processes, each with the whole net and a share of the positions ({reason})"
+
+
+def _describe(cuts: Sequence[int]) -> str:
+    widths = sorted({end - begin for begin, end in pairwise(cuts)})
+    return f"{' to '.join(map(str, widths[:: max(len(widths) - 1, 1)]))} of {cuts[-1]}"
+
+
+def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
+    """What stands against `Columns`, in words; None if nothing does."""
+    if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
+        return "the net has a forward pass of its own"
+    first = model.first_layer()
+    if first is None or len(model.linears()) != len(model.stacks.hidden) + 1:
+        return "the net has no first layer that can be divided"
+    if recipe.model.awareness.aware:
+        return "quantisation-aware training needs the whole net"
+    if recipe.training.compile:
+        return "the compiler needs the whole net"
+    if not recipe.optimizer.by_value():
+        return f"the optimizer {recipe.optimizer.kind!r} may look at more than one value of a weight at a time"
+    if first.weight.shape[1] // (2 if first.activation == "pairwise" else 1) < ranks.size:
+        return "the feature transformer has too few columns"
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    divided = {names[id(first.bias)]}
+    if any(bound.name in divided and (bound.rows is not None or bound.first_row) for bound in model.weight_bounds()):
+        return "the columns of the feature transformer have several bounds"
+    others = {id(parameter) for linear in model.linears() for parameter in linear.parameters(recurse=False)}
+    others |= {id(parameter) for parameter in first.parameters()}
+    if names.keys() != others:
+        return "the net has parameters beside its layers"
+    return None
+
+
+def share(positions: int, ranks: Ranks) -> tuple[int, int]:
+    """Which positions of a batch a rank has: first and behind the last. UserError where one would have none."""
+    most = -(-positions // ranks.size)
+    if most * (ranks.size - 1) >= positions:
+        raise UserError(f"data.batch_size: found {positions:,}, too few for {ranks.size} processes")
+    return min(ranks.rank * most, positions), min((ranks.rank + 1) * most, positions)
+
+
+def in_order(every: Tensor) -> Tensor:
+    """Σ over the first dimension, one after the other, so that every device adds in the same order."""
+    total = every[0].clone()
+    for part in every[1:]:
+        total += part
+    return total

@@ -1,0 +1,179 @@
+"""How the ranks of a run end together: each keeps a connection to rank 0, which breaks when a process ends.
+
+A rank that is lost would otherwise be noticed late or never: the others wait for it in a collective, in which no signal
+handler of Python runs. Here a thread waits for the connection to break. The rank that speaks for all (rank 0, or rank 1
+where rank 0 is lost) prints one line, and every other process ends without a word.
+
+What is sent are lines: `done` (this rank ends well, so its connection may close), `error TEXT` (this rank ends badly),
+`stop` (rank 0 to all: end, it has been said why), `here KEY` and `go KEY` (`meet`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from nnue_trainer.errors import UserError, shown
+
+_HELLO = struct.Struct("!QI")  # token, rank
+_SECONDS_TO_JOIN = 60.0
+_SECONDS_TO_SPEAK = 3.0  # what rank 0 has to meet the same error as another rank, and to report it itself
+_SECONDS_TO_BE_STOPPED = 15.0
+_LONGEST = 4096  # bytes of a line
+
+
+class Watch:
+    """`exchange(port, token)` gives every rank those of rank 0. `host` is where rank 0 can be reached."""
+
+    def __init__(self, rank: int, size: int, host: str, exchange: Callable[[int, int], tuple[int, int]]):
+        self.rank, self.size = rank, size
+        self.hint: Callable[[], str] = str
+        """What the last line of the run adds, such as which checkpoint is the last good one. May take its time."""
+        self._sockets: dict[int, socket.socket] = {}
+        self._done: set[int] = set()
+        self._ending = threading.Event()
+        self._here: dict[str, set[int]] = {}
+        self._gone_on: set[str] = set()
+        self._changed = threading.Condition()
+        if rank == 0:
+            self._listen(host, exchange)
+        else:
+            port, token = exchange(0, 0)
+            connection = socket.create_connection((host, port), timeout=_SECONDS_TO_JOIN)
+            connection.sendall(_HELLO.pack(token, rank))
+            self._sockets[0] = connection
+        for connection in self._sockets.values():
+            connection.settimeout(None)
+            # A machine that has lost its power breaks no connection; these questions do, after a minute.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def meet(self, key: str, seconds: float) -> bool:
+        """Whether all ranks call this with the same key within that time, about."""
+        if self.rank != 0:
+            self._send(0, f"here {key}")
+            return self._wait_for(lambda: key in self._gone_on, seconds)
+        everyone = set(range(1, self.size))
+        if not self._wait_for(lambda: self._here.get(key, set()) == everyone, seconds):
+            return False
+        for rank in everyone:
+            self._send(rank, f"go {key}")
+        return True
+
+    def finish(self) -> None:
+        """This process ends well, and the others may go on."""
+        self._ending.set()
+        for rank in self._sockets:
+            self._send(rank, "done")
+
+    def fail(self, text: str) -> None:
+        """This process ends badly. On rank 0, which says so itself, it ends the others and returns; on others it has
+        rank 0 say it, and does not return."""
+        self._ending.set()
+        if self.rank == 0:
+            self._stop_others()
+            return
+        self._send(0, f"error {text}")
+        time.sleep(_SECONDS_TO_BE_STOPPED)  # the thread ends the process when rank 0 says so
+        self._end(f"rank {self.rank}: {text}")
+
+    def _listen(self, host: str, exchange: Callable[[int, int], tuple[int, int]]) -> None:
+        token = int.from_bytes(os.urandom(7), "big")
+        with socket.create_server((host if host == "127.0.0.1" else "", 0), backlog=self.size) as server:
+            exchange(server.getsockname()[1], token)
+            until = time.monotonic() + _SECONDS_TO_JOIN
+            while len(self._sockets) < self.size - 1:
+                server.settimeout(max(until - time.monotonic(), 0.001))
+                try:
+                    connection, _ = server.accept()
+                    connection.settimeout(5.0)
+                    theirs, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+                except TimeoutError:
+                    missing = sorted(set(range(1, self.size)) - self._sockets.keys())
+                    raise UserError(f"train: rank {missing[0]} of {self.size} did not connect to rank 0") from None
+                except (OSError, struct.error):
+                    continue
+                if theirs == token and 0 < rank < self.size:
+                    self._sockets[rank] = connection
+                else:
+                    connection.close()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            rests = dict.fromkeys(self._sockets, b"")
+            for rank, connection in self._sockets.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    rank = key.data
+                    try:
+                        data = self._sockets[rank].recv(_LONGEST)
+                    except OSError:
+                        data = b""
+                    *lines, rests[rank] = (rests[rank] + data).split(b"\n")
+                    for line in lines:
+                        self._read(rank, line.decode("utf-8", "replace"))
+                    if not data:
+                        selector.unregister(key.fileobj)
+                        if rank not in self._done:
+                            self._lost(rank)
+
+    def _read(self, rank: int, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        with self._changed:
+            if word == "done":
+                self._done.add(rank)
+            elif word == "here":
+                self._here.setdefault(rest, set()).add(rank)
+            elif word == "go":
+                self._gone_on.add(rest)
+            self._changed.notify_all()
+        if word == "stop":
+            self._end(None)
+        elif word == "error":
+            self._done.add(rank)
+            # Ranks read the same data and the same files: mostly rank 0 meets the same error, and tells of it.
+            if self._ending.wait(_SECONDS_TO_SPEAK):
+                self._send(rank, "stop")
+            else:
+                self._end(f"rank {rank}: {rest}")
+
+    def _lost(self, rank: int) -> None:
+        if self._ending.is_set() and self.rank == 0:
+            return  # it was told to end, or the run is over
+        speaks = self.rank == (1 if rank == 0 else 0)
+        self._end(f"rank {rank} of {self.size} has ended, and the training with it" if speaks else None)
+
+    def _end(self, text: str | None) -> None:
+        """Ends the process at once, whatever its other threads wait for."""
+        if text is not None:
+            if self.rank == 0:
+                self._stop_others()
+            hint = ""
+            with contextlib.suppress(Exception):
+                hint = self.hint()
+            with contextlib.suppress(Exception):
+                print(f"nnue: error: {shown(text + hint)}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def _stop_others(self) -> None:
+        for rank in self._sockets:
+            self._send(rank, "stop")
+
+    def _send(self, rank: int, line: str) -> None:
+        with contextlib.suppress(OSError):
+            self._sockets[rank].sendall(shown(line).encode("utf-8", "replace")[: _LONGEST - 1] + b"\n")
+
+    def _wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(condition, seconds)
