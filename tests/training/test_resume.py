@@ -309,15 +309,6 @@ def test_a_live_run_is_left_alone(tmp_path, recipe, project_root):
     )
 
 
-def test_copies_of_a_command_do_not_train_twice(tmp_path, recipe, monkeypatch):
-    """As torchrun starts them."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in "01":
-        monkeypatch.setenv("RANK", rank)
-        refused("found WORLD_SIZE=2 .torchrun sets it., but a run trains in one", "train", "--config", recipe)
-    assert not (tmp_path / "runs").exists()
-
-
 # --- endings
 
 

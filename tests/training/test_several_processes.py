@@ -1,0 +1,412 @@
+"""One training in several processes: the same results as in one, one log, one ending."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import several
+import torch
+import yaml
+from command import nnue
+from made_up import MadeUpSource, made_up_batch
+from made_up import recipe as made_up_recipe
+from torch import Tensor
+
+from nnue_trainer import checkpoint, nets
+from nnue_trainer.data import RecordLoader
+from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.parallel.division import divide
+from nnue_trainer.parallel.ranks import Ranks, joined
+from nnue_trainer.parallel.split import Split, cut
+from nnue_trainer.training.trainer import Trainer
+
+LAYERED = {
+    "kind": "layered", "inputs": [{"mirror": "a-d", "kings": [0] * 16 + [1] * 16}], "hidden": 32, "activation": "pairwise", "psqt": True, "shared": True,
+    "output_buckets": {"count": 8, "rule": "stockfish"},
+    "layers": [
+        {"outputs": 8, "activation": "dual", "skip": "last", "to_output": True, "scale": 64, "type": "i8"},
+        {"outputs": 16, "activation": "crelu", "scale": 64, "type": "i8"},
+    ],
+    "quantisation": {"first": {"scale": 255, "product_shift": 9}, "output": {"scale": 64, "type": "i8"}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(project_root, tmp_path_factory) -> Path:
+    """A folder with train.binpack, 4,000 positions of the sample, and val.binpack, 500 others."""
+    folder = tmp_path_factory.mktemp("positions")
+    records = next(iter(RecordLoader([project_root / "samples" / "train.binpack"], 4_500, seed=5))).numpy().copy()
+    write_binpack(folder / "train.binpack", records[:4_000], join_chains=False)
+    write_binpack(folder / "val.binpack", records[4_000:], join_chains=False)
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path, data) -> Path:
+    """Three epochs of 4 steps; a batch has 250 positions, which three processes cannot divide evenly."""
+    return written(tmp_path / "mine.yaml", data)
+
+
+def written(path: Path, data: Path, **sections: dict[str, Any]) -> Path:
+    content: dict[str, dict[str, Any]] = {
+        "model": {"kind": "simple", "hidden": 16},
+        "data": {
+            "train": [str(data / "train.binpack")], "validation": [str(data / "val.binpack")],
+            "batch_size": 250, "shuffle_buffer": 1000, "threads": 1,
+        },
+        "loss": {"kind": "sigmoid"},
+        "optimizer": {"lr": 0.005},
+        "training": {"epochs": 3, "positions_per_epoch": 1000, "device": "cpu", "keep_last": 9},
+        "logging": {"every_steps": 2, "tensorboard": False},
+    }  # fmt: skip
+    for name, section in sections.items():
+        content[name] = section if "kind" in section else content.get(name, {}) | section
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def last(folder: Path) -> checkpoint.Checkpoint:
+    return checkpoint.load(folder / "checkpoints" / "last.safetensors")
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    changing = ("time", "positions_per_second", "peak_memory_bytes")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in changing} for line in lines]
+
+
+def assert_same_training(one: Path, other: Path) -> None:
+    """To rounding: all records, and all tensors of the checkpoint."""
+    assert len(records(one)) == len(records(other))
+    for mine, theirs in zip(records(one), records(other), strict=True):
+        assert mine.pop("event") == theirs.pop("event")
+        assert mine == pytest.approx(theirs, rel=2e-4, abs=1e-6)
+    mine, theirs = last(one).tensors, last(other).tensors
+    assert mine.keys() == theirs.keys()
+    for group in mine:
+        assert mine[group].keys() == theirs[group].keys()
+        for name, tensor in mine[group].items():
+            # What has hardly a gradient moves by its sign, so single values may be apart by a step.
+            difference = (tensor.double() - theirs[group][name].double()).abs()
+            assert tensor.dtype == theirs[group][name].dtype
+            assert difference.mean() <= 1e-5 * tensor.double().abs().mean() + 1e-12, f"{group}/{name}"
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    mine, theirs = last(one).tensors, last(other).tensors
+    return all(torch.equal(tensor, theirs[group][name]) for group in mine for name, tensor in mine[group].items())
+
+
+# ---- the same training
+
+
+KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
+    "columns, every kind of layer": (
+        2, "each with 8 of 16 of the feature transformer's columns",
+        {"model": LAYERED, "loss": {"kind": "win_rate", "weight_boost": 1.0}, "lambda": {"kind": "linear", "start": 1.0,
+         "end": 0.5, "jitter": 0.2}},
+    ),
+    "columns, gradients clipped to a norm, uneven shares": (
+        3, "each with 4 to 6 of 16 of the feature transformer's columns",
+        {"optimizer": {"kind": "ranger_lite", "max_norm": 0.001, "lr": 0.005}},
+    ),
+    "columns, a rule of torch": (
+        2, "each with 8 of 16 of the feature transformer's columns",
+        {"model": {**LAYERED, "activation": "screlu", "hidden": 16, "quantisation": {}},
+         "optimizer": {"kind": "torch", "name": "RAdam", "lr": 0.005}},
+    ),
+    "positions": (
+        2, r"share of the positions \(quantisation-aware training needs the whole net\)",
+        {"model": {"kind": "simple", "hidden": 16, "quantisation": {"aware": True, "aware_from": 0.5}},
+         "lambda": {"kind": "constant", "value": 0.7, "jitter": 0.2}},
+    ),
+    "positions, uneven shares, a rule that looks at norms": (
+        3, r"share of the positions \(the optimizer 'torch' may look at more than one value",
+        {"model": {"kind": "layered", "hidden": 16},
+         "optimizer": {"kind": "torch", "name": "Adafactor", "lr": 0.005}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_processes_train_as_one_does(tmp_path, data, kind):
+    size, words, sections = KINDS[kind]
+    recipe = written(tmp_path / "mine.yaml", data, **sections)
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "one")
+    said = several.train(size, tmp_path / "a", "--config", recipe, "--run-dir", tmp_path / "several")
+    assert re.search(rf"\n{size} processes, .*{words}", said), said
+    assert_same_training(tmp_path / "one", tmp_path / "several")
+    # One log: every line once, and the same files.
+    assert len(re.findall(r"finished step 12 of 12", said)) == 1
+    assert len(re.findall(r"epoch 3: validation loss", said)) == 1
+    names = [sorted(path.name for path in (tmp_path / run).rglob("*")) for run in ("one", "several")]
+    assert names[0] == names[1]
+    # The same number of processes gives the same bits.
+    several.train(size, tmp_path / "b", "--config", recipe, "--run-dir", tmp_path / "again")
+    assert same_bits(tmp_path / "several", tmp_path / "again")
+    assert records(tmp_path / "several") == records(tmp_path / "again")
+
+
+def test_four_processes_and_the_net_of_them_is_exported(tmp_path, data, recipe):
+    folder = tmp_path / "run"
+    several.train(4, tmp_path / "a", "--config", recipe, "--run-dir", folder)
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "one")
+    assert_same_training(tmp_path / "one", folder)
+    nnue("export", folder / "checkpoints" / "best.safetensors", tmp_path / "net.nnue")
+    assert re.search(r"fake-quantised - integer +0\.000", nnue("check", folder, "--data", data / "val.binpack"))
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path, data):
+    recipe = written(tmp_path / "mine.yaml", data, model=LAYERED)
+    straight, chain, two = tmp_path / "straight", tmp_path / "chain", tmp_path / "two"
+    nnue("train", "--config", recipe, "--run-dir", straight)
+    nnue("train", "--config", recipe, "--run-dir", chain, "training.epochs=1")
+    said = several.train(2, tmp_path / "a", "--resume", chain, "training.epochs=2")
+    assert "resumed at step 4 " in said
+    said = several.train(3, tmp_path / "b", "--resume", chain, "training.epochs=3")
+    assert "resumed at step 8 " in said
+    assert_same_training(straight, chain)
+    # To the bit where the number stays.
+    several.train(2, tmp_path / "c", "--config", recipe, "--run-dir", two)
+    several.train(2, tmp_path / "d", "--config", recipe, "--run-dir", tmp_path / "parts", "training.epochs=2")
+    several.train(2, tmp_path / "e", "--resume", tmp_path / "parts", "training.epochs=3")
+    assert same_bits(two, tmp_path / "parts")
+
+
+# ---- endings
+
+
+LONG = ("training.epochs=100000", "training.checkpoint_minutes=1e-6")
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_lost_process_ends_all_with_one_message(tmp_path, recipe, lost):
+    folder = tmp_path / "run"
+    run = several.training(3, tmp_path / "a", "--config", recipe, "--run-dir", folder, *LONG)
+    run.until((folder / "checkpoints" / "last.safetensors").exists)
+    run.signal(signal.SIGKILL, lost)
+    codes = run.wait()
+    assert codes[lost] == -signal.SIGKILL
+    assert [code for rank, code in enumerate(codes) if rank != lost] == [1, 1]
+    assert re.findall(r"error: .*", run.said()) == [
+        f"error: rank {lost} of 3 has ended, and the training with it; {folder}/checkpoints/last.safetensors is the "
+        "last good checkpoint"
+    ]
+    step = last(folder).state["step"]
+    assert f"resumed at step {step:,} " in nnue("train", "--resume", folder, f"training.epochs={step // 4 + 1}")
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_after_the_same_step(tmp_path, recipe, ranks, number):
+    """Whichever of them gets it."""
+    folder = tmp_path / "run"
+    run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, *LONG)
+    run.until((folder / "checkpoints" / "last.safetensors").exists)
+    run.signal(number, *ranks)
+    assert run.wait() == [130, 130], run.said()
+    step = last(folder).state["step"]
+    assert len(re.findall(rf"stopped after step {step:,} of", run.said())) == 1
+    assert "error" not in run.said()
+    end = f"training.epochs={step // 4 + 2}"
+    several.train(2, tmp_path / "b", "--resume", folder, end)
+    straight = tmp_path / "straight"
+    several.train(2, tmp_path / "c", "--config", recipe, "--run-dir", straight, end)
+    assert same_bits(folder, straight)
+
+
+def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
+    whole = (data / "train.binpack").read_bytes()
+    files = [tmp_path / f"part-{number:02}.binpack" for number in range(12)]  # of one chunk each
+    for path in files:
+        path.write_bytes(whole)
+    bad = bytearray(whole)
+    bad[len(bad) // 2 : len(bad) // 2 + 400] = b"\xff" * 400
+    damaged = tmp_path / "damaged.binpack"
+    damaged.write_bytes(bad)
+    folder = tmp_path / "run"
+    chosen = f"data.train=[{', '.join(map(str, [*files, damaged]))}]"
+    run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, chosen, "training.epochs=30")
+    assert run.wait() == [1, 1]
+    assert len(re.findall(r"error: .*damaged\.binpack", run.said())) == 1, run.said()
+    assert len(re.findall(r"saved at step", run.said())) == 1
+    stopped = last(folder).state["step"]
+    assert 0 < stopped < 120
+    said = several.train(2, tmp_path / "b", "--resume", folder, "data.skip_bad_chunks=true")
+    assert f"resumed at step {stopped} " in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["training.seed=x"], r"training\.seed: found \"x\""),
+        (["data.batch_size=1"], r"data\.batch_size: found 1, too few for 2 processes"),
+        (["data.train=nowhere.binpack"], r"nowhere\.binpack"),
+        (["training.device=cuda:1"], r"training\.device"),
+        (["optimizer.lr=1e30"], r"not finite"),
+        (["--nonsense"], r"No such option"),
+    ],
+)
+def test_what_is_wrong_is_said_once(tmp_path, recipe, overrides, message):
+    run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", tmp_path / "run", *overrides)
+    assert all(run.wait())
+    assert len(re.findall(r"error: .*", run.said())) == 1, run.said()
+    assert re.search(rf"error: .*{message}", run.said()), run.said()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused_once(tmp_path, recipe):
+    folder = tmp_path / "run"
+    several.train(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, "training.epochs=1")
+    run = several.training(2, tmp_path / "b", "--config", recipe, "--run-dir", folder)
+    assert run.wait() == [1, 1]
+    assert re.findall(r"error: .*", run.said()) == [
+        f"error: {folder}: already holds a run; --resume auto continues it, --run-dir DIR starts another, --overwrite "
+        "replaces it"
+    ]
+    assert "finished step 12" in several.train(
+        2, tmp_path / "c", "--config", recipe, "--run-dir", folder, "--overwrite"
+    )
+
+
+def test_torchrun(tmp_path, project_root, recipe):
+    """The command of the documentation, stopped by Ctrl-C."""
+    folder = tmp_path / "run"
+    run = subprocess.Popen(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", project_root / "train.py",
+            "--config", recipe, "--run-dir", folder, *LONG,
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + several.SECONDS
+        while not (folder / "checkpoints" / "last.safetensors").exists():
+            assert run.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate(timeout=several.SECONDS)
+    finally:
+        run.kill()
+    assert len(re.findall(r"2 processes, each with 8 of 16", output)) == 1
+    assert len(re.findall(rf"stopped after step {last(folder).state['step']:,} of", output)) == 1, output
+
+
+# ---- inside
+
+
+def _replicas(folder: Path, *overrides: str) -> None:
+    """Trains a little, and writes down what this process has."""
+    with joined() as ranks:
+        chosen = made_up_recipe(*overrides)
+        torch.manual_seed(chosen.training.seed)
+        model = nets.build(chosen.model)
+        division, _ = divide(ranks, model, chosen)
+        trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", division=division)
+        for _ in range(5):
+            trainer.advance()
+        state = {f"optimizer/{name}": tensor for name, tensor in trainer.optimizer.state_dict().items()}
+        state |= {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+        output = division.forward(made_up_batch(99))
+        torch.save({**state, "output": output, "loss": trainer._loss_sum}, folder / f"{ranks.rank}.pt")
+
+
+@pytest.mark.parametrize("override", ["model={kind: layered, hidden: 16, psqt: true}", "training.compile=false"])
+@pytest.mark.parametrize("optimizer", ["{kind: adamw}", "{kind: ranger_lite, max_norm: 0.01}"])
+def test_what_all_processes_have_is_the_same_to_the_bit(tmp_path, override, optimizer):
+    run = several.Processes(3, tmp_path, _replicas, tmp_path, override, f"optimizer={optimizer}")
+    assert run.wait() == [0, 0, 0], run.said()
+    first, *others = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    for other in others:
+        for name, tensor in first.items():
+            if tensor.shape == other[name].shape and "feature_transformer.weight" not in name:
+                if "feature_transformer.bias" not in name and "output.weight" not in name:
+                    assert torch.equal(tensor, other[name]), name
+
+
+def _poisoned(folder: Path) -> None:
+    """One process has a weight that is not finite, so that a gradient of its columns is not."""
+    with joined() as ranks:
+        chosen = made_up_recipe("model={kind: simple, hidden: 16, activation: crelu}")
+        torch.manual_seed(chosen.training.seed)
+        model = nets.build(chosen.model)
+        division, _ = divide(ranks, model, chosen)
+        trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", division=division)
+        trainer.advance()
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        whole = division.ranks.all_reduce
+
+        def poisoned(tensor: Tensor) -> Tensor:
+            return whole(tensor * float("nan") if ranks.rank == 1 and tensor.dim() == 0 else tensor)
+
+        ranks.all_reduce = poisoned  # type: ignore[method-assign]
+        trainer.advance()
+        assert trainer.optimizer.failed()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_no_process_makes_a_step_that_another_refuses(tmp_path):
+    run = several.Processes(2, tmp_path, _poisoned, tmp_path)
+    assert run.wait() == [0, 0], run.said()
+
+
+@pytest.mark.parametrize(
+    ("columns", "size", "cuts"),
+    [(512, 2, (0, 256, 512)), (512, 3, (0, 160, 336, 512)), (768, 8, tuple(range(0, 769, 96))), (8, 3, (0, 2, 5, 8))],
+)
+def test_columns_are_cut_as_evenly_as_kernels_allow(columns, size, cuts):
+    assert cut(columns, size) == cuts
+
+
+def test_columns_that_are_too_few():
+    with pytest.raises(ValueError, match="2 columns are too few for 3 ranks"):
+        cut(2, 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(("shape", "dim", "groups"), [((3, 20), 1, 2), ((20,), 0, 1), ((2, 3, 20), 2, 2)])
+def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
+    whole = torch.randn(shape)
+    split = Split(dim, groups, cut(20 // groups, size))
+    parts = [split.take(whole, rank) for rank in range(size)]
+    assert sum(part.numel() for part in parts) == whole.numel()
+    assert all(split.is_part(part, rank) for rank, part in enumerate(parts)) and split.is_of(whole)
+    padded = [split.padded(part, rank) for rank, part in enumerate(parts)]
+    assert len({part.shape for part in padded}) == 1
+    assert torch.equal(split.join(padded), whole)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ([], ""),
+        (["model={kind: simple, hidden: 16, quantisation: {aware: true}}"], "quantisation-aware training needs"),
+        (["training.compile=true"], "the compiler needs the whole net"),
+        (["optimizer={kind: torch, name: Adafactor}"], "may look at more than one value"),
+        (["optimizer={kind: torch, name: NAdam}"], ""),
+        (["model={kind: simple, hidden: 8}"], "too few columns"),
+    ],
+)
+def test_why_a_net_is_not_divided(overrides, reason):
+    chosen = made_up_recipe(*overrides)
+    division, words = divide(Ranks(0, 9, 0, 9), nets.build(chosen.model), chosen)
+    assert division.name == ("positions" if reason else "columns")
+    assert reason in words and words.startswith("9 processes, ")
+
+
+def test_processes_that_were_not_started_together_are_told_how(tmp_path, monkeypatch, nnue):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        done = nnue("train", "--config", tmp_path / "mine.yaml")
+        assert done.returncode == 1
+        assert "WORLD_SIZE is 2, but LOCAL_RANK is nothing: start several processes with torchrun" in done.stderr
+    assert not (tmp_path / "runs").exists()
