@@ -71,6 +71,8 @@ class TrainerState:
     """cpu or cuda"""
     cpu_threads: int | None = Field(None, ge=1, lt=_COUNT)
     """threads of torch: the order in which a CPU adds numbers depends on it"""
+    processes: int = Field(1, ge=1, lt=_COUNT)
+    """processes that train together; the order in which they add numbers depends on it"""
     plugins: dict[str, str] = Field(default_factory=dict)
     """files that classes from outside came from, by name, with the SHA-256 of each"""
     environment: dict[str, str] = Field(default_factory=dict)

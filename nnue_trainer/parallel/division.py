@@ -216,7 +216,7 @@ class Columns(Whole):
         parts += [] if rest.grad_psqt is None else [self._padded(rest.grad_psqt, self._most)]
         parts += [*rest.gradients, torch.stack([rest.weighted, rest.weights])]
         every = ranks.all_gather(torch.cat([part.float().reshape(-1) for part in parts]))
-        *found, terms = every.split([part.numel() for part in parts], dim=1)
+        *found, terms = torch.split(every, [part.numel() for part in parts], dim=1)
         weighted, weights = in_order(terms)
         factor = mean(torch.ones_like(weighted), weights)
         small = found[len(found) - len(rest.gradients) :]

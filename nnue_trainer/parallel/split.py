@@ -53,7 +53,7 @@ class Split:
 
     def take(self, whole: Tensor, rank: int) -> Tensor:
         """The columns of a rank, in memory of their own."""
-        apart = whole.unflatten(self.dim, (self.groups, -1))
+        apart = self._apart(whole)
         own = apart.narrow(self.dim + 1, self.cuts[rank], self.width(rank))
         return own.flatten(self.dim, self.dim + 1).clone(memory_format=torch.contiguous_format)
 
@@ -61,7 +61,7 @@ class Split:
         """The part of a rank with as many columns as that of the widest: what all ranks can exchange."""
         if self.width(rank) == self.widest:
             return part
-        apart = part.unflatten(self.dim, (self.groups, -1))
+        apart = self._apart(part)
         shape = list(apart.shape)
         shape[self.dim + 1] = self.widest
         padded = apart.new_zeros(shape)
@@ -70,6 +70,11 @@ class Split:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The whole tensor from the padded parts of all ranks."""
-        apart = [part.unflatten(self.dim, (self.groups, -1)) for part in parts]
+        apart = [self._apart(part) for part in parts]
         own = [part.narrow(self.dim + 1, 0, self.width(rank)) for rank, part in enumerate(apart)]
         return torch.cat(own, dim=self.dim + 1).flatten(self.dim, self.dim + 1)
+
+    def _apart(self, tensor: Tensor) -> Tensor:
+        """With a dimension for the groups."""
+        shape = tensor.shape
+        return tensor.reshape(*shape[: self.dim], self.groups, -1, *shape[self.dim + 1 :])

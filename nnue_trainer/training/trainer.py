@@ -279,6 +279,7 @@ class Trainer:
                 "validation_files": self.validation_files,
                 "device": self.device.type,
                 "cpu_threads": torch.get_num_threads(),
+                "processes": self.ranks.size,
                 "plugins": registry.plugins(),
                 "environment": environment(self.device),
             },
@@ -321,6 +322,11 @@ class Trainer:
                 "follows the epochs; to change them start a new run with training.initial_weights"
             )
         self._load_generators(saved.tensors["rng"], path)
+        if state.processes != self.ranks.size:
+            say(
+                f"{path}: resuming in {self.ranks.size} processes, it was {state.processes}: sums are rounded "
+                "differently, so the bits will not be those of one run"
+            )
         if state.device == self.device.type == "cpu" and state.cpu_threads not in (None, torch.get_num_threads()):
             say(
                 f"{path}: resuming on {torch.get_num_threads()} CPU threads, it was {state.cpu_threads}: sums are "

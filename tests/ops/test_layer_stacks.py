@@ -317,6 +317,60 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     assert_close(flat[: others[0].numel()].view_as(others[0]), whole["0.bias"], 3e-7, "gradient of bias 0")
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["operators", "torch"])
+@pytest.mark.parametrize("name", ["sfnnv5", "sfnnv3", "one layer", "deep"])
+def test_emulated_as_several_processes_divide_it(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, fused: bool
+) -> None:
+    """Each of two has some columns of the first of the layers, and some of the positions for the others."""
+    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: fused)
+    emulated.emulator_configure(4, 7)
+    check_divided(without_edges(make_case(NETS[name](), 150, 8)), 1e-6 if name == "deep" else 5e-7)
+
+
+def check_divided(case: Case, tolerance: float) -> None:
+    stacks, exact, loss = case.stacks, case.double(), LOSSES["win rate, weighted"]
+    expected_net = exact.stacks._plain(exact.first, exact.linears)
+    weighted, weights = loss.terms(expected_net * 600.0, case.score, case.result, exact.lam)
+    expected = gradients(exact, weighted, torch.ones_like(weighted))
+    (x, psqt, bucket), (columns, half) = case.first, (stacks.inputs // 3 // 16 * 16, len(case.score) // 2)
+    assert psqt is not None
+    halves, parts = (slice(0, half), slice(half, None)), []
+    for slab in (slice(0, columns), slice(columns, stacks.inputs)):
+        own = x.detach()[:, slab].clone().requires_grad_()
+        first = StackedLinear(stacks.stacks, own.shape[1], stacks.hidden[0].outputs if stacks.hidden else 1)
+        first.to(x.device).load_state_dict(
+            {**case.linears[0].state_dict(), "weight": case.linears[0].weight[:, :, slab]}
+        )
+        narrow = dataclasses.replace(stacks, inputs=own.shape[1])
+        parts.append((slab, own, first, narrow.first_sums(own, [first, *case.linears[1:]], bucket)))
+    sums = sum((part[3].detach() for part in parts), torch.zeros((), device=x.device))
+    with torch.no_grad():
+        output = stacks.from_sums(FirstOutputs(sums, psqt, bucket), case.linears)
+    assert_close(output, expected_net, tolerance, "output")
+    rests = [
+        stacks.after_first(
+            FirstOutputs(sums[s].clone(), psqt.detach()[s].clone(), bucket[s]),
+            case.linears, (case.score[s], case.result[s], case.lam), loss, 600.0,
+        )
+        for s in halves
+    ]  # fmt: skip
+    assert_close(sum(rest.weighted for rest in rests), weighted, 2e-6, "loss")
+    assert_close(sum(rest.weights for rest in rests), weights, 2e-6, "weights")
+    found = {"psqt": torch.cat([rest.grad_psqt for rest in rests if rest.grad_psqt is not None])}
+    names = [name for name in case.leaves if name not in ("x", "psqt", "0.weight")]
+    for name, shares in zip(names, zip(*(rest.gradients for rest in rests), strict=True), strict=True):
+        found[name] = sum(shares[1:], shares[0])
+    for name, gradient in found.items():
+        assert_close(gradient, expected[name], 8 * tolerance, f"gradient of {name}")
+    for slab, own, first, part in parts:
+        part.backward(torch.cat([rest.grad_sums for rest in rests]))
+        assert own.grad is not None
+        assert first.weight.grad is not None
+        assert_close(own.grad, expected["x"][:, slab], 8 * tolerance, "gradient of x")
+        assert_close(first.weight.grad, expected["0.weight"][:, :, slab], 8 * tolerance, "gradient of weight 0")
+
+
 @pytest.mark.parametrize(
     "net",
     [
@@ -438,6 +492,16 @@ def test_cuda(name: str, positions: int, dtype: torch.dtype) -> None:
     same_bits(check_output(case), check_output(case))
     for loss in LOSSES.values():
         same_bits(check_loss(case, loss), check_loss(case, loss))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [*NETS, "sfnnv9"])
+def test_cuda_as_several_processes_divide_it(name: str) -> None:
+    require(no_cuda())
+    stacks = stockfish("sfnnv9") if name == "sfnnv9" else NETS[name]()
+    if stacks.inputs < 48:
+        pytest.skip("too few columns for two")
+    check_divided(on(without_edges(make_case(stacks, 5_000, 1)), torch.device("cuda")), 1e-6)
 
 
 # ---- what decides ----------------------------------------------------------------------------------------------------

@@ -63,7 +63,8 @@ class Processes:
         """Waits for something that the run does."""
         until = time.monotonic() + SECONDS
         while not condition():
-            assert time.monotonic() < until and all(process.is_alive() for process in self.processes), self.said()
+            assert time.monotonic() < until, self.said()
+            assert all(process.is_alive() for process in self.processes), self.said()
             time.sleep(0.02)
 
 

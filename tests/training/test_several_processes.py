@@ -29,7 +29,8 @@ from nnue_trainer.parallel.split import Split, cut
 from nnue_trainer.training.trainer import Trainer
 
 LAYERED = {
-    "kind": "layered", "inputs": [{"mirror": "a-d", "kings": [0] * 16 + [1] * 16}], "hidden": 32, "activation": "pairwise", "psqt": True, "shared": True,
+    "kind": "layered", "inputs": [{"mirror": "a-d", "kings": [0] * 16 + [1] * 16}], "hidden": 32,
+    "activation": "pairwise", "psqt": True, "shared": True,
     "output_buckets": {"count": 8, "rule": "stockfish"},
     "layers": [
         {"outputs": 8, "activation": "dual", "skip": "last", "to_output": True, "scale": 64, "type": "i8"},
@@ -234,12 +235,14 @@ def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
     damaged.write_bytes(bad)
     folder = tmp_path / "run"
     chosen = f"data.train=[{', '.join(map(str, [*files, damaged]))}]"
-    run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, chosen, "training.epochs=30")
+    more = ("training.epochs=30", "training.positions_per_epoch=1250")
+    run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, chosen, *more)
     assert run.wait() == [1, 1]
     assert len(re.findall(r"error: .*damaged\.binpack", run.said())) == 1, run.said()
     assert len(re.findall(r"saved at step", run.said())) == 1
     stopped = last(folder).state["step"]
-    assert 0 < stopped < 120
+    assert 0 < stopped < 150
+    assert stopped % 5  # not the end of an epoch, which saves anyway
     said = several.train(2, tmp_path / "b", "--resume", folder, "data.skip_bad_chunks=true")
     assert f"resumed at step {stopped} " in said
 
@@ -251,7 +254,6 @@ def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
         (["data.batch_size=1"], r"data\.batch_size: found 1, too few for 2 processes"),
         (["data.train=nowhere.binpack"], r"nowhere\.binpack"),
         (["training.device=cuda:1"], r"training\.device"),
-        (["optimizer.lr=1e30"], r"not finite"),
         (["--nonsense"], r"No such option"),
     ],
 )
@@ -290,7 +292,8 @@ def test_torchrun(tmp_path, project_root, recipe):
     try:
         until = time.monotonic() + several.SECONDS
         while not (folder / "checkpoints" / "last.safetensors").exists():
-            assert run.poll() is None and time.monotonic() < until
+            assert run.poll() is None
+            assert time.monotonic() < until
             time.sleep(0.05)
         run.send_signal(signal.SIGINT)
         output, _ = run.communicate(timeout=several.SECONDS)
@@ -327,9 +330,9 @@ def test_what_all_processes_have_is_the_same_to_the_bit(tmp_path, override, opti
     first, *others = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     for other in others:
         for name, tensor in first.items():
-            if tensor.shape == other[name].shape and "feature_transformer.weight" not in name:
-                if "feature_transformer.bias" not in name and "output.weight" not in name:
-                    assert torch.equal(tensor, other[name]), name
+            divided = ("feature_transformer.weight", "feature_transformer.bias", "output.weight")
+            if not any(part in name for part in divided):
+                assert torch.equal(tensor, other[name]), name
 
 
 def _poisoned(folder: Path) -> None:
@@ -378,7 +381,8 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
     split = Split(dim, groups, cut(20 // groups, size))
     parts = [split.take(whole, rank) for rank in range(size)]
     assert sum(part.numel() for part in parts) == whole.numel()
-    assert all(split.is_part(part, rank) for rank, part in enumerate(parts)) and split.is_of(whole)
+    assert all(split.is_part(part, rank) for rank, part in enumerate(parts))
+    assert split.is_of(whole)
     padded = [split.padded(part, rank) for rank, part in enumerate(parts)]
     assert len({part.shape for part in padded}) == 1
     assert torch.equal(split.join(padded), whole)
@@ -396,10 +400,11 @@ def test_parts_of_a_tensor_make_the_whole(size, shape, dim, groups):
     ],
 )
 def test_why_a_net_is_not_divided(overrides, reason):
-    chosen = made_up_recipe(*overrides)
+    chosen = made_up_recipe("data.batch_size=45", *overrides)
     division, words = divide(Ranks(0, 9, 0, 9), nets.build(chosen.model), chosen)
     assert division.name == ("positions" if reason else "columns")
-    assert reason in words and words.startswith("9 processes, ")
+    assert reason in words
+    assert words.startswith("9 processes, ")
 
 
 def test_processes_that_were_not_started_together_are_told_how(tmp_path, monkeypatch, nnue):

@@ -1,0 +1,163 @@
+"""One GPU against several: positions per second of whole training steps.
+
+    torchrun --nproc-per-node 2 benchmarks/several_gpus.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value]
+
+`data.batch_size` is that of one GPU. Three cases, on batches that lie on the device already and, with --from-file, also
+through the loader: the first process alone; all processes with the same batch for each; all processes with one such
+batch between them. And what they exchange in a step of the second case, by itself. Prints a table; the first process
+writes JSON into benchmarks/results/. On a CPU, where it runs through gloo, it shows that it works and no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nnue_trainer import config, nets, schema
+from nnue_trainer.config import Recipe
+from nnue_trainer.parallel.division import divide
+from nnue_trainer.parallel.ranks import Ranks, joined
+from nnue_trainer.training.batches import BatchSource
+from nnue_trainer.training.metrics import peak_memory
+from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
+from nnue_trainer.training.trainer import Trainer
+from report import RESULTS, ROOT, environment, wait_as_training_does, write
+from training_step import PRELOADED, Preloaded, copies, synchronize
+
+
+def measure(
+    recipe: Recipe, ranks: Ranks, source: Callable[[], BatchSource], device: torch.device, steps: int, warmup: int
+) -> dict[str, Any]:
+    """Milliseconds a step and positions per second, after `warmup` steps."""
+    set_up_torch(recipe, device)
+    model = nets.build(recipe.model)
+    division, words = divide(ranks, model, recipe)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(recipe, model.to(device), source(), None, Path(folder), division=division)
+        for _ in range(warmup):
+            trainer.advance()
+        synchronize(device)
+        ranks.any(False)
+        started = time.perf_counter()
+        for _ in range(steps):
+            trainer.advance()
+        synchronize(device)
+        seconds = time.perf_counter() - started
+    if ranks.any(trainer.optimizer.failed()):
+        raise SystemExit("a step was not finite: nothing measured here would mean anything")
+    return {
+        "processes": ranks.size,
+        "division": words or "one process",
+        "batch": recipe.data.batch_size,
+        "milliseconds_per_step": round(1e3 * seconds / steps, 3),
+        "positions_per_second": round(steps * recipe.data.batch_size / seconds),
+    }
+
+
+def exchanges(ranks: Ranks, positions: int, outputs: int, device: torch.device) -> dict[str, float]:
+    """Microseconds of the two exchanges of a step of `Columns`, one after the other, without graphs."""
+    sums = torch.ones(positions, outputs, device=device)
+    part = torch.ones(positions // ranks.size * (outputs + 1) + 10_000, device=device)
+    found = {}
+    cases: dict[str, Callable[[], object]] = {
+        "reduce-scatter of the sums": lambda: ranks.reduce_scatter(sums),
+        "all-gather of the gradients": lambda: ranks.all_gather(part),
+    }
+    for name, run in cases.items():
+        for _ in range(10):
+            run()
+        synchronize(device)
+        ranks.any(False)
+        started, repeats = time.perf_counter(), 200 if device.type == "cuda" else 20
+        for _ in range(repeats):
+            run()
+        synchronize(device)
+        found[name] = round(1e6 * (time.perf_counter() - started) / repeats, 1)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
+    parser.add_argument("--data", required=True, help="binpack file with at least 8 batches for all processes")
+    parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 5 on a CPU")
+    parser.add_argument("--from-file", action="store_true", help="measure through the loader, too")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
+    options = parser.parse_args()
+    wait_as_training_does()
+    with joined() as ranks:
+        compare(options, ranks)
+
+
+def compare(options: argparse.Namespace, ranks: Ranks) -> None:
+    def recipe_for(batch: int | None = None) -> Recipe:
+        more = [] if batch is None else [f"data.batch_size={batch}"]
+        return config.load(options.config, [f"data.train={json.dumps([options.data])}", *options.overrides, *more])
+
+    recipe = recipe_for()
+    one = recipe.data.batch_size
+    device = choose_device(recipe.training.device, ranks)
+    machine = environment(device)
+    steps = options.steps or (200 if device.type == "cuda" else 5)
+    warmup = 20 if device.type == "cuda" else 1
+    features = nets.build(recipe.model).feature_set
+
+    def sources(chosen: Recipe) -> dict[str, Callable[[], BatchSource]]:
+        model = nets.build(chosen.model)
+        loader = training_batches(chosen, model, device)
+        batches = copies(loader, device, features)
+        loader.close()
+        found: dict[str, Callable[[], BatchSource]] = {"preloaded": lambda: Preloaded(batches)}
+        if options.from_file:
+            found["from file"] = lambda: training_batches(chosen, model, device)
+        return found
+
+    results: dict[str, dict[str, Any]] = {}
+    if ranks.writes:
+        for way, source in sources(recipe).items():
+            results[f"one, {way}"] = measure(recipe, Ranks(), source, device, steps, warmup)
+    ranks.any(False)
+    for name, batch in (("each", ranks.size * one), ("between them", one)):
+        chosen = recipe_for(batch)
+        for way, source in sources(chosen).items():
+            found = measure(chosen, ranks, source, device, steps, warmup)
+            if ranks.writes:
+                alone = results[f"one, {way}"]["positions_per_second"]
+                results[f"{ranks.size}, the batch {name}, {way}"] = found | {
+                    "times_one": round(found["positions_per_second"] / alone, 3)
+                }
+    wires = exchanges(ranks, ranks.size * one, 16, device)
+    if not ranks.writes:
+        return
+    print(f"{options.config.stem}, batch {one:,} a process, {recipe.training.precision}, {machine['device']}")
+    for case, figures in results.items():
+        speed, times = figures["positions_per_second"], figures.get("times_one", 1.0)
+        print(f"{case:36}  {figures['milliseconds_per_step']:10.3f} ms  {speed:12,.0f} pos/s  {times:6.3f} x")
+    for case, microseconds in wires.items():
+        print(f"{case:36}  {microseconds:10.1f} us")
+    precision = "" if recipe.training.precision == "fp32" else f"-{recipe.training.precision}"
+    report = {
+        "benchmark": "several_gpus",
+        **machine,
+        "processes": ranks.size,
+        "data": Path(options.data).name,
+        "steps": steps,
+        "preloaded_batches": PRELOADED,
+        "recipe": schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(options.data).name]}},
+        "peak_memory_bytes": peak_memory(device),
+        "results": results,
+        "exchange_microseconds": wires,
+    }
+    write(options.out / f"several_gpus-{options.config.stem}{precision}-{device.type}-{ranks.size}x{one}.json", report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Training on two GPUs: as on one, to rounding; graphs, resume and runs change no bit."""
+
+from pathlib import Path
+
+import pytest
+import several
+import torch
+from made_up import MadeUpSource, recipe
+
+from nnue_trainer import nets
+from nnue_trainer.parallel.division import divide
+from nnue_trainer.parallel.ranks import joined
+from nnue_trainer.training.run import choose_device, set_up_torch
+from nnue_trainer.training.trainer import Trainer
+
+pytestmark = [pytest.mark.cuda, pytest.mark.two_gpus]
+
+LAYERED = (
+    "model={kind: layered, hidden: 128, activation: pairwise, psqt: true, shared: true, output_buckets: {count: 8}, "
+    "layers: [{outputs: 16, activation: dual, skip: last}, {outputs: 32}], quantisation: {first: {product_shift: 9}}}"
+)
+AWARE = "model={kind: simple, hidden: 32, quantisation: {aware: true}}"
+
+
+def _train(folder: Path, *overrides: str) -> None:
+    """12 steps: some eager, some recorded, some replayed."""
+    with joined() as ranks:
+        chosen = recipe("training.device=cuda", *overrides)
+        device = choose_device(chosen.training.device, ranks)
+        set_up_torch(chosen, device)
+        model = nets.build(chosen.model)
+        division, _ = divide(ranks, model, chosen)
+        trainer = Trainer(chosen, model.to(device), MadeUpSource(), None, folder / "run", division=division)
+        for _ in range(12):
+            trainer.advance()
+        saved = trainer.checkpoint()
+        assert not trainer.optimizer.failed()
+        if ranks.writes:
+            state = {f"{group}/{name}": t.cpu() for group in saved.tensors for name, t in saved.tensors[group].items()}
+            torch.save(state | {"loss": trainer._loss_sum.cpu()}, folder / "state.pt")
+
+
+def trained(size: int, folder: Path, *overrides: str) -> dict[str, torch.Tensor]:
+    run = several.Processes(size, folder, _train, folder, *overrides)
+    assert run.wait() == [0] * size, run.said()
+    found: dict[str, torch.Tensor] = torch.load(folder / "state.pt")
+    return {name: tensor for name, tensor in found.items() if not name.startswith("rng/")}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (LAYERED,),
+        (LAYERED, "optimizer={kind: ranger_lite, max_norm: 0.01}", "lambda.jitter=0.1"),
+        (LAYERED, "training.precision=mixed"),
+        (LAYERED, "optimizer={kind: torch, name: RAdam}"),
+        ("model={kind: simple, hidden: 64}",),
+        (AWARE,),
+        (LAYERED, "optimizer={kind: torch, name: Adafactor}"),
+    ],
+    ids=["columns", "norm", "mixed", "torch rule", "simple", "positions", "positions, eager"],
+)
+def test_two_gpus_train_as_one_does(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    one, two = trained(1, tmp_path / "one", *overrides), trained(2, tmp_path / "two", *overrides)
+    again = trained(2, tmp_path / "again", *overrides)
+    eager = trained(2, tmp_path / "eager", "training.cuda_graph=false", *overrides)
+    assert one.keys() == two.keys()
+    rough = 2e-2 if "training.precision=mixed" in overrides else 1e-4
+    for name, tensor in two.items():
+        assert torch.equal(tensor, again[name]), name
+        assert torch.equal(tensor, eager[name]), name
+        difference = (tensor.double() - one[name].double()).abs()
+        assert difference.mean() <= rough * one[name].double().abs().mean() + 1e-10, name
