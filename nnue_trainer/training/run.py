@@ -340,17 +340,16 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
     if name == "auto":
         name = "cuda" if available else "cpu"
     device = torch.device(name)
-    several = ranks is not None and ranks.several
-    if several and device.type == "cuda":
-        if device.index is not None:
+    several = device.type == "cuda" and ranks is not None and ranks.several
+    wanted = ""
+    if several and ranks is not None:
+        if ":" in name:
             raise UserError(f"training.device: found {name!r}, but each of several processes has a GPU: say cuda")
-        assert ranks is not None
-        device = torch.device("cuda", ranks.local_rank)
+        device, wanted = torch.device("cuda", ranks.local_rank), f" for {ranks.local_size} processes"
     if device.type == "cuda" and not (available and (device.index or 0) < torch.cuda.device_count()):
         found = f"{torch.cuda.device_count()} CUDA devices" if available else "no CUDA device"
-        wanted = f" for {ranks.local_size} processes" if several and ranks is not None else ""
         raise UserError(f"training.device: found {name!r}, but torch {torch.__version__} sees {found}{wanted}")
-    if several and device.type == "cuda":
+    if several:
         torch.cuda.set_device(device)  # NCCL and all that does not say where
     return device
 

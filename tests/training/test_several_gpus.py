@@ -6,6 +6,7 @@ import pytest
 import several
 import torch
 from made_up import MadeUpSource, recipe
+from safetensors.torch import load_file, save_file
 
 from nnue_trainer import nets
 from nnue_trainer.parallel.division import divide
@@ -37,13 +38,13 @@ def _train(folder: Path, *overrides: str) -> None:
         assert not trainer.optimizer.failed()
         if ranks.writes:
             state = {f"{group}/{name}": t.cpu() for group in saved.tensors for name, t in saved.tensors[group].items()}
-            torch.save(state | {"loss": trainer._loss_sum.cpu()}, folder / "state.pt")
+            save_file(state | {"loss": trainer._loss_sum.cpu()}, folder / "state.safetensors")
 
 
 def trained(size: int, folder: Path, *overrides: str) -> dict[str, torch.Tensor]:
     run = several.Processes(size, folder, _train, folder, *overrides)
     assert run.wait() == [0] * size, run.said()
-    found: dict[str, torch.Tensor] = torch.load(folder / "state.pt")
+    found: dict[str, torch.Tensor] = load_file(folder / "state.safetensors")
     return {name: tensor for name, tensor in found.items() if not name.startswith("rng/")}
 
 

@@ -18,6 +18,7 @@ import yaml
 from command import nnue
 from made_up import MadeUpSource, made_up_batch
 from made_up import recipe as made_up_recipe
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nnue_trainer import checkpoint, nets
@@ -319,7 +320,8 @@ def _replicas(folder: Path, *overrides: str) -> None:
         state = {f"optimizer/{name}": tensor for name, tensor in trainer.optimizer.state_dict().items()}
         state |= {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
         output = division.forward(made_up_batch(99))
-        torch.save({**state, "output": output, "loss": trainer._loss_sum}, folder / f"{ranks.rank}.pt")
+        state |= {"output": output, "loss": trainer._loss_sum}
+        save_file({name: tensor.clone() for name, tensor in state.items()}, folder / f"{ranks.rank}.safetensors")
 
 
 @pytest.mark.parametrize("override", ["model={kind: layered, hidden: 16, psqt: true}", "training.compile=false"])
@@ -327,7 +329,7 @@ def _replicas(folder: Path, *overrides: str) -> None:
 def test_what_all_processes_have_is_the_same_to_the_bit(tmp_path, override, optimizer):
     run = several.Processes(3, tmp_path, _replicas, tmp_path, override, f"optimizer={optimizer}")
     assert run.wait() == [0, 0, 0], run.said()
-    first, *others = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    first, *others = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(3)]
     for other in others:
         for name, tensor in first.items():
             divided = ("feature_transformer.weight", "feature_transformer.bias", "output.weight")
