@@ -1,7 +1,7 @@
 #include "formats/leb128.h"
 
-#include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace nnue::data {
 
