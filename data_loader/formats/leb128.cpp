@@ -82,9 +82,9 @@ void leb128_encode(std::span<const Int> values, std::uint8_t* out) {
     }
 }
 
-#define NNUE_LEB128(type)                                                                                   \
+#define NNUE_LEB128(type)                                                                                  \
     template LebProgress leb128_decode<type>(std::span<const std::uint8_t>, std::size_t, std::span<type>); \
-    template std::size_t leb128_size<type>(std::span<const type>);                                          \
+    template std::size_t leb128_size<type>(std::span<const type>);                                         \
     template void leb128_encode<type>(std::span<const type>, std::uint8_t*)
 NNUE_LEB128(std::int8_t);
 NNUE_LEB128(std::int16_t);
