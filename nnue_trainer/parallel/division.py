@@ -1,12 +1,12 @@
-"""How several ranks divide the training of one net. A run asks for one of these and knows no more of it.
+"""How several ranks divide the training of one net. The trainer uses one of three classes:
 
-- `Whole`: a single process, which has everything.
-- `Columns`: each rank has some columns of the feature transformer, of the layer that reads them and of their optimiser
-  state. It takes the whole batch through its columns, then ranks add up what the first of the layers behind makes of
-  them, and each takes a share of the positions through the rest of the net. What crosses the wire is as large as that
-  layer's outputs.
-- `Positions`: each rank has the whole net and a share of the positions; gradients are added up. For nets and optimisers
-  that `Columns` does not fit.
+- `Whole`: a single process trains everything.
+- `Columns`: each rank owns some columns of the feature transformer, the inputs of the next layer that they make, and
+  the optimiser's state of both. It computes its columns for the whole batch. Then the ranks add up their partial sums
+  of the next layer, and each rank computes the rest of the net and the loss for its share of the positions. Only
+  outputs of that layer, and their gradients, cross the wire.
+- `Positions`: each rank has the whole net and computes its share of the positions; the gradients are added up. This is
+  for nets and optimisers that `Columns` does not fit.
 
 Every rank reads the same batches in the same order, so the order of positions does not depend on the number of ranks.
 All sums have a fixed order: the same number of ranks gives the same bits.
@@ -18,7 +18,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -39,7 +38,7 @@ Terms = tuple[Tensor, Tensor]
 
 
 class Step(Protocol):
-    """What a division needs of the trainer."""
+    """The part of the trainer that a division uses."""
 
     @property
     def loss_kind(self) -> Loss: ...
@@ -67,7 +66,7 @@ class Whole:
         self.ranks, self.model = ranks, model
 
     def part(self, fresh: Any) -> Any:
-        """What this rank needs of a batch, or of its packed records."""
+        """The positions of a batch, or of its packed records, that this rank needs."""
         return fresh
 
     def prepare(self, batch: Batch) -> Batch:
@@ -75,29 +74,30 @@ class Whole:
         return self.model.prepare(batch)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The net's output for a whole batch, without derivative; all ranks have to ask for it."""
+        """The net's output for a whole batch, without derivative. All ranks must call it together."""
         output: Tensor = self.model(batch)
         return output
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
-        """The loss of the whole batch, and its gradients in place."""
+        """Computes the loss of the whole batch, which it returns, and the gradients of this rank's parameters."""
         loss = step.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """`optimizer` is the one that trains the model."""
+        """Called once with the optimiser that trains the model."""
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters, or state of the optimiser, as one process has them. On rank 0; all ranks have to ask for it."""
+        """Parameters, or state of the optimiser, as one process would have them. All ranks must call it together; only
+        the result on rank 0 is complete."""
         return dict(tensors)
 
     def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What of whole tensors this rank has."""
+        """This rank's part of whole parameters, or of a whole state."""
         return dict(tensors)
 
     def figures(self, figures: dict[str, float]) -> dict[str, float]:
-        """Figures about neurons and weights, of the whole net."""
+        """Figures about neurons and weights of the whole net, from those of this rank."""
         return figures
 
 
@@ -122,7 +122,7 @@ class Positions(Whole):
         totals = self.ranks.all_reduce(torch.stack([weighted.detach().float(), weights.detach().float()]))
         factor = mean(torch.ones_like(totals[0]), totals[1])
         for gradient in self._optimizer.gradients():
-            # In the precision of the sums on one process; a 16-bit gradient is rounded once.
+            # 16-bit gradients are added in fp32, so they are rounded only once.
             total = self.ranks.all_reduce(gradient.float() if gradient.dtype.itemsize < 4 else gradient)
             gradient.copy_(total * factor)
         return mean(totals[0], totals[1])
@@ -132,19 +132,14 @@ class Positions(Whole):
 
 
 class _SharePlan(NamedTuple):
-    """The order by stack of the positions that a rank takes through the rest of the net: a plan of `Batch.plans`."""
+    """A plan of `Batch.plans`: the positions that a rank computes the rest of the net for, ordered by stack."""
 
     data: Tensor
     white: Tensor
-    rank: int
-
-    def is_for(self, *made_for: Any) -> bool:
-        """No layer asks for it."""
-        return False
 
 
 class Columns(Whole):
-    """Column parallel. Takes what it does not need from `model`, which must be whole and on the CPU or a GPU."""
+    """Column parallel. The constructor gets a whole model and leaves it with this rank's columns only."""
 
     name = "columns"
 
@@ -159,8 +154,8 @@ class Columns(Whole):
         cuts = cut(first.weight.shape[1] // groups, ranks.size)
         linear = model.linears()[0]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        # The activated vector has the perspectives one behind the other, and a pairwise product is made of the same
-        # column of two halves: so a rank's columns of the weight and its inputs of the next layer are the same ones.
+        # The activated vector holds one perspective after the other, and a pairwise product is made of the same column
+        # of both halves. So a rank that owns the same columns of each half computes just these of each perspective.
         splits = [
             (first, "weight", Split(1, groups, cuts)),
             (first, "bias", Split(0, groups, cuts)),
@@ -184,7 +179,7 @@ class Columns(Whole):
         if not stacks.may_be_fused(batch.white.device):
             return batch
         bucket = self._stacked.buckets(batch)[self._begin : self._end]
-        return replace(batch, plans=(*batch.plans, _SharePlan(stacks.order(bucket), batch.white, self.ranks.rank)))
+        return replace(batch, plans=(*batch.plans, _SharePlan(stacks.order(bucket), batch.white)))
 
     def forward(self, batch: Batch) -> Tensor:
         model = self._stacked
@@ -211,7 +206,7 @@ class Columns(Whole):
                 model.score_scale,
                 next((plan.data for plan in batch.plans if isinstance(plan, _SharePlan)), None),
             )
-        # One exchange for all that the others need of these positions.
+        # One exchange carries everything that the other ranks need from these positions.
         parts = [self._padded(rest.grad_sums, self._most)]
         parts += [] if rest.grad_psqt is None else [self._padded(rest.grad_psqt, self._most)]
         parts += [*rest.gradients, torch.stack([rest.weighted, rest.weights])]
@@ -220,7 +215,7 @@ class Columns(Whole):
         weighted, weights = in_order(terms)
         factor = mean(torch.ones_like(weighted), weights)
         small = found[len(found) - len(rest.gradients) :]
-        # The gradients of the positions of all ranks, in their order; those of parameters are sums over them.
+        # Gradients of positions are put one after the other; gradients of parameters are added up.
         outputs = [(sums, found[0].reshape(-1, sums.shape[1])[:positions])]
         outputs += [] if first.psqt is None else [(first.psqt, found[1].reshape(-1)[:positions])]
         torch.autograd.backward(
@@ -231,6 +226,13 @@ class Columns(Whole):
             assert isinstance(parameter, nn.Parameter)
             parameter.grad = (in_order(shares) * factor).view_as(parameter)
         return self._guarded(weighted * factor)
+
+    def share(self) -> str:
+        """How many columns of the feature transformer a rank has, and of how many, in words."""
+        split = next(iter(self.splits.values()))
+        widths = sorted({split.groups * split.width(rank) for rank in range(self.ranks.size)})
+        few_to_many = " to ".join(str(width) for width in (widths[0], widths[-1])[: len(widths)])
+        return f"{few_to_many} of {split.groups * split.cuts[-1]}"
 
     def adopt(self, optimizer: Optimizer) -> None:
         optimizer.take_norm(self._norm)
@@ -243,7 +245,7 @@ class Columns(Whole):
                 found[name] = tensor
                 continue
             parts = self.ranks.gather(split.padded(tensor.detach(), self.ranks.rank))
-            # One after the other to the host: the device need not have room for all of it.
+            # Each tensor goes to the host at once, so that the device needs no room for all of them.
             found[name] = tensor if parts is None else split.join([part.cpu() for part in parts])
         return found
 
@@ -279,14 +281,15 @@ class Columns(Whole):
         return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
 
     def _guarded(self, loss: Tensor) -> Tensor:
-        """The loss, but not finite where a gradient of any rank's columns is not: so no rank makes a step that another
-        one refuses. The row gradients of the feature transformer need not be looked at (`covered_gradients`)."""
+        """The loss; or NaN if a gradient of any rank's columns is not finite, so that all ranks refuse the same steps.
+        The row gradients of the feature transformer need no check (`covered_gradients`)."""
         probe = torch.stack([parameter.grad.sum() for parameter in self._sharded[1:] if parameter.grad is not None])
         # A sum is finite only if all of its terms are, and nothing else comes of a product with zero.
         return loss + 0.0 * self.ranks.all_reduce(probe.sum())
 
     def _norm(self, guarded: Sequence[tuple[Part, Tensor]]) -> Tensor:
-        """Norms whose own norm is that of all gradients, virtual rows included: the same bits on all ranks."""
+        """A few numbers whose norm is the norm of all gradients of all ranks, virtual rows included. All ranks get the
+        same bits."""
         squares = guarded[0][1].new_zeros(2, dtype=torch.float64)
         for part, gradient in guarded:
             kinds = [gradient]
@@ -299,8 +302,8 @@ class Columns(Whole):
 
 
 def divide(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Whole, str]:
-    """How `ranks` train `model`, and in words. For `Columns` the model is changed, so this comes after its weights and
-    before its optimiser. `recipe` is a `config.Recipe`."""
+    """Decides how `ranks` train `model`, and says so in words. `Columns` changes the model, so call this when the model
+    has its first weights and before it gets an optimiser. `recipe` is a `config.Recipe`."""
     if not ranks.several:
         return Whole(ranks, model), ""
     size = recipe.data.batch_size
@@ -308,19 +311,13 @@ def divide(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Whole, str]:
     if reason is None:
         assert isinstance(model, StackedModel)
         columns = Columns(ranks, model, size)
-        cuts = next(iter(columns.splits.values())).cuts
-        return columns, f"{ranks.size} processes, each with {_describe(cuts)} of the feature transformer's columns"
+        return columns, f"{ranks.size} processes, each with {columns.share()} columns of the feature transformer"
     positions = Positions(ranks, model, size)
     return positions, f"{ranks.size} processes, each with the whole net and a share of the positions ({reason})"
 
 
-def _describe(cuts: Sequence[int]) -> str:
-    widths = sorted({end - begin for begin, end in pairwise(cuts)})
-    return f"{' to '.join(map(str, widths[:: max(len(widths) - 1, 1)]))} of {cuts[-1]}"
-
-
 def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
-    """What stands against `Columns`, in words; None if nothing does."""
+    """The reason, in words, why `Columns` does not fit; None if it does."""
     if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
         return "the net has a forward pass of its own"
     first = model.first_layer()
@@ -346,7 +343,7 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
 
 
 def share(positions: int, ranks: Ranks) -> tuple[int, int]:
-    """Which positions of a batch a rank has: first and behind the last. UserError where one would have none."""
+    """The positions of a batch that belong to this rank: [begin, end). UserError if a rank would have none."""
     most = -(-positions // ranks.size)
     if most * (ranks.size - 1) >= positions:
         raise UserError(f"data.batch_size: found {positions:,}, too few for {ranks.size} processes")
@@ -354,7 +351,7 @@ def share(positions: int, ranks: Ranks) -> tuple[int, int]:
 
 
 def in_order(every: Tensor) -> Tensor:
-    """Σ over the first dimension, one after the other, so that every device adds in the same order."""
+    """The sum over the first dimension, added one after the other, so that the order never depends on a kernel."""
     total = every[0].clone()
     for part in every[1:]:
         total += part

@@ -1,8 +1,8 @@
-"""The processes of one run, as torchrun starts them: who they are, what they exchange, what they agree on.
+"""The processes of one run, as torchrun starts them: their numbers, their exchanges and their common decisions.
 
-`joined()` is the way in; code that trains asks `current()`, which is a single process unless it is inside. Tensors on a
-GPU go through NCCL, those on the CPU through gloo. Whatever the host decides (to stop, to save, which loss is the best)
-is decided by `agree`, `any` and `same`, so that all ranks do the same thing after the same step.
+A process enters by `joined()`; other code asks `current()`, which is a single process outside of it. Tensors on a GPU
+are exchanged by NCCL, tensors on the CPU by gloo. The host decides some things: when to stop, when to save, which loss
+is the best. It does so by `agree`, `any` and `same`, so that all ranks do the same thing after the same step.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class Ranks:
             dist.gather(part.contiguous(), parts)
         return parts
 
-    # ---- what the host decides ----
+    # ---- decisions of the host ----
 
     def agree(self, stop: bool, save: bool) -> tuple[bool, bool]:
-        """Whether the run stops here, which any rank may want, and whether it saves, which rank 0 decides.
+        """Whether the run stops here, if any rank wants to, and whether it saves, if rank 0 wants to.
 
-        All ranks call this in step. They exchange their wishes a few times per second, and not in every call: that
-        would cost a training of short steps too much. In between nobody stops and nobody saves."""
+        All ranks must call this equally often. They exchange their wishes a few times per second and not in every call,
+        because that would slow down short steps. In between the answer is no."""
         if not self.several:
             return stop, save
         self._calls += 1
@@ -110,11 +110,11 @@ class Ranks:
         return value if not self.several else float(self.all_gather(torch.tensor([value], dtype=torch.float64))[0])
 
     def meet(self, key: str) -> bool:
-        """Whether all ranks have come to the same place, where only an error leads, which may be that of one rank."""
+        """Whether all ranks come to the same place in time. Use it after an error, which may concern one rank alone."""
         return self._watch is None or self._watch.meet(key, _SECONDS_TO_MEET)
 
     def on_loss(self, hint: Callable[[], str]) -> None:
-        """What to add to the message about a rank that is lost. It is called from a thread, and may take its time."""
+        """`hint` gives the end of the message about a lost rank. It is called from a thread, and it may be slow."""
         if self._watch is not None:
             self._watch.hint = hint
 
@@ -125,7 +125,7 @@ class Ranks:
         except RuntimeError as error:
             if self._watch is None or isinstance(error, NotImplementedError):
                 raise
-            # Most likely a rank has ended. Then the watch knows it too, says so and ends this process.
+            # Most likely a rank has ended. Then the watch notices too, prints the message and ends this process.
             time.sleep(_SECONDS_TO_MEET)
             first = next((line for line in str(error).splitlines() if line.strip()), "")
             raise UserError(f"train: the ranks have lost each other: {shown(first)[:200]}") from None
@@ -141,8 +141,8 @@ def current() -> Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The processes that torchrun has started with this one, until the end of the block; a single process where it has
-    not. An error in the block ends all processes, with one message."""
+    """Connects this process with the others that torchrun has started, until the end of the block. Without torchrun it
+    is a single process. An error in the block ends all processes, with one message."""
     global _current  # a process has one
     if _current.several or os.environ.get("WORLD_SIZE", "1") == "1":
         yield _current
@@ -153,7 +153,7 @@ def joined() -> Iterator[Ranks]:
     _current = ranks
     try:
         yield ranks
-        # A rank that is done may close its connections while another still reads from them.
+        # No rank may close its connections while another one still uses them.
         ranks.any(False)
     except BaseException as error:
         own = isinstance(error, UserError)

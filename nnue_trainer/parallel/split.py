@@ -1,4 +1,4 @@
-"""Which columns of a tensor a rank owns, and how the parts of all ranks become one tensor again."""
+"""The columns of a tensor that a rank owns, and how the parts of all ranks become one tensor again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NEEDED = 16
 
 
 def cut(columns: int, size: int) -> tuple[int, ...]:
-    """Where the columns of each of `size` ranks begin, and where the last ones end. All wait for the rank that has
-    most, so shares are as equal as multiples of 16 allow, or single columns where there are few. ValueError where there
-    are too few."""
+    """Where the columns of each of `size` ranks begin, and where the last ones end. All ranks wait for the one that has
+    most columns, so the shares are as equal as multiples of 16 allow; if there are few columns, as equal as possible.
+    ValueError if a rank would have none."""
     if columns < size:
         raise ValueError(f"{columns} columns are too few for {size} ranks")
     possible = [unit for unit in _UNITS if columns % unit == 0 and columns // unit >= size]
@@ -36,11 +36,11 @@ class Split:
     cuts: tuple[int, ...]
 
     def is_of(self, tensor: Tensor) -> bool:
-        """Whether this is how a whole tensor may be split: a state also has scalars by the name of a parameter."""
+        """Whether a whole tensor can be split so. A state also has scalars under the name of a parameter."""
         return tensor.dim() > self.dim and tensor.shape[self.dim] == self.groups * self.cuts[-1]
 
     def is_part(self, tensor: Tensor, rank: int) -> bool:
-        """The same of the part of a rank."""
+        """Whether a tensor has the size of a rank's part."""
         return tensor.dim() > self.dim and tensor.shape[self.dim] == self.groups * self.width(rank)
 
     def width(self, rank: int) -> int:
@@ -58,7 +58,7 @@ class Split:
         return own.flatten(self.dim, self.dim + 1).clone(memory_format=torch.contiguous_format)
 
     def padded(self, part: Tensor, rank: int) -> Tensor:
-        """The part of a rank with as many columns as that of the widest: what all ranks can exchange."""
+        """The part of a rank, padded with zeros to the widest part, because ranks exchange tensors of one size."""
         if self.width(rank) == self.widest:
             return part
         apart = self._apart(part)

@@ -1,11 +1,11 @@
-"""How the ranks of a run end together: each keeps a connection to rank 0, which breaks when a process ends.
+"""How the ranks of a run end together. Each rank keeps a connection to rank 0, which breaks when a process ends.
 
-A rank that is lost would otherwise be noticed late or never: the others wait for it in a collective, in which no signal
-handler of Python runs. Here a thread waits for the connection to break. The rank that speaks for all (rank 0, or rank 1
-where rank 0 is lost) prints one line, and every other process ends without a word.
+Without this a lost rank would be noticed late or never: the others wait for it in a collective, where Python runs no
+signal handler. Here a thread waits for the connection to break. One rank prints one line (rank 0, or rank 1 if rank 0
+is lost), and every other process ends silently.
 
-What is sent are lines: `done` (this rank ends well, so its connection may close), `error TEXT` (this rank ends badly),
-`stop` (rank 0 to all: end, it has been said why), `here KEY` and `go KEY` (`meet`).
+The messages are lines: `done` (this rank ends well, so its connection may close), `error TEXT` (this rank ends with an
+error), `stop` (from rank 0: end now, the reason has been printed), `here KEY` and `go KEY` (for `meet`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _LONGEST = 4096  # bytes of a line
 
 
 class Watch:
-    """`exchange(port, token)` gives every rank those of rank 0. `host` is where rank 0 can be reached."""
+    """`exchange(port, token)` gives every rank the port and token of rank 0. `host` is the address of rank 0."""
 
     def __init__(self, rank: int, size: int, host: str, exchange: Callable[[int, int], tuple[int, int]]):
         self.rank, self.size = rank, size
         self.hint: Callable[[], str] = str
-        """What the last line of the run adds, such as which checkpoint is the last good one. May take its time."""
+        """Gives the end of the last message, for example which checkpoint is the last good one. It may be slow."""
         self._sockets: dict[int, socket.socket] = {}
         self._done: set[int] = set()
         self._ending = threading.Event()
@@ -77,8 +77,8 @@ class Watch:
             self._send(rank, "done")
 
     def fail(self, text: str) -> None:
-        """This process ends badly. On rank 0, which says so itself, it ends the others and returns; on others it has
-        rank 0 say it, and does not return."""
+        """This process ends with an error. Rank 0 ends the others and returns, so that it prints the error itself. Any
+        other rank reports to rank 0, which prints it, and does not return."""
         self._ending.set()
         if self.rank == 0:
             self._stop_others()
@@ -142,7 +142,7 @@ class Watch:
             self._end(None)
         elif word == "error":
             self._done.add(rank)
-            # Ranks read the same data and the same files: mostly rank 0 meets the same error, and tells of it.
+            # All ranks read the same data and the same files, so rank 0 mostly has the same error, and prints it.
             if self._ending.wait(_SECONDS_TO_SPEAK):
                 self._send(rank, "stop")
             else:

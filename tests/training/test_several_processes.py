@@ -112,16 +112,16 @@ def same_bits(one: Path, other: Path) -> bool:
 
 KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
     "columns, every kind of layer": (
-        2, "each with 8 of 16 of the feature transformer's columns",
+        2, "each with 16 of 32 columns of the feature transformer",
         {"model": LAYERED, "loss": {"kind": "win_rate", "weight_boost": 1.0}, "lambda": {"kind": "linear", "start": 1.0,
          "end": 0.5, "jitter": 0.2}},
     ),
     "columns, gradients clipped to a norm, uneven shares": (
-        3, "each with 4 to 6 of 16 of the feature transformer's columns",
+        3, "each with 4 to 6 of 16 columns of the feature transformer",
         {"optimizer": {"kind": "ranger_lite", "max_norm": 0.001, "lr": 0.005}},
     ),
     "columns, a rule of torch": (
-        2, "each with 8 of 16 of the feature transformer's columns",
+        2, "each with 8 of 16 columns of the feature transformer",
         {"model": {**LAYERED, "activation": "screlu", "hidden": 16, "quantisation": {}},
          "optimizer": {"kind": "torch", "name": "RAdam", "lr": 0.005}},
     ),
