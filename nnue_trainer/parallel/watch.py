@@ -46,8 +46,12 @@ class Watch:
             self._listen(host, exchange)
         else:
             port, token = exchange(0, 0)
-            connection = socket.create_connection((host, port), timeout=_SECONDS_TO_JOIN)
-            connection.sendall(_HELLO.pack(token, rank))
+            try:
+                connection = socket.create_connection((host, port), timeout=_SECONDS_TO_JOIN)
+                connection.sendall(_HELLO.pack(token, rank))
+            except OSError as error:
+                what = f"train: rank {rank} of {size} cannot reach rank 0 at {shown(host)}, port {port}"
+                raise UserError(f"{what}: {error.strerror or error}") from None
             self._sockets[0] = connection
         for connection in self._sockets.values():
             connection.settimeout(None)
