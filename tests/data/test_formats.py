@@ -221,7 +221,7 @@ def test_compressed_files_with_mutated_bytes(project_root: Path, kind: str) -> N
 
 
 def test_unknown_format_names(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown format 'pgn', expected one of binpack, bin, bulletformat"):
+    with pytest.raises(UserError, match="unknown format 'pgn', expected one of bin, binpack, bulletformat"):
         PositionWriter(tmp_path / "x", "pgn")
     with pytest.raises(UserError, match="the name says no format"):
         PositionWriter(tmp_path / "x.xyz")
