@@ -34,7 +34,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
         "int num_bucketed) -> str");
-    m.def("perspective_transformer_available(int device) -> bool");
+    m.def("perspective_transformer_kernels(int device) -> str");
 
     // Contracts: expand_features.h.
     m.def(

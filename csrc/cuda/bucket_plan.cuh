@@ -20,9 +20,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <type_traits>
 
+#include "carver.cuh"
 #include "hopper.cuh"
 
 namespace nnue {
@@ -128,21 +128,6 @@ struct BucketPlan {
     }
     static __host__ __device__ size_t zeroed(int num_buckets) {
         return size_t(num_buckets) * (kBucketFeatures + 3) + 1;
-    }
-};
-
-// Cuts a workspace into aligned pieces. With a null base it only counts the bytes.
-struct Carver {
-    char* base;
-    size_t used = 0;
-    std::function<void(const char* name, size_t begin, size_t bytes)> each = nullptr;  // called with every piece
-    template <typename T>
-    T* take(const char* name, size_t count) {
-        used = (used + 255) / 256 * 256;
-        T* piece = base == nullptr ? nullptr : reinterpret_cast<T*>(base + used);
-        if (each) each(name, used, count * sizeof(T));
-        used += count * sizeof(T);
-        return piece;
     }
 };
 

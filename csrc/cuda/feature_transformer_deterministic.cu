@@ -7,30 +7,17 @@
 // sums of the pieces go to scratch memory, and a last pass adds them in order. Every element of the gradient is written
 // once, without zero fill or atomics.
 
-#include <cub/device/device_radix_sort.cuh>
-#include <cub/device/device_scan.cuh>
-
 #include "feature_transformer.cuh"
+#include "sorted_lists.cuh"
 
 namespace nnue::feature_transformer {
 namespace {
 
 using namespace nnue::cuda;
+using namespace nnue::sorted_lists;
 
 constexpr int kWarpsPerBlock = 8;
 const dim3 kBlock(kWarp, kWarpsPerBlock);
-
-// Entries per piece: few enough to spread the lists of frequent features over the device, and enough to keep the
-// scratch sums of any batch near 16,384 rows.
-int64_t piece_length(int64_t places) {
-    return std::max<int64_t>(64, divide_up(places, 8192));
-}
-
-// The most pieces that all lists longer than one piece can have.
-int64_t max_pieces(int64_t places, int64_t num_features) {
-    const int64_t length = piece_length(places);
-    return places / length + std::min(num_features, places / (length + 1));
-}
 
 // Layout of the scratch memory.
 struct Scratch {
@@ -41,24 +28,6 @@ struct Scratch {
     void* library;                           // what cub asks for
     size_t library_bytes, total_bytes;
 };
-
-int key_bits(int64_t num_features) {
-    int bits = 1;
-    while ((int64_t(1) << bits) <= num_features) ++bits;
-    return bits;
-}
-
-size_t library_bytes(int64_t places, int64_t num_features) {
-    size_t sort = 0, scan = 0;
-    check_cuda(cub::DeviceRadixSort::SortPairs(nullptr, sort, static_cast<int32_t*>(nullptr),
-                                               static_cast<int32_t*>(nullptr), static_cast<int64_t*>(nullptr),
-                                               static_cast<int64_t*>(nullptr), places, 0, key_bits(num_features)),
-               "radix sort");
-    check_cuda(cub::DeviceScan::ExclusiveSum(nullptr, scan, static_cast<int64_t*>(nullptr),
-                                             static_cast<int64_t*>(nullptr), num_features + 1),
-               "scan");
-    return std::max(sort, scan);
-}
 
 Scratch lay_out(void* base, int64_t places, int64_t num_features, int64_t num_outputs, size_t sum_bytes) {
     Scratch s{};
@@ -76,7 +45,7 @@ Scratch lay_out(void* base, int64_t places, int64_t num_features, int64_t num_ou
         *array = static_cast<int64_t*>(take((num_features + 1) * sizeof(int64_t)));
     }
     s.sums = take(max_pieces(places, num_features) * num_outputs * sum_bytes);
-    s.library_bytes = library_bytes(places, num_features);
+    s.library_bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + 1));
     s.library = take(s.library_bytes);
     s.total_bytes = at;
     return s;
@@ -102,24 +71,6 @@ __global__ void key_kernel(const int32_t* __restrict__ indices, int64_t rows, in
             }
             ended = ended || count < kWarp;
         }
-    }
-}
-
-// starts[f] is the first sorted place whose key is at least f, for f in [0, num_features].
-__global__ void start_kernel(const int32_t* __restrict__ keys, int64_t count, int64_t num_features,
-                             int64_t* __restrict__ starts) {
-    for (int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; f <= num_features;
-         f += int64_t(gridDim.x) * blockDim.x) {
-        int64_t low = 0, high = count;
-        while (low < high) {
-            const int64_t middle = (low + high) / 2;
-            if (keys[middle] < f) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        starts[f] = low;
     }
 }
 
@@ -260,17 +211,12 @@ void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_ou
     Scratch s = lay_out(scratch, places, features, n, sizeof(sum_t<T>));
     launch("weight_gradient_keys", key_kernel, thread_blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream,
            batch.indices, batch.rows, batch.max_active, batch.num_features, s.keys, s.places);
-    if (places > 0) {
-        check_cuda(cub::DeviceRadixSort::SortPairs(s.library, s.library_bytes, s.keys, s.sorted_keys, s.places,
-                                                   s.sorted_places, places, 0, key_bits(features), stream),
-                   "radix sort");
-    }
-    launch("weight_gradient_starts", start_kernel, thread_blocks_for(features + 1, 256), 256, 0, stream, s.sorted_keys,
-           places, features, s.starts);
+    const Library library{s.library, s.library_bytes};
+    sort(library, s.keys, s.sorted_keys, s.places, s.sorted_places, places, features, stream);
+    launch_starts(s.sorted_keys, places, features, s.starts, stream);
     launch("weight_gradient_pieces", piece_kernel, thread_blocks_for(features + 1, 256), 256, 0, stream, s.starts,
            features, piece_length(places), s.pieces);
-    check_cuda(cub::DeviceScan::ExclusiveSum(s.library, s.library_bytes, s.pieces, s.first_piece, features + 1, stream),
-               "scan");
+    sums_before(library, s.pieces, s.first_piece, features + 1, stream);
     const Lists<T> lists{grad_output,
                          batch.values,
                          s.sorted_places,

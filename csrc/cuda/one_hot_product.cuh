@@ -19,13 +19,12 @@
 
 #include "../activation.h"
 #include "bucket_plan.cuh"
+#include "float_type.cuh"
 #include "hopper.cuh"
 #include "tile_features.cuh"
 #include "unbucketed_lists.cuh"
 
 namespace nnue {
-
-enum class Float : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 namespace one_hot_product {
 struct GradientSync;

@@ -1,5 +1,6 @@
-// The operators of perspective_transformer.h on CUDA. Tensors are checked and taken apart here, and the kernels of the
-// headers below are launched on torch's current stream or on a fork of it.
+// The operators of perspective_transformer.h on CUDA. Tensors are checked here. Where bucket_size is 0 the portable
+// kernels do the rest (portable/portable.cu). Otherwise tensors are taken apart here as well, and the kernels of the
+// headers below, for compute capability 9.0, are launched on torch's current stream or on a fork of it.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -19,6 +20,8 @@
 #include "forward_gather_fp32.cuh"
 #include "forward_wgmma_16bit.cuh"
 #include "index_check.cuh"
+#include "perspective_transformer.cuh"
+#include "portable/portable.cuh"
 #include "psqt.cuh"
 #include "side_stream.cuh"
 #include "unbucketed_backward_mma.cuh"
@@ -30,13 +33,37 @@ namespace {
 
 using namespace nnue::cuda;
 
-constexpr int64_t kMultiple = 16;  // of N
+struct Capability {
+    int major = 0, minor = 0;
+};
+
+Capability capability_of(int device) {
+    Capability found;
+    if (cudaDeviceGetAttribute(&found.major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&found.minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return {};
+    }
+    return found;
+}
+
+// Whether bucket_size asks for the portable kernels.
+bool is_portable(int64_t bucket_size) {
+    return bucket_size == 0;
+}
 
 // Checks what the CUDA kernels require beyond the contract of every device.
 void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
                           int64_t bucket_size, int64_t num_bucketed) {
     check_index_rows(op, white, black, num_features, Device::cuda);
-    if (bucket_size < 1 || bucket_size > 768) fail(op, "bucket_size", bucket_size, "1 <= bucket_size <= 768");
+    if (is_portable(bucket_size)) return portable::check_sizes(op, white);
+    if (bucket_size < 0 || bucket_size > 768) fail(op, "bucket_size", bucket_size, "0 <= bucket_size <= 768");
+    const auto [major, minor] = capability_of(white.get_device_index());
+    if (major != 9 || minor != 0) {
+        fail(op, "bucket_size",
+             text(bucket_size) + " on a GPU of compute capability " + text(major) + "." + text(minor),
+             "0, which stands for the kernels of every GPU");
+    }
     if (num_bucketed < 0 || num_bucketed > num_features) {
         fail(op, "num_bucketed", num_bucketed, "0 <= num_bucketed <= F = " + text(num_features));
     }
@@ -49,12 +76,6 @@ void check_plan_arguments(const char* op, const Tensor& white, const Tensor& bla
         fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are unbucketed features");
     }
     if (num_features - num_bucketed >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_bucketed < 2^24");
-}
-
-// A contiguous tensor whose address allows 16-byte loads.
-Tensor aligned(const Tensor& tensor) {
-    Tensor out = torch::stable::contiguous(tensor);
-    return reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0 ? out : torch::stable::clone(out);
 }
 
 // Index rows as far as sizes go.
@@ -89,48 +110,27 @@ Plan carve_plan(Carver& carver, const IndexRows& in) {
     return {buckets, carve_row_order(carver, in)};
 }
 
-template <class Carve>
-int64_t bytes_of(const Carve& carve, const IndexRows& in) {
-    Carver carver{nullptr};
-    carve(carver, in);
-    return static_cast<int64_t>(carver.used);
-}
-
-template <class Carve>
-auto open_tensor(const char* op, const char* name, const Tensor& tensor, const Carve& carve, const IndexRows& in,
-                 const char* what) {
-    check_dtype(op, name, tensor, {ScalarType::Byte});
-    const int64_t bytes = bytes_of(carve, in);
-    if (tensor.dim() != 1 || tensor.size(0) != bytes) {
-        fail(op, name, "shape " + shape_text(tensor.sizes()), "[" + std::to_string(bytes) + "], " + what);
-    }
-    Carver carver{static_cast<char*>(tensor.mutable_data_ptr())};
-    return carve(carver, in);
-}
-
 Plan open_plan(const char* op, const Tensor& plan, const IndexRows& in) {
-    return open_tensor(op, "plan", plan, carve_plan, in, "what perspective_plan makes for these sizes");
+    return open_tensor(op, "plan", plan, carve_plan, in, kMadeByPlan);
 }
 
 UnbucketedLists open_lists(const char* op, const Tensor& lists, const IndexRows& in) {
     return open_tensor(op, "lists", lists, carve_unbucketed_lists, in, "what the forward saved");
 }
 
-Float float_type(const char* op, const char* argument, ScalarType dtype) {
-    switch (dtype) {
-        case ScalarType::Float:
-            return Float::kFloat32;
-        case ScalarType::Half:
-            return Float::kFloat16;
-        case ScalarType::BFloat16:
-            return Float::kBFloat16;
-        default:
-            fail(op, argument, dtype_name(dtype), "float32, float16 or bfloat16");
-    }
-}
-
 int64_t slots(const IndexRows& in) {
     return int64_t(BucketPlan::tiles(in.positions, in.num_buckets)) * kTileRows;
+}
+
+Tensor bucket_plan_of(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
+                      int64_t bucket_size, int64_t num_bucketed, cudaStream_t stream) {
+    IndexRows in = index_rows(white, black, num_features, bucket_size, num_bucketed);
+    in.black_to_move = const_data<uint8_t>(black_to_move);
+    Tensor plan = memory_for(carve_plan, in, white);
+    if (in.positions == 0) return plan;
+    const auto [buckets, order] = open_plan(kPlan, plan, in);
+    check_cuda(bucket_plan::place(in, buckets, order, stream), kPlan);
+    return plan;
 }
 
 Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
@@ -141,16 +141,13 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
                  black_to_move = torch::stable::contiguous(black_to_move_in);
     const cudaStream_t stream = current_stream(white);
-    IndexRows in = index_rows(white, black, num_features, bucket_size, num_bucketed);
-    in.black_to_move = const_data<uint8_t>(black_to_move);
     const int device = white.get_device_index();
-    IndexCheck white_check(kPlan, in.white, in.positions, in.max_active, num_features, device, stream);
-    IndexCheck black_check(kPlan, in.black, in.positions, in.max_active, num_features, device, stream);
-    Tensor plan = torch::stable::new_empty(white, {bytes_of(carve_plan, in)}, ScalarType::Byte);
-    if (in.positions > 0) {
-        const auto [buckets, order] = open_plan(kPlan, plan, in);
-        check_cuda(bucket_plan::place(in, buckets, order, stream), kPlan);
-    }
+    const int64_t positions = white.size(0), max_active = white.size(1);
+    IndexCheck white_check(kPlan, const_data<int32_t>(white), positions, max_active, num_features, device, stream);
+    IndexCheck black_check(kPlan, const_data<int32_t>(black), positions, max_active, num_features, device, stream);
+    Tensor plan = is_portable(bucket_size)
+                      ? portable::plan(white, black, black_to_move, num_features)
+                      : bucket_plan_of(white, black, black_to_move, num_features, bucket_size, num_bucketed, stream);
     white_check.finish();
     black_check.finish();
     return plan;
@@ -240,6 +237,11 @@ Four forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const T
     const cudaStream_t stream = current_stream(weight);
     const Float weight_type = float_type(kForward, "weight", weight.scalar_type());
     const ScalarType out_dtype = float_dtype(kForward, "output_dtype", output_dtype);
+    const Activation kind = check_activation(kForward, activation, num_outputs, kMultiple);
+    if (is_portable(bucket_size)) {
+        return portable::forward({white, black, plan, psqt_bucket}, weight, bias, psqt, kind, {bound, scale}, out_dtype,
+                                 save);
+    }
 
     ForwardProblem p{};
     p.in = index_rows(white, black, num_features, bucket_size, num_bucketed);
@@ -247,7 +249,7 @@ Four forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const T
     p.plan = open.buckets;
     p.order = open.order;
     p.num_outputs = static_cast<int>(num_outputs);
-    p.activation = check_activation(kForward, activation, num_outputs, kMultiple);
+    p.activation = kind;
     p.bound = bound;
     p.scale = scale;
     p.out_type = float_type(kForward, "output_dtype", out_dtype);
@@ -329,6 +331,10 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     if (dtype == ScalarType::Float) check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
     const Tensor grad_output = aligned(grad_output_in);
     const cudaStream_t stream = current_stream(white);
+    if (is_portable(bucket_size)) {
+        return portable::backward(grad_output, grad_psqt_in, {white, black, plan, psqt_bucket}, saved,
+                                  {num_features, num_outputs, psqt_buckets}, p.activation, {bound, scale}, dtype);
+    }
     p.in = index_rows(white, black, num_features, bucket_size, num_bucketed);
     const Plan open = open_plan(kBackward, plan, p.in);
     p.plan = open.buckets;
@@ -374,31 +380,18 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
 // "pieces": {name: [begin, bytes], …}}, "lists": the same}.
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
                    int64_t num_bucketed) {
+    if (is_portable(bucket_size)) return portable::layout(positions, max_active, num_features);
     const IndexRows in = sizes_of_rows(positions, max_active, num_features, bucket_size, num_bucketed);
-    const auto described = [&](const auto& carve) {
-        std::string pieces;
-        Carver carver{nullptr};
-        carver.each = [&](const char* name, size_t begin, size_t bytes) {
-            pieces += (pieces.empty() ? "\"" : ", \"") + std::string(name) + "\": [" + std::to_string(begin) + ", " +
-                      std::to_string(bytes) + "]";
-        };
-        carve(carver, in);
-        return "{\"bytes\": " + std::to_string(carver.used) + ", \"pieces\": {" + pieces + "}}";
-    };
-    return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan) +
-           ", \"lists\": " + described(carve_unbucketed_lists) + "}";
+    return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) +
+           ", \"lists\": " + described(carve_unbucketed_lists, in) + "}";
 }
 
-// Whether this library has the fused kernels for a device.
-bool available(int64_t device) {
-    if (std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") == nullptr) return false;
-    int major = 0, minor = 0;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, static_cast<int>(device)) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return false;
-    }
-    return major == 9 && minor == 0;
+// Which kernels a device has, the fastest first, with a space between: "hopper portable", "portable", or none.
+std::string kernels(int64_t device) {
+    const auto [major, minor] = capability_of(static_cast<int>(device));
+    const bool built = std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") != nullptr;
+    if (major < 8 || !portable::runs_on(static_cast<int>(device))) return "";
+    return major == 9 && minor == 0 && built ? "hopper portable" : "portable";
 }
 
 }  // namespace
@@ -411,6 +404,6 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
-    m.impl("perspective_transformer_available", TORCH_BOX(&nnue::perspective_transformer::available));
+    m.impl("perspective_transformer_kernels", TORCH_BOX(&nnue::perspective_transformer::kernels));
     m.impl("perspective_transformer_layout", TORCH_BOX(&nnue::perspective_transformer::layout));
 }

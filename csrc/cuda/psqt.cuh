@@ -1,8 +1,8 @@
 // The PSQT columns of both perspectives: half the difference of the two sides' sums, at the PSQT bucket of each
 // position.
 //
-// There are eight columns and each position reads one of them, so there is no work for tensor cores. In the forward one
-// warp per position gathers from a table that the L2 cache holds. In the backward every entry adds the gradient of its
+// There are eight columns and each position reads one of them, so there is no work for tensor cores. The forward is in
+// psqt_forward.cuh. In the backward every entry adds the gradient of its
 // position to one of F · P sums with an atomic. The sums are 64-bit integers, in multiples of a power of two that is
 // taken from the largest gradient of the batch. So the order of the additions does not matter and equal inputs give
 // equal bits. Any row will do, including rows with duplicates or with features of several king buckets. A gradient is
@@ -21,14 +21,10 @@
 
 #include "bucket_plan.cuh"
 #include "common.cuh"
-#include "index_check.cuh"
+#include "psqt_forward.cuh"
 
 namespace nnue::psqt {
 
-using cuda::FindingSink;
-using cuda::kWarp;
-
-constexpr int kThreads = 256;
 constexpr int kPrepareGrid = 132;
 constexpr int kPrepareThreads = 1024;
 constexpr int kNotFinite = INT32_MAX;
@@ -42,50 +38,14 @@ struct Problem {
     int psqt_buckets;
 };
 
-__device__ __forceinline__ int position_of_warp() {
-    return blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
-}
-
-// Calls visit(index) for the legal entries of a row that belong to this lane.
-template <class Visit>
-__device__ __forceinline__ void for_each_own_entry(const Problem& p, const int32_t* row, int lane, const Visit& visit) {
-    for (int base = 0; base < p.in.max_active; base += kWarp) {
-        const int32_t mine = base + lane < p.in.max_active ? row[base + lane] : -1;
-        const unsigned ends = __ballot_sync(cuda::kAllLanes, mine == -1);
-        const bool alive = (ends & ((2u << lane) - 1)) == 0;  // no -1 up to here
-        if (alive && static_cast<unsigned>(mine) < static_cast<unsigned>(p.num_features)) visit(mine);
-        if (ends != 0) return;
+// Whether Black is to move, by the target of White's row.
+struct BlackFirst {
+    BucketPlan plan;
+    __device__ __forceinline__ bool operator()(int position) const {
+        const int slot = plan.row_slot[position];
+        return plan.slot_target[slot < 0 ? ~slot : slot] % 2 != 0;
     }
-}
-
-__global__ void __launch_bounds__(kThreads)
-    forward_kernel(Problem p, const float* __restrict__ psqt, float* __restrict__ out, FindingSink sink) {
-    const int position = position_of_warp(), lane = threadIdx.x % kWarp;
-    if (position >= p.in.positions) return;
-    const int64_t psqt_bucket = p.psqt_bucket[position];
-    if (psqt_bucket < 0 || psqt_bucket >= p.psqt_buckets) {
-        if (lane == 0) {
-            out[position] = 0;
-            cuda::report(sink, position,
-                         static_cast<int32_t>(max(min(psqt_bucket, int64_t(INT32_MAX)), -int64_t(INT32_MAX))));
-        }
-        return;
-    }
-    const float* column = psqt + psqt_bucket;
-    float white = 0, black = 0;
-    const auto value = [&](int32_t index) { return column[int64_t(index) * p.psqt_buckets]; };
-    const int64_t row = int64_t(position) * p.in.max_active;
-    for_each_own_entry(p, p.in.white + row, lane, [&](int32_t index) { white += value(index); });
-    for_each_own_entry(p, p.in.black + row, lane, [&](int32_t index) { black += value(index); });
-    float difference = white - black;
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-        difference += __shfl_xor_sync(cuda::kAllLanes, difference, offset);
-    }
-    if (lane != 0) return;
-    const int slot = p.plan.row_slot[position];
-    const bool black_first = p.plan.slot_target[slot < 0 ? ~slot : slot] % 2 != 0;
-    out[position] = (black_first ? -0.5f : 0.5f) * difference;
-}
+};
 
 // Scratch of the backward.
 struct Scratch {
@@ -229,8 +189,9 @@ __global__ void __launch_bounds__(kThreads)
 
 inline void launch_forward(const Problem& p, const float* psqt, float* out, const FindingSink& sink,
                            cudaStream_t stream) {
-    cuda::launch("psqt forward", forward_kernel, cuda::thread_blocks_for(p.in.positions, kThreads / kWarp), kThreads, 0,
-                 stream, p, psqt, out, sink);
+    const Positions positions{p.in.white,    p.in.black,     p.psqt_bucket,
+                              p.in.positions, p.in.max_active, p.num_features, p.psqt_buckets};
+    launch_forward(positions, BlackFirst{p.plan}, psqt, out, sink, stream);
 }
 
 // Returns the bytes of scratch. With a base, also sets the pointers of its parts.

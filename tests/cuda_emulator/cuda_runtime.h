@@ -131,7 +131,18 @@ inline cudaError_t cudaGetDevice(int* device) {
     return *device = 0, cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
-    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024 : emulator::multiprocessors();
+    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024
+             : attribute == cudaDevAttrComputeCapabilityMajor     ? 9
+             : attribute == cudaDevAttrComputeCapabilityMinor     ? 0
+                                                                  : emulator::multiprocessors();
+    return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int) {
+    return cudaSuccess;
+}
+struct cudaFuncAttributes {};
+template <typename Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
     return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {

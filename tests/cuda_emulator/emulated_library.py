@@ -42,7 +42,7 @@ def why_not() -> str | None:
 
 
 def build(project: Path) -> Path:
-    sources = sorted(p for p in [*(project / "csrc").rglob("*.*"), *HERE.glob("*.*")] if p.suffix != ".pyc")
+    sources = sorted(p for p in [*(project / "csrc").rglob("*.*"), *HERE.rglob("*.*")] if p.suffix != ".pyc")
     digest = hashlib.sha256(torch.__version__.encode())
     for source in sources:
         digest.update(source.read_bytes())

@@ -86,6 +86,9 @@ SMALL_LIMITS = {
     "unbucketed_backward_mma.cuh": {"kTurnsTogether": "2"},
     "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
     "unbucketed_forward_wgmma_16bit.cuh": {"kFull": "16", "kFirst": "256"},
+    "gather.cuh": {"kGatherThreads": "128"},
+    "sorted_lists.cuh": {"kShortestPiece": "4"},
+    "backward.cuh": {"kFewestPartSlots": "16"},
     "scan.cuh": {"kThreads": "64"},
     "rolling_kernels.cuh": {"kRollThreads": "64", "kLongestInRing": "1300"},
     "quantile_kernels.cuh": {"kMostSorted": "512", "kLongMatrix": "1 << 10"},
@@ -127,6 +130,7 @@ def translate(text: str) -> str:
 # The sources that hold operators, below cuda/, and how the names of these begin.
 OPERATORS: dict[str, tuple[str, ...]] = {
     "perspective_transformer.cu": ("perspective_",),
+    "portable/portable.cu": (),  # called by the one above
     "stacks/layer_stacks.cu": ("stack_order(", "layer_stacks_"),
     "step/optimizer.cu": ("optimizer_begin(", "optimizer_update("),
     "step/integers.cu": ("to_integers",),
@@ -147,11 +151,13 @@ def operators(text: str, library: str, prefixes: tuple[str, ...]) -> str:
     text = text.replace(
         "STABLE_TORCH_LIBRARY_IMPL(nnue, Composite", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, Composite"
     )
-    text = re.sub(r'\n *m\.impl\("\w+_available".*', "", text)  # which asks for a device
+    text = re.sub(r'\n *m\.impl\("\w+_(available|kernels)".*', "", text)  # which asks for a device
+    if not prefixes:
+        return text
     schemas = [
         m[0]
         for m in SCHEMA.finditer(library)
-        if any(f'"{prefix}' in m[0] for prefix in prefixes) and "available" not in m[0]
+        if any(f'"{prefix}' in m[0] for prefix in prefixes) and not re.search("available|_kernels", m[0])
     ]
     assert len(schemas) == text.count("m.impl("), schemas
     return text + "\nSTABLE_TORCH_LIBRARY_FRAGMENT(nnue_emulated, m) {\n" + "\n".join(schemas) + "\n}\n"

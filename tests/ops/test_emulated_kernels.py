@@ -31,6 +31,10 @@ class Case:
     output: torch.dtype
     grad: torch.dtype
 
+    def with_kernels(self, kernels: str) -> Case:
+        """For these kernels: "hopper", or "portable", which are asked for by a bucket_size of 0."""
+        return self if kernels == "hopper" else replace(self, bucket_size=0, num_bucketed=len(self.pair.weight))
+
     def run(self, library: str, backward: bool = True) -> list[Tensor]:
         """[output, psqt], and with `backward` the gradients of weight, bias and psqt."""
         namespace, pair = getattr(torch.ops, library), self.pair
@@ -131,10 +135,15 @@ def make_case(seed: int) -> Case:
     )  # fmt: skip
 
 
+@pytest.fixture(params=["hopper", "portable"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.mark.parametrize("seed", range(48))
-def test_against_the_cpu(emulator: ctypes.CDLL, seed: int) -> None:
+def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """And equal bits with other schedules and another number of thread blocks at a time."""
-    case = make_case(seed)
+    case = make_case(seed).with_kernels(kernels)
     expected = case.run("nnue")
     emulator.emulator_configure(4, seed)
     found = case.run("nnue_emulated")
@@ -152,17 +161,17 @@ def test_against_the_cpu(emulator: ctypes.CDLL, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, 48, 6))
-def test_without_gradient(emulator: ctypes.CDLL, seed: int) -> None:
-    case = make_case(seed)
+def test_without_gradient(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
+    case = make_case(seed).with_kernels(kernels)
     emulator.emulator_configure(3, seed)
     for a, b in zip(case.run("nnue_emulated", False), case.run("nnue_emulated", True)[:2], strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("seed", range(0, 48, 4))
-def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, seed: int) -> None:
+def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     """In fp32 a weight that is not finite shows in the rows that have its feature, and nowhere else."""
-    case = make_case(seed)
+    case = make_case(seed).with_kernels(kernels)
     pair = case.pair = replace(case.pair, weight=case.pair.weight.float())
     used = torch.zeros(len(pair.weight), dtype=torch.bool)
     for rows in (pair.white, pair.black):
@@ -178,9 +187,9 @@ def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, seed: int)
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["one size", "any size"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_compiled(emulator: ctypes.CDLL, seed: int, dynamic: bool) -> None:
+def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool) -> None:
     """The sizes of plan, saved sums and lists come from the library, or while a graph is run."""
-    case = make_case(seed)
+    case = make_case(seed).with_kernels(kernels)
     for op, fake in _fakes("nnue_emulated", lambda device: True).items():
         torch.library.register_fake(op.replace("nnue::", "nnue_emulated::"), fake, allow_override=True)
     pair, buckets, numbers = case.pair, [case.bucket_size, case.num_bucketed], [case.bound, case.scale]

@@ -1,0 +1,80 @@
+// What the two sets of kernels of perspective_transformer.h share where tensors are checked and taken apart: those for
+// compute capability 9.0 (perspective_transformer.cu) and the portable ones (portable/portable.cu).
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "../perspective_transformer.h"
+#include "carver.cuh"
+#include "common.cuh"
+#include "float_type.cuh"
+
+namespace nnue::perspective_transformer {
+
+constexpr int64_t kMultiple = 16;  // of N
+
+// A contiguous tensor whose address allows 16-byte loads.
+inline Tensor aligned(const Tensor& tensor) {
+    Tensor out = torch::stable::contiguous(tensor);
+    return reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0 ? out : torch::stable::clone(out);
+}
+
+template <class Carve, class Rows>
+int64_t bytes_of(const Carve& carve, const Rows& in) {
+    Carver carver{nullptr};
+    carve(carver, in);
+    return static_cast<int64_t>(carver.used);
+}
+
+// The contents of a tensor that this library has made for these rows.
+template <class Carve, class Rows>
+auto open_tensor(const char* op, const char* name, const Tensor& tensor, const Carve& carve, const Rows& in,
+                 const char* what) {
+    check_dtype(op, name, tensor, {ScalarType::Byte});
+    const int64_t bytes = bytes_of(carve, in);
+    if (tensor.dim() != 1 || tensor.size(0) != bytes) {
+        fail(op, name, "shape " + shape_text(tensor.sizes()), "[" + std::to_string(bytes) + "], " + what);
+    }
+    Carver carver{static_cast<char*>(tensor.mutable_data_ptr())};
+    return carve(carver, in);
+}
+
+constexpr const char* kMadeByPlan = "what perspective_plan makes for these sizes";
+
+// New memory for what `carve` takes, on the device of `like`.
+template <class Carve, class Rows>
+Tensor memory_for(const Carve& carve, const Rows& in, const Tensor& like) {
+    return torch::stable::new_empty(like, {bytes_of(carve, in)}, ScalarType::Byte);
+}
+
+inline Float float_type(const char* op, const char* argument, ScalarType dtype) {
+    switch (dtype) {
+        case ScalarType::Float:
+            return Float::kFloat32;
+        case ScalarType::Half:
+            return Float::kFloat16;
+        case ScalarType::BFloat16:
+            return Float::kBFloat16;
+        default:
+            fail(op, argument, dtype_name(dtype), "float32, float16 or bfloat16");
+    }
+}
+
+// {"bytes": …, "pieces": {name: [begin, bytes], …}} of what `carve` takes.
+template <class Carve, class Rows>
+std::string described(const Carve& carve, const Rows& in) {
+    std::string pieces;
+    Carver carver{nullptr};
+    carver.each = [&](const char* name, size_t begin, size_t bytes) {
+        pieces += (pieces.empty() ? "\"" : ", \"") + std::string(name) + "\": [" + std::to_string(begin) + ", " +
+                  std::to_string(bytes) + "]";
+    };
+    carve(carver, in);
+    return "{\"bytes\": " + std::to_string(carver.used) + ", \"pieces\": {" + pieces + "}}";
+}
+
+}  // namespace nnue::perspective_transformer

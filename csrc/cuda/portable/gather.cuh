@@ -1,0 +1,162 @@
+// Sums of rows of a matrix, which is what both directions of the feature transformer are: the forward adds up the weights
+// of a row's features, the backward the gradients of a feature's rows.
+//
+// A *slab* is 16 lanes' columns of the first half of the outputs and the same columns of the second half, 16 bytes per
+// lane of each; so the pairwise product is local to a thread. A warp takes one sum in one slab: one half of its lanes
+// adds up the even entries of the list, the other half the odd ones, four entries of each at a time.
+//
+// Work is items (slots or tasks) in an order in which neighbours read the same rows. Each thread block takes one stretch
+// of them, of equal work, through one slab after the other. One thread block fills a multiprocessor. So what its L1
+// cache holds is one slab of the rows that its stretch reads, and L2 holds one slab of the whole matrix. How the work is
+// divided has no influence on any sum.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../common.cuh"
+#include "../float_type.cuh"
+
+namespace nnue::portable {
+
+constexpr int kGatherThreads = 1024;
+constexpr int kGatherWarps = kGatherThreads / cuda::kWarp;
+constexpr int kSlabLanes = 16;
+constexpr int kEntriesAhead = 4;  // of each half of a warp
+
+template <class T>
+constexpr int kColumns = cuda::kWide<T>;  // of a lane, in either half
+
+template <class T>
+__host__ __device__ constexpr int slabs_of(int num_outputs) {
+    constexpr int kSlab = kSlabLanes * kColumns<T>;
+    return (num_outputs / 2 + kSlab - 1) / kSlab;
+}
+
+// How the work is divided: thread block (x, y) takes stretch x of the items in slabs y, y + slab_groups, …
+struct Division {
+    int stretches, slab_groups;
+
+    dim3 grid() const { return dim3(stretches, slab_groups); }
+};
+
+inline Division divide(int64_t items, int slabs, int multiprocessors) {
+    const int64_t full = divide_up(items, kGatherWarps);
+    const int stretches = static_cast<int>(std::clamp<int64_t>(full, 1, multiprocessors));
+    return {stretches, std::clamp(multiprocessors / stretches, 1, slabs)};
+}
+
+// The first i in [0, count] with numbers[i] >= wanted, for ascending numbers; for a whole warp.
+__device__ inline int first_at_least(const int64_t* __restrict__ numbers, int count, int64_t wanted) {
+    const int lane = threadIdx.x % cuda::kWarp;
+    int low = 0, high = count;
+    while (low < high) {
+        const int step = (high - low + cuda::kWarp - 1) / cuda::kWarp, at = low + (lane + 1) * step - 1;
+        const int below = __popc(__ballot_sync(cuda::kAllLanes, at < high && numbers[at] < wanted));
+        high = min(high, low + (below + 1) * step - 1);
+        low = min(high, low + below * step);
+    }
+    return low;
+}
+
+// Calls visit(item, slab) for the items and slabs of this warp. `cost_before` has count + 1 numbers.
+template <class Visit>
+__device__ __forceinline__ void for_each_item(const int64_t* __restrict__ cost_before, int count, int slabs,
+                                              const Visit& visit) {
+    const int64_t total = cost_before[count], stretches = gridDim.x;
+    const int begin = first_at_least(cost_before, count, (total * blockIdx.x + stretches - 1) / stretches);
+    const int end = first_at_least(cost_before, count, (total * (blockIdx.x + 1) + stretches - 1) / stretches);
+    if (begin == end) return;
+    int item = begin + static_cast<int>(threadIdx.x) / cuda::kWarp, slab = blockIdx.y;
+    for (;; item += kGatherWarps) {
+        while (item >= end) item -= end - begin, slab += gridDim.y;
+        if (slab >= slabs) return;
+        visit(item, slab);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void add(float (&sum)[kColumns<T>], const uint4& packed) {
+    const auto& values = reinterpret_cast<const cuda::Pack<T, kColumns<T>>&>(packed);
+#pragma unroll
+    for (int i = 0; i < kColumns<T>; ++i) sum[i] += cuda::to_sum(values.at[i]);
+}
+
+// sum += rows list[0 … count − 1] of `source` [num_rows, num_outputs], at `column` of either half; entries that are no
+// row are left out. For a whole warp; both halves of it end up with the same sums.
+template <class T>
+__device__ __forceinline__ void gather(const T* __restrict__ source, int num_rows, int num_outputs, int column,
+                                       const int32_t* __restrict__ list, int count, float (&sum)[2][kColumns<T>]) {
+    constexpr int kTogether = 2 * kEntriesAhead;
+    const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes, half = num_outputs / 2;
+    const T* const first = source + column;
+    for (int base = 0; base < count; base += cuda::kWarp) {
+        const int here = min(count - base, cuda::kWarp);
+        const int mine = lane < here ? list[base + lane] : -1;
+        const bool legal = static_cast<unsigned>(mine) < static_cast<unsigned>(num_rows);
+        const unsigned rows = __ballot_sync(cuda::kAllLanes, legal);
+        for (int e = 0; e < here; e += kTogether) {
+            uint4 read[kEntriesAhead][2];
+            const bool all = (rows >> e & ((1u << kTogether) - 1)) == (1u << kTogether) - 1;
+#pragma unroll
+            for (int i = 0; i < kEntriesAhead; ++i) {
+                const int entry = e + 2 * i + part, row = __shfl_sync(cuda::kAllLanes, mine, entry);
+                const T* const from = first + size_t(row) * num_outputs;
+                if (all || (rows >> entry & 1) != 0) {
+                    read[i][0] = __ldg(reinterpret_cast<const uint4*>(from));
+                    read[i][1] = __ldg(reinterpret_cast<const uint4*>(from + half));
+                } else {
+                    read[i][0] = read[i][1] = uint4{0, 0, 0, 0};
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < kEntriesAhead; ++i) {
+                add<T>(sum[0], read[i][0]);
+                add<T>(sum[1], read[i][1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int i = 0; i < kColumns<T>; ++i)
+            sum[h][i] += __shfl_xor_sync(cuda::kAllLanes, sum[h][i], kSlabLanes);
+}
+
+// ---- columns of a lane, of any of the three types; at most 16 bytes at a time
+
+template <int V, class T>
+__device__ __forceinline__ void read_columns(const T* from, float (&to)[V]) {
+    constexpr int kStep = V < cuda::kWide<T> ? V : cuda::kWide<T>;
+#pragma unroll
+    for (int k = 0; k < V; k += kStep) {
+        const auto pack = cuda::load<kStep>(from + k);
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) to[k + i] = cuda::to_sum(pack.at[i]);
+    }
+}
+
+template <int V, class T>
+__device__ __forceinline__ void write_columns(T* to, const float (&from)[V]) {
+    constexpr int kStep = V < cuda::kWide<T> ? V : cuda::kWide<T>;
+#pragma unroll
+    for (int k = 0; k < V; k += kStep) {
+        cuda::Pack<T, kStep> pack;
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) pack.at[i] = cuda::from_sum<T>(from[k + i]);
+        *reinterpret_cast<cuda::Pack<T, kStep>*>(to + k) = pack;
+    }
+}
+
+template <int V>
+__device__ __forceinline__ void write_columns(void* to, size_t at, const float (&from)[V], Float type) {
+    if (type == Float::kFloat32) write_columns<V>(static_cast<float*>(to) + at, from);
+    if (type == Float::kFloat16) write_columns<V>(static_cast<__half*>(to) + at, from);
+    if (type == Float::kBFloat16) write_columns<V>(static_cast<__nv_bfloat16*>(to) + at, from);
+}
+
+}  // namespace nnue::portable

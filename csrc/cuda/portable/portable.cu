@@ -1,0 +1,220 @@
+// The portable kernels on tensors (portable.cuh): every GPU of compute capability 8.0 and later.
+
+#include "portable.cuh"
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "../index_check.cuh"
+#include "../perspective_transformer.cuh"
+#include "backward.cuh"
+#include "forward.cuh"
+#include "plan.cuh"
+#include "psqt.cuh"
+
+namespace nnue::portable {
+namespace {
+
+using namespace nnue::cuda;
+using namespace nnue::perspective_transformer;
+
+IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features) {
+    return {nullptr,
+            nullptr,
+            nullptr,
+            static_cast<int>(positions),
+            static_cast<int>(max_active),
+            static_cast<int>(num_features)};
+}
+
+IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features) {
+    IndexRows in = sizes_of_rows(white.size(0), white.size(1), num_features);
+    in.white = const_data<int32_t>(white);
+    in.black = const_data<int32_t>(black);
+    return in;
+}
+
+int multiprocessors(const Tensor& tensor) {
+    int count = 0;
+    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, tensor.get_device_index()),
+               "number of multiprocessors");
+    return count;
+}
+
+Plan open_plan(const char* op, const Tensor& plan, const IndexRows& in) {
+    return open_tensor(op, "plan", plan, carve_plan, in, kMadeByPlan);
+}
+
+Tensor floats(const Tensor& like, std::initializer_list<int64_t> shape) {
+    return torch::stable::new_empty(like, std::vector<int64_t>(shape), ScalarType::Float);
+}
+
+Tensor psqt_forward(const IndexRows& in, const Plan& plan, const Tensor& psqt_in, const Tensor& psqt_bucket_in,
+                    cudaStream_t stream) {
+    const Tensor psqt = torch::stable::contiguous(psqt_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
+    if (psqt.size(1) > INT32_MAX) fail(kForward, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
+    Tensor out = floats(psqt, {in.positions});
+    Check check(
+        kForward, psqt.get_device_index(), stream,
+        [](const Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },
+        psqt.size(1));
+    const psqt::Positions positions{in.white,     in.black,      const_data<int64_t>(psqt_bucket),
+                                    in.positions, in.max_active, in.num_features,
+                                    static_cast<int>(psqt.size(1))};
+    psqt::launch_forward(positions, BlackFirst{plan.black_first}, const_data<float>(psqt), mutable_data<float>(out),
+                         check.sink(), stream);
+    check.finish();
+    return out;
+}
+
+Tensor psqt_backward(const IndexRows& in, const Plan& plan, const Tensor& grad_in, const Tensor& psqt_bucket_in,
+                     int64_t psqt_buckets, cudaStream_t stream) {
+    const Tensor grad = torch::stable::contiguous(grad_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
+    Tensor grad_psqt = floats(grad, {in.num_features, psqt_buckets});
+    if (in.positions == 0) {
+        check_cuda(cudaMemsetAsync(mutable_data<float>(grad_psqt), 0, grad_psqt.numel() * sizeof(float), stream),
+                   "memset");
+        return grad_psqt;
+    }
+    const Tensor partials = floats(grad, {max_partials(in), psqt_buckets});
+    const PsqtBackward p{plan,
+                         const_data<int64_t>(psqt_bucket),
+                         const_data<float>(grad),
+                         mutable_data<float>(partials),
+                         mutable_data<float>(grad_psqt),
+                         static_cast<int>(psqt_buckets)};
+    launch_psqt_backward(p, in, stream);
+    return grad_psqt;
+}
+
+ScalarType slope_dtype(ScalarType weight) {
+    return weight == ScalarType::Float ? ScalarType::Float : ScalarType::Half;
+}
+
+}  // namespace
+
+void check_sizes(const char* op, const Tensor& white) {
+    if (2 * white.size(0) * std::max<int64_t>(white.size(1), 1) >= int64_t(1) << 31) {
+        fail(op, "white", shape_text(white.sizes()), "2 B K < 2^31");
+    }
+}
+
+Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features) {
+    IndexRows in = index_rows(white, black, num_features);
+    in.black_to_move = const_data<uint8_t>(black_to_move);
+    Tensor memory = memory_for(carve_plan, in, white);
+    if (in.positions == 0) return memory;
+    const Tensor scratch = memory_for(carve_plan_scratch, in, white);
+    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
+    make_plan(in, open_plan(kPlan, memory, in), carve_plan_scratch(carver, in), current_stream(white));
+    return memory;
+}
+
+Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& psqt,
+             Activation activation, Range range, ScalarType output_dtype, bool save) {
+    const cudaStream_t stream = current_stream(weight);
+    const int64_t num_outputs = weight.size(1);
+    const IndexRows in = index_rows(batch.white, batch.black, weight.size(0));
+    const Plan plan = open_plan(kForward, batch.plan, in);
+    Tensor out = torch::stable::new_empty(weight, {in.positions, output_width(activation, num_outputs)}, output_dtype);
+    const bool saves = save && activation != Activation::kIdentity;
+    Tensor slopes =
+        torch::stable::new_empty(weight, {saves ? in.rows() : 0, num_outputs}, slope_dtype(weight.scalar_type()));
+    Tensor no_lists = torch::stable::new_empty(batch.white, {0}, ScalarType::Byte);
+    Tensor psqt_out = psqt ? psqt_forward(in, plan, *psqt, *batch.psqt_bucket, stream) : floats(weight, {0});
+    if (in.positions == 0) return {out, psqt_out, slopes, no_lists};
+    Forward p{};
+    p.plan = plan;
+    p.weight = weight.const_data_ptr();
+    p.bias = const_data<float>(bias);
+    p.out = out.mutable_data_ptr();
+    p.slopes = saves ? slopes.mutable_data_ptr() : nullptr;
+    p.rows = static_cast<int>(in.rows());
+    p.max_active = in.max_active;
+    p.num_features = in.num_features;
+    p.num_outputs = static_cast<int>(num_outputs);
+    p.activation = activation;
+    p.bound = range.bound;
+    p.scale = range.scale;
+    p.out_type = float_type(kForward, "output_dtype", output_dtype);
+    const auto run = weight.scalar_type() == ScalarType::Float  ? launch_forward<float>
+                     : weight.scalar_type() == ScalarType::Half ? launch_forward<__half>
+                                                                : launch_forward<__nv_bfloat16>;
+    run(p, multiprocessors(weight), stream);
+    return {out, psqt_out, slopes, no_lists};
+}
+
+Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, const Batch& batch,
+               const Tensor& saved, Sizes sizes, Activation activation, Range range, ScalarType weight_dtype) {
+    const cudaStream_t stream = current_stream(grad_output);
+    const auto [num_features, num_outputs, psqt_buckets] = sizes;
+    const IndexRows in = index_rows(batch.white, batch.black, num_features);
+    const Plan plan = open_plan(kBackward, batch.plan, in);
+    const bool has_slopes = activation != Activation::kIdentity, is_float = weight_dtype == ScalarType::Float;
+    if (has_slopes) {
+        check_shape(kBackward, "saved", saved, {in.rows(), num_outputs}, "what the forward saved");
+        check_dtype(kBackward, "saved", saved, {slope_dtype(weight_dtype)});
+    }
+    Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, weight_dtype);
+    Tensor grad_bias = floats(grad_output, {num_outputs});
+    Tensor grad_of_psqt = psqt_buckets == 0
+                              ? floats(grad_output, {0})
+                              : psqt_backward(in, plan, *grad_psqt, *batch.psqt_bucket, psqt_buckets, stream);
+    if (in.positions == 0) {
+        const size_t bytes = size_t(num_features) * num_outputs * (is_float ? 4 : 2);
+        check_cuda(cudaMemsetAsync(grad_weight.mutable_data_ptr(), 0, bytes, stream), "memset");
+        check_cuda(cudaMemsetAsync(grad_bias.mutable_data_ptr(), 0, num_outputs * sizeof(float), stream), "memset");
+        return {grad_weight, grad_bias, grad_of_psqt};
+    }
+    Backward p{};
+    p.plan = plan;
+    p.grad_out = grad_output.const_data_ptr();
+    p.slopes = has_slopes ? saved.const_data_ptr() : nullptr;
+    p.grad_weight = grad_weight.mutable_data_ptr();
+    p.grad_bias = mutable_data<float>(grad_bias);
+    p.rows = static_cast<int>(in.rows());
+    p.max_tasks = static_cast<int>(max_tasks(in));
+    p.max_long_lists = static_cast<int>(max_long_lists(in));
+    p.num_outputs = static_cast<int>(num_outputs);
+    p.activation = activation;
+    p.slope_scale = slope_scale(activation, range.scale);
+    const auto carve = [&](Carver& carver, const IndexRows& rows) {
+        p.row_gradients = carver.take<char>("row_gradients", size_t(rows.rows()) * num_outputs * (is_float ? 4 : 2));
+        p.partials = carver.take<float>("partials", size_t(max_partials(rows)) * num_outputs);
+        p.bias_parts = carver.take<float>("bias_parts", size_t(bias_parts(rows.rows())) * num_outputs);
+    };
+    const Tensor scratch = memory_for(carve, in, grad_output);
+    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
+    carve(carver, in);
+
+    using Run = void (*)(const Backward&, int, cudaStream_t);
+    // By the type of the weight and that of the gradient; an fp32 weight has an fp32 gradient.
+    constexpr Run kRuns[3][3] = {
+        {launch_backward<float, float>, nullptr, nullptr},
+        {launch_backward<__half, float>, launch_backward<__half, __half>, launch_backward<__half, __nv_bfloat16>},
+        {launch_backward<__nv_bfloat16, float>, launch_backward<__nv_bfloat16, __half>,
+         launch_backward<__nv_bfloat16, __nv_bfloat16>},
+    };
+    const Float weight_type = float_type(kBackward, "weight_dtype", weight_dtype),
+                grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
+    kRuns[static_cast<int>(weight_type)][static_cast<int>(grad_type)](p, multiprocessors(grad_output), stream);
+    return {grad_weight, grad_bias, grad_of_psqt};
+}
+
+std::string layout(int64_t positions, int64_t max_active, int64_t num_features) {
+    const IndexRows in = sizes_of_rows(positions, max_active, num_features);
+    return "{\"slots\": " + std::to_string(in.rows()) + ", \"plan\": " + described(carve_plan, in) +
+           ", \"lists\": {\"bytes\": 0, \"pieces\": {}}}";
+}
+
+bool runs_on(int device) {
+    int before = 0;
+    cudaFuncAttributes attributes{};
+    const bool found = cudaGetDevice(&before) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
+                       cudaFuncGetAttributes(&attributes, forward_kernel<float>) == cudaSuccess;
+    (void)cudaSetDevice(before);
+    (void)cudaGetLastError();
+    return found;
+}
+
+}  // namespace nnue::portable

@@ -1,0 +1,101 @@
+// One list per feature of what refers to it, in a fixed order: pairs (feature, value) are ordered by a stable radix
+// sort, so that the values of a feature keep the order they had. Long lists are cut into pieces at fixed places.
+#pragma once
+
+#include <cub/device/device_radix_sort.cuh>
+#include <cub/device/device_scan.cuh>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common.cuh"
+
+namespace nnue::sorted_lists {
+
+// Entries per piece of a list: few enough to spread the lists of frequent features over the device, and enough to keep
+// the number of pieces of any batch near 16,384. `places` is the number of entries of all lists, padding included.
+constexpr int kShortestPiece = 64;
+inline int64_t piece_length(int64_t places) {
+    return std::max<int64_t>(kShortestPiece, divide_up(places, 8192));
+}
+
+// The most lists that are longer than one piece, and the most pieces that these can have.
+inline int64_t max_long_lists(int64_t places, int64_t num_features) {
+    return std::min(num_features, places / (piece_length(places) + 1));
+}
+inline int64_t max_pieces(int64_t places, int64_t num_features) {
+    return places / piece_length(places) + max_long_lists(places, num_features);
+}
+
+// Bits of keys from 0 to `last`.
+inline int key_bits(int64_t last) {
+    int bits = 1;
+    while ((int64_t(1) << bits) <= last) ++bits;
+    return bits;
+}
+
+// Scratch that `sort` and `sums_before` need.
+template <class Value>
+size_t sort_bytes(int64_t pairs, int64_t last_key) {
+    size_t bytes = 0;
+    cuda::check_cuda(cub::DeviceRadixSort::SortPairs(nullptr, bytes, static_cast<int32_t*>(nullptr),
+                                                     static_cast<int32_t*>(nullptr), static_cast<Value*>(nullptr),
+                                                     static_cast<Value*>(nullptr), pairs, 0, key_bits(last_key)),
+                     "radix sort");
+    return bytes;
+}
+inline size_t sums_before_bytes(int64_t count) {
+    size_t bytes = 0;
+    cuda::check_cuda(cub::DeviceScan::ExclusiveSum(nullptr, bytes, static_cast<int64_t*>(nullptr),
+                                                   static_cast<int64_t*>(nullptr), count),
+                     "scan");
+    return bytes;
+}
+
+struct Library {
+    void* scratch;
+    size_t bytes;
+};
+
+// Orders pairs by their keys, which are in [0, last_key].
+template <class Value>
+void sort(Library library, const int32_t* keys, int32_t* sorted_keys, const Value* values, Value* sorted_values,
+          int64_t pairs, int64_t last_key, cudaStream_t stream) {
+    if (pairs == 0) return;
+    cuda::check_cuda(cub::DeviceRadixSort::SortPairs(library.scratch, library.bytes, keys, sorted_keys, values,
+                                                     sorted_values, pairs, 0, key_bits(last_key), stream),
+                     "radix sort");
+}
+
+// sums[i] = the sum of numbers[0 … i − 1].
+inline void sums_before(Library library, const int64_t* numbers, int64_t* sums, int64_t count, cudaStream_t stream) {
+    cuda::check_cuda(cub::DeviceScan::ExclusiveSum(library.scratch, library.bytes, numbers, sums, count, stream),
+                     "scan");
+}
+
+// starts[f] is the first sorted place whose key is at least f, for f in [0, num_features].
+template <class Start>
+__global__ void start_kernel(const int32_t* __restrict__ keys, int64_t count, int64_t num_features,
+                             Start* __restrict__ starts) {
+    for (int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; f <= num_features;
+         f += int64_t(gridDim.x) * blockDim.x) {
+        int64_t low = 0, high = count;
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (keys[middle] < f) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        starts[f] = static_cast<Start>(low);
+    }
+}
+
+template <class Start>
+void launch_starts(const int32_t* keys, int64_t count, int64_t num_features, Start* starts, cudaStream_t stream) {
+    cuda::launch("list starts", start_kernel<Start>, cuda::thread_blocks_for(num_features + 1, 256), 256, 0, stream,
+                 keys, count, num_features, starts);
+}
+
+}  // namespace nnue::sorted_lists
