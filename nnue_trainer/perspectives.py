@@ -1,17 +1,21 @@
 """The feature transformer of both perspectives, activated and joined: one fused operator where the device has one.
 
-On a CPU, and with a `bucket_size` on a GPU of compute capability 9.0, `perspective_transformer` is one fused forward
-and one fused backward (csrc/perspective_transformer.h, docs/kernels.md). Elsewhere it is made of the plain operator of
-`ops` and torch's own functions, with the same result up to rounding. Either way equal inputs give equal bits, unless
-`deterministic` is False.
+On a CPU, and on a GPU of compute capability 8.0 or later, `perspective_transformer` is one fused forward and one fused
+backward (csrc/perspective_transformer.h, docs/kernels.md). Elsewhere, and where `is_fused` says so, it is made of the
+plain operator of `ops` and torch's own functions, with the same result up to rounding. Either way equal inputs give
+equal bits, unless `deterministic` is False.
+
+CUDA has two sets of kernels: "hopper", for feature sets with king buckets on compute capability 9.0, and "portable", for
+every set on every GPU from 8.0 on. The first is taken where it can be; `set_cuda_kernels` takes that choice away.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, Literal, NamedTuple, cast, get_args, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nnue_trainer import _derivatives, ops
 
-__all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_transformer"]
+__all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_transformer", "set_cuda_kernels"]
 
 PLAN = "nnue::perspective_plan"
 FORWARD = "nnue::perspective_transformer_forward"
@@ -28,6 +32,10 @@ BACKWARD = "nnue::perspective_transformer_backward"
 Activation = Literal["identity", "crelu", "screlu", "pairwise"]
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+Kernels = Literal["cpu", "hopper", "portable"]
+CudaKernels = Literal["auto", "portable", "none"]
+_MODES: tuple[CudaKernels, ...] = get_args(CudaKernels)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -172,28 +180,63 @@ if ops._libraries.cuda_error is not None:
 def is_fused(weight: Tensor, bucket_size: int | None = None, num_bucketed: int | None = None) -> bool:
     """Whether `perspective_transformer` runs as one fused operator for this weight [F, N] on its device.
 
-    On a CPU: an even N, with any bucket size. On CUDA: a GPU of compute capability 9.0, N a multiple of 16, a
-    `bucket_size` up to 768 and at most 255 buckets. float64 weights, and calls with `values`, are never fused.
+    On a CPU: an even N. On CUDA: a GPU of compute capability 8.0 or later, and N a multiple of 16. With any
+    `bucket_size`, or none. float64 weights, and calls with `values`, are never fused.
     """
     num_features, num_outputs = weight.shape
     if weight.dtype not in _DTYPES or num_features == 0 or num_outputs == 0:
         return False
-    if weight.device.type == "cpu":
-        return num_outputs % 2 == 0
-    if bucket_size is None or not weight.is_cuda or ops._libraries.cuda_error is not None:
+    if num_outputs % (2 if weight.device.type == "cpu" else 16) != 0:
         return False
+    return _kernels_for(weight.device, num_features, bucket_size, num_bucketed) is not None
+
+
+def _kernels_for(
+    device: torch.device, num_features: int, bucket_size: int | None, num_bucketed: int | None
+) -> Kernels | None:
+    """The kernels that a fused call on this device runs: the one place that decides; None: there are none."""
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda" or ops._libraries.cuda_error is not None or _cuda_kernels == "none":
+        return None
+    found = _kernels_of(device.index or 0)
     num_bucketed = num_features if num_bucketed is None else num_bucketed
-    fits = num_outputs % 16 == 0 and 0 < bucket_size <= 768 and num_bucketed <= 255 * bucket_size
-    return fits and _device_has_kernels(weight.device.index or 0)
+    fits_hopper = bucket_size is not None and 0 < bucket_size <= 768 and num_bucketed <= 255 * bucket_size
+    if _cuda_kernels == "auto" and fits_hopper and "hopper" in found:
+        return "hopper"
+    return "portable" if "portable" in found else None
 
 
-def _device_has_kernels(device: int) -> bool:
-    return bool(torch.ops.nnue.perspective_transformer_available(device))
+def _buckets(kernels: Kernels, num_features: int, bucket_size: int, num_bucketed: int) -> list[int]:
+    """bucket_size and num_bucketed as the operators take them: on CUDA 0 asks for the portable kernels."""
+    return [0, num_features] if kernels == "portable" else [bucket_size, num_bucketed]
+
+
+def _kernels_of(device: int) -> str:
+    return str(torch.ops.nnue.perspective_transformer_kernels(device))
 
 
 # This is what torch.compiler.assume_constant_result does. That function imports torch._dynamo, which takes two seconds,
 # also in a command that compiles nothing.
-_device_has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_kernels_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def set_cuda_kernels(kernels: CudaKernels) -> CudaKernels:
+    """Choose the kernels of `perspective_transformer` on CUDA, for tests and benchmarks; returns the previous choice.
+
+    "auto": the fastest that the device has for the feature set. "portable": those that every GPU has. "none": nothing
+    is fused. The environment variable NNUE_CUDA_KERNELS sets it at start. Plans that exist keep their kernels.
+    """
+    global _cuda_kernels
+    if kernels not in _MODES:
+        raise ValueError(f"set_cuda_kernels: found {kernels!r}, expected one of {', '.join(_MODES)}")
+    before, _cuda_kernels = _cuda_kernels, kernels
+    return before
+
+
+_cuda_kernels: CudaKernels = "auto"
+if "NNUE_CUDA_KERNELS" in os.environ:
+    set_cuda_kernels(cast(CudaKernels, os.environ["NNUE_CUDA_KERNELS"]))
 
 
 class PerspectivePlan(NamedTuple):
@@ -209,11 +252,18 @@ class PerspectivePlan(NamedTuple):
     num_features: int
     bucket_size: int
     num_bucketed: int
+    kernels: Kernels
+
+    @property
+    def buckets(self) -> list[int]:
+        """What the operators take with this plan."""
+        return _buckets(self.kernels, self.num_features, self.bucket_size, self.num_bucketed)
 
     def is_for(self, num_features: int, bucket_size: int | None, num_bucketed: int | None) -> bool:
         """Whether it was made with these arguments of `perspective_plan`."""
         num_bucketed = num_features if num_bucketed is None else num_bucketed
-        return self[-3:] == (num_features, bucket_size or 0, num_bucketed)
+        made_for = (self.num_features, self.bucket_size, self.num_bucketed)
+        return made_for == (num_features, bucket_size or 0, num_bucketed)
 
 
 def perspective_plan(
@@ -230,9 +280,9 @@ def perspective_plan(
         white, black: int32 [B, K] index rows of the perspectives; rows left-packed, the first −1 ends a row.
         black_to_move: uint8 or bool [B].
         num_features: F.
-        bucket_size: features per king bucket, at most 768 (HalfKAv2_hm: 768). CUDA needs it: its kernels are made for
-            rows whose bucketed features are distinct and lie in one bucket; other rows are legal and slow. The CPU
-            ignores buckets.
+        bucket_size: features per king bucket (HalfKAv2_hm: 768). With it, up to 768, a GPU of compute capability 9.0
+            uses kernels that are made for rows whose bucketed features are distinct and lie in one bucket; other rows
+            are legal and slow there. The CPU and other GPUs ignore buckets.
         num_bucketed: features [0, num_bucketed) lie in king buckets; those behind them are unbucketed: a row may hold
             any of them, anywhere among the others. By default F: all features are bucketed.
 
@@ -240,9 +290,10 @@ def perspective_plan(
         The plan. It keeps these tensors alive, and they must not be changed while it is in use.
     """
     num_bucketed = num_features if num_bucketed is None else num_bucketed
+    kernels = _kernels_for(white.device, num_features, bucket_size, num_bucketed) or "portable"
     constants = (num_features, bucket_size or 0, num_bucketed)
-    data = torch.ops.nnue.perspective_plan(white, black, black_to_move, *constants)
-    return PerspectivePlan(data, white, black, black_to_move, *constants)
+    data = torch.ops.nnue.perspective_plan(white, black, black_to_move, num_features, *_buckets(kernels, *constants))
+    return PerspectivePlan(data, white, black, black_to_move, *constants, kernels)
 
 
 def _check_plan(
@@ -336,7 +387,7 @@ def perspective_transformer(
         weight: [F, N], float32, float16 or bfloat16 (float64 too where it is not fused). N even for "pairwise".
             Sums are float32.
         bias: [N], any of these dtypes.
-        bucket_size: the feature set's number of features per king bucket, for the fused operator on CUDA (see
+        bucket_size: the feature set's number of features per king bucket, for the fastest kernels on CUDA (see
             `perspective_plan`); None for sets without king buckets.
         num_bucketed: how many of the features lie in king buckets, by default all; those behind them are unbucketed
             (see `perspective_plan`), such as threats and pawn pairs.
@@ -387,7 +438,7 @@ def perspective_transformer(
         parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
         out, psqt_out, *_ = torch.ops.nnue.perspective_transformer_forward(
             [white, black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])],
-            [bucket_size or 0, num_bucketed],
+            plan.buckets,
             weight,
             bias.float(),
             psqt,

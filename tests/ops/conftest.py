@@ -12,10 +12,20 @@ from needs import no_cuda, require
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_emulator"))
 import emulated_library
 
+from nnue_trainer import perspectives
+
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
+
+
+@pytest.fixture(params=["cpu", *(pytest.param(name, marks=pytest.mark.cuda) for name in ("cuda", "portable"))])
+def device_with_kernels(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The CPU; a GPU with the kernels that it takes by itself; a GPU with those that every GPU has."""
+    before = perspectives.set_cuda_kernels("portable" if request.param == "portable" else "auto")
+    yield torch.device("cpu" if request.param == "cpu" else "cuda")
+    perspectives.set_cuda_kernels(before)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The feature transformer of both perspectives: the fused operator and the way around it, against float64."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +14,11 @@ from nnue_trainer import ops, perspectives
 from nnue_trainer.perspectives import Activation, is_fused, perspective_plan, perspective_transformer
 
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
+
+
+@pytest.fixture
+def device(device_with_kernels: torch.device) -> torch.device:
+    return device_with_kernels
 
 
 def make_rows(positions: int, max_active: int, buckets: int, bucket_size: int, seed: int = 0) -> Tensor:
@@ -693,11 +699,15 @@ def test_is_fused_says_the_truth(
 # ---- the operators themselves, on CUDA ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fused(cuda: torch.device) -> torch.device:
-    if not is_fused(torch.empty(768, 64, device=cuda), 768):
-        pytest.skip(f"no fused kernels for {torch.cuda.get_device_name()}")
-    return cuda
+@pytest.fixture(params=["auto", "portable"])
+def fused(cuda: torch.device, request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    before = perspectives.set_cuda_kernels(request.param)
+    try:
+        if not is_fused(torch.empty(768, 64, device=cuda), 768):
+            pytest.skip(f"no fused kernels for {torch.cuda.get_device_name()}")
+        yield cuda
+    finally:
+        perspectives.set_cuda_kernels(before)
 
 
 @pytest.mark.parametrize("psqt_buckets", [0, 3])
@@ -721,22 +731,22 @@ def test_opcheck(
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
         torch.ops.nnue.perspective_plan.default,
-        (case.white, case.black, case.black_to_move, features, 96, 480),
+        (case.white, case.black, case.black_to_move, features, *plan.buckets),
         test_utils=comparable,
     )
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_forward.default,
-        (batch, [96, 480], *parameters, *constants, True),
+        (batch, plan.buckets, *parameters, *constants, True),
         test_utils=comparable,
     )
     out, psqt_out, saved, lists = torch.ops.nnue.perspective_transformer_forward(
-        batch, [96, 480], *parameters, *constants, True
+        batch, plan.buckets, *parameters, *constants, True
     )
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
         (
-            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, [96, 480],
+            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.buckets,
             [saved.detach(), lists], [features, 64, psqt_buckets], *constants,
         ),
     )  # fmt: skip

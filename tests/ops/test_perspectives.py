@@ -20,6 +20,13 @@ from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.perspectives import Activation, is_fused, perspective_plan, perspective_transformer
 
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
+
+
+@pytest.fixture
+def device(device_with_kernels: torch.device) -> torch.device:
+    return device_with_kernels
+
+
 # Of outputs and of gradients that are rounded to the dtype.
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
