@@ -21,17 +21,21 @@
 //   kept             [saved, lists]: what the forward leaves for the backward if `save` is set
 //   sizes            [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
 //
-// The layouts of `plan`, `saved` and `lists` are private to this version of the library and to the device;
+// The layouts of `plan`, `saved` and `lists` are private to this version of the library and to the kernels;
 // perspective_transformer_layout describes those of CUDA, for fake kernels and tests. A PSQT bucket outside [0, P) is
 // an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).
 //
-// On CUDA the plan groups the rows by king bucket. The first `num_bucketed` features are divided into buckets of
+// On CUDA there are two sets of kernels, and bucket_size says which of them runs: 0 asks for the portable ones, which
+// every GPU of compute capability 8.0 or later has and which take any rows (num_bucketed is not used); N must be a
+// multiple of 16 and 2 B K < 2^31. Any other bucket_size asks for those of compute capability 9.0.
+// perspective_transformer_kernels says which ones a device has.
+//
+// Those of 9.0 group the rows by king bucket. The first `num_bucketed` features are divided into buckets of
 // `bucket_size` consecutive ones. The kernels are made for feature sets in which all bucketed features of a row lie in
 // one bucket and none occurs twice. Rows that break this rule are legal and slow. The features from `num_bucketed` on
 // are unbucketed: a row may hold any of them, mixed with the others in any order. They are fastest if few of them make
-// up most of the batch (threats, pawn pairs). Rows that have one twice are legal and slow. The kernels need a GPU of
-// compute capability 9.0 (perspective_transformer_available), N a multiple of 16, a bucket_size of at most 768 and at
-// most 255 buckets.
+// up most of the batch (threats, pawn pairs). Rows that have one twice are legal and slow. N must be a multiple of 16,
+// bucket_size at most 768, and there are at most 255 buckets.
 //
 // The CPU takes any even N and ignores the buckets.
 //

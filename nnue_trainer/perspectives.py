@@ -5,8 +5,8 @@ backward (csrc/perspective_transformer.h, docs/kernels.md). Elsewhere, and where
 plain operator of `ops` and torch's own functions, with the same result up to rounding. Either way equal inputs give
 equal bits, unless `deterministic` is False.
 
-CUDA has two sets of kernels: "hopper", for feature sets with king buckets on compute capability 9.0, and "portable", for
-every set on every GPU from 8.0 on. The first is taken where it can be; `set_cuda_kernels` takes that choice away.
+CUDA has two sets of kernels: "hopper", for feature sets with king buckets on compute capability 9.0, and "portable",
+for every set on every GPU from 8.0 on. The first is taken where it can be, unless `set_cuda_kernels` forbids it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 
 For each case and dtype, and each kernel of plan, forward and backward: device memory read and written, bytes through
 the L2 cache, and the kernel's time at the clocks as they are. Kernels run one by one, with caches as the kernel before
-left them. Beside the sums stand the fewest bytes that the operator could move: its inputs and outputs, each once. Needs
-ncu and the right to read hardware counters. Prints a table, writes JSON to benchmarks/results/.
+left them. Beside the sums stand the fewest bytes that the operator could move: its inputs and outputs, each once.
+NNUE_CUDA_KERNELS=portable counts those of the kernels of every GPU. Needs ncu and the right to read hardware counters.
+Prints a table, writes JSON to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -52,9 +53,8 @@ def one_step(case: str, dtype: str, data: str | None) -> None:
     values = weight.numel() + outputs * batch + bias.numel()
     print(f"fewest {2 * (values * weight.element_size() + 4 * entries)}", flush=True)
     torch.cuda.cudart().cudaProfilerStart()
-    out = perspective_transformer(
-        white, black, stm, weight, bias, bucket_size=run.BUCKET, num_bucketed=min(run.BUCKETED, len(weight))
-    )
+    bucket_size, num_bucketed = run.buckets_of(name)
+    out = perspective_transformer(white, black, stm, weight, bias, bucket_size=bucket_size, num_bucketed=num_bucketed)
     torch.autograd.grad(out, (weight, bias), grad)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStop()

@@ -3,10 +3,11 @@
     python benchmarks/feature_transformer/run.py --data FILE.binpack
 
 Both perspectives of B positions (shuffled positions of the file, or random rows with their statistics without one),
-HalfKAv2_hm ("buckets") and the full SFNNv16 input with threats and pawn pairs ("full"), through
-`perspectives.perspective_transformer`, pairwise activation, against `F.embedding_bag` with torch's
-activation, the plain operator with the classic atomics and with its deterministic backward, and the bare rungs of
-ladder.cu (fp32; they leave the activation out). Building the rows' groups and bitmaps is part of "step". The L2 cache
+HalfKAv2_hm ("buckets"), the full SFNNv16 input with threats and pawn pairs ("full") and Chess768 ("chess768", which has
+no king buckets), through `perspectives.perspective_transformer`, pairwise activation, with the kernels that the device
+takes by itself ("fused") and with those of every GPU ("portable"), against `F.embedding_bag` with torch's activation,
+the plain operator with the classic atomics and with its deterministic backward, and the bare rungs of ladder.cu (fp32;
+they leave the activation out). Making the plan is part of "step". The L2 cache
 is overwritten before each timed call, and the device kept busy until the host has queued the call, so that times
 (medians) are the device's. "floor" is the time that the bytes of the operator's inputs and outputs, each moved once,
 take at the copy bandwidth measured here. Prints a table, and writes JSON and a plot (PNG) to benchmarks/results/.
@@ -30,16 +31,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nnue_trainer import ops
-from nnue_trainer.perspectives import PerspectivePlan, is_fused, perspective_plan, perspective_transformer
+from nnue_trainer.perspectives import (
+    CudaKernels,
+    PerspectivePlan,
+    is_fused,
+    perspective_plan,
+    perspective_transformer,
+    set_cuda_kernels,
+)
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import report  # noqa: E402 (a neighbour of this folder)
 
 BUCKET, BUCKETED = 768, 24_576  # HalfKAv2_hm, 12 planes: king buckets; features from there on are unbucketed
-FEATURES = {"HalfKAv2_hm": BUCKETED, "HalfKAv2_hm+Full_Threats_v16+PP_3Wide": 88_944}
-KING_BUCKETS, FULL = FEATURES
-CASES = [(name, n, batch) for batch in (16_384, 65_536) for name in FEATURES for n in (256, 512, 1024, 3072)]
+FEATURES = {"HalfKAv2_hm": BUCKETED, "HalfKAv2_hm+Full_Threats_v16+PP_3Wide": 88_944, "Chess768": 768}
+KING_BUCKETS, FULL, CHESS768 = FEATURES
+SHORT = {"buckets": KING_BUCKETS, "full": FULL, "chess768": CHESS768}
+CASES = [
+    (name, n, batch)
+    for batch in (16_384, 65_536)
+    for name in FEATURES
+    for n in ((512, 1024) if name == CHESS768 else (256, 512, 1024, 3072))
+]
 CHUNK = 768  # rows of rung 4's tile
 BACKWARD_RUNGS = (
     (1, "scalar"), (2, "vector"), (3, "bulk reduce"), (4, "shared-memory segments"), (5, "transposed lists")
@@ -57,17 +71,19 @@ def real_rows(path: str, name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def random_rows(name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """HalfKAv2_hm: 7 to 32 active, mean 19.5; the busiest king bucket holds a quarter. Full input: also 10 to 54 of
+    """HalfKAv2_hm: 7 to 32 active, mean 19.5; the busiest king bucket holds a quarter. Chess768: the same with one
+    bucket. Full input: also 10 to 54 of
     the others, mean 32; the 768 most frequent of them have three quarters of their entries, as on real positions."""
     g = torch.Generator().manual_seed(1)
 
     def one() -> Tensor:
-        bucket = torch.multinomial(0.75 ** torch.arange(32.0), batch, replacement=True, generator=g)
+        buckets = 1 if name == CHESS768 else 32
+        bucket = torch.multinomial(0.75 ** torch.arange(float(buckets)), batch, replacement=True, generator=g)
         count = torch.randint(7, 33, (batch,), generator=g)
         inside = torch.rand(batch, BUCKET, generator=g).topk(32).indices
         rows = (bucket[:, None] * BUCKET + inside).int()
         rows = torch.where(torch.arange(32)[None] < count[:, None], rows, -1)
-        if name == KING_BUCKETS:
+        if name != FULL:
             return rows
         unbucketed = FEATURES[name] - BUCKETED
         frequency = 1 / (torch.arange(1.0, unbucketed + 1) + 30) ** 1.42
@@ -81,6 +97,11 @@ def random_rows(name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
         return rows.gather(1, (rows < 0).byte().argsort(dim=1, stable=True))
 
     return one(), one(), torch.randint(0, 2, (batch,), generator=g, dtype=torch.uint8)
+
+
+def buckets_of(name: str) -> tuple[int | None, int | None]:
+    """bucket_size and num_bucketed of a set."""
+    return (None, None) if name == CHESS768 else (BUCKET, BUCKETED)
 
 
 class Timer:
@@ -227,7 +248,8 @@ def measure(
     features = FEATURES[name]
     white, black, black_to_move = (t.cuda() for t in rows)
     weight, bias, grad = parameters(features, outputs, len(white), dtype)
-    assert is_fused(weight, BUCKET, BUCKETED), "no fused kernels for this device"
+    buckets = buckets_of(name)
+    assert is_fused(weight, *buckets), "no fused kernels for this device"
     packed = [pack(i) for i in (white, black)]
     black_first = black_to_move.bool()[:, None]
 
@@ -243,11 +265,15 @@ def measure(
 
     def fused(prepared: PerspectivePlan | None = None) -> Tensor:
         return perspective_transformer(
-            white, black, black_to_move, weight, bias, bucket_size=BUCKET, num_bucketed=BUCKETED, plan=prepared
+            white, black, black_to_move, weight, bias, bucket_size=buckets[0], num_bucketed=buckets[1], plan=prepared
         )  # fmt: skip
 
-    make_plan = functools.partial(perspective_plan, white, black, black_to_move, features, BUCKET, BUCKETED)
-    prepared = make_plan()
+    make_plan = functools.partial(perspective_plan, white, black, black_to_move, features, *buckets)
+    kernels: dict[str, CudaKernels] = {"fused": "auto", "portable": "portable"}
+    plans = {}
+    for row, choice in kernels.items():
+        set_cuda_kernels(choice)
+        plans[row] = make_plan()
     result: dict[str, Any] = {
         "features": name,
         "outputs": outputs,
@@ -265,23 +291,28 @@ def measure(
         "embedding_bag": bag,
         "plain, classic atomics": lambda: plain(False),
         "plain, deterministic": lambda: plain(True),
-        "fused": lambda: fused(prepared),
+        "fused": lambda: fused(plans["fused"]),
+        "portable": lambda: fused(plans["portable"]),
     }
     for name, forward in forwards.items():
+        set_cuda_kernels(kernels.get(name, "auto"))
         out = forward()
         times = {
             "forward": timer(forward),
             "backward": timer(lambda out=out: torch.autograd.grad(out, (weight, bias), grad, retain_graph=True)),  # type: ignore[misc]
         }
-        if name == "fused":
+        if name in kernels:
             times["plan"] = timer(make_plan)
             times["step"] = timer(lambda: torch.autograd.grad(fused(), (weight, bias), grad))
         else:
             times["step"] = timer(lambda forward=forward: torch.autograd.grad(forward(), (weight, bias), grad))  # type: ignore[misc]
         result[name] = times
+    set_cuda_kernels("auto")
     result["floor"] = {**floor, "step": sum(floor.values())}
-    scale = bag().float().abs().max()
-    assert ((bag().float() - fused().float()).abs().max() / scale).item() < (1e-5 if dtype == torch.float32 else 3e-2)
+    expected = bag().float()
+    for row, plan in plans.items():
+        error = ((expected - fused(plan).float()).abs().max() / expected.abs().max()).item()
+        assert error < (1e-5 if dtype == torch.float32 else 3e-2), f"{row}: {error}"
     return result
 
 
@@ -312,16 +343,14 @@ def plot(results: list[dict[str, Any]], path: Path, device: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = ["embedding_bag", "plain, classic atomics", "plain, deterministic", "fused", "floor"]
+    names = ["embedding_bag", "plain, classic atomics", "plain, deterministic", "portable", "fused", "floor"]
     figure, axes = pyplot.subplots(figsize=(max(8, 0.75 * len(results)), 6))
     for i, name in enumerate(names):
         axes.bar(
-            [x + (i - 2) * 0.16 for x in range(len(results))], [r[name]["step"] for r in results], 0.16, label=name
+            [x + (i - 2.5) * 0.14 for x in range(len(results))], [r[name]["step"] for r in results], 0.14, label=name
         )
-    labels = [
-        f"{'full' if r['features'] == FULL else 'buckets'}\nN {r['outputs']}\nB {r['batch']}\n{r['dtype']}"
-        for r in results
-    ]
+    short = {name: kind for kind, name in SHORT.items()}
+    labels = [f"{short[r['features']]}\nN {r['outputs']}\nB {r['batch']}\n{r['dtype']}" for r in results]
     axes.set_xticks(range(len(results)), labels, fontsize=7)
     axes.set_yscale("log")
     axes.set_ylabel("forward + backward, ms")
@@ -333,7 +362,7 @@ def plot(results: list[dict[str, Any]], path: Path, device: str) -> None:
 
 def parse_case(text: str) -> tuple[str, int, int]:
     kind, outputs, batch = text.split(":")
-    return {"buckets": KING_BUCKETS, "full": FULL}[kind], int(outputs), int(batch)
+    return SHORT[kind], int(outputs), int(batch)
 
 
 def main() -> None:

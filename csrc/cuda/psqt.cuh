@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(kThreads)
 
 inline void launch_forward(const Problem& p, const float* psqt, float* out, const FindingSink& sink,
                            cudaStream_t stream) {
-    const Positions positions{p.in.white,    p.in.black,     p.psqt_bucket,
-                              p.in.positions, p.in.max_active, p.num_features, p.psqt_buckets};
+    const Positions positions{p.in.white,      p.in.black,     p.psqt_bucket, p.in.positions,
+                              p.in.max_active, p.num_features, p.psqt_buckets};
     launch_forward(positions, BlackFirst{p.plan}, psqt, out, sink, stream);
 }
 

@@ -1,5 +1,5 @@
-// The PSQT columns of both perspectives, forward: half the difference of the two sides' sums, at the PSQT bucket of each
-// position. One warp per position gathers from a table that the L2 cache holds. Any row will do.
+// The PSQT columns of both perspectives, forward: half the difference of the two sides' sums, at the PSQT bucket of
+// each position. One warp per position gathers from a table that the L2 cache holds. Any row will do.
 #pragma once
 
 #include <cuda_runtime.h>

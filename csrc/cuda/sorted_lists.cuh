@@ -2,11 +2,10 @@
 // sort, so that the values of a feature keep the order they had. Long lists are cut into pieces at fixed places.
 #pragma once
 
-#include <cub/device/device_radix_sort.cuh>
-#include <cub/device/device_scan.cuh>
-
 #include <algorithm>
 #include <cstdint>
+#include <cub/device/device_radix_sort.cuh>
+#include <cub/device/device_scan.cuh>
 
 #include "common.cuh"
 

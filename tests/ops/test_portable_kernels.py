@@ -72,17 +72,16 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
         first, second = c.chunk(2, 1)
         halves.append({"identity": a, "crelu": c, "screlu": c * c, "pairwise": first * second}[activation])
     out = torch.cat(halves, 1) * (127 / 128)
-    columns = [accumulate(rows, wide_psqt, torch.zeros(40)).gather(1, psqt_bucket[:, None])[:, 0] for rows in (us, them)]
-    values = (columns[0] - columns[1]) / 2
+    own, other = (accumulate(rows, wide_psqt, torch.zeros(40)) for rows in (us, them))
+    values = (own - other).gather(1, psqt_bucket[:, None])[:, 0] / 2
     expected = [out, values]
     expected += torch.autograd.grad(expected, (wide, wide_bias, wide_psqt), [grad.double(), grad_psqt.double()])
 
     emulator.emulator_configure(4, 1)
     found = run()
     rounded = 2e-6 if dtype == torch.float32 else 8e-3  # row gradients of 16-bit weights are bf16
-    for name, a, b, tolerance in zip(
-        ("output", "psqt output", "weight", "bias", "psqt"), found, expected, (1e-6, 1e-6, rounded, 1e-6, 1e-6), strict=True
-    ):
+    names, tolerances = ("output", "psqt output", "weight", "bias", "psqt"), (1e-6, 1e-6, rounded, 1e-6, 1e-6)
+    for name, a, b, tolerance in zip(names, found, expected, tolerances, strict=True):
         assert_close(a, b, tolerance, name)
     emulator.emulator_configure(3, 99)
     assert all(torch.equal(a, b) for a, b in zip(found, run(), strict=True))

@@ -50,7 +50,8 @@ def check_plan(library: str, plan: Tensor, white: Tensor, black: Tensor, black_t
         numbers = memory[begin : begin + size].copy().view(DTYPES.get(name, np.int32))
         pieces[name] = numbers.reshape(-1, RECORDS[name]) if name in RECORDS else numbers
 
-    lists = [[int(i) for i in row[: list(row).index(-1) if -1 in row else None]] for row in torch.cat([white, black]).numpy()]
+    both = torch.cat([white, black]).tolist()
+    lists = [row[: row.index(-1)] if -1 in row else row for row in both]
     order = sorted(range(rows), key=lambda row: lists[row][0] if lists[row] else features)
     black_first = black_to_move.numpy() != 0
     assert np.array_equal(pieces["black_first"] != 0, black_first)
@@ -108,7 +109,5 @@ def test_emulated(emulator: ctypes.CDLL, case: tuple[int, int, int]) -> None:
 def test_on_cuda(cuda: torch.device, case: tuple[int, int, int]) -> None:
     white, black = make_rows(*case, 1), make_rows(*case, 2)
     black_to_move = torch.from_numpy(np.random.default_rng(3).integers(0, 2, case[0]).astype(np.uint8))
-    plan = torch.ops.nnue.perspective_plan(
-        white.to(cuda), black.to(cuda), black_to_move.to(cuda), case[2], 0, case[2]
-    )
+    plan = torch.ops.nnue.perspective_plan(white.to(cuda), black.to(cuda), black_to_move.to(cuda), case[2], 0, case[2])
     check_plan("nnue", plan, white, black, black_to_move, case[2])

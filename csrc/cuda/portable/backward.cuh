@@ -1,11 +1,11 @@
 // The backward of the portable path.
 //
-// 1. `row_gradient_kernel` multiplies the gradients of the outputs by the slopes: the gradient of every sum, by slot, in
-// fp32 for fp32 weights and in bf16 for 16-bit ones; and the sums of these over parts of the slots, for the bias.
-// 2. `sum_kernel` adds up the row gradients of each task. The sum of a list of one piece is the gradient of its feature;
-// those of the pieces of longer lists are stored as partial sums. 3. `combine_kernel` adds these up, and the parts of
-// the bias. Every element of the gradient is written once and every sum has one order, so nothing is cleared before and
-// equal inputs give equal bits.
+// 1. `row_gradient_kernel` multiplies the gradients of the outputs by the slopes: the gradient of every sum, by slot,
+// in fp32 for fp32 weights and in bf16 for 16-bit ones; and the sums of these over parts of the slots, for the bias.
+// 2. `sum_kernel` adds up the row gradients of each task. The sum of a list of one piece is the gradient of its
+// feature; those of the pieces of longer lists are stored as partial sums. 3. `combine_kernel` adds these up, and the
+// parts of the bias. Every element of the gradient is written once and every sum has one order, so nothing is cleared
+// before and equal inputs give equal bits.
 #pragma once
 
 #include <algorithm>
@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
     const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes, half = p.num_outputs / 2;
     for_each_item(p.plan.task_cost, p.max_tasks, slabs_of<Row>(p.num_outputs), [&](int item, int slab) {
         const Task task = p.plan.tasks[item];
+        const int target = task.partial < 0 ? task.feature : ~task.partial;  // one register fewer
         const int own_column = (slab * kSlabLanes + lane % kSlabLanes) * V;
         const bool active = own_column < half;
         const int column = active ? own_column : 0;
@@ -113,21 +114,20 @@ __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
 #pragma unroll
         for (int i = 0; i < V; ++i) own[i] = part == 0 ? sum[0][i] : sum[1][i];
         const int own_half = part * half + column;
-        if (task.partial < 0) {
-            write_columns<V>(static_cast<Weight*>(p.grad_weight) + size_t(task.feature) * p.num_outputs + own_half,
-                             own);
+        if (target >= 0) {
+            write_columns<V>(static_cast<Weight*>(p.grad_weight) + size_t(target) * p.num_outputs + own_half, own);
         } else {
-            write_columns<V>(p.partials + size_t(task.partial) * p.num_outputs + own_half, own);
+            write_columns<V>(p.partials + size_t(~target) * p.num_outputs + own_half, own);
         }
     });
 }
 
-// Item 0 is the bias, the others are the long lists. Thread block (x, y) takes items x, x + gridDim.x, … in 128 columns;
-// its warps take the partial sums in turn.
+// Item 0 is the bias, the others are the long lists. Thread block (x, y) takes items x, x + gridDim.x, … in 128
+// columns; its warps take the partial sums in turn.
 constexpr int kCombineWarps = 8, kCombineColumns = 4;
 
 template <class Weight>
-__global__ void __launch_bounds__(kCombineWarps * cuda::kWarp) combine_kernel(Backward p, int num_bias_parts) {
+__global__ void __launch_bounds__(kCombineWarps* cuda::kWarp) combine_kernel(Backward p, int num_bias_parts) {
     constexpr int V = kCombineColumns;
     __shared__ float shared[kCombineWarps][V][cuda::kWarp];
     const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp;

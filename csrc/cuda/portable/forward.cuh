@@ -1,9 +1,10 @@
-// The forward of the portable path: sums, activation and joining in one kernel, and for the backward the *slope* of each
-// sum.
+// The forward of the portable path: sums, activation and joining in one kernel, and for the backward the *slope* of
+// each sum.
 //
 // The gradient of a sum is that of an output times its slope, times a constant (`slope_scale`): 1 where a sum lies in
 // [0, bound], for "screlu" the sum itself, for "pairwise" the clipped sum of the other half; 0 elsewhere. Both ends
-// belong to the range, as in torch.clamp. Slopes are at most as large as `bound`, so fp16 holds them for 16-bit weights.
+// belong to the range, as in torch.clamp. Slopes are at most as large as `bound`, so fp16 holds them for 16-bit
+// weights.
 #pragma once
 
 #include <type_traits>

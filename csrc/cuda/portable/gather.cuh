@@ -1,14 +1,14 @@
-// Sums of rows of a matrix, which is what both directions of the feature transformer are: the forward adds up the weights
-// of a row's features, the backward the gradients of a feature's rows.
+// Sums of rows of a matrix, which is what both directions of the feature transformer are: the forward adds up the
+// weights of a row's features, the backward the gradients of a feature's rows.
 //
 // A *slab* is 16 lanes' columns of the first half of the outputs and the same columns of the second half, 16 bytes per
 // lane of each; so the pairwise product is local to a thread. A warp takes one sum in one slab: one half of its lanes
 // adds up the even entries of the list, the other half the odd ones, four entries of each at a time.
 //
-// Work is items (slots or tasks) in an order in which neighbours read the same rows. Each thread block takes one stretch
-// of them, of equal work, through one slab after the other. One thread block fills a multiprocessor. So what its L1
-// cache holds is one slab of the rows that its stretch reads, and L2 holds one slab of the whole matrix. How the work is
-// divided has no influence on any sum.
+// Work is items (slots or tasks) in an order in which neighbours read the same rows. Each thread block takes one
+// stretch of them, of equal work, through one slab after the other. One thread block fills a multiprocessor. So what
+// its L1 cache holds is one slab of the rows that its stretch reads, and L2 holds one slab of the whole matrix. How the
+// work is divided has no influence on any sum.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "../common.cuh"
 #include "../float_type.cuh"
@@ -81,9 +82,18 @@ __device__ __forceinline__ void for_each_item(const int64_t* __restrict__ cost_b
 
 template <class T>
 __device__ __forceinline__ void add(float (&sum)[kColumns<T>], const uint4& packed) {
-    const auto& values = reinterpret_cast<const cuda::Pack<T, kColumns<T>>&>(packed);
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        const unsigned words[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
-    for (int i = 0; i < kColumns<T>; ++i) sum[i] += cuda::to_sum(values.at[i]);
+        for (int i = 0; i < 4; ++i) {
+            sum[2 * i] += __uint_as_float(words[i] << 16);
+            sum[2 * i + 1] += __uint_as_float(words[i] & 0xffff0000u);
+        }
+    } else {
+        const auto& values = reinterpret_cast<const cuda::Pack<T, kColumns<T>>&>(packed);
+#pragma unroll
+        for (int i = 0; i < kColumns<T>; ++i) sum[i] += cuda::to_sum(values.at[i]);
+    }
 }
 
 // sum += rows list[0 … count − 1] of `source` [num_rows, num_outputs], at `column` of either half; entries that are no
@@ -92,8 +102,9 @@ template <class T>
 __device__ __forceinline__ void gather(const T* __restrict__ source, int num_rows, int num_outputs, int column,
                                        const int32_t* __restrict__ list, int count, float (&sum)[2][kColumns<T>]) {
     constexpr int kTogether = 2 * kEntriesAhead;
-    const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes, half = num_outputs / 2;
-    const T* const first = source + column;
+    const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes;
+    const char* const first = reinterpret_cast<const char*>(source + column);
+    const unsigned row_bytes = num_outputs * sizeof(T), half_bytes = row_bytes / 2;
     for (int base = 0; base < count; base += cuda::kWarp) {
         const int here = min(count - base, cuda::kWarp);
         const int mine = lane < here ? list[base + lane] : -1;
@@ -105,10 +116,10 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
 #pragma unroll
             for (int i = 0; i < kEntriesAhead; ++i) {
                 const int entry = e + 2 * i + part, row = __shfl_sync(cuda::kAllLanes, mine, entry);
-                const T* const from = first + size_t(row) * num_outputs;
+                const char* const from = first + uint64_t(static_cast<unsigned>(row)) * row_bytes;
                 if (all || (rows >> entry & 1) != 0) {
                     read[i][0] = __ldg(reinterpret_cast<const uint4*>(from));
-                    read[i][1] = __ldg(reinterpret_cast<const uint4*>(from + half));
+                    read[i][1] = __ldg(reinterpret_cast<const uint4*>(from + half_bytes));
                 } else {
                     read[i][0] = read[i][1] = uint4{0, 0, 0, 0};
                 }
@@ -123,8 +134,7 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int i = 0; i < kColumns<T>; ++i)
-            sum[h][i] += __shfl_xor_sync(cuda::kAllLanes, sum[h][i], kSlabLanes);
+        for (int i = 0; i < kColumns<T>; ++i) sum[h][i] += __shfl_xor_sync(cuda::kAllLanes, sum[h][i], kSlabLanes);
 }
 
 // ---- columns of a lane, of any of the three types; at most 16 bytes at a time

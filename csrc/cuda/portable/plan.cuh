@@ -3,9 +3,9 @@
 //
 // A *row* is one perspective of one position; rows [0, B) are White's. Rows are ordered by their first feature, as on
 // the CPU: in sets with king buckets that puts the rows of a bucket side by side. The place of a row in this order is
-// its *slot*. The list of a feature has the slots of its rows, ascending; a row that has it twice is there twice. A list
-// is cut into pieces (sorted_lists.cuh), and a piece is a *task* of the backward. Tasks are ordered by their first slot,
-// so that a multiprocessor which takes neighbouring tasks reads the same row gradients again and again. A feature
+// its *slot*. The list of a feature has the slots of its rows, ascending; a row that has it twice is there twice. A
+// list is cut into pieces (sorted_lists.cuh), and a piece is a *task* of the backward. Tasks are ordered by their first
+// slot, so that a multiprocessor which takes neighbouring tasks reads the same row gradients again and again. A feature
 // without rows has one empty task, which writes its zeros.
 //
 // Any rows will do: nothing here knows of king buckets, and features may come in any order and more than once. The plan
@@ -94,8 +94,8 @@ inline Plan carve_plan(Carver& carver, const IndexRows& in) {
 // What is needed while the plan is made.
 struct PlanScratch {
     int32_t *keys, *sorted_keys, *values, *order;
-    int32_t* starts;       // [num_features + 1]: where the list of a feature begins
-    int64_t* pieces;       // [num_features + 1]: see PieceCount
+    int32_t* starts;  // [num_features + 1]: where the list of a feature begins
+    int64_t* pieces;  // [num_features + 1]: see PieceCount
     int64_t* pieces_before;
     int64_t* cost;
     Task* tasks;  // by feature
@@ -143,9 +143,8 @@ __global__ void __launch_bounds__(kPlanThreads)
 }
 
 // One warp per slot: its record, and the pairs (feature, slot) of its entries.
-__global__ void __launch_bounds__(kPlanThreads)
-    slot_kernel(IndexRows in, const int32_t* __restrict__ order, Plan plan, int32_t* __restrict__ values,
-                int64_t* __restrict__ cost) {
+__global__ void __launch_bounds__(kPlanThreads) slot_kernel(IndexRows in, const int32_t* __restrict__ order, Plan plan,
+                                                            int32_t* __restrict__ values, int64_t* __restrict__ cost) {
     const int64_t slot = int64_t(blockIdx.x) * kPlanWarps + threadIdx.x / cuda::kWarp;
     if (slot >= in.rows()) return;
     const int lane = threadIdx.x % cuda::kWarp, row = order[slot];

@@ -1,7 +1,5 @@
 // The portable kernels on tensors (portable.cuh): every GPU of compute capability 8.0 and later.
 
-#include "portable.cuh"
-
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -10,6 +8,7 @@
 #include "backward.cuh"
 #include "forward.cuh"
 #include "plan.cuh"
+#include "portable.cuh"
 #include "psqt.cuh"
 
 namespace nnue::portable {
@@ -58,9 +57,8 @@ Tensor psqt_forward(const IndexRows& in, const Plan& plan, const Tensor& psqt_in
         kForward, psqt.get_device_index(), stream,
         [](const Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },
         psqt.size(1));
-    const psqt::Positions positions{in.white,     in.black,      const_data<int64_t>(psqt_bucket),
-                                    in.positions, in.max_active, in.num_features,
-                                    static_cast<int>(psqt.size(1))};
+    const psqt::Positions positions{in.white,      in.black,        const_data<int64_t>(psqt_bucket), in.positions,
+                                    in.max_active, in.num_features, static_cast<int>(psqt.size(1))};
     psqt::launch_forward(positions, BlackFirst{plan.black_first}, const_data<float>(psqt), mutable_data<float>(out),
                          check.sink(), stream);
     check.finish();

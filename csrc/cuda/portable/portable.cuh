@@ -1,5 +1,5 @@
-// The portable kernels of perspective_transformer.h as functions on tensors, which perspective_transformer.cu calls where
-// bucket_size is 0. It has checked everything that holds for both sets of kernels.
+// The portable kernels of perspective_transformer.h as functions on tensors, which perspective_transformer.cu calls
+// where bucket_size is 0. It has checked everything that holds for both sets of kernels.
 #pragma once
 
 #include <cstdint>

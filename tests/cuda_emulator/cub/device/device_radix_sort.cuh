@@ -18,7 +18,9 @@ struct DeviceRadixSort {
                                  cudaStream_t = nullptr) {
         if (scratch == nullptr) return bytes = 256, cudaSuccess;
         emulator::synchronize();
-        const auto digits = [&](int64_t i) { return uint64_t(keys[i]) << (64 - end_bit) >> (64 - end_bit + first_bit); };
+        const auto digits = [&](int64_t i) {
+            return uint64_t(keys[i]) << (64 - end_bit) >> (64 - end_bit + first_bit);
+        };
         std::vector<int64_t> order(count);
         std::iota(order.begin(), order.end(), 0);
         std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return digits(a) < digits(b); });
