@@ -1,5 +1,5 @@
 // What the two sets of kernels of perspective_transformer.h share where tensors are checked and taken apart: those for
-// compute capability 9.0 (perspective_transformer.cu) and the portable ones (portable/portable.cu).
+// compute capability 9.0 (hopper/bucketed.cu) and the portable ones (portable/portable.cu).
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

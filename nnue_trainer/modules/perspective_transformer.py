@@ -6,6 +6,8 @@ operator where the device has one.
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from typing import Any, Literal, Protocol
 
@@ -16,6 +18,18 @@ from nnue_trainer import perspectives
 from nnue_trainer.data.batch import Batch
 
 Activation = Literal["crelu", "screlu", "pairwise"]
+
+_log = logging.getLogger(__name__)
+
+
+@functools.cache
+def _say_unfused(num_outputs: int, device: str) -> None:
+    _log.warning(
+        "the feature transformer of %d outputs is not fused on %s, which takes several times as long: expected a "
+        "multiple of 16 outputs, and a GPU of compute capability 8.0 or later that this package was built for",
+        num_outputs,
+        device,
+    )
 
 
 class LateWeight(Protocol):
@@ -78,7 +92,10 @@ class PerspectiveTransformer(nn.Module):
         """The part of the forward pass that depends on nothing but the batch, for `batch.plans`; None if there is no
         such part."""
         weight: Tensor = self.__dict__["_parameters"]["weight"]
-        if not batch.white.is_cuda or not perspectives.is_fused(weight, self.bucket_size, self.num_bucketed):
+        if not batch.white.is_cuda:
+            return None
+        if not perspectives.is_fused(weight, self.bucket_size, self.num_bucketed):
+            _say_unfused(weight.shape[1], torch.cuda.get_device_name(weight.device))
             return None
         rows = (batch.white, batch.black, batch.black_to_move)
         return perspectives.perspective_plan(*rows, weight.shape[0], self.bucket_size, self.num_bucketed)

@@ -130,7 +130,8 @@ def translate(text: str) -> str:
 # The sources that hold operators, below cuda/, and how the names of these begin.
 OPERATORS: dict[str, tuple[str, ...]] = {
     "perspective_transformer.cu": ("perspective_",),
-    "portable/portable.cu": (),  # called by the one above
+    "hopper/bucketed.cu": (),  # called by the one above, as is the next
+    "portable/portable.cu": (),
     "stacks/layer_stacks.cu": ("stack_order(", "layer_stacks_"),
     "step/optimizer.cu": ("optimizer_begin(", "optimizer_update("),
     "step/integers.cu": ("to_integers",),

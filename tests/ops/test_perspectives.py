@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
-from nnue_trainer.perspectives import Activation, is_fused, perspective_plan, perspective_transformer
+from nnue_trainer.perspectives import (
+    Activation,
+    is_fused,
+    perspective_plan,
+    perspective_transformer,
+    set_cuda_kernels,
+)
 
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
 
@@ -251,6 +257,44 @@ def test_psqt_errors(device: torch.device, change: object, message: str) -> None
     options = {**pair.options, **change(pair.options)}  # type: ignore[operator]
     with pytest.raises(RuntimeError, match=f"^nnue::perspective_transformer_forward: {message}"):
         perspective_transformer(*pair.arguments, **options, bucket_size=50)
+
+
+def test_choice_of_kernels() -> None:
+    before = set_cuda_kernels("portable")
+    try:
+        assert set_cuda_kernels("none") == "portable"
+        with pytest.raises(ValueError, match="set_cuda_kernels: found 'hopper', expected one of auto, portable, none"):
+            set_cuda_kernels("hopper")  # type: ignore[arg-type]
+        assert set_cuda_kernels("auto") == "none"
+    finally:
+        set_cuda_kernels(before)
+
+
+@pytest.mark.cuda
+def test_choice_of_kernels_on_cuda(cuda: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    """A plan keeps the kernels that it was made for; what is not fused says so once."""
+    pair = make_pair(outputs=48, device=cuda)
+    given = dict(zip(("white", "black", "black_to_move"), pair.arguments[:3], strict=True))
+    rest = dict.fromkeys(("counts", "score", "result", "piece_count"), given["white"][:, 0])
+    batch = Batch(**given, **rest)
+    module = PerspectiveTransformer(len(pair.weight), 48, "crelu", bucket_size=50).to(cuda)
+    own, before = module.plan(batch), set_cuda_kernels("portable")
+    try:
+        portable = module.plan(batch)
+        assert own is not None
+        assert portable is not None
+        assert portable.kernels == "portable"
+        expected = perspective_transformer(*pair.arguments, bucket_size=50, plan=own)
+        set_cuda_kernels("auto")
+        found = perspective_transformer(*pair.arguments, bucket_size=50, plan=portable)
+        torch.testing.assert_close(found, expected)
+        set_cuda_kernels("none")
+        assert not is_fused(pair.weight, 50)
+        assert module.plan(batch) is None
+        assert module.plan(batch) is None
+        assert caplog.text.count("is not fused on") <= 1  # an earlier test may have heard it
+    finally:
+        set_cuda_kernels(before)
 
 
 @pytest.mark.parametrize("bad", [-1, 4, 2**40])

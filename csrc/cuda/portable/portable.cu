@@ -3,6 +3,12 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <string>
+#include <vector>
+
 #include "../index_check.cuh"
 #include "../perspective_transformer.cuh"
 #include "backward.cuh"
@@ -206,12 +212,17 @@ std::string layout(int64_t positions, int64_t max_active, int64_t num_features) 
 }
 
 bool runs_on(int device) {
+    // Asking once is enough, and keeps the question out of the capture of a CUDA graph.
+    static std::array<std::atomic<bool>, 64> known{};
+    const bool has_place = device >= 0 && device < static_cast<int>(known.size());
+    if (has_place && known[device]) return true;
     int before = 0;
     cudaFuncAttributes attributes{};
     const bool found = cudaGetDevice(&before) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
                        cudaFuncGetAttributes(&attributes, forward_kernel<float>) == cudaSuccess;
     (void)cudaSetDevice(before);
     (void)cudaGetLastError();
+    if (has_place && found) known[device] = true;
     return found;
 }
 

@@ -22,8 +22,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "carver.cuh"
-#include "hopper.cuh"
+#include "../carver.cuh"
+#include "../hopper.cuh"
 
 namespace nnue {
 

@@ -2,7 +2,7 @@
 // leave them out, and the kernels here add them one by one. Usually there are none.
 #pragma once
 
-#include "common.cuh"
+#include "../common.cuh"
 #include "one_hot_product.cuh"
 
 namespace nnue::one_hot_product {

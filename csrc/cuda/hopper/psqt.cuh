@@ -19,9 +19,9 @@
 #include <bit>
 #include <cstdint>
 
+#include "../common.cuh"
+#include "../psqt_forward.cuh"
 #include "bucket_plan.cuh"
-#include "common.cuh"
-#include "psqt_forward.cuh"
 
 namespace nnue::psqt {
 

@@ -17,10 +17,10 @@
 
 #include <type_traits>
 
-#include "../activation.h"
+#include "../../activation.h"
+#include "../float_type.cuh"
+#include "../hopper.cuh"
 #include "bucket_plan.cuh"
-#include "float_type.cuh"
-#include "hopper.cuh"
 #include "tile_features.cuh"
 #include "unbucketed_lists.cuh"
 

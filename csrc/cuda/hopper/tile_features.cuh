@@ -8,8 +8,8 @@
 // more than kMost features.
 #pragma once
 
+#include "../hopper.cuh"
 #include "bucket_plan.cuh"
-#include "hopper.cuh"
 
 namespace nnue {
 

@@ -1,0 +1,294 @@
+// The kernels of compute capability 9.0 on tensors (bucketed.cuh), launched on torch's current stream or on a fork of it.
+
+#include "bucketed.cuh"
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "../index_check.cuh"
+#include "../perspective_transformer.cuh"
+#include "../side_stream.cuh"
+#include "backward_wgmma.cuh"
+#include "forward_gather_fp32.cuh"
+#include "forward_wgmma_16bit.cuh"
+#include "psqt.cuh"
+#include "unbucketed_backward_mma.cuh"
+#include "unbucketed_forward_gather_fp32.cuh"
+#include "unbucketed_forward_wgmma_16bit.cuh"
+
+namespace nnue::bucketed {
+namespace {
+
+using namespace nnue::cuda;
+using namespace nnue::perspective_transformer;
+
+// Index rows as far as sizes go.
+IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
+                        int64_t num_bucketed) {
+    IndexRows in{};
+    in.positions = static_cast<int>(positions);
+    in.max_active = static_cast<int>(max_active);
+    in.num_bucketed = static_cast<int>(num_bucketed);
+    in.num_unbucketed = static_cast<int>(num_features - num_bucketed);
+    in.bucket_size = static_cast<int>(bucket_size);
+    in.num_buckets = static_cast<int>(std::max<int64_t>(1, divide_up(num_bucketed, bucket_size)));
+    return in;
+}
+
+IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t bucket_size,
+                     int64_t num_bucketed) {
+    IndexRows in = sizes_of_rows(white.size(0), white.size(1), num_features, bucket_size, num_bucketed);
+    in.white = const_data<int32_t>(white);
+    in.black = const_data<int32_t>(black);
+    return in;
+}
+
+// The contents of what perspective_plan makes.
+struct Plan {
+    BucketPlan buckets;
+    RowOrder* order;
+};
+
+Plan carve_plan(Carver& carver, const IndexRows& in) {
+    const BucketPlan buckets = carve_bucket_plan(carver, in);
+    return {buckets, carve_row_order(carver, in)};
+}
+
+Plan open_plan(const char* op, const Tensor& plan, const IndexRows& in) {
+    return open_tensor(op, "plan", plan, carve_plan, in, kMadeByPlan);
+}
+
+UnbucketedLists open_lists(const char* op, const Tensor& lists, const IndexRows& in) {
+    return open_tensor(op, "lists", lists, carve_unbucketed_lists, in, "what the forward saved");
+}
+
+int64_t slots(const IndexRows& in) {
+    return int64_t(BucketPlan::tiles(in.positions, in.num_buckets)) * kTileRows;
+}
+
+psqt::Problem psqt_problem(const IndexRows& in, const BucketPlan& plan, const Tensor& psqt_bucket,
+                           int64_t psqt_buckets) {
+    return {in, plan, const_data<int64_t>(psqt_bucket), in.num_bucketed + in.num_unbucketed,
+            static_cast<int>(psqt_buckets)};
+}
+
+Tensor psqt_forward(const IndexRows& in, const BucketPlan& plan, const Tensor& psqt_in, const Tensor& psqt_bucket_in,
+                    cudaStream_t stream) {
+    const Tensor psqt = torch::stable::contiguous(psqt_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
+    if (psqt.size(1) > INT32_MAX) fail(kForward, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
+    Tensor out = torch::stable::new_empty(psqt, {in.positions});
+    Check check(
+        kForward, psqt.get_device_index(), stream,
+        [](const Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },
+        psqt.size(1));
+    psqt::launch_forward(psqt_problem(in, plan, psqt_bucket, psqt.size(1)), const_data<float>(psqt),
+                         mutable_data<float>(out), check.sink(), stream);
+    check.finish();
+    return out;
+}
+
+Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& grad_in, const Tensor& psqt_bucket_in,
+                     int64_t psqt_buckets, cudaStream_t stream) {
+    const Tensor grad = torch::stable::contiguous(grad_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
+    Tensor grad_psqt = torch::stable::new_empty(grad, {in.num_bucketed + in.num_unbucketed, psqt_buckets});
+    if (in.positions == 0) {  // there are no tiles
+        check_cuda(cudaMemsetAsync(mutable_data<float>(grad_psqt), 0, grad_psqt.numel() * sizeof(float), stream),
+                   "memset");
+        return grad_psqt;
+    }
+    const size_t bytes = psqt::carve_scratch(nullptr, grad_psqt.numel(), nullptr);
+    const Tensor memory = torch::stable::new_empty(grad, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+    psqt::Scratch scratch;
+    psqt::carve_scratch(mutable_data<char>(memory), grad_psqt.numel(), &scratch);
+    psqt::launch_backward(psqt_problem(in, plan, psqt_bucket, psqt_buckets), const_data<float>(grad),
+                          mutable_data<float>(grad_psqt), scratch, stream);
+    return grad_psqt;
+}
+
+// The lists of unbucketed features, which only the backward needs, are made beside the forward.
+template <class Weight>
+cudaError_t run_unbucketed_forward(const ForwardProblem& p, const UnbucketedLists* lists, cudaStream_t stream) {
+    const auto forward = [&] {
+        if constexpr (sizeof(Weight) == 2)
+            return unbucketed_forward_product::forward<Weight>(p, stream);
+        else
+            return unbucketed_forward_gather::forward(p, stream);
+    };
+    if (lists == nullptr) return forward();
+    Fork fork(stream);
+    if (fork.ok() != cudaSuccess) return fork.ok();
+    cudaError_t error = forward();
+    if (error == cudaSuccess) error = unbucketed_lists::build(p.in, p.plan, p.order, *lists, fork.stream());
+    const cudaError_t joined = fork.join();
+    return error == cudaSuccess ? joined : error;
+}
+
+template <class Weight>
+cudaError_t run_forward(const ForwardProblem& p, const UnbucketedLists* lists, cudaStream_t stream) {
+    if (p.in.num_unbucketed > 0) return run_unbucketed_forward<Weight>(p, lists, stream);
+    if constexpr (sizeof(Weight) == 2) {
+        return one_hot_product::forward<Weight>(p, stream);
+    } else {
+        return forward_gather::forward(p, stream);
+    }
+}
+
+template <class Weight, class Grad>
+cudaError_t run_backward(const BackwardProblem& p, cudaStream_t stream) {
+    constexpr auto kUnbucketed = [](const BackwardProblem& problem, cudaStream_t on) {
+        constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
+        return problem.in.num_unbucketed == 0 ? cudaSuccess : unbucketed_gradient::run<kParts>(problem, on);
+    };
+    switch (p.activation) {
+        case Activation::kIdentity:
+            return one_hot_product::backward<Weight, Grad, Activation::kIdentity>(p, stream, kUnbucketed);
+        case Activation::kCReLU:
+            return one_hot_product::backward<Weight, Grad, Activation::kCReLU>(p, stream, kUnbucketed);
+        case Activation::kSCReLU:
+            return one_hot_product::backward<Weight, Grad, Activation::kSCReLU>(p, stream, kUnbucketed);
+        default:
+            return one_hot_product::backward<Weight, Grad, Activation::kPairwise>(p, stream, kUnbucketed);
+    }
+}
+
+template <class Weight>
+cudaError_t run_backward_16(const BackwardProblem& p, cudaStream_t stream) {
+    return p.grad_type == Float::kFloat32 ? run_backward<Weight, float>(p, stream)
+                                          : run_backward<Weight, uint16_t>(p, stream);
+}
+
+}  // namespace
+
+void check_sizes(const char* op, const Tensor& white, int64_t num_features, Buckets given) {
+    const auto [bucket_size, num_bucketed] = given;
+    if (bucket_size < 0 || bucket_size > 768) fail(op, "bucket_size", bucket_size, "0 <= bucket_size <= 768");
+    if (num_bucketed < 0 || num_bucketed > num_features) {
+        fail(op, "num_bucketed", num_bucketed, "0 <= num_bucketed <= F = " + text(num_features));
+    }
+    const int64_t buckets = divide_up(num_bucketed, bucket_size);
+    if (buckets > 255) fail(op, "bucket_size", text(buckets) + " buckets", "at most 255");
+    const int64_t slots = 2 * white.size(0) + 64 * (buckets + 1);
+    if (num_bucketed < num_features &&
+        (slots >= 1 << 27 ||
+         slots * std::max<int64_t>(white.size(1), 1) + 3 * (num_features - num_bucketed) >= (int64_t(1) << 32))) {
+        fail(op, "white", shape_text(white.sizes()), "2 B < 2^27 and 2 B K < 2^32 where there are unbucketed features");
+    }
+    if (num_features - num_bucketed >= int64_t(1) << 24) fail(op, "F", num_features, "F - num_bucketed < 2^24");
+}
+
+Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
+            Buckets given) {
+    IndexRows in = index_rows(white, black, num_features, given.size, given.num_bucketed);
+    in.black_to_move = const_data<uint8_t>(black_to_move);
+    Tensor memory = memory_for(carve_plan, in, white);
+    if (in.positions == 0) return memory;
+    const auto [buckets, order] = open_plan(kPlan, memory, in);
+    check_cuda(bucket_plan::place(in, buckets, order, current_stream(white)), kPlan);
+    return memory;
+}
+
+Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
+             const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save) {
+    const auto& [white, black, plan, psqt_bucket] = batch;
+    const int64_t num_features = weight.size(0), num_outputs = weight.size(1);
+    const cudaStream_t stream = current_stream(weight);
+    const Float weight_type = float_type(kForward, "weight", weight.scalar_type());
+    ForwardProblem p{};
+    p.in = index_rows(white, black, num_features, given.size, given.num_bucketed);
+    const Plan open = open_plan(kForward, plan, p.in);
+    p.plan = open.buckets;
+    p.order = open.order;
+    p.num_outputs = static_cast<int>(num_outputs);
+    p.activation = activation;
+    p.bound = range.bound;
+    p.scale = range.scale;
+    p.out_type = float_type(kForward, "output_dtype", out_dtype);
+    Tensor out = torch::stable::new_empty(weight, {p.in.positions, output_width(p.activation, num_outputs)}, out_dtype);
+    // The gradient of the identity needs no sums.
+    const bool saves = save && p.activation != Activation::kIdentity;
+    Tensor saved = torch::stable::new_empty(weight, {saves ? slots(p.in) : 0, num_outputs},
+                                            weight_type == Float::kFloat32 ? ScalarType::Float : ScalarType::Half);
+    const bool makes_lists = save && p.in.num_unbucketed > 0;
+    Tensor lists =
+        torch::stable::new_empty(white, {makes_lists ? bytes_of(carve_unbucketed_lists, p.in) : 0}, ScalarType::Byte);
+    Tensor psqt_out = psqt ? psqt_forward(p.in, p.plan, *psqt, *psqt_bucket, stream)
+                           : torch::stable::new_empty(weight, {0}, ScalarType::Float);
+    if (p.in.positions == 0) return {out, psqt_out, saved, lists};
+    p.weight = weight.const_data_ptr();
+    p.bias = const_data<float>(bias);
+    p.out = out.mutable_data_ptr();
+    p.saved = saves ? saved.mutable_data_ptr() : nullptr;
+    const bool wants_tile_features = weight_type != Float::kFloat32 && p.in.num_unbucketed > 0;
+    const Tensor scratch = torch::stable::new_empty(
+        white, {wants_tile_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
+    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
+    if (wants_tile_features) p.tile_features = carve_tile_features(carver, p.in);
+    std::optional<UnbucketedLists> unbucketed;
+    if (makes_lists) unbucketed = open_lists(kForward, lists, p.in);
+    const auto run = weight_type == Float::kFloat32   ? run_forward<float>
+                     : weight_type == Float::kFloat16 ? run_forward<__half>
+                                                      : run_forward<__nv_bfloat16>;
+    check_cuda(run(p, unbucketed ? &*unbucketed : nullptr, stream), kForward);
+    return {out, psqt_out, saved, lists};
+}
+
+Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt_in, const Batch& batch, Buckets given,
+               const Kept& kept, Sizes sizes, Activation activation, Range range, ScalarType dtype) {
+    const auto& [white, black, plan, psqt_bucket] = batch;
+    const auto& [saved, lists] = kept;
+    const auto [num_features, num_outputs, psqt_buckets] = sizes;
+    const cudaStream_t stream = current_stream(grad_output);
+    BackwardProblem p{};
+    p.activation = activation;
+    p.in = index_rows(white, black, num_features, given.size, given.num_bucketed);
+    const Plan open = open_plan(kBackward, plan, p.in);
+    p.plan = open.buckets;
+    if (p.in.num_unbucketed > 0) p.unbucketed = open_lists(kBackward, lists, p.in);
+    p.num_outputs = static_cast<int>(num_outputs);
+    p.bound = range.bound;
+    p.scale = range.scale;
+    p.grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
+    p.weight_type = float_type(kBackward, "weight_dtype", dtype);
+    if (p.activation != Activation::kIdentity) {
+        check_shape(kBackward, "saved", saved, {slots(p.in), num_outputs}, "what the forward saved");
+        check_dtype(kBackward, "saved", saved, {dtype == ScalarType::Float ? ScalarType::Float : ScalarType::Half});
+    }
+    Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, dtype);
+    Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
+    Tensor grad_psqt = psqt_buckets == 0
+                           ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
+                           : psqt_backward(p.in, p.plan, *grad_psqt_in, *psqt_bucket, psqt_buckets, stream);
+    p.grad_weight = grad_weight.mutable_data_ptr();
+    p.grad_bias = static_cast<float*>(grad_bias.mutable_data_ptr());
+    if (p.in.positions == 0) {
+        const size_t bytes = size_t(num_features) * num_outputs * (dtype == ScalarType::Float ? 4 : 2);
+        check_cuda(cudaMemsetAsync(p.grad_weight, 0, bytes, stream), "memset");
+        check_cuda(cudaMemsetAsync(p.grad_bias, 0, num_outputs * sizeof(float), stream), "memset");
+        return {grad_weight, grad_bias, grad_psqt};
+    }
+    p.grad_out = grad_output.const_data_ptr();
+    p.saved = saved.const_data_ptr();
+    Carver counter{nullptr};
+    one_hot_product::carve_scratch(counter, p);
+    const Tensor scratch =
+        torch::stable::new_empty(grad_output, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
+    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
+    one_hot_product::carve_scratch(carver, p);
+    const cudaError_t error = p.weight_type == Float::kFloat32   ? run_backward<float, float>(p, stream)
+                              : p.weight_type == Float::kFloat16 ? run_backward_16<__half>(p, stream)
+                                                                 : run_backward_16<__nv_bfloat16>(p, stream);
+    check_cuda(error, kBackward);
+    return {grad_weight, grad_bias, grad_psqt};
+}
+
+std::string layout(int64_t positions, int64_t max_active, int64_t num_features, Buckets given) {
+    const IndexRows in = sizes_of_rows(positions, max_active, num_features, given.size, given.num_bucketed);
+    return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) +
+           ", \"lists\": " + described(carve_unbucketed_lists, in) + "}";
+}
+
+}  // namespace nnue::bucketed

@@ -1,0 +1,36 @@
+// The kernels of perspective_transformer.h for compute capability 9.0 and feature sets with king buckets, as functions on
+// tensors. perspective_transformer.cu calls them where bucket_size is not 0, and has checked everything that holds for
+// the portable kernels (../portable/portable.cuh) as well.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "../../perspective_transformer.h"
+
+namespace nnue::bucketed {
+
+using perspective_transformer::Batch;
+using perspective_transformer::Buckets;
+using perspective_transformer::Four;
+using perspective_transformer::Kept;
+using perspective_transformer::Range;
+using perspective_transformer::Sizes;
+using perspective_transformer::Three;
+
+// Throws if the kernels are not made for these sizes.
+void check_sizes(const char* op, const Tensor& white, int64_t num_features, Buckets given);
+
+// Index rows and black_to_move are contiguous.
+Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features, Buckets given);
+
+Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
+             const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save);
+
+Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, const Batch& batch, Buckets given,
+               const Kept& kept, Sizes sizes, Activation activation, Range range, ScalarType dtype);
+
+std::string layout(int64_t positions, int64_t max_active, int64_t num_features, Buckets given);
+
+}  // namespace nnue::bucketed
