@@ -1,6 +1,6 @@
-// Thin wrappers over the instructions that the kernels of hopper/ use: products on tensor cores with the left operand in
-// registers, mbarriers and asynchronous copies. Nothing here knows what is computed. Those kernels run on sm_90a only;
-// instructions that other architectures lack are left out when compiling for those.
+// Thin wrappers over the instructions that the kernels of hopper/ use: products on tensor cores with the left operand
+// in registers, mbarriers and asynchronous copies. Nothing here knows what is computed. Those kernels run on sm_90a
+// only; instructions that other architectures lack are left out when compiling for those.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -55,12 +55,10 @@ def check_plan(library: str, plan: Tensor, white: Tensor, black: Tensor, black_t
     order = sorted(range(rows), key=lambda row: lists[row][0] if lists[row] else features)
     black_first = black_to_move.numpy() != 0
     assert np.array_equal(pieces["black_first"] != 0, black_first)
-    entries = pieces["entries"].reshape(rows, max_active)
     of_feature: list[list[int]] = [[] for _ in range(features)]
     for slot, row in enumerate(order):
         second = (row >= positions) != black_first[row % positions]
         assert list(pieces["slots"][slot][:3]) == [row, 2 * (row % positions) + second, len(lists[row])]
-        assert list(entries[slot]) == lists[row] + [features] * (max_active - len(lists[row]))
         for feature in lists[row]:
             of_feature[feature].append(slot)
     assert list(pieces["list"][: sum(map(len, of_feature))]) == [slot for found in of_feature for slot in found]

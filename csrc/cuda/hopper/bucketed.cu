@@ -1,6 +1,5 @@
-// The kernels of compute capability 9.0 on tensors (bucketed.cuh), launched on torch's current stream or on a fork of it.
-
-#include "bucketed.cuh"
+// The kernels of compute capability 9.0 on tensors (bucketed.cuh), launched on torch's current stream or on a fork of
+// it.
 
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -13,6 +12,7 @@
 #include "../perspective_transformer.cuh"
 #include "../side_stream.cuh"
 #include "backward_wgmma.cuh"
+#include "bucketed.cuh"
 #include "forward_gather_fp32.cuh"
 #include "forward_wgmma_16bit.cuh"
 #include "psqt.cuh"

@@ -16,13 +16,13 @@
 namespace nnue::portable {
 
 struct Forward {
+    IndexRows in;
     Plan plan;
     const void* weight;  // [num_features, num_outputs]
     const float* bias;   // [num_outputs]
     void* out;           // [2 · positions, width]: width num_outputs / 2 for pairwise, else num_outputs
     void* slopes;        // [rows, num_outputs] by slot: fp32 for fp32 weights, else fp16; or null
-    int rows, max_active, num_features;
-    int num_outputs;  // a multiple of 16
+    int num_outputs;     // a multiple of 16
     Activation activation;
     float bound, scale;
     Float out_type;
@@ -47,14 +47,14 @@ template <class Weight>
 __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
     constexpr int V = kColumns<Weight>;
     const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes, half = p.num_outputs / 2;
-    for_each_item(p.plan.slot_cost, p.rows, slabs_of<Weight>(p.num_outputs), [&](int item, int slab) {
+    for_each_item(p.plan.slot_cost, 2 * p.in.positions, slabs_of<Weight>(p.num_outputs), [&](int item, int slab) {
         const Slot slot = p.plan.slots[item];
         const int own_column = (slab * kSlabLanes + lane % kSlabLanes) * V;
         const bool active = own_column < half;
         const int column = active ? own_column : 0;
         float sum[2][V] = {};
-        gather(static_cast<const Weight*>(p.weight), p.num_features, p.num_outputs, column,
-               p.plan.entries + size_t(item) * p.max_active, slot.count, sum);
+        gather(static_cast<const Weight*>(p.weight), p.in.num_features, p.num_outputs, column,
+               row_pointer(p.in, slot.row), slot.count, sum);
         if (!active) return;
         // Each half of the warp finishes one half of the outputs.
         float value[V], slope[V], bias[2][V];
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
 
 template <class Weight>
 void launch_forward(const Forward& p, int multiprocessors, cudaStream_t stream) {
-    const Division division = divide(p.rows, slabs_of<Weight>(p.num_outputs), multiprocessors);
+    const Division division = divide(p.in.rows(), slabs_of<Weight>(p.num_outputs), multiprocessors);
     cuda::launch("portable forward", forward_kernel<Weight>, division.grid(), kGatherThreads, 0, stream, p);
 }
 

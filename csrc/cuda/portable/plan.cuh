@@ -57,7 +57,6 @@ struct Counts {
 
 struct Plan {
     Slot* slots;           // [rows]
-    int32_t* entries;      // [rows, max_active], by slot; num_features where there is no legal feature
     int64_t* slot_cost;    // [rows + 1]: the work of all slots before
     uint8_t* black_first;  // [positions]: whether Black is to move
     int32_t* list;         // [places]: the slots of feature 0, then those of feature 1, …
@@ -80,7 +79,6 @@ inline int64_t max_tasks(const IndexRows& in) {
 inline Plan carve_plan(Carver& carver, const IndexRows& in) {
     Plan plan{};
     plan.slots = carver.take<Slot>("slots", in.rows());
-    plan.entries = carver.take<int32_t>("entries", in.places());
     plan.slot_cost = carver.take<int64_t>("slot_cost", in.rows() + 1);
     plan.black_first = carver.take<uint8_t>("black_first", in.positions);
     plan.list = carver.take<int32_t>("list", in.places());
@@ -93,9 +91,9 @@ inline Plan carve_plan(Carver& carver, const IndexRows& in) {
 
 // What is needed while the plan is made.
 struct PlanScratch {
-    int32_t *keys, *sorted_keys, *values, *order;
-    int32_t* starts;  // [num_features + 1]: where the list of a feature begins
-    int64_t* pieces;  // [num_features + 1]: see PieceCount
+    int32_t *keys, *sorted_keys, *values, *order;  // of the rows, then of the places, then of the tasks
+    int32_t* starts;                               // [num_features + 1]: where the list of a feature begins
+    int64_t* pieces;                               // [num_features + 1]: see PieceCount
     int64_t* pieces_before;
     int64_t* cost;
     Task* tasks;  // by feature
@@ -105,7 +103,7 @@ struct PlanScratch {
 inline PlanScratch carve_plan_scratch(Carver& carver, const IndexRows& in) {
     const int64_t rows = in.rows(), tasks = max_tasks(in), pairs = std::max({rows, in.places(), tasks});
     PlanScratch s{};
-    s.keys = carver.take<int32_t>("keys", std::max(rows, tasks));  // those of places are Plan::entries
+    s.keys = carver.take<int32_t>("keys", pairs);
     s.sorted_keys = carver.take<int32_t>("sorted_keys", pairs);
     s.values = carver.take<int32_t>("values", pairs);
     s.order = carver.take<int32_t>("order", std::max(rows, tasks));
@@ -143,8 +141,9 @@ __global__ void __launch_bounds__(kPlanThreads)
 }
 
 // One warp per slot: its record, and the pairs (feature, slot) of its entries.
-__global__ void __launch_bounds__(kPlanThreads) slot_kernel(IndexRows in, const int32_t* __restrict__ order, Plan plan,
-                                                            int32_t* __restrict__ values, int64_t* __restrict__ cost) {
+__global__ void __launch_bounds__(kPlanThreads)
+    slot_kernel(IndexRows in, const int32_t* __restrict__ order, Plan plan, int32_t* __restrict__ keys,
+                int32_t* __restrict__ values, int64_t* __restrict__ cost) {
     const int64_t slot = int64_t(blockIdx.x) * kPlanWarps + threadIdx.x / cuda::kWarp;
     if (slot >= in.rows()) return;
     const int lane = threadIdx.x % cuda::kWarp, row = order[slot];
@@ -158,7 +157,7 @@ __global__ void __launch_bounds__(kPlanThreads) slot_kernel(IndexRows in, const 
         const int here = ends == 0 ? cuda::kWarp : __ffs(static_cast<int>(ends)) - 1;
         const bool legal = lane < here && static_cast<unsigned>(index) < static_cast<unsigned>(in.num_features);
         if (k < in.max_active) {
-            plan.entries[slot * in.max_active + k] = legal ? index : in.num_features;
+            keys[slot * in.max_active + k] = legal ? index : in.num_features;
             values[slot * in.max_active + k] = static_cast<int32_t>(slot);
         }
         count += here;
@@ -238,9 +237,9 @@ inline void make_plan(const IndexRows& in, const Plan& plan, const PlanScratch& 
     sorted_lists::sort(scratch.library, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, rows,
                        features, stream);
     cuda::launch("slots", slot_kernel, cuda::thread_blocks_for(rows, kPlanWarps), kPlanThreads, 0, stream, in,
-                 scratch.order, plan, scratch.values, scratch.cost);
+                 scratch.order, plan, scratch.keys, scratch.values, scratch.cost);
     sorted_lists::sums_before(scratch.library, scratch.cost, plan.slot_cost, rows + 1, stream);
-    sorted_lists::sort(scratch.library, plan.entries, scratch.sorted_keys, scratch.values, plan.list, places, features,
+    sorted_lists::sort(scratch.library, scratch.keys, scratch.sorted_keys, scratch.values, plan.list, places, features,
                        stream);
     sorted_lists::launch_starts(scratch.sorted_keys, places, features, scratch.starts, stream);
     cuda::launch("pieces", piece_kernel, blocks(features + 1), kPlanThreads, 0, stream, scratch.starts,

@@ -128,14 +128,12 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
     Tensor psqt_out = psqt ? psqt_forward(in, plan, *psqt, *batch.psqt_bucket, stream) : floats(weight, {0});
     if (in.positions == 0) return {out, psqt_out, slopes, no_lists};
     Forward p{};
+    p.in = in;
     p.plan = plan;
     p.weight = weight.const_data_ptr();
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.slopes = saves ? slopes.mutable_data_ptr() : nullptr;
-    p.rows = static_cast<int>(in.rows());
-    p.max_active = in.max_active;
-    p.num_features = in.num_features;
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = activation;
     p.bound = range.bound;
