@@ -1,9 +1,9 @@
 """All layers behind the first, with one set of weights per stack, described once as data.
 
 A net says what its layers are (`LayerStacks`). From that follow the forward pass in torch's operators, on every device
-and in every mode, and on a GPU the operators `layer_stacks_*` (csrc/layer_stacks.h, docs/kernels.md), which order the
-positions by stack, compute each for its own stack alone, and know the built-in losses. `LayerStacks` decides; no net
-mentions a kernel.
+and in every mode, and on a GPU the operators `layer_stacks_*` (csrc/layer_stacks.h, docs/layer-stack-kernels.md), which
+order the positions by stack, compute each for its own stack alone, and know the built-in losses. `LayerStacks` decides;
+no net mentions a kernel.
 
 Where `LayerStacks.integers` is set, the operators compute in an engine's integers and round as the engine does.
 nets/rounded_forward.py makes such a description from a net, and does the same in torch's operators.

@@ -1,5 +1,5 @@
 // Operators stack_order and layer_stacks_* on CUDA; the contracts are in layer_stacks.h, the kernels' picture in
-// docs/kernels.md.
+// docs/layer-stack-kernels.md.
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
