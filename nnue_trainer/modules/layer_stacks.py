@@ -211,6 +211,8 @@ class LayerStacks:
     ) -> Tensor:
         """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
         the weight the columns for them; then `inputs` counts these."""
+        if self.integers is not None:
+            raise ValueError("LayerStacks: layers that round see all inputs of the first layer, found some of them")
         parameters = _parameters(linears)
         weight, bias, *_ = parameters
         if self._is_fused(FirstOutputs(x, None, bucket), parameters):

@@ -29,7 +29,7 @@ from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.parallel.split import Split, cut
 from nnue_trainer.training.trainer import Trainer
 
-LAYERED = {
+LAYERED: dict[str, Any] = {
     "kind": "layered", "inputs": [{"mirror": "a-d", "kings": [0] * 16 + [1] * 16}], "hidden": 32,
     "activation": "pairwise", "psqt": True, "shared": True,
     "output_buckets": {"count": 8, "rule": "stockfish"},
@@ -125,9 +125,9 @@ KINDS: dict[str, tuple[int, str, dict[str, dict[str, Any]]]] = {
         {"model": {**LAYERED, "activation": "screlu", "hidden": 16, "quantisation": {}},
          "optimizer": {"kind": "torch", "name": "RAdam", "lr": 0.005}},
     ),
-    "positions": (
+    "positions, the engine's rounding from half of the run on": (
         2, r"share of the positions \(quantisation-aware training needs the whole net\)",
-        {"model": {"kind": "simple", "hidden": 16, "quantisation": {"aware": True, "aware_from": 0.5}},
+        {"model": LAYERED | {"quantisation": LAYERED["quantisation"] | {"aware": True, "aware_from": 0.5}},
          "lambda": {"kind": "constant", "value": 0.7, "jitter": 0.2}},
     ),
     "positions, uneven shares, a rule that looks at norms": (
