@@ -198,7 +198,7 @@ def test_a_lost_process_ends_all_with_one_message(tmp_path, recipe, lost):
     codes = run.wait()
     assert codes[lost] == -signal.SIGKILL
     assert [code for rank, code in enumerate(codes) if rank != lost] == [1, 1]
-    assert re.findall(r"error: .*", run.said()) == [
+    assert re.findall(r"nnue: (error: .*)", run.said()) == [
         f"error: rank {lost} of 3 has ended, and the training with it; {folder}/checkpoints/last.safetensors is the "
         "last good checkpoint"
     ]
@@ -261,7 +261,7 @@ def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
 def test_what_is_wrong_is_said_once(tmp_path, recipe, overrides, message):
     run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", tmp_path / "run", *overrides)
     assert all(run.wait())
-    assert len(re.findall(r"error: .*", run.said())) == 1, run.said()
+    assert len(re.findall(r"nnue: (error: .*)", run.said())) == 1, run.said()
     assert re.search(rf"error: .*{message}", run.said()), run.said()
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -271,7 +271,7 @@ def test_a_folder_that_holds_a_run_is_refused_once(tmp_path, recipe):
     several.train(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, "training.epochs=1")
     run = several.training(2, tmp_path / "b", "--config", recipe, "--run-dir", folder)
     assert run.wait() == [1, 1]
-    assert re.findall(r"error: .*", run.said()) == [
+    assert re.findall(r"nnue: (error: .*)", run.said()) == [
         f"error: {folder}: already holds a run; --resume auto continues it, --run-dir DIR starts another, --overwrite "
         "replaces it"
     ]
