@@ -33,6 +33,7 @@ class FakeCuda:
     def __init__(self) -> None:
         self.current = 0
         self.waits = self.captures = self.replays = 0
+        self.error_mode = ""
         self.streams: dict[int, FakeStream] = {}
 
     def number(self, device: Any) -> int:
@@ -63,7 +64,8 @@ class FakeCuda:
         return self
 
     @contextmanager
-    def graph(self, graph: FakeCuda, pool: str | None, stream: FakeStream) -> Iterator[None]:
+    def graph(self, graph: FakeCuda, pool: str | None, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
+        self.error_mode = capture_error_mode
         assert pool == (self.pool() if self.captures else None), "recordings share their memory"
         assert self.current == stream.device.index, f"a capture for {stream.device} while {self.current} is current"
         self.captures += 1
@@ -88,7 +90,16 @@ def test_a_graphed_step_asks_for_its_own_device(monkeypatch: pytest.MonkeyPatch)
         step(batch)
     assert current == [1] * (EAGER_STEPS + 1)
     assert (fake.waits, fake.captures, fake.replays) == (2 * EAGER_STEPS, 1, 3)
-    assert fake.current == 0
+    assert (fake.current, fake.error_mode) == (0, "global")
+
+
+def test_a_step_with_collectives_is_recorded_beside_the_thread_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    step = GraphedStep(lambda batch: None, torch.device("cuda:1"), alone=False)
+    for _ in range(EAGER_STEPS + 1):
+        step(made_up_batch(0))
+    assert (fake.captures, fake.error_mode) == (1, "thread_local")
 
 
 def test_a_graphed_step_is_recorded_once_per_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
