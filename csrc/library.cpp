@@ -32,6 +32,10 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "Tensor[] kept, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
+        "perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "
+        "Tensor[] kept, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype) "
+        "-> (Tensor rows, Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt)");
+    m.def(
         "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
         "int num_bucketed) -> str");
     m.def("perspective_transformer_kernels(int device) -> str");

@@ -56,7 +56,7 @@
 // the steps are then made one after the other by the same lines of code, and give the same bits. What a row of a part
 // has missed is kept for a window of K steps; step t lies at place (t - 1) mod K.
 //
-//   rows     uint8 [F]: the rows that the step, or the call, is for; none: all
+//   rows     uint8 [F]: 1 for the rows that the step, or the call, is for; none: all
 //   late     what is kept of a part, three tensors:
 //              made     int64 [F]: the steps that each row has made
 //              changes  the weight's dtype [K, V, ...]: how far each virtual row moved; no elements without any
@@ -67,7 +67,8 @@
 //
 // optimizer_update_rows makes the step that optimizer_begin has counted, for the virtual rows and for the marked rows,
 // which must have made the step before. What the others will need it keeps in `history` and `changes`; their gradients
-// are not looked at.
+// are not looked at, and need not be there: `rows` may also be int64 [R], ascending numbers of rows, and the gradient
+// that of these rows [R, ...].
 //
 // optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
 // forgotten.

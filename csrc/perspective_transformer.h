@@ -39,6 +39,10 @@
 //
 // The CPU takes any even N and ignores the buckets.
 //
+// perspective_transformer_backward_rows (CPU only) leaves out the rows of the gradient of the weight that are zeros
+// because no position of the batch has the feature: `grad_rows` [R, N] are the others, and `rows` int64 [R], ascending,
+// says which they are. The gradients of bias and psqt are those of perspective_transformer_backward.
+//
 // Equal inputs always give equal bits, on the CPU for any number of threads and every instruction set.
 #pragma once
 

@@ -113,10 +113,12 @@ class Part:
 
     @property
     def gradient(self) -> Tensor | None:
-        """Of the part's rows, the copy's if it has one."""
+        """Of the part's rows, the copy's if it has one. Of a sparse gradient, those rows that it has."""
         gradient = None if self.copy is None else self.copy.grad
         gradient = self.parameter.grad if gradient is None else gradient
-        return None if gradient is None else self.rows(gradient)
+        if gradient is None:
+            return None
+        return self.sparse_rows(gradient)[1] if gradient.is_sparse else self.rows(gradient)
 
     @property
     def settings(self) -> list[float]:
@@ -129,6 +131,19 @@ class Part:
             return tensor
         size = tensor.shape[0] - self.first if self.size is None else self.size
         return tensor[self.first : self.first + size]
+
+    def sparse_rows(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a sparse gradient of the parameter: the numbers of its rows in the part, int64 [R] ascending, and what
+        these are [R, ...]."""
+        numbers, values = gradient._indices()[0], gradient._values()
+        if not gradient.is_coalesced() and not bool((numbers[1:] > numbers[:-1]).all()):  # not what one backward makes
+            gradient = gradient.coalesce()
+            numbers, values = gradient.indices()[0], gradient.values()
+        end = len(gradient) if self.size is None else self.first + self.size
+        if self.first == 0 and end == len(gradient):
+            return numbers, values
+        begin, stop = torch.searchsorted(numbers, torch.tensor([self.first, end])).tolist()
+        return numbers[begin:stop] - self.first, values[begin:stop]
 
 
 @dataclass
@@ -314,15 +329,18 @@ class LateRows:
         return list(zip(self._changes, self._parts, strict=True))
 
     @torch.no_grad()
-    def catch_up(self, white: Tensor, black: Tensor) -> None:
+    def catch_up(self, white: Tensor, black: Tensor) -> bool:
         """Brings the rows that the index rows int32 [B, K] name up to date. Until the next step these, and those of
-        other calls before it, are all the rows that may get a gradient."""
+        other calls before it, are all the rows that may get a gradient. Returns whether the gradient may be sparse: a
+        row that it leaves out waits."""
         torch.ops.nnue.optimizer_mark_rows(white, black, self._marked)
         self._any_marked = True
         if int(self._marked.sum(dtype=torch.int64)) > LATE_SHARE * len(self._marked):
             self.settle(gradient=True)
         if not self._all_marked:
             self._replay(self._marked)
+        # A norm is taken over virtual rows, too, which only optimizer_begin knows how to sum.
+        return not self._all_marked and not math.isfinite(self._optimizer.max_norm)
 
     @torch.no_grad()
     def settle(self, *, gradient: bool = False) -> None:
@@ -351,15 +369,17 @@ class LateRows:
         if gradient is None:
             self.restart()  # a step without the parameter does not move it
         elif optimizer.numbers[0] != 0:
-            if self._all_marked:
+            sparse = gradient.is_sparse
+            if self._all_marked and not sparse:
                 self._marked.fill_(1)
                 self._settled_at = step
             for changes, (part, moments) in self._zip():
+                rows, own = part.sparse_rows(gradient) if sparse else (part.rows(self._marked), part.rows(gradient))
                 torch.ops.nnue.optimizer_update_rows(
                     moments.weight,
-                    part.rows(gradient),
+                    own,
                     moments.all(),
-                    part.rows(self._marked),
+                    rows,
                     [part.rows(self._made), changes, self._history],
                     *self._how(part),
                 )

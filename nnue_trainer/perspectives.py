@@ -28,6 +28,7 @@ __all__ = ["PerspectivePlan", "is_fused", "perspective_plan", "perspective_trans
 PLAN = "nnue::perspective_plan"
 FORWARD = "nnue::perspective_transformer_forward"
 BACKWARD = "nnue::perspective_transformer_backward"
+BACKWARD_ROWS = "nnue::perspective_transformer_backward_rows"
 
 Activation = Literal["identity", "crelu", "screlu", "pairwise"]
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -126,8 +127,16 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
     return {PLAN: plan, FORWARD: forward, BACKWARD: backward}
 
 
-for _op, _fake in _fakes("nnue", lambda device: device.type != "cpu").items():
+_FAKES = _fakes("nnue", lambda device: device.type != "cpu")
+for _op, _fake in _FAKES.items():
     torch.library.register_fake(_op, _fake)
+
+
+@torch.library.register_fake(BACKWARD_ROWS)
+def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    weight, bias, psqt = _FAKES[BACKWARD](*arguments)
+    rows: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
+    return weight.new_empty(rows, dtype=torch.int64), weight.new_empty(rows, weight.shape[1]), bias, psqt
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
@@ -145,13 +154,20 @@ def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_
         return (None,) * 9
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
+    return None, None, *_gradients(ctx, grad_output, grad_psqt), *(None,) * 4
+
+
+def _gradients(
+    ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, sparse: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of weight, bias and psqt."""
     saved, lists, *batch = ctx.saved_tensors
     if grad_output is None:
         grad_output = saved.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
     # The fp32 kernels of CUDA read fp32 gradients.
     grad = grad_output.float() if ctx.weight_dtype == torch.float32 else grad_output
     psqt_buckets = ctx.psqt_buckets if grad_psqt is not None and ctx.needs_input_grad[4] else 0
-    grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward(
+    arguments = (
         grad,
         grad_psqt,
         batch,
@@ -162,7 +178,31 @@ def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_
         ctx.bound_and_scale,
         _name(ctx.weight_dtype),
     )
-    return None, None, grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None, *(None,) * 4
+    if sparse:
+        rows, values, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward_rows(*arguments)
+        grad_weight = torch.sparse_coo_tensor(
+            rows[None], values, ctx.weight_shape, check_invariants=False, is_coalesced=True
+        )
+    else:
+        grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward(*arguments)
+    return grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None
+
+
+class _SparseGradient(torch.autograd.Function):
+    """The forward operator on a CPU, with a sparse gradient of the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = torch.ops.nnue.perspective_transformer_forward(*arguments)
+        _setup_context(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> Any:
+        if grad_output is None and grad_psqt is None:
+            return (None,) * 9
+        return None, None, *_gradients(ctx, grad_output, grad_psqt, sparse=True), *(None,) * 4
 
 
 _INSTEAD = "call nnue_trainer.perspectives.perspective_transformer, which uses others there"
@@ -170,7 +210,7 @@ _derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_
 _derivatives.register_vmap(PLAN, _derivatives.refuse(PLAN, "vmap", _INSTEAD))
 
 if ops._libraries.cuda_error is not None:
-    for _op in (PLAN, FORWARD, BACKWARD):
+    for _op in (PLAN, FORWARD, BACKWARD, BACKWARD_ROWS):
         torch.library.impl(_op, "CUDA", ops._no_cuda)
 
 
@@ -331,6 +371,7 @@ def perspective_transformer(
     psqt_bucket: Tensor | None = ...,
     values: tuple[Tensor, Tensor] | None = ...,
     deterministic: bool | None = ...,
+    sparse_grad: bool = ...,
 ) -> Tensor: ...
 
 
@@ -353,6 +394,7 @@ def perspective_transformer(
     psqt_bucket: Tensor | None = ...,
     values: tuple[Tensor, Tensor] | None = ...,
     deterministic: bool | None = ...,
+    sparse_grad: bool = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -374,6 +416,7 @@ def perspective_transformer(
     psqt_bucket: Tensor | None = None,
     values: tuple[Tensor, Tensor] | None = None,
     deterministic: bool | None = None,
+    sparse_grad: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Both perspectives' accumulators, activated and joined, side to move first; differentiable in all floats.
 
@@ -401,6 +444,8 @@ def perspective_transformer(
             `psqt` as well; 1 where absent. Calls with values are not fused.
         deterministic: for the plain operator, see `ops.feature_transformer_forward`. The fused operator is always
         deterministic.
+        sparse_grad: where the fused operator runs on a CPU, the gradient of `weight` is a sparse tensor with the rows
+            of the features that the batch has, as torch.nn.functional.embedding gives it with `sparse=True`.
 
     Returns:
         [B, N] for "pairwise", else [B, 2 N]. With `psqt` also a tensor [B] of its dtype: (its sum over the side to
@@ -436,7 +481,11 @@ def perspective_transformer(
         if plan is None:
             plan = perspective_plan(white, black, black_to_move, weight.shape[0], bucket_size, num_bucketed)
         parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
-        out, psqt_out, *_ = torch.ops.nnue.perspective_transformer_forward(
+        saves = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
+        forward: Any = torch.ops.nnue.perspective_transformer_forward
+        if sparse_grad and saves and weight.device.type == "cpu":
+            forward = _SparseGradient.apply
+        out, psqt_out, *_ = forward(
             [white, black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])],
             plan.buckets,
             weight,
@@ -445,7 +494,7 @@ def perspective_transformer(
             activation,
             [bound, scale],
             _name(output_dtype),
-            torch.is_grad_enabled() and any(p.requires_grad for p in parameters),
+            saves,
         )
         return out if psqt is None else (out, psqt_out)
 

@@ -30,12 +30,12 @@ std::vector<int64_t> visiting_order(int64_t rows, int64_t num_features, const En
 
 template <class T, class Out>
 struct WeightGradientArguments {
-    const int64_t* starts;   // [F + 1]
+    const int64_t* starts;   // [features + 1]
     const int64_t* rows;     // of each feature, ascending
     const sum_t<T>* values;  // in the order of `rows`, or null
     const T* source;         // the first column of row 0
     int64_t stride;          // elements from one row of `source` to the next
-    Out* grad_weight;        // [F, num_outputs]
+    Out* grad_weight;        // [features, num_outputs]
     int64_t num_outputs;
 };
 
@@ -78,21 +78,21 @@ struct FeatureLists {
             if (has_values) values[slot] = values_of(row)[k];
         });
     }
-
-    // The bounds of `count` ranges of features with about equal work, where an entry is a row read and a feature is a
-    // row written.
-    std::vector<int64_t> even_ranges(int64_t count) const {
-        const int64_t num_features = static_cast<int64_t>(starts.size()) - 1;
-        const auto work_before = [&](int64_t f) { return starts[f] + f; };
-        std::vector<int64_t> bounds(count + 1, num_features);
-        bounds[0] = 0;
-        for (int64_t r = 1, f = 0; r < count; ++r) {
-            const int64_t target = work_before(num_features) / count * r;
-            while (f < num_features && work_before(f) < target) ++f;
-            bounds[r] = f;
-        }
-        return bounds;
-    }
 };
+
+// The bounds of `count` ranges of features with about equal work, where an entry of a list is a row read and a feature
+// is a row written. `starts` [features + 1] are the beginnings of their lists.
+inline std::vector<int64_t> even_ranges(const std::vector<int64_t>& starts, int64_t count) {
+    const int64_t num_features = static_cast<int64_t>(starts.size()) - 1;
+    const auto work_before = [&](int64_t f) { return starts[f] + f; };
+    std::vector<int64_t> bounds(count + 1, num_features);
+    bounds[0] = 0;
+    for (int64_t r = 1, f = 0; r < count; ++r) {
+        const int64_t target = work_before(num_features) / count * r;
+        while (f < num_features && work_before(f) < target) ++f;
+        bounds[r] = f;
+    }
+    return bounds;
+}
 
 }  // namespace nnue

@@ -83,7 +83,7 @@ void forward(const ForwardArguments<T>& a, const Sizes& sizes) {
 template <class T>
 void weight_gradient(const FeatureLists<sum_t<T>>& lists, const T* grad_output, T* grad_weight, const Sizes& sizes) {
     constexpr int64_t kRanges = 64;
-    const std::vector<int64_t> bounds = lists.even_ranges(kRanges);
+    const std::vector<int64_t> bounds = even_ranges(lists.starts, kRanges);
     torch::stable::parallel_for(
         0, divide_up(sizes.num_outputs, kBackwardSlab) * kRanges, 1, [&](int64_t begin, int64_t end) {
             for (int64_t task = begin; task < end; ++task) {

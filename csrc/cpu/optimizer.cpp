@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../dtypes.h"
+#include "tasks.h"
 #include "vector.h"
 
 namespace nnue::optimizer {
@@ -40,7 +41,7 @@ template <class Item, class Body>
 void for_each_run(const std::vector<Item>& items, const Body& body) {
     std::vector<int64_t> first{0};
     for (const Item& item : items) first.push_back(first.back() + divide_up(item.columns, kRun));
-    torch::stable::parallel_for(0, first.back(), 4, [&](int64_t begin, int64_t end) {
+    parallel_ranges(first.back(), 4, [&](int64_t begin, int64_t end) {
         size_t i = std::upper_bound(first.begin(), first.end(), begin) - first.begin() - 1;
         for (int64_t task = begin; task < end; ++task) {
             while (task >= first[i + 1]) ++i;
@@ -131,12 +132,11 @@ void mark_rows_op(const Tensor& white, const Tensor& black, const Tensor& rows) 
         check_dtype(kMarkRows, "indices", *tensor, {ScalarType::Int});
         check_shape(kMarkRows, "indices", *tensor, {-1, -1}, "[B, I]");
         const Tensor indices = torch::stable::contiguous(*tensor);
-        const int32_t* const entries = const_data<int32_t>(indices);
-        for (int64_t b = 0; b < indices.size(0); ++b) {
-            for (int64_t i = 0; i < indices.size(1); ++i) {
-                const int32_t feature = entries[b * indices.size(1) + i];
-                if (feature < 0) break;
-                if (feature < num_rows) marked[feature] = 1;
+        const int64_t positions = indices.size(0), length = indices.size(1);
+        const int32_t* row = const_data<int32_t>(indices);
+        for (int64_t b = 0; b < positions; ++b, row += length) {
+            for (int64_t i = 0; i < length && row[i] >= 0; ++i) {
+                if (row[i] < num_rows) marked[row[i]] = 1;
             }
         }
     }
@@ -154,7 +154,12 @@ struct Late {
     double* history;
 };
 
-Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& rows,
+// Rows that are worked on together, for one task: few enough that tasks are as many as threads could want.
+int64_t groups_of_task(const Late& l) {
+    return std::clamp<int64_t>(l.virtual_rows / 128, 1, 32);
+}
+
+Late late(const char* op, const Part& part, const Tensor& weight, const std::optional<Tensor>& marked,
           const Tensors& kept_late) {
     if (kept_late.size() != 3) {
         fail(op, "late", text(kept_late.size()) + " tensors", "three: made, changes and history");
@@ -170,17 +175,17 @@ Late late(const char* op, const Part& part, const Tensor& weight, const std::opt
     check_dtype(op, "history", history, {ScalarType::Double});
     check_shape(op, "history", history, {-1, kNumbers}, "[K, numbers]");
     check_contiguous(op, "history", history);
-    if (rows) {
-        check_device(op, "rows", *rows, Device::cpu, weight, "weight");
-        check_dtype(op, "rows", *rows, {ScalarType::Byte});
-        check_shape(op, "rows", *rows, {num_rows}, "[F]");
-        check_contiguous(op, "rows", *rows);
+    if (marked) {
+        check_device(op, "rows", *marked, Device::cpu, weight, "weight");
+        check_dtype(op, "rows", *marked, {ScalarType::Byte});
+        check_shape(op, "rows", *marked, {num_rows}, "[F]");
+        check_contiguous(op, "rows", *marked);
     }
     Late found{part,
                num_rows,
                num_rows == 0 ? 0 : weight.numel() / num_rows,
                history.size(0),
-               rows ? const_data<uint8_t>(*rows) : nullptr,
+               marked ? const_data<uint8_t>(*marked) : nullptr,
                mutable_data<int64_t>(made),
                nullptr,
                mutable_data<double>(history)};
@@ -199,8 +204,39 @@ Late late(const char* op, const Part& part, const Tensor& weight, const std::opt
     return found;
 }
 
+// Where the gradient of each row lies, -1 for rows that make no step now: from marks, where there is a gradient for
+// every row, or from the numbers of the rows that have one.
+std::vector<int64_t> gradient_places(const Late& l, const Tensor& rows, const Tensor& gradient, int64_t step) {
+    const int64_t num_rows = l.virtual_rows * l.part.rows;
+    std::vector<int64_t> places(num_rows, -1);
+    if (l.marked != nullptr) {
+        for (int64_t row = 0; row < num_rows; ++row) places[row] = l.marked[row] ? row : -1;
+    } else {
+        check_device(kUpdateRows, "rows", rows, Device::cpu, gradient, "gradient");
+        check_dtype(kUpdateRows, "rows", rows, {ScalarType::Byte, ScalarType::Long});
+        check_shape(kUpdateRows, "rows", rows, {gradient.size(0)}, "[R], the rows of gradient,");
+        check_contiguous(kUpdateRows, "rows", rows);
+        const int64_t* const numbers = const_data<int64_t>(rows);
+        for (int64_t i = 0; i < rows.size(0); ++i) {
+            if (numbers[i] < (i == 0 ? 0 : numbers[i - 1] + 1) || numbers[i] >= num_rows) {
+                fail(kUpdateRows, "rows", text(numbers[i]) + " at place " + text(i),
+                     "ascending numbers below " + text(num_rows));
+            }
+            places[numbers[i]] = i;
+        }
+    }
+    for (int64_t row = 0; row < num_rows; ++row) {
+        if (places[row] >= 0 && l.made[row] != step - 1) {
+            fail(kUpdateRows, "made", text(l.made[row]) + " in row " + text(row),
+                 text(step - 1) + ", as this is step " + text(step));
+        }
+    }
+    return places;
+}
+
 template <class R, class T>
-void update_rows(const Late& l, const Factors& factors, const double* numbers, int64_t step, float* failed) {
+void update_rows(const Late& l, const std::vector<int64_t>& places, const Factors& factors, const double* numbers,
+                 int64_t step, float* failed) {
     std::copy_n(numbers, kNumbers, l.history + (step - 1) % l.window * kNumbers);
     const Common<T> c = common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high);
     const int turn = R::kAverages == 2 ? static_cast<int>(numbers[kTurn]) : 0;
@@ -208,14 +244,14 @@ void update_rows(const Late& l, const Factors& factors, const double* numbers, i
                            ? nullptr
                            : static_cast<T*>(l.changes) + (step - 1) % l.window * l.virtual_rows * l.columns;
     std::atomic<bool> bad{false};
-    torch::stable::parallel_for(0, l.virtual_rows, 8, [&](int64_t begin, int64_t end) {
+    parallel_ranges(l.virtual_rows, groups_of_task(l), [&](int64_t begin, int64_t end) {
         for (int64_t v = begin; v < end; ++v) {
             T* const change = changes == nullptr ? nullptr : changes + v * l.columns;
-            const bool good =
-                NNUE_CALL_BEST_ISA(update_group<R>, l.part, c, turn, v, l.virtual_rows, l.columns, l.marked, change);
+            const bool good = NNUE_CALL_BEST_ISA(update_group<R>, l.part, c, turn, v, l.virtual_rows, l.columns,
+                                                 places.data(), change);
             if (!good) bad = true;
             for (int64_t row = v; row < l.virtual_rows * l.part.rows; row += l.virtual_rows) {
-                if (l.marked == nullptr || l.marked[row]) l.made[row] = step;
+                if (places[row] >= 0) l.made[row] = step;
             }
         }
     });
@@ -230,20 +266,32 @@ void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moment
     if (gradient.scalar_type() != weight.scalar_type()) {
         check_dtype(kUpdateRows, "gradient", gradient, {weight.scalar_type()});
     }
+    const bool listed = rows.scalar_type() == ScalarType::Long;
     Tensors kept;
-    const std::vector<Part> found =
-        parts(kUpdateRows, {weight}, {gradient}, moments, {}, settings, h, numbers, Device::cpu, kept);
+    std::vector<Part> found = parts(kUpdateRows, {weight}, {listed ? weight : gradient}, moments, {}, settings, h,
+                                    numbers, Device::cpu, kept);
     if (found.empty() || const_data<double>(numbers)[kGo] == 0) return;
     const int64_t last = *const_data<int64_t>(step);
     if (last < 1) fail(kUpdateRows, "step", last, "1 or more");
-    const Late l = late(kUpdateRows, found[0], weight, rows, late_tensors);
+    if (listed) {
+        check_device(kUpdateRows, "gradient", gradient, Device::cpu, weight, "weight");
+        if (gradient.dim() != weight.dim() ||
+            gradient.numel() != gradient.size(0) * (weight.numel() / weight.size(0))) {
+            fail(kUpdateRows, "gradient", "shape " + shape_text(gradient.sizes()),
+                 "[R, ...] with the columns of weight");
+        }
+        kept.push_back(torch::stable::contiguous(gradient));
+        found[0].gradient = kept.back().const_data_ptr();
+    }
+    const Late l = late(kUpdateRows, found[0], weight, listed ? std::nullopt : std::optional(rows), late_tensors);
     if ((l.changes == nullptr) != (found[0].shared_square == nullptr)) {
         fail(kUpdateRows, "changes", text(late_tensors[1].numel()) + " elements",
              "some, if there are virtual rows, else none");
     }
+    const std::vector<int64_t> places = gradient_places(l, rows, gradient, last);
     const double* const given = const_data<double>(numbers);
     float* const flag = mutable_data<float>(failed);
-    with_rule(h.rule, weight, [&]<class R, class T>() { update_rows<R, T>(l, factors(h), given, last, flag); });
+    with_rule(h.rule, weight, [&]<class R, class T>() { update_rows<R, T>(l, places, factors(h), given, last, flag); });
 }
 
 template <class R, class T>
@@ -257,7 +305,7 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
         steps.push_back(common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high));
         turns.push_back(static_cast<int>(numbers[kTurn]));
     }
-    torch::stable::parallel_for(0, l.virtual_rows, 8, [&](int64_t begin, int64_t end) {
+    parallel_ranges(l.virtual_rows, groups_of_task(l), [&](int64_t begin, int64_t end) {
         std::vector<const T*> shared(step - oldest);
         for (int64_t v = begin; v < end; ++v) {
             for (int64_t t = oldest; t < step; ++t) {

@@ -213,11 +213,12 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t columns, con
     }
 }
 
-// One step for rows v, v + V, v + 2 V, … of a part, which share virtual row v; only the marked rows move. `change`
-// [columns], unless null, receives the change of the virtual row. Returns whether all gradients were finite.
+// One step for rows v, v + V, v + 2 V, … of a part, which share virtual row v. `places` [F] says which row of the
+// part's gradient is a row's; a row where it is negative does not move. `change` [columns], unless null, receives the
+// change of the virtual row. Returns whether all gradients were finite.
 template <class R, class T>
 bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, int turn, int64_t v, int64_t virtual_rows,
-                  int64_t columns, const uint8_t* marked, T* change) {
+                  int64_t columns, const int64_t* places, T* change) {
     const auto data = [](void* from) { return static_cast<T*>(from); };
     const int other = R::kAverages == 2 ? 1 - turn : turn;
     const T* const gradient = static_cast<const T*>(part.gradient);
@@ -230,7 +231,7 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
         if (part.shared_square != nullptr) {
             for (int64_t group = 0; group < part.rows; ++group) {
                 const int64_t row = v + group * virtual_rows;
-                if (marked == nullptr || marked[row]) add_run(gradient + begin(row), sums, count);
+                if (places[row] >= 0) add_run(gradient + begin(places[row]), sums, count);
             }
             bad += move_shared_run<R>(c, sums, data(part.shared_averages[turn]) + begin(v),
                                       data(part.shared_averages[other]) + begin(v), data(part.shared_square) + begin(v),
@@ -239,10 +240,10 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
         }
         for (int64_t group = 0; group < part.rows; ++group) {
             const int64_t row = v + group * virtual_rows;
-            if (marked != nullptr && !marked[row]) continue;
+            if (places[row] < 0) continue;
             const int64_t first = begin(row);
             T* const weight = data(part.weight) + first;
-            bad += move_run<R>(c, gradient + first, changes, weight, data(part.averages[turn]) + first,
+            bad += move_run<R>(c, gradient + begin(places[row]), changes, weight, data(part.averages[turn]) + first,
                                data(part.averages[other]) + first, data(part.square) + first, count);
             if (part.slow != nullptr && c.lookahead != 0) look_ahead_run(c, data(part.slow) + first, weight, count);
         }

@@ -4,8 +4,8 @@
 // Forward: the 2 B rows are visited one king bucket after the other. The sums of a row stay in registers until they are
 // activated and written to their place, side to move first. Backward: for one slab of columns at a time, the gradients
 // of all rows are computed once into a scratch buffer that fits in the last-level cache. Each gradient row of the
-// weight is then one sum over its feature's list of rows and one plain store. There are no atomics and no zero fill,
-// and the bits are the same for any number of threads.
+// weight is then one sum over its feature's list of rows and one plain store; the second backward operator leaves out
+// features without a row. There are no atomics and no zero fill, and the bits are the same for any number of threads.
 
 #include "../perspective_transformer.h"
 
@@ -21,11 +21,13 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "feature_lists.h"
 #include "huge_pages.h"
 #include "index_rows.h"
+#include "tasks.h"
 #include "vector.h"
 
 namespace nnue {
@@ -83,8 +85,10 @@ struct RowGradients {
 namespace nnue::perspective_transformer {
 namespace {
 
-constexpr int64_t kRowChunk = 256;
+constexpr int64_t kForwardChunk = 128;
+constexpr int64_t kRowChunk = 256;  // of the backward: it decides in which order the gradient of the bias is summed
 constexpr int64_t kPositionChunk = 512;
+constexpr int64_t kRanges = 64;  // of features, in the backward
 
 // Calls `body` with a null pointer of the C++ type of an output dtype.
 template <class Body>
@@ -147,7 +151,7 @@ Tensor psqt_forward(const Rows& rows, const Tensor& psqt_in, const Tensor& psqt_
     check_psqt_buckets(kForward, psqt_bucket, positions, width);
     Tensor output = torch::stable::new_empty(psqt, {positions});
     std::vector<float> sums(rows.count());  // by target
-    torch::stable::parallel_for(0, rows.count(), kPositionChunk, [&](int64_t begin, int64_t end) {
+    parallel_ranges(rows.count(), kPositionChunk, [&](int64_t begin, int64_t end) {
         for (int64_t place = begin; place < end; ++place) {
             const PlacedRow& row = rows.placed[place];
             const float* column = const_data<float>(psqt) + psqt_bucket[row.target / 2];
@@ -208,12 +212,8 @@ Four forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const T
                                              num_outputs,
                                              width,
                                              {activation, bound, scale}};
-            torch::stable::parallel_for(0, divide_up(rows.count(), kRowChunk), 1, [&](int64_t begin, int64_t end) {
-                for (int64_t chunk = begin; chunk < end; ++chunk) {
-                    NNUE_CALL_BEST_ISA(forward_rows, a, chunk * kRowChunk,
-                                       std::min((chunk + 1) * kRowChunk, rows.count()));
-                }
-            });
+            parallel_ranges(rows.count(), kForwardChunk,
+                            [&](int64_t begin, int64_t end) { NNUE_CALL_BEST_ISA(forward_rows, a, begin, end); });
         });
     });
     Tensor psqt_output =
@@ -222,15 +222,16 @@ Four forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const T
 }
 
 // grad_psqt [F, P] from the lists. Each element is one sum in the order of the rows.
-Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const std::vector<int64_t>& ranges,
-                     const Tensor& grad_in, const Tensor& psqt_bucket_in, int64_t num_features, int64_t psqt_buckets) {
+Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const Tensor& grad_in,
+                     const Tensor& psqt_bucket_in, int64_t num_features, int64_t psqt_buckets) {
     const Tensor grad = torch::stable::contiguous(grad_in), buckets = torch::stable::contiguous(psqt_bucket_in);
     const int64_t* psqt_bucket = const_data<int64_t>(buckets);
     check_psqt_buckets(kBackward, psqt_bucket, grad.size(0), psqt_buckets);
     Tensor grad_psqt = torch::stable::new_empty(grad, {num_features, psqt_buckets});
     float* out = mutable_data<float>(grad_psqt);
-    torch::stable::parallel_for(0, static_cast<int64_t>(ranges.size()) - 1, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t f = ranges[begin]; f < ranges[end]; ++f) {
+    const std::vector<int64_t> ranges = even_ranges(lists.starts, kRanges);
+    parallel_tasks(kRanges, [&](int64_t range) {
+        for (int64_t f = ranges[range]; f < ranges[range + 1]; ++f) {
             float* sums = out + f * psqt_buckets;
             std::fill_n(sums, psqt_buckets, 0.0f);
             for (int64_t i = lists.starts[f]; i < lists.starts[f + 1]; ++i) {
@@ -243,10 +244,18 @@ Tensor psqt_backward(const Rows& rows, const FeatureLists<float>& lists, const s
     return grad_psqt;
 }
 
-Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in, std::vector<Tensor> batch,
-                  std::vector<int64_t> buckets, std::vector<Tensor> kept, std::vector<int64_t> sizes,
-                  const std::string& activation_in, std::vector<double> bound_and_scale,
-                  const std::string& weight_dtype) {
+// What both backward operators return.
+struct Gradients {
+    std::vector<int64_t> rows;  // of the gradient of the weight, ascending
+    Tensor weight, bias, psqt;
+};
+
+// `all_rows`: the gradient of the weight has all rows, and not only those of the features in the batch.
+Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in,
+                       const std::vector<Tensor>& batch, const std::vector<int64_t>& buckets,
+                       const std::vector<Tensor>& kept, const std::vector<int64_t>& sizes,
+                       const std::string& activation_in, const std::vector<double>& bound_and_scale,
+                       const std::string& weight_dtype, bool all_rows) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kBackward, batch);
     buckets_of(kBackward, buckets);  // checked, and not used on the CPU
     const Tensor& saved_in = kept_of(kept).saved;
@@ -274,11 +283,20 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
             return std::span(rows.placed[place].entries, static_cast<size_t>(rows.placed[place].length));
         },
         [](int64_t) -> const float* { return nullptr; });
-    constexpr int64_t kRanges = 64;
-    const std::vector<int64_t> ranges = lists.even_ranges(kRanges);
+    std::vector<int64_t> present, starts;
+    if (!all_rows) {
+        for (int64_t f = 0; f < num_features; ++f) {
+            if (lists.starts[f] == lists.starts[f + 1]) continue;
+            present.push_back(f);
+            starts.push_back(lists.starts[f]);
+        }
+        starts.push_back(lists.starts.back());
+    }
+    const std::vector<int64_t>& row_starts = all_rows ? lists.starts : starts;
+    const std::vector<int64_t> ranges = even_ranges(row_starts, kRanges);
 
-    Tensor grad_weight =
-        new_output(grad_output, num_features, num_outputs, float_dtype(kBackward, "weight_dtype", weight_dtype));
+    Tensor grad_weight = new_output(grad_output, static_cast<int64_t>(row_starts.size()) - 1, num_outputs,
+                                    float_dtype(kBackward, "weight_dtype", weight_dtype));
     Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
     const int64_t half = num_outputs / 2, widest = std::min(half, kPerspectiveSlab);
     const int64_t chunks = divide_up(rows.count(), kRowChunk);
@@ -301,39 +319,52 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
                                         column,
                                         columns,
                                         {activation, bound, scale}};
-                torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
-                    for (int64_t chunk = begin; chunk < end; ++chunk) {
-                        NNUE_CALL_BEST_ISA(row_gradients, g, chunk * kRowChunk,
-                                           std::min((chunk + 1) * kRowChunk, rows.count()),
-                                           bias_parts.data() + chunk * 2 * columns);
-                    }
+                parallel_tasks(chunks, [&](int64_t chunk) {
+                    NNUE_CALL_BEST_ISA(row_gradients, g, chunk * kRowChunk,
+                                       std::min((chunk + 1) * kRowChunk, rows.count()),
+                                       bias_parts.data() + chunk * 2 * columns);
                 });
                 for (int64_t c = 0; c < 2 * columns; ++c) {
                     float sum = 0;
                     for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += bias_parts[chunk * 2 * columns + c];
                     mutable_data<float>(grad_bias)[c < columns ? column + c : half + column + c - columns] = sum;
                 }
-                torch::stable::parallel_for(0, 2 * kRanges, 1, [&](int64_t begin, int64_t end) {
-                    for (int64_t task = begin; task < end; ++task) {
-                        const int64_t side = task / kRanges, range = task % kRanges;
-                        const WeightGradientArguments<float, T> a{lists.starts.data(),
-                                                                  lists.rows.data(),
-                                                                  nullptr,
-                                                                  gradients + side * rows.count() * columns,
-                                                                  columns,
-                                                                  mutable_data<T>(grad_weight),
-                                                                  num_outputs};
-                        NNUE_CALL_BEST_ISA(weight_gradient_slab, a, side * half + column, columns, ranges[range],
-                                           ranges[range + 1]);
-                    }
+                parallel_tasks(2 * kRanges, [&](int64_t task) {
+                    const int64_t side = task / kRanges, range = task % kRanges;
+                    const WeightGradientArguments<float, T> a{
+                        row_starts.data(), lists.rows.data(),
+                        nullptr,           gradients + side * rows.count() * columns,
+                        columns,           mutable_data<T>(grad_weight),
+                        num_outputs};
+                    NNUE_CALL_BEST_ISA(weight_gradient_slab, a, side * half + column, columns, ranges[range],
+                                       ranges[range + 1]);
                 });
             }
         });
     });
-    Tensor grad_psqt =
-        psqt_buckets == 0 ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
-                          : psqt_backward(rows, lists, ranges, *grad_psqt_in, *psqt_bucket, num_features, psqt_buckets);
-    return {grad_weight, grad_bias, grad_psqt};
+    Tensor grad_psqt = psqt_buckets == 0
+                           ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
+                           : psqt_backward(rows, lists, *grad_psqt_in, *psqt_bucket, num_features, psqt_buckets);
+    return {std::move(present), grad_weight, grad_bias, grad_psqt};
+}
+
+Three backward_op(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
+                  std::vector<int64_t> buckets, std::vector<Tensor> kept, std::vector<int64_t> sizes,
+                  const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype) {
+    const Gradients found = gradients_of(grad_output, grad_psqt, batch, buckets, kept, sizes, activation,
+                                         bound_and_scale, weight_dtype, true);
+    return {found.weight, found.bias, found.psqt};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward_rows_op(
+    const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
+    std::vector<int64_t> buckets, std::vector<Tensor> kept, std::vector<int64_t> sizes, const std::string& activation,
+    std::vector<double> bound_and_scale, const std::string& weight_dtype) {
+    const Gradients found = gradients_of(grad_output, grad_psqt, batch, buckets, kept, sizes, activation,
+                                         bound_and_scale, weight_dtype, false);
+    Tensor rows = torch::stable::new_empty(grad_output, {static_cast<int64_t>(found.rows.size())}, ScalarType::Long);
+    std::copy(found.rows.begin(), found.rows.end(), mutable_data<int64_t>(rows));
+    return {rows, found.weight, found.bias, found.psqt};
 }
 
 }  // namespace
@@ -343,4 +374,5 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CPU, m) {
     m.impl("perspective_plan", TORCH_BOX(&nnue::perspective_transformer::plan_op));
     m.impl("perspective_transformer_forward", TORCH_BOX(&nnue::perspective_transformer::forward_op));
     m.impl("perspective_transformer_backward", TORCH_BOX(&nnue::perspective_transformer::backward_op));
+    m.impl("perspective_transformer_backward_rows", TORCH_BOX(&nnue::perspective_transformer::backward_rows_op));
 }

@@ -17,6 +17,7 @@
 #include "../dtypes.h"
 #include "feature_lists.h"
 #include "huge_pages.h"
+#include "tasks.h"
 #include "vector.h"
 
 namespace nnue::stacked_linear {
@@ -104,12 +105,10 @@ Tensor forward_op(const Tensor& x_in, const Tensor& bucket, const Tensor& weight
             }
         }
     });
-    torch::stable::parallel_for(0, static_cast<int64_t>(order.tasks.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-            const Order::Task& task = order.tasks[t];
-            NNUE_CALL_BEST_ISA(stacked_forward, a, transposed.data() + task.stack * s.inputs * a.padded_outputs,
-                               const_data<float>(bias) + task.stack * s.outputs, task.begin, task.end);
-        }
+    parallel_tasks(static_cast<int64_t>(order.tasks.size()), [&](int64_t t) {
+        const Order::Task& task = order.tasks[t];
+        NNUE_CALL_BEST_ISA(stacked_forward, a, transposed.data() + task.stack * s.inputs * a.padded_outputs,
+                           const_data<float>(bias) + task.stack * s.outputs, task.begin, task.end);
     });
     return output;
 }
@@ -157,23 +156,17 @@ std::tuple<Tensor, Tensor, Tensor> backward_op(const Tensor& grad_output, const 
                      pitch};
     bias_gradients(a, order, s.stacks, mutable_data<float>(grad_bias));
     const int64_t tiles = divide_up(s.inputs, kInputs);
-    torch::stable::parallel_for(0, s.stacks * tiles, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-            const int64_t stack = t / tiles;
-            NNUE_CALL_BEST_ISA(stacked_weight_gradients, a,
-                               mutable_data<float>(grad_weight) + stack * s.outputs * s.inputs, t % tiles * kInputs,
-                               order.starts[stack], order.starts[stack + 1]);
-        }
+    parallel_tasks(s.stacks * tiles, [&](int64_t t) {
+        const int64_t stack = t / tiles;
+        NNUE_CALL_BEST_ISA(stacked_weight_gradients, a, mutable_data<float>(grad_weight) + stack * s.outputs * s.inputs,
+                           t % tiles * kInputs, order.starts[stack], order.starts[stack + 1]);
     });
     if (!needs_x_grad) return {grad_x, grad_weight, grad_bias};
-    torch::stable::parallel_for(0, static_cast<int64_t>(order.tasks.size()), 1, [&](int64_t begin, int64_t end) {
+    parallel_tasks(static_cast<int64_t>(order.tasks.size()), [&](int64_t t) {
+        const Order::Task& task = order.tasks[t];
         std::vector<float> tile(s.outputs * kInputs);
-        for (int64_t t = begin; t < end; ++t) {
-            const Order::Task& task = order.tasks[t];
-            NNUE_CALL_BEST_ISA(stacked_input_gradients, a,
-                               const_data<float>(weight) + task.stack * s.outputs * s.inputs, tile.data(), task.begin,
-                               task.end);
-        }
+        NNUE_CALL_BEST_ISA(stacked_input_gradients, a, const_data<float>(weight) + task.stack * s.outputs * s.inputs,
+                           tile.data(), task.begin, task.end);
     });
     return {grad_x, grad_weight, grad_bias};
 }

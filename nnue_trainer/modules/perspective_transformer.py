@@ -35,7 +35,7 @@ def _say_unfused(num_outputs: int, device: str) -> None:
 class LateWeight(Protocol):
     """Brings rows of a weight up to date when they are needed: `nnue_trainer.fused_optimizer.LateRows`."""
 
-    def catch_up(self, white: Tensor, black: Tensor) -> None: ...
+    def catch_up(self, white: Tensor, black: Tensor) -> bool: ...
 
     def settle(self, *, gradient: bool = False) -> None: ...
 
@@ -108,8 +108,9 @@ class PerspectiveTransformer(nn.Module):
         if self.psqt is not None and bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
         scale = self.product_scale if self.activation == "pairwise" else 1.0
-        weight = self._weight_for(batch)
-        return self.apply_with(batch, bucket, weight, self.bias, self.psqt, bound=self.bound, scale=scale)
+        weight, sparse_grad = self._weight_for(batch)
+        bounds = {"bound": self.bound, "scale": scale}
+        return self.apply_with(batch, bucket, weight, self.bias, self.psqt, **bounds, sparse_grad=sparse_grad)
 
     def apply_with(
         self,
@@ -121,8 +122,10 @@ class PerspectiveTransformer(nn.Module):
         *,
         bound: float,
         scale: float,
+        sparse_grad: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` with other weights in any unit; the whole output is multiplied by `scale`."""
+        """`forward` with other weights in any unit; the whole output is multiplied by `scale`. `sparse_grad` as in
+        `perspective_transformer`."""
         made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
         plan = next((plan for plan in plans if plan.is_for(*made_for)), None)
@@ -140,6 +143,7 @@ class PerspectiveTransformer(nn.Module):
             plan=plan,
             psqt=psqt,
             psqt_bucket=None if psqt is None else bucket,
+            sparse_grad=sparse_grad,
         )
         return result if isinstance(result, tuple) else (result, None)
 
@@ -164,17 +168,19 @@ class PerspectiveTransformer(nn.Module):
             self._late.settle()
         self._late = late
 
-    def _weight_for(self, batch: Batch) -> Tensor:
+    def _weight_for(self, batch: Batch) -> tuple[Tensor, bool]:
+        """What the forward pass reads, and whether its gradient is to be sparse."""
         if self._copy is not None and torch.is_grad_enabled():
-            return self._copy
+            return self._copy, False
         if self._late is None:
-            return self.weight
+            return self.weight, False
+        sparse = False
         if torch.is_grad_enabled():
-            self._late.catch_up(batch.white, batch.black)
+            sparse = self._late.catch_up(batch.white, batch.black)
         else:
             self._late.settle()
         weight: Tensor = self.__dict__["_parameters"]["weight"]
-        return weight
+        return weight, sparse
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and self._late is not None:
