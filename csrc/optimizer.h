@@ -71,7 +71,7 @@
 // that of these rows [R, ...].
 //
 // optimizer_catch_up makes all counted steps that the marked rows have missed, none of which the window may have
-// forgotten.
+// forgotten. So it does for rows that have missed as many as the window has: the next step would be one too many.
 #pragma once
 
 #include <algorithm>

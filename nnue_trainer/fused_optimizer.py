@@ -339,6 +339,7 @@ class LateRows:
             self.settle(gradient=True)
         if not self._all_marked:
             self._replay(self._marked)
+            self._settled_at = max(self._settled_at, self._steps() - WINDOW + 1)
         # A norm is taken over virtual rows, too, which only optimizer_begin knows how to sum.
         return not self._all_marked and not math.isfinite(self._optimizer.max_norm)
 

@@ -305,6 +305,15 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
         steps.push_back(common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high));
         turns.push_back(static_cast<int>(numbers[kTurn]));
     }
+    const int64_t num_rows = l.virtual_rows * l.part.rows;
+    // From `row` on, the next one of its group that has steps to make.
+    const auto next_row = [&](int64_t row) {
+        for (; row < num_rows; row += l.virtual_rows) {
+            const int64_t missed = step - l.made[row];
+            if (missed >= l.window || (missed > 0 && (l.marked == nullptr || l.marked[row]))) break;
+        }
+        return row;
+    };
     parallel_ranges(l.virtual_rows, groups_of_task(l), [&](int64_t begin, int64_t end) {
         std::vector<const T*> shared(step - oldest);
         for (int64_t v = begin; v < end; ++v) {
@@ -313,11 +322,12 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
                                                           : static_cast<const T*>(l.changes) +
                                                                 (t % l.window * l.virtual_rows + v) * l.columns;
             }
-            for (int64_t row = v; row < l.virtual_rows * l.part.rows; row += l.virtual_rows) {
-                if ((l.marked != nullptr && !l.marked[row]) || l.made[row] >= step) continue;
+            for (int64_t row = next_row(v), next; row < num_rows; row = next) {
+                next = next_row(row + l.virtual_rows);
                 const int64_t from = l.made[row] - oldest;
-                NNUE_CALL_BEST_ISA(replay_row<R>, l.part, row * l.columns, l.columns, steps.data() + from,
-                                   turns.data() + from, shared.data() + from, step - l.made[row]);
+                NNUE_CALL_BEST_ISA(replay_row<R>, l.part, row * l.columns, (next < num_rows ? next : row) * l.columns,
+                                   l.columns, steps.data() + from, turns.data() + from, shared.data() + from,
+                                   step - l.made[row]);
                 l.made[row] = step;
             }
         }
@@ -335,7 +345,7 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
     const int64_t step = *const_data<int64_t>(counted);
     const Late l = late(kCatchUp, found[0], weight, rows, late_tensors);
     for (int64_t row = 0; row < weight.size(0); ++row) {
-        if ((l.marked == nullptr || l.marked[row]) && step - l.made[row] > l.window) {
+        if (step - l.made[row] > l.window) {
             fail(kCatchUp, "made", text(l.made[row]) + " in row " + text(row),
                  "at least " + text(step - l.window) + ", as the window has " + text(l.window) + " steps");
         }

@@ -29,6 +29,31 @@ void convert_run(const From* __restrict__ from, To* __restrict__ to, int64_t cou
     for (int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
 }
 
+// Asks for elements that will be read and written soon. Rows lie all over the place, and the processor's own
+// prefetching begins anew with each.
+template <class T>
+void prefetch_run(const T* from, int64_t count) {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 1);
+}
+
+// A step of elements whose gradients are zeros: as below.
+template <class R, class T>
+void fade_run(const optimizer::Common<T>& common, const T* __restrict__ shared, T* __restrict__ weight,
+              T* __restrict__ average, const T* other, T* __restrict__ square, int64_t count) {
+    optimizer::Common<T> c = common;
+    c.gradient = 1;  // so that the compiler knows that no gradient is bad
+    for (int64_t i = 0; i < count; ++i) {
+        T w = weight[i], a = average[i], s = square[i];
+        T o = 0;
+        if constexpr (R::kAverages == 2) o = other[i];
+        optimizer::move<R>(c, T(0), shared[i], w, a, o, s);
+        weight[i] = w;
+        average[i] = a;
+        square[i] = s;
+    }
+}
+
 // How many gradients were not finite. `other` is `average` itself where the rule has one average only.
 template <class R, class T>
 int move_run(const optimizer::Common<T>& common, const T* __restrict__ gradient, const T* __restrict__ shared,
@@ -147,32 +172,41 @@ double squares_of_columns(const optimizer::Summand& from, int64_t begin, int64_t
 }
 
 // The steps of one row whose gradients are zeros. `shared` [count] are the changes of its virtual row, or null where it
-// has none. `first` is the row's first element in the part.
+// has none. `first` is the row's first element in the part, `next` that of the row that will be worked on after it.
 template <class R, class T>
-void replay_row(const optimizer::Part& part, int64_t first, int64_t columns, const optimizer::Common<T>* steps,
-                const int* turns, const T* const* shared, int64_t count) {
-    constexpr int64_t kBlock = 64;
+void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_t columns,
+                const optimizer::Common<T>* steps, const int* turns, const T* const* shared, int64_t count) {
+    constexpr int64_t kBlock = 64, kAhead = 4 * kBlock;
     const auto data = [&](void* from) { return static_cast<T*>(from) + first; };
     T* const weight = data(part.weight);
     T* const square = data(part.square);
     T* const averages[2] = {data(part.averages[0]), R::kAverages == 2 ? data(part.averages[1]) : nullptr};
     T* const slow = part.slow == nullptr ? nullptr : data(part.slow);
-    // A block of columns stays in the first cache for all of the steps.
-    alignas(64) T w[kBlock], a[2][kBlock] = {}, s[kBlock], ahead[kBlock] = {};
+    // A block of columns stays in the first cache for all of the steps. The last one may be padded, in buffers.
+    alignas(64) T buffers[5][kBlock];
     alignas(64) const T zeros[kBlock] = {};
     for (int64_t column = 0; column < columns; column += kBlock) {
         const int64_t wide = std::min(kBlock, columns - column);
-        const auto load_block = [&](const T* from, T* to) {
-            for (int64_t i = 0; i < wide; ++i) to[i] = from[column + i];
-            for (int64_t i = wide; i < kBlock; ++i) to[i] = 0;
+        const auto padded = [&](const T* from, T* to) {
+            std::copy_n(from + column, wide, to);
+            std::fill_n(to + wide, kBlock - wide, T(0));
+            return to;
         };
-        const auto store_block = [&](const T* from, T* to) {
-            for (int64_t i = 0; i < wide; ++i) to[column + i] = from[i];
+        const auto block = [&](T* from, T* buffer) { return wide == kBlock ? from + column : padded(from, buffer); };
+        const auto keep = [&](const T* block, T* to) {
+            if (wide < kBlock) std::copy_n(block, wide, to + column);
         };
-        load_block(weight, w);
-        load_block(square, s);
-        for (int k = 0; k < R::kAverages; ++k) load_block(averages[k], a[k]);
-        if (slow != nullptr) load_block(slow, ahead);
+        const int64_t ahead_of_it = column + kAhead, late_columns = ahead_of_it - columns;
+        if (ahead_of_it < columns || late_columns < columns) {
+            const int64_t soon = ahead_of_it < columns ? first + ahead_of_it : next + late_columns;
+            prefetch_run(static_cast<T*>(part.weight) + soon, kBlock);
+            prefetch_run(static_cast<T*>(part.square) + soon, kBlock);
+            for (int k = 0; k < R::kAverages; ++k) prefetch_run(static_cast<T*>(part.averages[k]) + soon, kBlock);
+        }
+        T* const w = block(weight, buffers[0]);
+        T* const s = block(square, buffers[1]);
+        T* const a[2] = {block(averages[0], buffers[2]), R::kAverages == 2 ? block(averages[1], buffers[3]) : nullptr};
+        T* const ahead = slow == nullptr ? nullptr : block(slow, buffers[4]);
         // An average of zero moves nothing, and there is no need for a root and a quotient. -0 is not among these: the
         // next step makes it 0.
         bool still = true;
@@ -181,15 +215,10 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t columns, con
         }
         for (int64_t t = 0; t < count; ++t) {
             const optimizer::Common<T> c = steps[t];
-            // The changes of a padded block may end before it does.
             alignas(64) T copied[kBlock];
             const T* from = zeros;
             if (shared != nullptr && shared[t] != nullptr) {
-                from = shared[t] + column;
-                if (wide < kBlock) {
-                    load_block(shared[t], copied);
-                    from = copied;
-                }
+                from = wide == kBlock ? shared[t] + column : padded(shared[t], copied);
             }
             if (still && c.eps > 0) {
                 for (int64_t i = 0; i < kBlock; ++i) {
@@ -200,16 +229,14 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t columns, con
                 }
             } else {
                 const int turn = R::kAverages == 2 ? turns[t] : 0;
-                move_run<R>(c, zeros, from, w, a[turn], R::kAverages == 2 ? a[1 - turn] : nullptr, s, kBlock);
+                fade_run<R>(c, from, w, a[turn], R::kAverages == 2 ? a[1 - turn] : nullptr, s, kBlock);
             }
             if (slow != nullptr && c.lookahead != 0) look_ahead_run(c, ahead, w, kBlock);
         }
-        store_block(w, weight);
-        store_block(s, square);
-        if (!still) {
-            for (int k = 0; k < R::kAverages; ++k) store_block(a[k], averages[k]);
-        }
-        if (slow != nullptr) store_block(ahead, slow);
+        keep(w, weight);
+        keep(s, square);
+        for (int k = 0; k < R::kAverages; ++k) keep(a[k], averages[k]);
+        if (slow != nullptr) keep(ahead, slow);
     }
 }
 
@@ -219,9 +246,15 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t columns, con
 template <class R, class T>
 bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, int turn, int64_t v, int64_t virtual_rows,
                   int64_t columns, const int64_t* places, T* change) {
+    constexpr int64_t kPiece = 128;  // while it is worked on, that of the next row comes from the memory
     const auto data = [](void* from) { return static_cast<T*>(from); };
     const int other = R::kAverages == 2 ? 1 - turn : turn;
     const T* const gradient = static_cast<const T*>(part.gradient);
+    const int64_t end = v + part.rows * virtual_rows;
+    const auto next_row = [&](int64_t row) {
+        while (row < end && places[row] < 0) row += virtual_rows;
+        return row;
+    };
     alignas(64) T sums[optimizer::kRun], changes[optimizer::kRun];
     int bad = 0;
     for (int64_t column = 0; column < columns; column += optimizer::kRun) {
@@ -229,23 +262,37 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
         const auto begin = [&](int64_t row) { return row * columns + column; };
         for (int64_t i = 0; i < count; ++i) sums[i] = changes[i] = 0;
         if (part.shared_square != nullptr) {
-            for (int64_t group = 0; group < part.rows; ++group) {
-                const int64_t row = v + group * virtual_rows;
-                if (places[row] >= 0) add_run(gradient + begin(places[row]), sums, count);
+            for (int64_t row = next_row(v), next; row < end; row = next) {
+                next = next_row(row + virtual_rows);
+                const T* const from = gradient + begin(places[row]);
+                const T* const soon = next < end ? gradient + begin(places[next]) : nullptr;
+                for (int64_t piece = 0; piece < count; piece += kPiece) {
+                    const int64_t wide = std::min(kPiece, count - piece);
+                    if (soon != nullptr) prefetch_run(soon + piece, wide);
+                    add_run(from + piece, sums + piece, wide);
+                }
             }
             bad += move_shared_run<R>(c, sums, data(part.shared_averages[turn]) + begin(v),
                                       data(part.shared_averages[other]) + begin(v), data(part.shared_square) + begin(v),
                                       changes, count);
             for (int64_t i = 0; i < count; ++i) change[column + i] = changes[i];
         }
-        for (int64_t group = 0; group < part.rows; ++group) {
-            const int64_t row = v + group * virtual_rows;
-            if (places[row] < 0) continue;
-            const int64_t first = begin(row);
-            T* const weight = data(part.weight) + first;
-            bad += move_run<R>(c, gradient + begin(places[row]), changes, weight, data(part.averages[turn]) + first,
-                               data(part.averages[other]) + first, data(part.square) + first, count);
-            if (part.slow != nullptr && c.lookahead != 0) look_ahead_run(c, data(part.slow) + first, weight, count);
+        for (int64_t row = next_row(v), next; row < end; row = next) {
+            next = next_row(row + virtual_rows);
+            for (int64_t piece = 0; piece < count; piece += kPiece) {
+                const int64_t wide = std::min(kPiece, count - piece), first = begin(row) + piece;
+                if (next < end) {
+                    const int64_t soon = begin(next) + piece;
+                    prefetch_run(data(part.weight) + soon, wide);
+                    prefetch_run(data(part.square) + soon, wide);
+                    for (int k = 0; k < R::kAverages; ++k) prefetch_run(data(part.averages[k]) + soon, wide);
+                }
+                T* const weight = data(part.weight) + first;
+                bad += move_run<R>(c, gradient + begin(places[row]) + piece, changes + piece, weight,
+                                   data(part.averages[turn]) + first, data(part.averages[other]) + first,
+                                   data(part.square) + first, wide);
+                if (part.slow != nullptr && c.lookahead != 0) look_ahead_run(c, data(part.slow) + first, weight, wide);
+            }
         }
     }
     return bad == 0;

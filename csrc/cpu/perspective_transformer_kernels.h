@@ -51,6 +51,9 @@ template <class F, class O>
     store(out + half, second * a.scale);
 }
 
+// Rows of the weight are asked for so many entries early.
+constexpr int64_t kForwardAhead = 2;
+
 // V times F columns of either half, of one row.
 template <class F, int V, class T, class O>
 [[gnu::always_inline]] inline void forward_tile(const PerspectiveForward<T, O>& a, const int32_t* row, int64_t length,
@@ -63,6 +66,11 @@ template <class F, int V, class T, class O>
     }
     for (int64_t e = 0; e < length; ++e) {
         const T* weight = a.weight + row[e] * n + column;
+        if (e + kForwardAhead < length) {
+            const T* next = a.weight + row[e + kForwardAhead] * n + column;
+            for (int v = 0; v < V; ++v) __builtin_prefetch(next + v * kWidth<F>);
+            for (int v = 0; v < V; ++v) __builtin_prefetch(next + half + v * kWidth<F>);
+        }
         for (int v = 0; v < V; ++v) {
             F part;
             load(weight + v * kWidth<F>, part);

@@ -36,7 +36,7 @@ template <int P>
 // Gradients of V vectors of inputs of P positions: out[p] = Σ gradient[p][o] · weight[o].
 template <int P, int V>
 [[gnu::always_inline]] inline void input_gradients(const float* gradient, int64_t pitch, const float* weight,
-                                                   int64_t outputs, float (*out)[stacked_linear::kInputs]) {
+                                                   int64_t outputs, float* const* out) {
     Floats sum[P][V] = {};
     for (int64_t o = 0; o < outputs; ++o) {
         Floats w[V];
@@ -103,24 +103,29 @@ inline void stacked_input_gradients(const stacked_linear::Backward& a, const flo
                                     int64_t end) {
     using namespace stacked_linear;
     constexpr int V = kBytes == 64 ? 4 : 2, P = 4;
+    constexpr int64_t kStep = V * kFloats;
     const int64_t count = end - begin;
-    alignas(64) float out[kPositions][kInputs];
+    alignas(64) float buffers[P][kStep];  // for the last columns, where they are fewer than a step
     for (int64_t i = 0; i < a.inputs; i += kInputs) {
         const int64_t wide = std::min(kInputs, a.inputs - i);
         for (int64_t o = 0; o < a.outputs; ++o) {
-            for (int64_t c = 0; c < kInputs; ++c) tile[o * kInputs + c] = c < wide ? weight[o * a.inputs + i + c] : 0;
+            std::copy_n(weight + o * a.inputs + i, wide, tile + o * kInputs);
+            std::fill_n(tile + o * kInputs + wide, kInputs - wide, 0.0f);
         }
-        for (int64_t c = 0; c < wide; c += V * kFloats) {
+        for (int64_t c = 0; c < wide; c += kStep) {
+            const bool whole = c + kStep <= wide;
             int64_t p = 0;
-            const auto to = [&] { return reinterpret_cast<float(*)[kInputs]>(&out[p][c]); };
-            const auto gradient = [&] { return a.gradient + (begin + p) * a.padded_outputs; };
-            for (; p + P <= count; p += P) {
-                input_gradients<P, V>(gradient(), a.padded_outputs, tile + c, a.outputs, to());
-            }
-            for (; p < count; ++p) input_gradients<1, V>(gradient(), a.padded_outputs, tile + c, a.outputs, to());
-        }
-        for (int64_t p = 0; p < count; ++p) {
-            std::copy_n(out[p], wide, a.grad_x + a.order[begin + p] * a.inputs + i);
+            const auto to = [&](int64_t q) { return a.grad_x + a.order[begin + p + q] * a.inputs + i + c; };
+            const auto gradients = [&]<int Q>(std::integral_constant<int, Q>) {
+                float* out[Q];
+                for (int q = 0; q < Q; ++q) out[q] = whole ? to(q) : buffers[q];
+                input_gradients<Q, V>(a.gradient + (begin + p) * a.padded_outputs, a.padded_outputs, tile + c,
+                                      a.outputs, out);
+                if (whole) return;
+                for (int q = 0; q < Q; ++q) std::copy_n(buffers[q], wide - c, to(q));
+            };
+            for (; p + P <= count; p += P) gradients(std::integral_constant<int, P>());
+            for (; p < count; ++p) gradients(std::integral_constant<int, 1>());
         }
     }
 }
