@@ -6,6 +6,10 @@ Twice in one run: on batches that lie on the device already, and from the file t
 Prints a table and writes JSON into benchmarks/results/. `--aware` measures the same again with quantisation-aware
 rounding from the first step on.
 
+On a CPU the loader works hard for half a second or more after its first batch: it fills the next shuffle buffer. Few
+steps of a small batch would measure that and not the steady state. So the steps before and under the clock are so many
+positions, not so many batches; with `--steps` those before it stay.
+
 With `--ratio`, on a CPU, it measures instead what computing only the own layer stack of each position and updating rows
 late gain: trainers with and without take turns on the same batches in one process, so that others who use the machine
 slow down both. CPU time is that of all threads together.
@@ -36,6 +40,7 @@ from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, wait_as_training_does, write
 
 PRELOADED = 8  # batches: more than the caches hold
+STEADY_POSITIONS = 400_000  # of a measurement on a CPU; a quarter of that before it
 
 
 class Preloaded:
@@ -143,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches")
-    parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 10 on a CPU")
+    parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 400,000 positions on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--ratio", action="store_true", help="compare the ways of a CPU, see above")
     parser.add_argument("--batches", type=int, default=32, help="different batches of --ratio")
@@ -157,8 +162,9 @@ def main() -> None:
     recipe = config.load(options.config, overrides)
     device = choose_device(recipe.training.device)
     machine = environment(device)
-    steps = options.steps or (200 if device.type == "cuda" else 10)
-    warmup = 20 if device.type == "cuda" else 2
+    batch_size = recipe.data.batch_size
+    steps = options.steps or (200 if device.type == "cuda" else max(10, STEADY_POSITIONS // batch_size))
+    warmup = 20 if device.type == "cuda" else max(2, STEADY_POSITIONS // 4 // batch_size)
     model = nets.build(recipe.model)
     results: dict[str, dict[str, Any]] = {}
     loader = training_batches(recipe, model, device)

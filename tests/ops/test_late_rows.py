@@ -51,6 +51,14 @@ def set_gradients(optimizer: FusedOptimizer, indices: Tensor, t: int) -> None:
     bias.grad = torch.randn(COLUMNS, generator=g, dtype=bias.dtype)
 
 
+def leave_out_others(optimizer: FusedOptimizer, indices: Tensor) -> None:
+    """The gradient of the weight as a sparse tensor with the rows of the features."""
+    weight = optimizer.parts[0].parameter
+    assert weight.grad is not None
+    present = indices[indices >= 0].unique().long()
+    weight.grad = torch.sparse_coo_tensor(present[None], weight.grad[present], weight.shape)
+
+
 def late_rows(optimizer: FusedOptimizer) -> LateRows:
     return optimizer.late_rows["w"]
 
@@ -60,11 +68,14 @@ def run(optimizer: FusedOptimizer, steps: range, loss: float = 1.0, reads: tuple
     g = torch.Generator().manual_seed(7 + steps.start)
     for t in steps:
         indices = index_rows(g)
+        sparse = False
         for late in optimizer.late_rows.values():
-            late.catch_up(indices[:2], indices[2:])
+            sparse = late.catch_up(indices[:2], indices[2:]) and t % 2 == 0
             if t in reads:
                 late.settle(gradient=True)
         set_gradients(optimizer, indices, t)
+        if sparse:
+            leave_out_others(optimizer, indices)
         optimizer.lr.fill_(0.02 / (1 + t % 4))
         optimizer.step(torch.tensor(loss), covered=["w"])
 
@@ -203,6 +214,82 @@ def test_equal_bits_for_any_number_of_threads() -> None:
     for other in results[1:]:
         results[0].settle()
         assert_equal_bits(results[0], other)
+
+
+def test_no_row_waits_longer_than_the_window_though_nobody_asks_for_it() -> None:
+    _, late = pair(RULES["adamw"], torch.float32)
+    for t in range(2 * fused_optimizer.WINDOW):
+        run(late, range(t, t + 1))
+        assert int(late_rows(late)._made.min()) >= t + 1 - fused_optimizer.WINDOW
+    ages = late.step_count - late_rows(late)._made
+    assert len(ages.unique()) > 3, "all rows were brought up to date at once"
+
+
+def test_a_sparse_gradient_of_several_passes() -> None:
+    """Its rows are in no order, and one comes twice."""
+    dense, late = pair(RULES["adamw"], torch.float32)
+    indices = torch.tensor([[50, 3], [20, 50]], dtype=torch.int32)
+    for optimizer in (dense, late):
+        run(optimizer, range(5))
+        for rows in optimizer.late_rows.values():
+            assert rows.catch_up(indices, indices)
+        set_gradients(optimizer, indices, 5)
+        weight = optimizer.parts[0].parameter
+        assert weight.grad is not None
+        if optimizer is late:
+            numbers = torch.tensor([50, 3, 20, 50])
+            values = weight.grad[numbers]
+            values[3] = 0
+            weight.grad = torch.sparse_coo_tensor(numbers[None], values, weight.shape)
+        optimizer.step(torch.tensor(1.0), covered=["w"])
+    assert_equal_bits(dense, late)
+
+
+def test_a_sparse_gradient_that_the_guard_looks_at() -> None:
+    _, late = pair(RULES["adamw"], torch.float32)
+    run(late, range(3))
+    indices = torch.tensor([[50, 3]], dtype=torch.int32)
+    late_rows(late).catch_up(indices, indices)
+    set_gradients(late, indices, 3)
+    leave_out_others(late, indices)
+    weight = late.parts[0].parameter
+    assert weight.grad is not None
+    weight.grad._values()[1, 7] = math.nan
+    late.step(torch.tensor(1.0))
+    assert late.failed
+    assert late.step_count == 3
+
+
+def test_norms_need_every_row() -> None:
+    _, late = pair(RULES["adamw"], torch.float32, max_norm=3.0)
+    indices = torch.tensor([[50, 3]], dtype=torch.int32)
+    assert not late_rows(late).catch_up(indices, indices)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([3, 2], r"rows: found 2 at place 1, expected ascending numbers below 24"),
+        ([24], r"rows: found 24 at place 0, expected ascending numbers below 24"),
+        ([-1], r"rows: found -1 at place 0, expected ascending numbers below 24"),
+        ([0], r"made: found 0 in row 0, expected 2, as this is step 3"),
+    ],
+)
+def test_rows_of_a_sparse_gradient(numbers: list[int], message: str) -> None:
+    _, late = pair(RULES["adamw"], torch.float32)
+    late.step_count.fill_(3)
+    late.numbers[0] = 1
+    rows = late_rows(late)
+    part, moments = rows._parts[1]
+    with pytest.raises(RuntimeError, match=f"nnue::optimizer_update_rows: {message}"):
+        torch.ops.nnue.optimizer_update_rows(
+            moments.weight,
+            torch.zeros(len(numbers), COLUMNS),
+            moments.all(),
+            torch.tensor(numbers),
+            [part.rows(rows._made), rows._changes[1], rows._history],
+            *rows._how(part),
+        )
 
 
 def test_a_window_that_has_forgotten_is_an_error() -> None:

@@ -130,6 +130,17 @@ def test_validation_sees_the_dense_net(batches: tuple[dict[str, object], list[Ba
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
 
 
+def test_gradients_have_the_rows_of_the_batch(batches: tuple[dict[str, object], list[Batch]]) -> None:
+    net, data = batches
+    model, optimizer = start(net, AdamW(), True)
+    advance(model, optimizer, data[:2])
+    model(data[2]).square().mean().backward()
+    gradient = weight_of(model).grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert 0 < gradient._values().shape[0] < len(gradient) / 4
+
+
 def test_a_net_whose_loss_reads_the_weight(batches: tuple[dict[str, object], list[Batch]]) -> None:
     """A penalty on all weights gives every row a gradient."""
     net, data = batches
