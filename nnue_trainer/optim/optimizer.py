@@ -26,7 +26,7 @@ class Optimizer:
 
     `late`: rows of feature transformers on the CPU are updated when they are needed, if the rule can do so: bit for bit
     the same training. Whoever reads parameters through their module finds them up to date; a reference to a parameter
-    that was taken before a step may be behind.
+    that was taken before a step may be behind. Gradients of these parameters are sparse tensors, of the batch's rows.
 
     `copies`: training reads 16-bit copies of the feature transformers' weights, if the rule can write them along with
     the weights. These stay fp32, and so do the sums and the state; a gradient has the range of fp32.
