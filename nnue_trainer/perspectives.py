@@ -132,11 +132,13 @@ for _op, _fake in _FAKES.items():
     torch.library.register_fake(_op, _fake)
 
 
-@torch.library.register_fake(BACKWARD_ROWS)
 def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     weight, bias, psqt = _FAKES[BACKWARD](*arguments)
     rows: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
     return weight.new_empty(rows, dtype=torch.int64), weight.new_empty(rows, weight.shape[1]), bias, psqt
+
+
+torch.library.register_fake(BACKWARD_ROWS, _fake_backward_rows)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:

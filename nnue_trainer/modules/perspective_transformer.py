@@ -128,7 +128,8 @@ class PerspectiveTransformer(nn.Module):
         `perspective_transformer`."""
         made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
-        plan = next((plan for plan in plans if plan.is_for(*made_for)), None)
+        # Any: psqt and plan are optional, and mypy does not try that many combinations of the overloads.
+        plan: Any = next((plan for plan in plans if plan.is_for(*made_for)), None)
         result = perspectives.perspective_transformer(
             batch.white,
             batch.black,
