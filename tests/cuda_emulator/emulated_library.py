@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from translate import OPERATORS
+from translate import SOURCES
 
 from nnue_trainer import _library
 
@@ -59,7 +59,7 @@ def build(project: Path) -> Path:
         subprocess.run([*COMPILER, *FLAGS, *includes, "-c", str(source), "-o", str(target)], check=True)
         return target
 
-    translated = [(out / "csrc" / "cuda" / name).with_suffix(".cpp") for name in OPERATORS]
+    translated = [(out / "csrc" / "cuda" / name).with_suffix(".cpp") for name in SOURCES]
     units = [*translated, HERE / "index_check.cpp", HERE / "emulator.cpp"]
     with ThreadPoolExecutor(2) as pool:
         objects = [str(o) for o in pool.map(compile_one, units)]

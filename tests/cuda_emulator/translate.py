@@ -127,24 +127,24 @@ def translate(text: str) -> str:
     return text
 
 
-# The sources that hold operators, below cuda/, and how the names of these begin.
-OPERATORS: dict[str, tuple[str, ...]] = {
-    "perspective_transformer.cu": ("perspective_",),
-    "hopper/bucketed.cu": (),  # called by the one above, as is the next
-    "portable/portable.cu": (),
-    "stacks/layer_stacks.cu": ("stack_order(", "layer_stacks_"),
-    "step/optimizer.cu": ("optimizer_begin(", "optimizer_update("),
-    "step/integers.cu": ("to_integers",),
-    "analysis/rolling.cu": ("rolling(",),
-    "analysis/quantile.cu": ("rolling_quantile(",),
-    "analysis/ewm.cu": ("ewm(",),
-    "analysis/random.cu": ("random_fill(",),
-    "analysis/rows.cu": ("transpose(", "row_norms("),
-    "analysis/graph.cu": ("pack_bits(", "bit_counts(", "random_walks("),
-}
+# The sources that become operators on the CPU, below cuda/.
+SOURCES = (
+    "perspective_transformer.cu",
+    "hopper/bucketed.cu",  # called by the one above, as is the next
+    "portable/portable.cu",
+    "stacks/layer_stacks.cu",
+    "step/optimizer.cu",
+    "step/integers.cu",
+    "analysis/rolling.cu",
+    "analysis/quantile.cu",
+    "analysis/ewm.cu",
+    "analysis/random.cu",
+    "analysis/rows.cu",
+    "analysis/graph.cu",
+)
 
 
-def operators(text: str, library: str, prefixes: tuple[str, ...]) -> str:
+def operators(text: str, library: str) -> str:
     """A source with operators on CPU tensors, in a library of its own name."""
     text = text.replace("Device::cuda", "Device::cpu")
     text = re.sub(r"const torch::stable::accelerator::DeviceGuard guard\([^;]*;", "", text)
@@ -153,14 +153,11 @@ def operators(text: str, library: str, prefixes: tuple[str, ...]) -> str:
         "STABLE_TORCH_LIBRARY_IMPL(nnue, Composite", "STABLE_TORCH_LIBRARY_IMPL(nnue_emulated, Composite"
     )
     text = re.sub(r'\n *m\.impl\("\w+_(available|kernels)".*', "", text)  # which asks for a device
-    if not prefixes:
+    names = re.findall(r'm\.impl\("(\w+)"', text)
+    schemas = [m[0] for m in SCHEMA.finditer(library) if any(f'"{name}(' in m[0] for name in names)]
+    assert len(schemas) == len(names), schemas
+    if not names:
         return text
-    schemas = [
-        m[0]
-        for m in SCHEMA.finditer(library)
-        if any(f'"{prefix}' in m[0] for prefix in prefixes) and not re.search("available|_kernels", m[0])
-    ]
-    assert len(schemas) == text.count("m.impl("), schemas
     return text + "\nSTABLE_TORCH_LIBRARY_FRAGMENT(nnue_emulated, m) {\n" + "\n".join(schemas) + "\n}\n"
 
 
@@ -189,8 +186,8 @@ def main() -> int:
         target.parent.mkdir(exist_ok=True)
         target.write_text(text.replace("#pragma once\n", "#pragma once\n" + include, 1))
     library = (root / "library.cpp").read_text()
-    for name, prefixes in OPERATORS.items():
-        text = operators(translate((root / "cuda" / name).read_text()), library, prefixes)
+    for name in SOURCES:
+        text = operators(translate((root / "cuda" / name).read_text()), library)
         (out / "cuda" / name).with_suffix(".cpp").write_text(text)
     return 0
 
