@@ -8,8 +8,11 @@ is the best. It does so by `agree`, `any` and `same`, so that all ranks do the s
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.errors import UserError, out_of_memory, quoted, shown
 from nnue_trainer.parallel.watch import Watch
 
 _SECONDS_BETWEEN = 0.2  # exchanges of `agree`
@@ -42,6 +45,7 @@ class Ranks:
         self._until_exchange = 0
         self._calls = 0
         self._exchanged = time.monotonic()
+        self._releases: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     @property
     def several(self) -> bool:
@@ -109,9 +113,40 @@ class Ranks:
         """That of rank 0."""
         return value if not self.several else float(self.all_gather(torch.tensor([value], dtype=torch.float64))[0])
 
+    def least(self, value: int) -> int:
+        """The smallest of all ranks."""
+        return value if not self.several else int(self.all_gather(torch.tensor([value])).min())
+
+    def check_same(self, what: str, value: object) -> None:
+        """UserError unless all ranks have the same plain data. `what` is for the message."""
+        if not self.several:
+            return
+        text = json.dumps(value, sort_keys=True, default=str).encode()
+        digest = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+        if len(set(self.all_gather(torch.tensor([digest])).flatten().tolist())) > 1:
+            raise UserError(f"train: the processes do not have the same {what}")
+
     def meet(self, key: str) -> bool:
         """Whether all ranks come to the same place in time. Use it after an error, which may concern one rank alone."""
         return self._watch is None or self._watch.meet(key, _SECONDS_TO_MEET)
+
+    def speak(self) -> None:
+        """Says that this process has met an error and will save before it ends, so that the others wait for it."""
+        if self._watch is not None:
+            self._watch.speak()
+
+    def before_end(self, release: Callable[[], None]) -> None:
+        """`release`, a method, is called before the connections are closed if its object is still there."""
+        if self.several:
+            self._releases.append(weakref.WeakMethod(release))
+
+    def release(self) -> None:
+        """Calls what `before_end` was given."""
+        for reference in self._releases:
+            release = reference()
+            if release is not None:
+                release()
+        self._releases.clear()
 
     def on_loss(self, hint: Callable[[], str]) -> None:
         """`hint` gives the end of the message about a lost rank. It is called from a thread, and it may be slow."""
@@ -123,12 +158,14 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if self._watch is None or isinstance(error, NotImplementedError):
+            if self._watch is None or isinstance(error, NotImplementedError) or out_of_memory(error):
                 raise
             # Most likely a rank has ended. Then the watch notices too, prints the message and ends this process.
             time.sleep(_SECONDS_TO_MEET)
+            while self._watch.ends_process:
+                time.sleep(1.0)
             first = next((line for line in str(error).splitlines() if line.strip()), "")
-            raise UserError(f"train: the ranks have lost each other: {shown(first)[:200]}") from None
+            raise UserError(f"train: an exchange between the processes failed: {shown(first)[:200]}") from None
 
 
 _current = Ranks()
@@ -158,9 +195,11 @@ def joined() -> Iterator[Ranks]:
     except BaseException as error:
         own = isinstance(error, UserError)
         watch.fail(str(error) if own else f"{type(error).__name__}: {error}"[:500])
+        ranks.release()
         raise
     else:
         watch.finish()
+        ranks.release()
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
     finally:
@@ -170,19 +209,20 @@ def joined() -> Iterator[Ranks]:
 def _join() -> Ranks:
     rank, size, local_rank, local_size = _numbers()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    try:
-        dist.init_process_group(backend, rank=rank, world_size=size)
-    except (RuntimeError, ValueError) as error:
-        first = next(iter(str(error).splitlines()), "")
-        raise UserError(f"train: rank {rank} of {size} cannot join the others: {shown(first)[:200]}") from None
+    host = "127.0.0.1" if local_size == size else os.environ["MASTER_ADDR"]
 
     def exchange(port: int, token: int) -> tuple[int, int]:
         numbers = torch.tensor([port, token])
         dist.broadcast(numbers, 0)
         return int(numbers[0]), int(numbers[1])
 
-    host = "127.0.0.1" if local_size == size else os.environ["MASTER_ADDR"]
-    return Ranks(rank, size, local_rank, local_size, Watch(rank, size, host, exchange))
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=size)
+        watch = Watch(rank, size, host, exchange)
+    except (RuntimeError, ValueError) as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise UserError(f"train: rank {rank} of {size} cannot join the others: {shown(first)[:200]}") from None
+    return Ranks(rank, size, local_rank, local_size, watch)
 
 
 def _numbers() -> tuple[int, int, int, int]:

@@ -25,7 +25,9 @@ from nnue_trainer.errors import UserError, shown
 _HELLO = struct.Struct("!QI")  # token, rank
 _SECONDS_TO_JOIN = 60.0
 _SECONDS_TO_SPEAK = 3.0  # what rank 0 has to meet the same error as another rank, and to report it itself
+_SECONDS_TO_SAVE = 600.0  # what rank 0 has to save, and to write a report, after it has met an error itself
 _SECONDS_TO_BE_STOPPED = 15.0
+_SECONDS_TO_PRINT = 1.0  # torchrun ends rank 0 as soon as it sees that another rank has ended
 _LONGEST = 4096  # bytes of a line
 
 
@@ -39,6 +41,8 @@ class Watch:
         self._sockets: dict[int, socket.socket] = {}
         self._done: set[int] = set()
         self._ending = threading.Event()
+        self._speaking = threading.Event()
+        self._killing = threading.Event()
         self._here: dict[str, set[int]] = {}
         self._gone_on: set[str] = set()
         self._changed = threading.Condition()
@@ -74,6 +78,15 @@ class Watch:
             self._send(rank, f"go {key}")
         return True
 
+    def speak(self) -> None:
+        """This process has met an error. It will save what it can, and then call `fail`."""
+        self._speaking.set()
+
+    @property
+    def ends_process(self) -> bool:
+        """Whether the thread is about to end this process, after its message."""
+        return self._killing.is_set()
+
     def finish(self) -> None:
         """This process ends well, and the others may go on."""
         self._ending.set()
@@ -88,7 +101,8 @@ class Watch:
             self._stop_others()
             return
         self._send(0, f"error {text}")
-        time.sleep(_SECONDS_TO_BE_STOPPED)  # the thread ends the process when rank 0 says so
+        # The thread ends the process when rank 0 says so or is lost.
+        time.sleep(_SECONDS_TO_SAVE + _SECONDS_TO_BE_STOPPED)
         self._end(f"rank {self.rank}: {text}")
 
     def _listen(self, host: str, exchange: Callable[[int, int], tuple[int, int]]) -> None:
@@ -143,11 +157,13 @@ class Watch:
                 self._gone_on.add(rest)
             self._changed.notify_all()
         if word == "stop":
+            time.sleep(_SECONDS_TO_PRINT)
             self._end(None)
         elif word == "error":
             self._done.add(rank)
             # All ranks read the same data and the same files, so rank 0 mostly has the same error, and prints it.
-            if self._ending.wait(_SECONDS_TO_SPEAK):
+            same = self._ending.wait(_SECONDS_TO_SPEAK)
+            if same or (self._speaking.is_set() and self._ending.wait(_SECONDS_TO_SAVE)):
                 self._send(rank, "stop")
             else:
                 self._end(f"rank {rank}: {rest}")
@@ -160,6 +176,7 @@ class Watch:
 
     def _end(self, text: str | None) -> None:
         """Ends the process at once, whatever its other threads wait for."""
+        self._killing.set()
         if text is not None:
             if self.rank == 0:
                 self._stop_others()
@@ -167,6 +184,8 @@ class Watch:
             with contextlib.suppress(Exception):
                 hint = self.hint()
             with contextlib.suppress(Exception):
+                if sys.stderr.isatty():
+                    sys.stderr.write("\x1b[?25h\n")  # the progress line has hidden the cursor, and stands there
                 print(f"nnue: error: {shown(text + hint)}", file=sys.stderr, flush=True)
         os._exit(1)
 

@@ -72,9 +72,15 @@ class CheckpointStore:
 
     def wait(self) -> None:
         """Returns when the last save is on disk, or raises what went wrong."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
+        pending = self._pending
+        if pending is None:
+            return
+        try:
             pending.result()
+        finally:
+            # Only now: another thread may wait for the same save (`Trainer._last_good`).
+            if self._pending is pending:
+                self._pending = None
 
     def __enter__(self) -> CheckpointStore:
         return self

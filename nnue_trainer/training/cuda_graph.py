@@ -55,6 +55,11 @@ class GraphedStep:
         with torch.cuda.device(self._device):
             self._run(batch)
 
+    def forget(self) -> None:
+        """Frees the graphs; the next steps record them again. NCCL cannot close its connections while there is a graph
+        that uses them."""
+        self._recordings.clear()
+
     def _run(self, batch: Batch) -> None:
         self._calls += 1
         if self._calls <= EAGER_STEPS:

@@ -84,7 +84,17 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             if validation is not None:
                 next(iter(validation()), None)
             start = [describe(trainer, parameters, path if saved else None), *([divided] if divided else [])]
-            ranks.any(False)  # all have read what they need of the folder
+            # All have read what they need of the folder. On several machines a file may be an older copy.
+            ranks.check_same(
+                "recipe, checkpoint, data files and kind of device",
+                {
+                    "recipe": schema.to_data(recipe),
+                    "step": trainer.step,
+                    "batches": trainer.batches.state_dict(),
+                    "validation": trainer.validation_files,
+                    "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+                },
+            )
             if not ranks.writes:
                 return trainer.train()
             return _train_in(folder, trainer, keep=in_place, start=start, weights=weights)

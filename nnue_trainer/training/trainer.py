@@ -150,6 +150,7 @@ class Trainer:
                     except _Stopped:
                         pass
                     except Exception:
+                        self.ranks.speak()
                         self._rescue(store, first_step)
                         raise
                     if self._saved_step != self.step:
@@ -216,7 +217,9 @@ class Trainer:
     def _recorded_step(self) -> Callable[[Batch], None]:
         if not self._graphed:
             return self._train_step
-        return GraphedStep(self._train_step, self.device, alone=not self.ranks.several)
+        step = GraphedStep(self._train_step, self.device, alone=not self.ranks.several)
+        self.ranks.before_end(step.forget)
+        return step
 
     def _set_rounding(self) -> None:
         """Whether the step that comes next rounds as the engine does, a function of its number alone."""
@@ -455,7 +458,7 @@ class Trainer:
 
     def _check_finite(self, store: CheckpointStore | _Nowhere) -> None:
         """Nothing that is not finite is ever saved. Waits for the device."""
-        step = self.optimizer.good_steps()
+        step = self.ranks.least(self.optimizer.good_steps())
         if self.ranks.any(self.optimizer.failed()):
             what = f"loss or gradient was not finite at step {step + 1}"
         elif self.ranks.any(not self.optimizer.finite()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from torch import Tensor
 from nnue_trainer import checkpoint, nets
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.parallel import watch
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.parallel.split import Split, cut
@@ -225,17 +227,22 @@ def test_a_signal_ends_all_after_the_same_step(tmp_path, recipe, ranks, number):
     assert same_bits(folder, straight)
 
 
-def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
+def partly_damaged(folder: Path, data: Path) -> str:
+    """An override: 13 files of one chunk each, one of which is damaged."""
     whole = (data / "train.binpack").read_bytes()
-    files = [tmp_path / f"part-{number:02}.binpack" for number in range(12)]  # of one chunk each
+    files = [folder / f"part-{number:02}.binpack" for number in range(12)]
     for path in files:
         path.write_bytes(whole)
     bad = bytearray(whole)
     bad[len(bad) // 2 : len(bad) // 2 + 400] = b"\xff" * 400
-    damaged = tmp_path / "damaged.binpack"
+    damaged = folder / "damaged.binpack"
     damaged.write_bytes(bad)
+    return f"data.train=[{', '.join(map(str, [*files, damaged]))}]"
+
+
+def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
     folder = tmp_path / "run"
-    chosen = f"data.train=[{', '.join(map(str, [*files, damaged]))}]"
+    chosen = partly_damaged(tmp_path, data)
     more = ("training.epochs=30", "training.positions_per_epoch=1250")
     run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", folder, chosen, *more)
     assert run.wait() == [1, 1]
@@ -246,6 +253,44 @@ def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
     assert stopped % 5  # not the end of an epoch, which saves anyway
     said = several.train(2, tmp_path / "b", "--resume", folder, "data.skip_bad_chunks=true")
     assert f"resumed at step {stopped} " in said
+
+
+def _saving_slowly(*arguments: str) -> None:
+    """The first process takes longer to save than it may take to meet an error of another one."""
+    save = checkpoint.save
+
+    def slow(*parts: Any) -> None:
+        time.sleep(1.5)
+        save(*parts)
+
+    watch._SECONDS_TO_SPEAK = 0.5
+    checkpoint.save = slow
+    several._nnue(*arguments)
+
+
+def test_nobody_ends_the_process_that_still_saves(tmp_path, data, recipe):
+    folder = tmp_path / "run"
+    arguments = ["train", "--config", str(recipe), "--run-dir", str(folder), partly_damaged(tmp_path, data)]
+    more = ["training.epochs=1", "training.positions_per_epoch=100000"]
+    run = several.Processes(2, tmp_path / "a", _saving_slowly, *arguments, *more)
+    assert run.wait() == [1, 1]
+    assert len(re.findall(r"error: .*damaged\.binpack", run.said())) == 1, run.said()
+    assert len(re.findall(r"saved at step", run.said())) == 1, run.said()
+    assert last(folder).state["step"] > 0
+
+
+def _of_its_own(*arguments: str) -> None:
+    several._nnue(*arguments, f"training.seed={os.environ['RANK']}")
+
+
+def test_processes_that_would_train_different_things_are_refused(tmp_path, recipe):
+    arguments = ["train", "--config", str(recipe), "--run-dir", str(tmp_path / "run")]
+    run = several.Processes(2, tmp_path / "a", _of_its_own, *arguments)
+    assert run.wait() == [1, 1]
+    assert re.findall(r"nnue: (error: .*)", run.said()) == [
+        "error: train: the processes do not have the same recipe, checkpoint, data files and kind of device"
+    ]
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
