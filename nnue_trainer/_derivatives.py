@@ -160,6 +160,13 @@ def register_vmap(name: str, rule: VmapRule | None = None) -> None:
     torch.library.register_vmap(name, with_all)
 
 
+def _element(value: Any, dim: Any, number: int) -> Any:
+    """The argument of one call: of a list each part, which has a batch dimension of its own or none."""
+    if isinstance(value, list | tuple):
+        return value if dim is None else [_element(*part, number) for part in zip(value, dim, strict=True)]
+    return value if dim is None else value.select(dim, number)
+
+
 def one_by_one(name: str) -> VmapRule:
     """The vmap rule that calls the operator `name` once per element of the batch dimension."""
     namespace, short = name.split("::")
@@ -167,8 +174,7 @@ def one_by_one(name: str) -> VmapRule:
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         calls = [
-            op(*(a if d is None else a.select(d, i) for a, d in zip(arguments, in_dims, strict=True)))
-            for i in range(info.batch_size)
+            op(*(_element(a, d, i) for a, d in zip(arguments, in_dims, strict=True))) for i in range(info.batch_size)
         ]
         if isinstance(calls[0], Tensor):
             return torch.stack(calls), 0

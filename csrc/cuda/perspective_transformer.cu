@@ -38,6 +38,11 @@ Capability capability_of(int device) {
     return found;
 }
 
+// Whether this library has the machine code of the kernels for 9.0; built for others, their instructions are left out.
+bool built_for_90() {
+    return std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") != nullptr;
+}
+
 // Whether bucket_size asks for the portable kernels.
 bool is_portable(Buckets buckets) {
     return buckets.size == 0;
@@ -50,9 +55,10 @@ void check_plan_arguments(const char* op, const Tensor& white, const Tensor& bla
     if (is_portable(buckets)) return portable::check_sizes(op, white);
     bucketed::check_sizes(op, white, num_features, buckets);
     const auto [major, minor] = capability_of(white.get_device_index());
-    if (major != 9 || minor != 0) {
+    if (major != 9 || minor != 0 || !built_for_90()) {
         fail(op, "bucket_size",
-             text(buckets.size) + " on a GPU of compute capability " + text(major) + "." + text(minor),
+             text(buckets.size) + " on a GPU of compute capability " + text(major) + "." + text(minor) +
+                 ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
              "0, which stands for the kernels of every GPU");
     }
 }
@@ -117,7 +123,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     check_shape(kBackward, "grad_output", grad_output_in, {white_in.size(0), output_width(kind, sizes.num_outputs)},
                 "[B, 2 W]");
     if (dtype == ScalarType::Float) check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
-    const Tensor grad_output = aligned(grad_output_in), saved = torch::stable::contiguous(saved_in);
+    const Tensor grad_output = aligned(grad_output_in), saved = aligned(saved_in);
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
     if (is_portable(buckets)) {
         return portable::backward(grad_output, grad_psqt, batch, saved, sizes, kind, range, dtype);
@@ -137,9 +143,8 @@ std::string layout(int64_t positions, int64_t max_active, int64_t num_features, 
 // Which kernels a device has, the fastest first, with a space between: "hopper portable", "portable", or none.
 std::string kernels(int64_t device) {
     const auto [major, minor] = capability_of(static_cast<int>(device));
-    const bool built = std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") != nullptr;
     if (major < 8 || !portable::runs_on(static_cast<int>(device))) return "";
-    return major == 9 && minor == 0 && built ? "hopper portable" : "portable";
+    return major == 9 && minor == 0 && built_for_90() ? "hopper portable" : "portable";
 }
 
 }  // namespace

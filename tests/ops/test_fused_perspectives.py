@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ from sample_inputs import assert_close
 from torch import Tensor
 
 from nnue_trainer import ops, perspectives
-from nnue_trainer.perspectives import Activation, is_fused, perspective_plan, perspective_transformer
+from nnue_trainer.perspectives import (
+    Activation,
+    is_fused,
+    perspective_plan,
+    perspective_transformer,
+    set_cuda_kernels,
+)
 
 ACTIVATIONS: list[Activation] = ["identity", "crelu", "screlu", "pairwise"]
 
@@ -437,8 +444,12 @@ def test_any_unbucketed_shape(
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_clip_passes_gradient_at_both_ends(device: torch.device, dtype: torch.dtype, fused: bool) -> None:
+def test_clip_passes_gradient_at_both_ends(
+    device: torch.device, dtype: torch.dtype, fused: bool, request: pytest.FixtureRequest
+) -> None:
     """Sums of exactly 0 and exactly the bound, which fake-quantised weights make, pass gradient, as in torch.clamp."""
+    if not fused:
+        request.addfinalizer(partial(set_cuda_kernels, set_cuda_kernels("none")))
     bound = 255 / 256
     bias = torch.tensor([0.0, bound, -(2.0**-20), 0.5, bound + 2.0**-20, 1.0, bound - 2.0**-20, 2.0**-30]).repeat(4)
     rows = torch.tensor([[0, -1]], dtype=torch.int32, device=device)

@@ -123,3 +123,20 @@ def test_arguments(emulator: ctypes.CDLL, changes: dict[str, object], message: s
         torch.ops.nnue_emulated.perspective_plan(
             white, white, torch.zeros(len(white), dtype=torch.uint8), FEATURES, given["bucket_size"], FEATURES
         )
+
+
+def test_slopes_of_16_bit_weights_have_a_range(emulator: ctypes.CDLL) -> None:
+    """They are kept in fp16, which would make a larger bound infinite."""
+    rows, black_to_move = make_rows(1), torch.zeros(POSITIONS, dtype=torch.uint8)
+    op, weight, bias = torch.ops.nnue_emulated, torch.zeros(FEATURES, 32, dtype=torch.bfloat16), torch.zeros(32)
+    batch = [rows, rows, op.perspective_plan(rows, rows, black_to_move, FEATURES, 0, FEATURES)]
+
+    def forward(bound: float, save: bool) -> None:
+        op.perspective_transformer_forward(
+            batch, [0, FEATURES], weight, bias, None, "screlu", [bound, 1.0], "float32", save
+        )
+
+    forward(65504.0, True)
+    forward(1e5, False)
+    with pytest.raises(RuntimeError, match=r"bound: found 100000\.0+, expected at most 65504 with 16-bit weights"):
+        forward(1e5, True)

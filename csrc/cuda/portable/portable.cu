@@ -1,5 +1,6 @@
 // The portable kernels on tensors (portable.cuh): every GPU of compute capability 8.0 and later.
 
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -122,6 +123,9 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
     const Plan plan = open_plan(kForward, batch.plan, in);
     Tensor out = torch::stable::new_empty(weight, {in.positions, output_width(activation, num_outputs)}, output_dtype);
     const bool saves = save && activation != Activation::kIdentity;
+    if (saves && weight.scalar_type() != ScalarType::Float && !(range.bound <= 65504)) {  // the largest fp16
+        fail(kForward, "bound", std::to_string(range.bound), "at most 65504 with 16-bit weights");
+    }
     Tensor slopes =
         torch::stable::new_empty(weight, {saves ? in.rows() : 0, num_outputs}, slope_dtype(weight.scalar_type()));
     Tensor no_lists = torch::stable::new_empty(batch.white, {0}, ScalarType::Byte);
@@ -214,11 +218,9 @@ bool runs_on(int device) {
     static std::array<std::atomic<bool>, 64> known{};
     const bool has_place = device >= 0 && device < static_cast<int>(known.size());
     if (has_place && known[device]) return true;
-    int before = 0;
+    const torch::stable::accelerator::DeviceGuard guard(device);
     cudaFuncAttributes attributes{};
-    const bool found = cudaGetDevice(&before) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
-                       cudaFuncGetAttributes(&attributes, forward_kernel<float>) == cudaSuccess;
-    (void)cudaSetDevice(before);
+    const bool found = cudaFuncGetAttributes(&attributes, forward_kernel<float>) == cudaSuccess;
     (void)cudaGetLastError();
     if (has_place && found) known[device] = true;
     return found;
