@@ -8,7 +8,8 @@ namespace {
 template <class Int>
 py::tuple decode(const py::buffer& payload, std::size_t offset, const Array<Int>& out) {
     const py::buffer_info bytes = payload.request();
-    if (bytes.itemsize != 1 || bytes.ndim != 1 || bytes.strides[0] != 1) throw FormatError("leb128_decode: expected a row of bytes");
+    if (bytes.itemsize != 1 || bytes.ndim != 1 || bytes.strides[0] != 1)
+        throw FormatError("leb128_decode: expected a row of bytes");
     const auto size = static_cast<std::size_t>(bytes.size);
     if (offset > size) throw FormatError("leb128_decode: the offset is beyond the payload");
     const std::span<const std::uint8_t> all{static_cast<const std::uint8_t*>(bytes.ptr), size};
