@@ -15,6 +15,7 @@ launcher=()
 if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 "$bin/cmake" -S data_loader -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$bin/ninja" \
     -DCMAKE_BUILD_TYPE=RelWithDebInfo "${launcher[@]}" "$@" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
-"$bin/cmake" --build "$build" 2>&1 | tail -n 3
+"$bin/cmake" --build "$build" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+tail -n 1 "$build.log"
 export NNUE_SHARED=${NNUE_SHARED:-$PWD/../shared}  # as tests/conftest.py
 "$bin/ctest" --test-dir "$build" --output-on-failure -j 2

@@ -62,7 +62,7 @@ void take_stream(const char* path, const FeatureSet& set, const std::string& str
     std::vector<std::uint8_t> side(n), count(n);
     std::vector<Record> records(n);
     Slot slot;
-    slot.rows = {white.data(), black.data(), entries.data(), score.data(), result.data(), side.data(), count.data()};
+    slot.rows = {white.data(), black.data(), entries.data(), side.data(), score.data(), result.data(), count.data()};
     slot.records = records.data();
     Pipeline pipeline(options, {slot}, std::vector<StreamPosition>(1));
     std::size_t taken = 0;
