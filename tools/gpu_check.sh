@@ -1,41 +1,78 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go: build from source, tests on CUDA, compute-sanitizer, benchmarks.
-# Run from the project's root on a machine with an NVIDIA GPU, torch with CUDA, nvcc and the requirements installed:
+# Everything that needs a GPU: build, tests on CUDA, compute-sanitizer, benchmarks. Run it from the project's root on a
+# machine with an NVIDIA GPU, torch with CUDA, nvcc and the requirements installed:
 #
-#   tools/gpu_check.sh OUT_FOLDER [BINPACK]       BINPACK: real positions for the benchmarks (default: the bundled sample)
+#   tools/gpu_check.sh OUT_FOLDER [BINPACK [STEP ...]]    BINPACK: real positions (default: the bundled sample)
+#                                                         STEP: only these of `steps` below
 #
-# PREBUILT=1 uses the libraries lying in nnue_trainer/ instead of building; TESTS: what to test (default: everything).
+# PREBUILT=1: use the libraries that lie in nnue_trainer/. TESTS: what to test (default: everything). PYTEST: more
+# arguments for it, such as "-n 8" with pytest-xdist. Logs, JSON and pictures are written to OUT_FOLDER.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?where to write logs and results}
 positions=${2:-samples/train.binpack}
+shift $(($# < 2 ? $# : 2))
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-failed=()
-step() { # name, command...
-    local name=$1 begin=$SECONDS
+
+steps=(build info tests memcheck racecheck training portable_training transformer stacks aware_stacks optimizer expand roads windows graph)
+if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then steps+=(several); fi
+
+# Of every family of kernels the tests that are short: a sanitizer is a hundred times slower.
+subset="test_forward_backward or test_any_number_of_rows or test_hot_features or test_rows_outside_the_rule or illegal_index \
+or either_output or test_on_cuda or test_cuda or test_it_is_what_torch_gives or test_against_the_definition or test_quantiles \
+or test_mean or test_16_bit_gradients_and_copies or test_norms or test_transpose or test_bits or test_counts"
+sanitize() {
+    timeout "${SECONDS_TO_SANITIZE:-300}" compute-sanitizer --tool "$1" --error-exitcode 9 \
+        python3 -m pytest -q tests/ops -m cuda -k "$subset" -p no:cacheprovider
+}
+# Whole training from the file: recipe, batch, then more fields.
+train() { # recipe, overrides...
+    local recipe=$1
     shift
-    printf '\n######## %s\n' "$name"
-    "$@" >"$out/$name.log" 2>&1 || failed+=("$name")
-    tail -n "${TAIL:-12}" "$out/$name.log"
-    echo "######## $name: $((SECONDS - begin)) s"
+    python3 benchmarks/training_step.py 'data.filters={}' "$@" --config "configs/$recipe.yaml" --data "$positions" --out "$out"
+}
+both_precisions() { train "$@" && train "$@" training.precision=mixed; }
+
+step_build() { [ "${PREBUILT:-0}" = 1 ] || NNUE_CUDA_ARCHS=${NNUE_CUDA_ARCHS:-90} FORCE_CUDA=1 python3 setup.py build_ext --inplace; }
+step_info() { python3 -m nnue_trainer info; }
+# shellcheck disable=SC2086  # TESTS and PYTEST may be several words
+step_tests() { python3 -m pytest -q ${TESTS:-tests} ${PYTEST:-} -p no:cacheprovider -m "cuda and not engine"; }
+step_memcheck() { sanitize memcheck; }
+step_racecheck() { sanitize racecheck; }
+step_training() {
+    both_precisions sfnnv5 data.batch_size=16384 && both_precisions sfnnv5 data.batch_size=65536 &&
+        both_precisions sfnnv16 data.batch_size=16384 && both_precisions buckets data.batch_size=16384
+}
+step_portable_training() {
+    # In a folder of their own: the results have the same names.
+    NNUE_CUDA_KERNELS=portable out="$out/portable" both_precisions sfnnv5 data.batch_size=16384
+}
+step_transformer() {
+    python3 benchmarks/feature_transformer/run.py --data "$positions" --out "$out" &&
+        python3 benchmarks/feature_transformer/bytes.py --data "$positions" --out "$out"
+    python3 benchmarks/feature_transformer_op.py --device cuda --data "$positions" --out "$out"
+}
+step_stacks() { python3 benchmarks/layer_stacks.py --out "$out"; }
+step_aware_stacks() { python3 benchmarks/layer_stacks.py --aware --out "$out"; }
+step_optimizer() { python3 benchmarks/optimizer.py --device cuda --out "$out"; }
+step_expand() { python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --out "$out"; }
+step_roads() { python3 benchmarks/feature_roads.py --device cuda --data "$positions" --out "$out"; }
+step_windows() { python3 benchmarks/rolling.py --device cuda --out "$out"; }
+step_graph() { python3 benchmarks/graph.py --device cuda --out "$out"; }
+step_several() {
+    python3 -m torch.distributed.run --nproc-per-node 2 benchmarks/several_gpus.py --config configs/sfnnv5.yaml \
+        --data "$positions" --from-file --out "$out"
 }
 
-if [ "${PREBUILT:-0}" != 1 ]; then
-    NNUE_CUDA_ARCHS=${NNUE_CUDA_ARCHS:-90} FORCE_CUDA=1 step build python3 setup.py build_ext --inplace
-fi
-step info python3 -m nnue_trainer info
-step tests python3 -m pytest -q ${TESTS:-tests} -p no:cacheprovider -m "not engine"
-# One test of every kernel family: a sanitizer is a hundred times slower.
-subset="test_forward_backward or test_any_number_of_rows or test_hot_features or test_rows_outside_the_rule or illegal_index or either_output"
-for tool in memcheck racecheck; do
-    step "$tool" timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        python3 -m pytest -q tests/ops -m cuda -k "$subset" -p no:cacheprovider
+if [ $# -gt 0 ]; then steps=("$@"); fi
+failed=()
+for step in "${steps[@]}"; do
+    begin=$SECONDS
+    printf '\n######## %s\n' "$step"
+    "step_$step" >"$out/$step.log" 2>&1 || failed+=("$step")
+    tail -n "${TAIL:-12}" "$out/$step.log"
+    echo "######## $step: $((SECONDS - begin)) s"
 done
-step bench_op python3 benchmarks/feature_transformer_op.py --device cuda --data "$positions" --out "$out"
-step bench_fused python3 benchmarks/feature_transformer/run.py --data "$positions" --out "$out"
-step bench_bytes python3 benchmarks/feature_transformer/bytes.py --data "$positions" --out "$out"
-step bench_step python3 benchmarks/training_step.py --data "$positions" --out "$out"
-step bench_expand python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --out "$out"
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }
 echo "all steps passed"
