@@ -1,5 +1,5 @@
-"""Positions to compare a net with an engine on: random games, both sides to move, none in check; buckets by number of
-pieces take turns, so that any first few hold all of them. Where more are wanted, random games make them."""
+"""Positions for comparing a net with an engine: random games, both sides to move, no position in check. The buckets by
+number of pieces alternate, so that the first few positions cover all of them. Random games make more if needed."""
 
 from __future__ import annotations
 

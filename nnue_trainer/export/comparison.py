@@ -32,7 +32,7 @@ _WORST = 3
 
 @dataclass
 class Difference:
-    """Of two evaluations, the first minus the second, in engine units."""
+    """The difference of two evaluations, the first minus the second, in engine units."""
 
     positions: int = 0
     squares: float = 0.0

@@ -1,8 +1,8 @@
 """Between checkpoints (floating point) and nets (integers), by the table of the net (`Net.tensors`).
 
-Export rounds to nearest and refuses what does not fit, naming tensor, index, value and limit. Where several rows of a
-parameter share one of the net (the planes of the two kings), export takes those that positions can have and import
-takes them apart again, so that import → export gives the same file.
+Export rounds to nearest and refuses values that do not fit; the error names tensor, index, value and limit. Where
+several rows of a parameter share one row of the net (the planes of the two kings), export takes the rows that positions
+can have, and import separates them again, so that import → export gives the same file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def parameter_shapes(net: Net) -> dict[str, tuple[int, ...]]:
 
 
 def net_from_checkpoint(checkpoint: Checkpoint, where: str, *, any_l1: bool = False) -> QuantizedNet:
-    """The net that `checkpoint` is. `where` names it in errors; `any_l1` allows a width that no engine reads."""
+    """Makes the net of `checkpoint`. `where` names it in errors; `any_l1` allows a width that no engine reads."""
     net = parse(checkpoint.architecture, where)
     if net.unreadable is not None and not any_l1:
         raise UserError(f"{where}: architecture.{net.unreadable}; --any-l1 writes it all the same")
@@ -185,7 +185,7 @@ def _origin(checkpoint: Checkpoint, net: Net, where: str) -> tuple[bytes, str]:
 
 
 def checkpoint_from_net(quantized: QuantizedNet, where: str) -> Checkpoint:
-    """A checkpoint that exports to the very file `quantized` came from: what floats do not hold is kept beside them."""
+    """A checkpoint that exports to exactly the file of `quantized`: it also keeps what floats cannot hold."""
     net = quantized.net
     model = {name: torch.zeros(shape) for name, shape in parameter_shapes(net).items()}
     kept: dict[str, Tensor] = {}
@@ -222,9 +222,10 @@ def _put(tensor: NetTensor, values: np.ndarray, model: Mapping[str, Tensor]) -> 
 def read_format(
     data: bytes, file_format: NetFormat, net: Net, where: str, note: Callable[[str], None]
 ) -> tuple[QuantizedNet, Checkpoint]:
-    """A file of a format that does not say what it holds, such as a raw one: its integers, and the checkpoint that
-    exports to the same file. What the file has as floats, or at another scale than the net, is rounded for the
-    integers and kept for the checkpoint; `note` is told, also where the same file cannot be made again."""
+    """Reads a file of a format that does not say what it holds, such as a raw one. Returns its integers, and the
+    checkpoint that exports to the same file. Values that the file holds as floats, or at another scale than the net,
+    are rounded for the integers and kept for the checkpoint. `note` gets a message about this, and also if the same
+    file cannot be made again."""
     kinds = [TensorKind(tensor.name, tensor.dtype, tensor.shape, tensor.scale) for tensor in net.tensors()]
     found = file_format.from_bytes(data, kinds, where, note)
     others = [tensor for tensor in net.tensors() if found[tensor.name].integers is None]

@@ -1,5 +1,5 @@
-"""Does a real engine compute what we compute? Asks Stockfish for the evaluation of positions, and compares all that it
-prints of the net with ours.
+"""Does a real engine compute what we compute? Asks Stockfish for the evaluation of positions, and compares everything
+that it prints about the net with our values.
 
 A cell of the table has two decimals of a pawn of some 350 units, so one cell resolves about 3.5 units: eight buckets,
 two parts and their total, on a hundred positions, leave no room for an error to hide. Releases since April 2026 also
@@ -91,15 +91,15 @@ class EngineWithNet(Closing):
 
 @dataclass(frozen=True)
 class Bench:
-    """What an engine's `bench` says: all nodes that it searched, and how many in a second."""
+    """The result of an engine's `bench`: the number of nodes that it searched, and the nodes per second."""
 
     nodes: int
     nodes_per_second: float
 
 
 def bench(engine: str, net: Path, command: str = "bench 16 1 13 default depth NNUE", seconds: float = 600) -> Bench:
-    """Runs the `bench` of Stockfish with a net, in a process of its own. UserError where it does not say how fast it
-    was, or takes longer than `seconds`."""
+    """Runs the `bench` of Stockfish with a net, in a separate process. UserError if the engine does not print its
+    speed, or takes longer than `seconds`."""
     commands = f"setoption name EvalFile value {net.resolve()}\n{command}\nquit\n"
     try:
         run = subprocess.run(
@@ -131,7 +131,7 @@ class Expected:
     score: int
 
     def differences(self, found: EvalOutput, unit: Unit | None) -> Iterator[str]:
-        """One line for each thing that the engine prints otherwise. Without the unit of its table only the exact value
+        """One line per value that the engine prints differently. Without the unit of its table only the exact value
         and the bucket are compared."""
         counts = Counts.of_fen(self.fen)
         if found.used not in (None, self.bucket):
@@ -197,8 +197,8 @@ def verify(
     fens: Iterable[str],
     progress: Callable[[int], None] = lambda _: None,
 ) -> Verified:
-    """Compares an engine that loads `net` with `quantized`, what we read of it. UserError, which names position, bucket
-    and both values, at the first difference; also where nothing could be compared."""
+    """Compares an engine that loads `net` with `quantized`, our reading of `net`. UserError at the first difference
+    names position, bucket and both values. UserError also if nothing could be compared."""
     with EngineWithNet(engine, net) as running:
         result = Verified(running.name)
         unit, unknown = None, None

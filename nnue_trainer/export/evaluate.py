@@ -1,7 +1,7 @@
 """The integer evaluator: what an engine computes, bit for bit, for many positions at once.
 
 A net that describes its integer forward (`Net.integer_forward`) is evaluated in C++ (data_loader/evaluate), on all
-CPUs; a net from outside that says its arithmetic in Python is asked for it, chunk by chunk.
+CPUs. A net from outside that defines its arithmetic in Python is evaluated by its own method, chunk by chunk.
 """
 
 from __future__ import annotations

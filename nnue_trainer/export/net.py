@@ -25,7 +25,7 @@ Candidate = tuple[Net, FileLayout]
 @dataclass
 class QuantizedNet:
     """The integers of a net, by the names of `net.tensors()`; padding columns are part of a tensor. `layout` is the
-    name of one of `net.layouts()`: how the file is made up."""
+    name of one of `net.layouts()`: the layout of the file."""
 
     net: Net
     description: bytes
@@ -64,7 +64,7 @@ def read_net(path: PathLike, arch: str | None = None, note: Callable[[str], None
 
 
 class Recognised(NamedTuple):
-    """What a file is. `alike`: names of the nets that it may be as well, where nobody said which."""
+    """What a file is. `alike`: other nets that the file may hold, if neither user nor description named one."""
 
     net: Net
     layout: FileLayout
@@ -74,8 +74,8 @@ class Recognised(NamedTuple):
 
 
 def recognise(file: NetFile, known: Sequence[Candidate], arch: str | None = None) -> Recognised:
-    """The net and the layout of a file: of `known` if it does not say itself what it is. Looks at its whole shape, but
-    reads no tensor. UserError as `read_net`."""
+    """The net and the layout of a file. If the file does not name its net, the net is one of `known`. Compares the
+    whole shape of the file, but reads no tensor. UserError as `read_net`."""
     header = file.header(sorted({layout.version for _, layout in known} | {OWN_VERSION}))
     candidates, told = _candidates(file, header, known, arch)
     fitting = _fitting(file, header, candidates)
@@ -85,7 +85,7 @@ def recognise(file: NetFile, known: Sequence[Candidate], arch: str | None = None
 
 
 def known_layouts() -> list[Candidate]:
-    """What a file may be that does not say what it is; of those that look alike the later ones come last."""
+    """The nets and layouts of files that do not name their net; of nets that look alike, later versions come last."""
     return [(net, layout) for kind in NETS.kinds().values() for net in kind.known() for layout in net.layouts()]
 
 
@@ -124,8 +124,8 @@ def _of_header(candidates: Sequence[Candidate], header: Header) -> list[Candidat
 def _fitting(
     file: NetFile, header: Header, candidates: Sequence[Candidate]
 ) -> list[tuple[Net, FileLayout, list[Place]]]:
-    """The candidates that the whole file is shaped as. Several architectures share version and hashes, so a file is
-    never called by a name on its header alone. LayoutError of the one that comes closest if there is none."""
+    """The candidates whose shape matches the whole file. Several architectures share version and hashes, so the header
+    alone never decides the name of a file. LayoutError of the closest candidate if none matches."""
     fitting, failures = [], []
     for net, layout in candidates:
         try:
@@ -135,7 +135,7 @@ def _fitting(
     if fitting:
         return fitting
 
-    # The one with the most hashes and magics in their places; of equal ones that which goes wrong last.
+    # Prefer the candidate with the most correct hashes and magics; among equals, the one that fails last.
     def closeness(failure: tuple[LayoutError, Net, FileLayout]) -> tuple[int, int]:
         return failure[0].evidence, failure[0].offset
 

@@ -118,10 +118,10 @@ def integer_parameters(
     """Parameters as integers in fp32, all in one pass; each table has the ranges that cover the rows of a parameter, in
     their order.
 
-    The gradient goes through where nothing is clipped, multiplied by the scale. Without `clipped` it is handed on as it
-    is, for large parameters: neither multiplied, which is done for the much smaller gradients of what is computed from
-    it, nor masked where a value is clipped, because the optimiser keeps values within their limits. Either would take
-    one more pass over the largest gradient of a net.
+    The gradient goes through where nothing is clipped, multiplied by the scale. Without `clipped`, which is meant for
+    large parameters, the gradient passes unchanged. It is not multiplied: the caller multiplies the much smaller
+    gradients of the values computed from the parameter. It is not masked where a value is clipped: the optimiser keeps
+    values within their limits. Either would take one more pass over the largest gradient of a net.
     """
     found: tuple[Tensor, ...] = _Together.apply(clipped, _words(parameters, tables), *parameters)  # type: ignore[no-untyped-call]
     return list(found)

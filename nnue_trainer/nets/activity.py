@@ -1,7 +1,7 @@
 """What a net does on real positions: dead and saturated neurons, and how far weights are from their limits.
 
-The trainer writes these figures down with every validation, `nnue inspect` shows them neuron by neuron. They only look:
-no parameter, buffer or random generator changes. Counts stay on the device until they are asked for.
+The trainer writes these figures down with every validation, and `nnue inspect` shows them per neuron. Measuring changes
+no parameter, buffer or random generator. The counts stay on the device until somebody asks for them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ROWS_BYTES = 1 << 24  # of a weight at a time
 
 @dataclass(frozen=True)
 class FirstLayerActivity:
-    """N neurons, over both perspectives of P positions; shares are of the 2 · P accumulators of a neuron.
+    """N neurons, over both perspectives of P positions. A share is a part of the 2 · P accumulators of a neuron.
 
-    `dead` are neurons that are never above 0, `stuck` those that are at their upper limit always. `largest` is the
-    largest magnitude of an accumulator in units of the float model. `zeros` is the share of zeros in what the layers
-    see, behind activation and products.
+    `dead` are neurons that are never above 0; `stuck` are neurons always at their upper limit. `largest` is the
+    largest magnitude of an accumulator in units of the float model. `zeros` is the share of zeros among the values that
+    the layers see, after activation and products.
     """
 
     positions: int
@@ -134,8 +134,8 @@ class ActivityMeter:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a range of rows of a parameter goes: `reach` is the largest magnitude in units of the limit on its side,
-    `at_limit` the share of values that are at the limit."""
+    """How close a range of rows of a parameter comes to its limits: `reach` is the largest magnitude in units of the
+    limit on its side, `at_limit` is the share of values that are at the limit."""
 
     name: str
     reach: float
@@ -143,7 +143,7 @@ class Reach:
 
 
 def weight_reach(model: NnueModel) -> list[Reach]:
-    """Of every bounded range of rows of the model's parameters. Waits for the device once."""
+    """The reach of every bounded range of rows of the model's parameters. Waits for the device once."""
     names: list[str] = []
     found: list[Tensor] = []
     with torch.no_grad():
@@ -182,7 +182,7 @@ def reach_figures(model: NnueModel) -> dict[str, float]:
 
 
 class LayerMeter:
-    """Adds up what the layers behind the first see while the model runs inside `watching`."""
+    """Adds up what the layers after the first one see while the model runs inside `watching`."""
 
     def __init__(self, model: nn.Module):
         self._layers = {
@@ -192,7 +192,7 @@ class LayerMeter:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, every call of a layer is looked at; keeps all inputs, so show it a few thousand positions."""
+        """Inside, the meter records every call of a layer. It keeps all inputs: use a few thousand positions."""
         handles = [
             module.register_forward_pre_hook(lambda _, inputs, name=name: self._keep(name, inputs))
             for name, module in self._layers.items()

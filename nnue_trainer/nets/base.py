@@ -1,4 +1,4 @@
-"""What a net is: one small protocol that the trainer, the files, the exporter and the evaluator go by.
+"""What a net is: one small protocol that the trainer, the files, the exporter and the evaluator use.
 
 A net is one class in one file, registered by name (`NETS`). The class is a section: its fields are what a recipe says
 under `model`, and what checkpoints and net files carry as the architecture. Its methods give
@@ -6,12 +6,12 @@ under `model`, and what checkpoints and net files carry as the architecture. Its
 - `model()`: the net in floating point, to train;
 - `tensors()`: its integers, each with scale, limit and the range of rows of the parameter that it is made of, in the
   order of the file;
-- `integer_forward()`: what an engine computes with those integers, as data that the evaluator runs; or, for a net that
-  the stages of such a description do not fit, `evaluate()` and `score()` in Python;
-- `layouts()`: the files that it may lie in, for nets that engines of others read. By default it is the container of
+- `integer_forward()`: what an engine computes with those integers, as data that the evaluator runs. A net that does not
+  fit the stages of such a description gives `evaluate()` and `score()` in Python instead;
+- `layouts()`: the file layouts that it may have, for nets that other engines read. The default is the container of
   this project.
 
-Nothing outside that file asks which net it has.
+No code outside that file asks which net it has.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ INT32_MAX = 2**31 - 1
 
 
 class WeightBound(NamedTuple):
-    """The closed range `[low, high]` that `rows` rows of a parameter, from `first_row` on (None: all that follow), must
-    stay in to be exportable; the trainer clips to it."""
+    """The closed range `[low, high]` in which `rows` rows of a parameter, starting at `first_row`, must stay so that
+    the net can be exported. `rows` None means all the following rows. The trainer clips the rows to this range."""
 
     name: str
     parameter: nn.Parameter
@@ -96,8 +96,8 @@ class NetTensor:
     columns: int | None = None
     """size of the parameter's last dimension, where the tensor is padded with zeros behind it; None: it is not"""
     source: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """where several rows of the parameter share one of the tensor: for each row of the tensor the row it takes, int64
-    [shape[0]], counted from `first_row`; import puts 0 into the rows that none takes"""
+    """where several rows of the parameter share one row of the tensor: the row of the parameter that each row of the
+    tensor takes, int64 [shape[0]], counted from `first_row`; import writes 0 into the rows that no tensor row takes"""
 
     @property
     def source_parameter(self) -> str:
@@ -146,8 +146,8 @@ class Net(ABC):
         """The integers, in the order of the file."""
 
     def integer_forward(self) -> IntegerForward | None:
-        """What an engine computes with integers, as data; None for a net that says it in Python, by `evaluate` and
-        `score`, and is evaluated slowly."""
+        """What an engine computes with integers, as data. None for a net that defines `evaluate` and `score` in Python;
+        such a net is evaluated slowly."""
         return None
 
     def _described(self) -> IntegerForward:
@@ -186,8 +186,8 @@ class Net(ABC):
         return 1
 
     def bucket(self, batch: Batch) -> np.ndarray:
-        """int64 [B]: the stack of each position: as the integer forward says; else by number of pieces where there are
-        several, as in Stockfish."""
+        """int64 [B]: the stack of each position, as the integer forward defines it. Without one, the number of
+        pieces chooses among several stacks, as in Stockfish."""
         forward = self.integer_forward()
         if forward is not None:
             return forward.stack(batch)
@@ -200,8 +200,8 @@ class Net(ABC):
 
     @property
     def unreadable(self) -> str | None:
-        """Why no engine reads this net, in words that follow "architecture."; None if one does. Such a net is exported
-        only where it is asked for."""
+        """Why no engine reads this net, in words that follow "architecture."; None if an engine reads it. Such a net is
+        exported only on request."""
         return None
 
     def layouts(self) -> Sequence[FileLayout]:
@@ -214,8 +214,8 @@ class Net(ABC):
         return None
 
     def meaning(self) -> NetMeaning | None:
-        """What the parameters of `model()` stand for, so that weights of other nets can start this one, and its own
-        others; None: only weights of the same architecture fit."""
+        """What the parameters of `model()` stand for, so that weights of other nets can start this net, and its weights
+        can start others. None: only weights of the same architecture fit."""
         return None
 
     @classmethod
@@ -274,7 +274,7 @@ class NnueModel(nn.Module, ABC):
         return replace(batch, plans=tuple(plan for plan in plans if plan is not None))
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:
-        """`mean(*loss.terms(score_scale · forward(batch), …))` in fewer operators; None where there are none for it.
+        """`mean(*loss.terms(score_scale · forward(batch), …))` with fewer operators; None if no such operators exist.
         `lam` is λ, an fp32 scalar or fp32 [B] on the device of the batch."""
         return None
 
@@ -290,13 +290,13 @@ class NnueModel(nn.Module, ABC):
             raise UserError(f"{name}: has no fake quantisation: {error}") from None
 
     def set_rounding(self, on: bool) -> None:
-        """Whether `forward` computes as the engine does. UserError as `rounded_forward`."""
+        """Sets whether `forward` computes as the engine does. UserError in the same cases as `rounded_forward`."""
         if on != (self.rounded is not None):
             self.rounded = self.rounded_forward() if on else None
 
     @contextmanager
     def rounding(self, on: bool) -> Iterator[None]:
-        """`set_rounding`, and afterwards as before."""
+        """Calls `set_rounding`, and restores the previous state at the end."""
         before = self.rounded
         self.set_rounding(on)
         try:
@@ -316,10 +316,10 @@ class NnueModel(nn.Module, ABC):
                 yield WeightBound(name, parameters[name], -limit, limit, tensor.first_row, rows)
 
     def covered_gradients(self) -> frozenset[str]:
-        """Names of parameters whose gradients hold no term that is not in another parameter's gradient, too.
+        """Names of parameters whose gradients hold no term that is missing from the gradient of another parameter.
 
-        The weight of a feature transformer: its gradient is made of row gradients, and all of these are terms of the
-        bias's gradient. So a guard against numbers that are not finite need not read the largest gradient of all.
+        The weight of a feature transformer is such a parameter: its gradient is made of row gradients, and the
+        gradient of the bias contains all of them. So the non-finite guard need not read the largest gradient of all.
         """
         named = self.named_modules()
         return frozenset(f"{name}.weight" for name, module in named if isinstance(module, PerspectiveTransformer))

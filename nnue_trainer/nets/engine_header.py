@@ -99,8 +99,8 @@ _MIRRORS = ("none", "a-d", "e-h")
 
 
 def _set_in_cpp(name: str, kings_name: str) -> tuple[str, list[str]] | None:
-    """The type of a feature set in examples/engine/nnue.h and the lines that define what it takes; None for a set that
-    it does not know."""
+    """The type of a feature set in examples/engine/nnue.h and the lines that define its template argument; None for a
+    set that examples/engine does not know."""
     if name.startswith("Full_Threats_v"):
         return f"nnue::Threats<nnue::ThreatsV{name.removeprefix('Full_Threats_v')}>", []
     if name == "PP_3Wide":

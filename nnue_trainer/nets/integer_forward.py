@@ -1,8 +1,8 @@
 """What a net computes with its integers, as data: stages that a program can run without knowing the net.
 
 A net describes its integer forward once (`Net.integer_forward`). The evaluator in C++ (data_loader/evaluate) runs any
-such description, with AVX2 where there is, in several threads; `reference` runs it here, slowly and plainly, and says
-what the words mean. Both give the same integers. Nothing in either knows the name of a net.
+such description in several threads, with AVX2 where the CPU has it. `reference` runs it here, slowly and plainly, and
+defines what the words mean. Both give the same integers. Neither of them knows the name of a net.
 
 The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and int16 and int32 wrap around.
 
@@ -13,7 +13,7 @@ The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and 
 3. The number of pieces chooses the stack of layers, and the PSQT column (`stacks`).
 4. Each layer: y = tdiv(Σ weight · x, divide) + bias, int32, where x are the vectors that it names, one after another.
    The activations of its first `activated` outputs are the next vector: vector k + 1 behind layer k.
-5. The last layer has one output. What skip connections bring is added, then
+5. The last layer has one output. The values of the skip connections are added to it, then
    positional = tdiv((output + skips) · multiply, divide).
 6. psqt = tdiv(side to move − other side, 2) of the sums of the PSQT columns, int32.
 7. score = tdiv((psqt + positional) · score_multiply, score_divide), together or each part by itself.
@@ -188,12 +188,12 @@ def first_activations(forward: IntegerForward, tensors: Mapping[str, np.ndarray]
 
 
 def neuron_columns(forward: IntegerForward, columns: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Along which columns (places of the last dimension) of which tensors the first layer's neurons lie: for each such
-    tensor the neuron of every column, int64 [columns], −1 where a column belongs to none. `columns` says how many each
-    tensor has.
+    """The columns (places of the last dimension) that belong to the first layer's neurons: for each tensor that has
+    such columns, the neuron of every column, int64 [columns], −1 where a column belongs to no neuron. `columns` gives
+    the number of columns per tensor.
 
-    Neurons are counted as the layers see them, of one side: a neuron of a pairwise net is a product, and has two
-    columns in the first layer. Columns of neurons that follow one another do so, too.
+    Neurons are counted as the layers see them, per side: a neuron of a pairwise net is a product, and it has two
+    columns in the first layer. Neurons that follow one another have columns that follow one another.
     """
     first = forward.first
     width = columns[first.bias]
@@ -213,7 +213,7 @@ def neuron_columns(forward: IntegerForward, columns: Mapping[str, int]) -> dict[
 
 
 def reference(forward: IntegerForward, tensors: Mapping[str, np.ndarray], batch: Batch) -> RawValues:
-    """Stages 1 to 6 in NumPy, of every stack: what the evaluator in C++ is held against."""
+    """Stages 1 to 6 in NumPy, for every stack. The evaluator in C++ is compared with this function."""
     psqt = np.zeros((len(batch), forward.num_stacks), np.int64)
     if forward.first.psqt:
         zero = np.zeros(forward.num_stacks, np.int32)

@@ -57,7 +57,7 @@ class Meaning:
 
 @dataclass(frozen=True)
 class NetMeaning:
-    """Of a net: that of each parameter, by name, and what else decides what a weight is worth, in words."""
+    """Of a net: the meaning of each parameter, by name, and in words what else decides what a weight is worth."""
 
     parameters: Mapping[str, Meaning]
     facts: Mapping[str, str]
@@ -108,7 +108,7 @@ def activations(units: Iterable[Key], *, squares: bool) -> list[Key]:
 
 
 def stacked(name: str, role: str, inputs: Iterable[Key], outputs: Units, stacks: Buckets) -> dict[str, Meaning]:
-    """Of weight and bias of a layer that each bucket has of its own."""
+    """The meaning of weight and bias of a layer that has one set of weights per bucket."""
     return {
         f"{name}.weight": Meaning(f"{role}.weight", (stacks, outputs, Units(tuple(inputs)))),
         f"{name}.bias": Meaning(f"{role}.bias", (stacks, outputs)),

@@ -1,14 +1,14 @@
 """The float model's forward pass with every weight and activation rounded as the engine does it.
 
-It follows from what a net says of its integers: their stages (`Net.integer_forward`), and scales and limits of weights
-(`Net.tensors`). It holds integers as floats, so it gives the engine's score and not one near it, and its gradient goes
-straight through the rounding: quantisation-aware training.
+It follows from what a net states about its integers: the stages (`Net.integer_forward`), and the scales and limits of
+the weights (`Net.tensors`). It holds integers as floats, so it gives exactly the engine's score. Its gradient goes
+straight through the rounding: this is quantisation-aware training.
 
-Not modelled are sums that an engine's 16 or 32 bits do not hold and that wrap around there; `nnue check` finds them.
+It does not model sums that overflow an engine's 16 or 32 bits and wrap around there; `nnue check` finds them.
 
-On a GPU the layers behind the first, and the loss, are computed by the same operators as without rounding
-(`modules/layer_stacks.py`), where these are made for the net's layers. They are held against what is written here in
-torch's operators, which runs everywhere else; on a CPU it computes each position for its own stack alone.
+On a GPU the layers after the first one, and the loss, are computed by the same operators as without rounding
+(`modules/layer_stacks.py`), if these operators support the net's layers. The code in this file uses torch's operators.
+It is the reference for the GPU operators and runs everywhere else; on a CPU it computes only each position's own stack.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _LARGEST_TF32 = 2**11
 
 
 class RoundedForward:
-    """The forward pass for `model`, which is on its device already. ValueError, with the reason, for one that has none:
-    whose net has no `integer_forward()`, or whose layers are not named as its tensors."""
+    """The forward pass for `model`, which is already on its device. ValueError, with the reason, for a model without
+    one: its net has no `integer_forward()`, or its layers do not have the names of its tensors."""
 
     def __init__(self, net: Net, model: NnueModel) -> None:
         forward = net.integer_forward()
@@ -230,8 +230,8 @@ class RoundedForward:
         """Whether sums of products of a layer take float64.
 
         Squares of 16 bits do. But a float64 copy of a wide layer's inputs is the largest tensor of a step, and in fp32
-        the sums are off by about 10^-7 of themselves, which training cannot notice: it does without. Evaluation does
-        not."""
+        the relative error of the sums is about 10^-7, which training cannot notice. So training uses fp32 for such a
+        layer, and evaluation uses float64."""
         inputs, largest, limit = self.limits[number]
         return not torch.is_grad_enabled() and largest * limit * min(inputs, _LARGE_PRODUCTS) > 2**24
 

@@ -1,8 +1,8 @@
 """The nets of Stockfish, SFNNv1 … SFNNv17 and the small net.
 
-They are one family: a feature transformer seen from both sides, then three layers, in eight stacks (SFNNv1: one). What
-tells one from another is a row of facts, `Design`; sizes, hashes, file layout, scales, float model and integer forward
-follow from it. One more version is one more class with its row, and whatever is new in it is a field of `Design`.
+They are one family: a feature transformer seen from both sides, then three layers, in eight stacks (SFNNv1: one). A
+row of facts, `Design`, distinguishes one net from another; sizes, hashes, file layout, scales, float model and integer
+forward follow from it. A new version is one more class with its row; a new property becomes a field of `Design`.
 
 Units. One of the float model is `transformer_one` in accumulators, `one` in activations of layers, 600 · 16 in the
 output. An activation is a product of two clipped accumulators, shifted down, and a square likewise; where the shift
@@ -516,8 +516,8 @@ class StockfishModel(StackedModel):
 
 
 # ---- the versions ----------------------------------------------------------------------------------------------------
-# Where the files of two nets look alike (SFNNv4 and SFNNv5), the later one is taken. For each version the class says
-# what is new, the design says it for the program.
+# Where the files of two nets look alike (SFNNv4 and SFNNv5), the reader takes the later net. The docstring of a class
+# says what is new in the version; its `Design` says it for the program.
 
 
 @NETS.register("sfnnv1")
