@@ -35,7 +35,7 @@ from training_step import PRELOADED, Preloaded, copies, synchronize
 def measure(
     recipe: Recipe, ranks: Ranks, source: Callable[[], BatchSource], device: torch.device, steps: int, warmup: int
 ) -> dict[str, Any]:
-    """Milliseconds a step and positions per second, after `warmup` steps."""
+    """Milliseconds per step and positions per second, after `warmup` steps."""
     set_up_torch(recipe, device)
     model = nets.build(recipe.model)
     division, words = divide(ranks, model, recipe)

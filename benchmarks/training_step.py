@@ -76,7 +76,7 @@ def copies(loader: BatchSource, device: torch.device, features: str, count: int 
 
 
 def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: int, warmup: int) -> dict[str, float]:
-    """Milliseconds a step, wall clock and CPU, and positions per second over `steps`, after `warmup` steps."""
+    """Milliseconds per step, wall clock and CPU, and positions per second over `steps`, after `warmup` steps."""
     set_up_torch(recipe, device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, nets.build(recipe.model).to(device), source, None, Path(folder))
@@ -99,7 +99,7 @@ def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: in
 
 
 def ratio(recipe: Recipe, batches: list[Batch], rounds: int) -> dict[str, dict[str, Any]]:
-    """Milliseconds a step of trainers that take turns, with and without what the CPU has of its own; the least of the
+    """Milliseconds per step of trainers that take turns, with and without what the CPU has of its own; the least of the
     rounds, each of which goes once through all batches. The first round is not counted."""
     device = torch.device("cpu")
     set_up_torch(recipe, device)

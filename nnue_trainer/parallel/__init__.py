@@ -1,4 +1,4 @@
-"""One training on several GPUs, in as many processes: everything that knows of more than one of them.
+"""One training on several GPUs, in as many processes: all code that deals with more than one process.
 
 `ranks.py`: the processes, what they exchange and agree on; `watch.py`: how they end together; `division.py`: who has
 what of the net and of a batch; `split.py`: columns of tensors. docs/training.md says what users see of it.

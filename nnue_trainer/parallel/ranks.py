@@ -110,11 +110,11 @@ class Ranks:
         return flag if not self.several else bool(self.all_gather(torch.tensor([int(flag)])).any())
 
     def same(self, value: float) -> float:
-        """That of rank 0."""
+        """Returns the value of rank 0."""
         return value if not self.several else float(self.all_gather(torch.tensor([value], dtype=torch.float64))[0])
 
     def least(self, value: int) -> int:
-        """The smallest of all ranks."""
+        """Returns the smallest value of all ranks."""
         return value if not self.several else int(self.all_gather(torch.tensor([value])).min())
 
     def check_same(self, what: str, value: object) -> None:
@@ -172,7 +172,7 @@ _current = Ranks()
 
 
 def current() -> Ranks:
-    """Those that this process has joined."""
+    """The ranks that this process has joined."""
     return _current
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: named, written in the background, thinned out, and never half there.
+"""The checkpoints of one run: named, written in the background, thinned out, and never written in part.
 
 `last` is the run: writing it is one rename, and everything else follows from what it holds. `epoch-0012.safetensors`,
 after an epoch, and `best`, the one with the lowest validation loss, are hard links that are made after it. A kill

@@ -79,7 +79,7 @@ class GraphedStep:
         recording.graph.replay()
 
     def _record(self, batch: Batch) -> _Recording:
-        """Nothing is computed yet."""
+        """Records the step without running it."""
         graph = torch.cuda.CUDAGraph()
         pool = next((recording.graph.pool() for recording in self._recordings.values()), None)
         with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode=self._error_mode):

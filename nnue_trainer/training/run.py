@@ -360,7 +360,7 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
         found = f"{torch.cuda.device_count()} CUDA devices" if available else "no CUDA device"
         raise UserError(f"training.device: found {name!r}, but torch {torch.__version__} sees {found}{wanted}")
     if several:
-        torch.cuda.set_device(device)  # NCCL and all that does not say where
+        torch.cuda.set_device(device)  # for NCCL and for code that names no device
     return device
 
 

@@ -222,7 +222,7 @@ class Trainer:
         return step
 
     def _set_rounding(self) -> None:
-        """Whether the step that comes next rounds as the engine does, a function of its number alone."""
+        """Whether the step that comes next rounds as the engine does, which depends only on its number."""
         rounding = self.recipe.model.awareness.active(self.step, self.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
@@ -383,7 +383,7 @@ class Trainer:
         return self.recipe.loss
 
     def loss(self, batch: Batch) -> Tensor:
-        """Of a whole batch."""
+        """The mean loss of a whole batch."""
         loss = None
         if not self.recipe.training.compile:
             with self.autocast():
@@ -402,7 +402,7 @@ class Trainer:
         return self.recipe.loss.terms(output.float() * self.model.score_scale, batch.score, batch.result, lam)
 
     def learning_rate(self) -> float:
-        """Of the step that comes next."""
+        """The learning rate of the next step."""
         return self.recipe.schedule.lr_at(
             self.step, self.steps_per_epoch, self.recipe.training.epochs, self.recipe.optimizer.lr
         )
