@@ -29,6 +29,11 @@ def quoted(text: object, limit: int = 80) -> str:
     return f"'{shown(text)}'"
 
 
+def first_line(text: object) -> str:
+    """The first line that is not blank: the part of a library's message that names the cause."""
+    return next((line for line in str(text).splitlines() if line.strip()), "")
+
+
 class OutOfMemory(NamedTuple):
     """`wanted` is what could not be had, "20.00 GiB" or "36028797018963968 bytes"; "" where that is not known."""
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from nnue_trainer.cli import analysis, check, data, data_tools, info, net, permute, rescore, train
-from nnue_trainer.errors import UserError, out_of_memory, shown
+from nnue_trainer.errors import UserError, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
 from nnue_trainer.progress import Unfailing
 
@@ -122,17 +122,13 @@ def _explain(error: BaseException) -> int:
         status = INTERNAL_ERROR
         where = next((f" at {_place(frame)}" for frame in reversed(traceback.extract_tb(error.__traceback__))), "")
         message = (
-            f"internal error: {type(error).__name__}: {_first_line(message)}{where}; please report it with the command "
-            "line (NNUE_TRACEBACK=1 shows the traceback)"
+            f"internal error: {type(error).__name__}: {first_line(message)[:300]}{where}; please report it with the "
+            "command line (NNUE_TRACEBACK=1 shows the traceback)"
         )
     # Of several processes of a run each meets a wrong command line, before they know of each other.
     if status != WRONG_COMMAND_LINE or is_first():
         print(f"nnue: error: {shown(message)}", file=sys.stderr, flush=True)
     return status
-
-
-def _first_line(text: str) -> str:
-    return next((line for line in text.splitlines() if line.strip()), "")[:300]
 
 
 def _place(frame: traceback.FrameSummary) -> str:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nnue_trainer.errors import UserError, out_of_memory, quoted, shown
+from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
 from nnue_trainer.parallel.watch import Watch
 
 _SECONDS_BETWEEN = 0.2  # exchanges of `agree`
@@ -164,8 +164,8 @@ class Ranks:
             time.sleep(_SECONDS_TO_MEET)
             while self._watch.ends_process:
                 time.sleep(1.0)
-            first = next((line for line in str(error).splitlines() if line.strip()), "")
-            raise UserError(f"train: an exchange between the processes failed: {shown(first)[:200]}") from None
+            what = f"train: an exchange between the processes failed: {shown(first_line(error))[:200]}"
+            raise UserError(what) from None
 
 
 _current = Ranks()
@@ -220,8 +220,8 @@ def _join() -> Ranks:
         dist.init_process_group(backend, rank=rank, world_size=size)
         watch = Watch(rank, size, host, exchange)
     except (RuntimeError, ValueError) as error:
-        first = next(iter(str(error).splitlines()), "")
-        raise UserError(f"train: rank {rank} of {size} cannot join the others: {shown(first)[:200]}") from None
+        what = f"train: rank {rank} of {size} cannot join the others: {shown(first_line(error))[:200]}"
+        raise UserError(what) from None
     return Ranks(rank, size, local_rank, local_size, watch)
 
 

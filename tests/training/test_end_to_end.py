@@ -10,22 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from command import nnue
+from small_runs import split_sample
 from waiting import wait_for
 
 from nnue_trainer import checkpoint, nets
-from nnue_trainer.data import RecordLoader
-from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def data(project_root, tmp_path_factory) -> Path:
     """A folder with train.binpack, 6,000 positions, and val.binpack, 1,000 others."""
-    folder = tmp_path_factory.mktemp("positions")
-    records = next(iter(RecordLoader([project_root / "samples" / "train.binpack"], 7_000, seed=5))).numpy().copy()
-    write_binpack(folder / "train.binpack", records[:6_000], join_chains=False)
-    write_binpack(folder / "val.binpack", records[6_000:], join_chains=False)
-    return folder
+    return split_sample(project_root, tmp_path_factory.mktemp("positions"), 6_000, 1_000)
 
 
 def recipe(folder: Path, data: Path, model: str, loss: str, **training: object) -> Path:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from command import nnue
+from small_runs import last, split_sample, written
 from waiting import wait_for
 
 from nnue_trainer import checkpoint
@@ -25,33 +25,13 @@ from nnue_trainer.training.trainer import Trainer
 @pytest.fixture(scope="module")
 def data(project_root, tmp_path_factory) -> Path:
     """A folder with train.binpack, 4,000 positions of the sample, and val.binpack, 500 others."""
-    folder = tmp_path_factory.mktemp("positions")
-    records = next(iter(RecordLoader([project_root / "samples" / "train.binpack"], 4_500, seed=5))).numpy().copy()
-    write_binpack(folder / "train.binpack", records[:4_000], join_chains=False)
-    write_binpack(folder / "val.binpack", records[4_000:], join_chains=False)
-    return folder
+    return split_sample(project_root, tmp_path_factory.mktemp("positions"), 4_000, 500)
 
 
 @pytest.fixture
 def recipe(tmp_path, data) -> Path:
     """Four epochs of 4 steps."""
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "model": {"kind": "simple", "hidden": 16},
-                "data": {
-                    "train": [str(data / "train.binpack")], "validation": [str(data / "val.binpack")],
-                    "batch_size": 250, "shuffle_buffer": 1000, "threads": 2,
-                },
-                "loss": {"kind": "sigmoid"},
-                "optimizer": {"lr": 0.005},
-                "training": {"epochs": 4, "positions_per_epoch": 1000, "device": "cpu", "keep_last": 9},
-                "logging": {"every_steps": 2, "tensorboard": False},
-            }
-        )
-    )  # fmt: skip
-    return path
+    return written(tmp_path / "mine.yaml", data, data={"threads": 2}, training={"epochs": 4})
 
 
 def refused(pattern: str, *arguments: object) -> None:
@@ -62,10 +42,6 @@ def refused(pattern: str, *arguments: object) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def last(folder: Path) -> checkpoint.Checkpoint:
-    return checkpoint.load(folder / "checkpoints" / "last.safetensors")
 
 
 # --- what may change

@@ -15,16 +15,14 @@ from typing import Any
 import pytest
 import several
 import torch
-import yaml
 from command import nnue
 from made_up import MadeUpSource, made_up_batch
 from made_up import recipe as made_up_recipe
 from safetensors.torch import load_file, save_file
+from small_runs import last, split_sample, written
 from torch import Tensor
 
 from nnue_trainer import checkpoint, nets
-from nnue_trainer.data import RecordLoader
-from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.parallel import watch
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
@@ -46,39 +44,13 @@ LAYERED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def data(project_root, tmp_path_factory) -> Path:
     """A folder with train.binpack, 4,000 positions of the sample, and val.binpack, 500 others."""
-    folder = tmp_path_factory.mktemp("positions")
-    records = next(iter(RecordLoader([project_root / "samples" / "train.binpack"], 4_500, seed=5))).numpy().copy()
-    write_binpack(folder / "train.binpack", records[:4_000], join_chains=False)
-    write_binpack(folder / "val.binpack", records[4_000:], join_chains=False)
-    return folder
+    return split_sample(project_root, tmp_path_factory.mktemp("positions"), 4_000, 500)
 
 
 @pytest.fixture
 def recipe(tmp_path, data) -> Path:
     """Three epochs of 4 steps; a batch has 250 positions, which three processes cannot divide evenly."""
     return written(tmp_path / "mine.yaml", data)
-
-
-def written(path: Path, data: Path, **sections: dict[str, Any]) -> Path:
-    content: dict[str, dict[str, Any]] = {
-        "model": {"kind": "simple", "hidden": 16},
-        "data": {
-            "train": [str(data / "train.binpack")], "validation": [str(data / "val.binpack")],
-            "batch_size": 250, "shuffle_buffer": 1000, "threads": 1,
-        },
-        "loss": {"kind": "sigmoid"},
-        "optimizer": {"lr": 0.005},
-        "training": {"epochs": 3, "positions_per_epoch": 1000, "device": "cpu", "keep_last": 9},
-        "logging": {"every_steps": 2, "tensorboard": False},
-    }  # fmt: skip
-    for name, section in sections.items():
-        content[name] = section if "kind" in section else content.get(name, {}) | section
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
-def last(folder: Path) -> checkpoint.Checkpoint:
-    return checkpoint.load(folder / "checkpoints" / "last.safetensors")
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
