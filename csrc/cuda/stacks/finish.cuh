@@ -1,35 +1,37 @@
-// The last kernel of the way back: adds up, in a fixed order, what thread blocks have left of the parameters'
-// gradients.
+// The last kernel of the backward. It adds up, in a fixed order, the partial sums of parameter gradients that the
+// thread blocks of the other kernels have left, and it multiplies the gradient of psqt by its factors.
 #pragma once
 
 #include "first_layer_backward.cuh"
 
 namespace nnue::cuda::stacks {
 
-constexpr int kColumns = 32, kStrips = kThreads / kColumns;  // numbers of a thread block, and shares of their tiles
+// Numbers per thread block, and threads per number, which share the tiles.
+constexpr int kColumns = 32, kStrips = kThreads / kColumns;
 
 struct Finish {
     const int* order;
     Order of_order;
     Scale scale;
-    // Thread blocks of each kind; they follow each other.
+    // How many thread blocks do each kind of work. They follow one another in the grid, in this order.
     int of_weight, of_pieces, of_psqt;
-    // The weight of layer 0.
+    // For the weight of layer 0.
     const float* segments;
     float* grad_weight;  // [S, O, N]
     int inputs, outputs, padded_outputs, slabs, workers;
-    // The other parameters.
+    // For the other parameters.
     const float* partials;
     float* gradients;
     Pieces pieces;
     int blocks_per_stack;
-    // PSQT.
+    // For psqt.
     const float* grad_output;
     float* grad_psqt;
     float psqt_slope;
 };
 
-// Four columns for each thread.
+// The gradient of weight_0: adds up the segments of a stack and slab, which are scaled already. A thread takes four
+// columns.
 __device__ inline void finish_weight(const Finish& a, int block) {
     const int stacks = static_cast<int>(a.of_order.stacks), quads = a.inputs / 4;
     const int64_t item = static_cast<int64_t>(block) * kThreads + threadIdx.x;
@@ -55,7 +57,8 @@ __device__ inline void finish_weight(const Finish& a, int block) {
     *reinterpret_cast<float4*>(a.grad_weight + item * 4) = {sum[0], sum[1], sum[2], sum[3]};
 }
 
-// A thread block has kColumns numbers of a stack, and each of its strips an equal share of the stack's tiles.
+// The gradients of the other parameters. A thread block takes kColumns numbers of a stack. Each of its kStrips warps
+// adds up an equal share of the stack's tiles; then the shares are added in order.
 __device__ inline void finish_pieces(const Finish& a, int block) {
     __shared__ float shares[kStrips][kColumns];
     const int stack = block / a.blocks_per_stack, strip = threadIdx.x / kColumns;

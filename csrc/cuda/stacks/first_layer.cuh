@@ -1,7 +1,8 @@
 // Layer 0 of a tile of positions on tensor cores: sums[o][position] = Σ weight[o][i] · x[position][i].
 //
-// x is read once, from memory into the registers of the product: a lane's vector of 16 bytes holds the inputs that
-// `mma` takes as four of one row, since the order of inputs is free as long as weights have the same.
+// x is read once, from global memory straight into the operand registers of `mma`. It does not matter which input has
+// which place in the product's depth, as long as the weights have the same order. So a lane loads 16 neighbouring bytes
+// of a row and uses them as its operands for that row: four inputs in each step.
 #pragma once
 
 #include "parts.cuh"
@@ -9,14 +10,16 @@
 namespace nnue::cuda::stacks {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kPitch = 68;  // floats from one row of a tile's numbers to the next: 64 positions, and no bank twice
+constexpr int kPitch = 68;  // floats per row of a tile's values: 64 positions, and 4 that prevent bank conflicts
 
-// The warps of a thread block divide a tile: each has MT · 16 positions and one of 2 · MT shares of the inputs. An
-// output's sums of all shares take kShares · 8 · NT · kPitch floats.
+// The warps of a thread block divide a tile: each takes MT · 16 positions and one of kShares shares of the inputs. The
+// sums of all shares take kShares · 8 · NT · kPitch floats.
 template <int MT>
 constexpr int kShares = kWarps* MT / 4;
 
-// positions[64] in shared memory, all legal. NT · 8 ≥ outputs. kRounds: of x rounded down.
+// Writes the sums of each share of the inputs to shares[share][output][position]; the caller adds the shares up.
+// `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8 ≥ outputs. kRounds: x is rounded
+// down.
 template <class T, int MT, int NT, bool kRounds>
 __device__ void first_layer_sums(const T* x, const float* weight, int inputs, int outputs, const int* positions,
                                  float* shares) {
@@ -79,7 +82,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
             for (int m = 0; m < MT; ++m) {
                 uint32_t left[P][4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {  // rows `row` and `row` + 8, then their second halves
+                for (int i = 0; i < 4; ++i) {  // i % 2: row `row` or `row` + 8; i / 2: half of the depth
                     const float2 v = In::pair(raw[m][i % 2], s * 2 + i / 2);
                     uint32_t parts[P];
                     split(floored<kRounds>(v.x), floored<kRounds>(v.y), parts);
@@ -89,7 +92,8 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
                 if (s + 1 == KS) load_inputs(m, next);
 #pragma unroll
                 for (int n = 0; n < NT; ++n) {
-                    // Tensor cores round towards zero, so each short sum is added with rounding to nearest.
+                    // Tensor cores round towards zero. So a step makes a sum of its own, which is added with rounding
+                    // to nearest.
                     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                     multiply(d, left, right[n]);
 #pragma unroll

@@ -1,9 +1,10 @@
-// The way back through layer 0: grad_x[b] = grad_sums[b] · weight[stack of b], and the gradient of the weight, which is
-// the sum of grad_sums[b]ᵀ · x[b] over the positions of a stack.
+// The backward of layer 0: grad_x[b] = grad_sums[b] · weight[stack of b], and the gradient of the weight, which is for
+// each stack the sum of grad_sums[b]ᵀ · x[b] over its positions.
 //
-// A unit is a tile of 64 positions and a slab of 256 inputs; workers take equal stretches of the list of units, slab by
-// slab and in each tile by tile. A warp has 32 inputs. While units are of one stack and slab, the sums of the weight's
-// gradient stay in registers; then they are written as one segment, and finish.cuh adds up the segments in order.
+// A *unit* is a tile of 64 positions × a *slab* of 256 inputs. Units are listed slab by slab, and in each slab tile by
+// tile. Each thread block is a *worker* and takes an equal stretch of this list. A warp takes 32 inputs of the slab.
+// Its sums of the weight's gradient stay in registers until the stack or the slab changes. Then they are written as a
+// *segment*, and finish.cuh adds up the segments in order.
 #pragma once
 
 #include "tile.cuh"
@@ -11,9 +12,10 @@
 namespace nnue::cuda::stacks {
 
 constexpr int kSlab = 32 * kWarps;
-constexpr int kPositionsAhead = 8;  // units whose positions are read at a time
+constexpr int kPositionsAhead = 8;  // units whose positions are loaded together
 
-// Who does what: worker w has the units from begin(w) on, up to begin(w + 1), and at least one.
+// How workers divide the units: worker w takes units begin(w) … begin(w + 1) − 1. There are never more workers than
+// units, so each has at least one.
 struct Division {
     int64_t units;
     int workers;
@@ -22,15 +24,15 @@ struct Division {
     __device__ int64_t begin(int worker) const { return units * worker / workers; }
     __device__ int worker_of(int64_t unit) const { return static_cast<int>(((unit + 1) * workers - 1) / units); }
 };
-// Segments are numbered in the order of units, with gaps.
+// The number of a segment: it grows in the order of the units, and some numbers are unused.
 __device__ inline int64_t segment_of(int worker, int slab, int stack, int stacks) {
     return worker + static_cast<int64_t>(slab) * stacks + stack;
 }
 
-// What gradients are multiplied by.
+// The factor of all gradients: factor / totals[1], where totals[1] is the loss's Σ weight.
 struct Scale {
     const float* factor;  // null: 1
-    const float* totals;  // null, or [1] divides
+    const float* totals;  // null, or totals[1] = 0: no division
     __device__ float read() const {
         const float f = factor == nullptr ? 1.0f : *factor;
         if (totals == nullptr || totals[1] == 0.0f) return f;
@@ -45,22 +47,24 @@ struct FirstBackward {
     Order of_order;
     const float* weight;     // [S, O, N]
     const float* grad_sums;  // [B, O]
-    void* grad_x;            // [B, N], null: not wanted
+    void* grad_x;            // [B, N]; null if it is not needed
     GradType grad_type;
     float* segments;  // [workers + slabs · S, KO · 16, kSlab]
     int inputs, outputs, slabs;
     Scale scale;
-    float x_scale;  // the gradient of x is also multiplied by it
+    float x_scale;  // where the layers round: one more factor of grad_x
 };
 
-// A unit's operands in shared memory, as lanes take them: for either product, the four groups of 16 positions.
+// The left operands of a unit in shared memory, in the register layout of `mma`: at[product][group of 16
+// positions][group of 16 outputs][part][lane]. Product 0 is grad_x, product 1 the gradient of the weight.
 template <int KO>
 struct Operands {
     uint4 at[2][4][KO][kWeightParts][kWarp];
 };
 template <class T, int KO>
 struct BackwardMemory {
-    // Inputs on their way: groups of 16 positions. A lane reads what it has copied itself.
+    // A ring of stages that cp.async fills, each with a warp's inputs of 16 positions. A lane reads only what it has
+    // copied itself, so it need not wait for other lanes.
     static constexpr int kStages = KO == 1 ? 4 : 3;
     Operands<KO> operands[2];
     Pack<T, 4> inputs[kWarps][kStages][4][kWarp];
@@ -71,7 +75,7 @@ __device__ __forceinline__ uint4 words(float a, float b, float c, float d) {
     return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
 }
 
-// T: of x; KO · 16 ≥ outputs; kRounds: x is rounded down.
+// T is the type of x. KO · 16 ≥ outputs. kRounds: x is rounded down.
 template <class T, int KO, bool kRounds>
 __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backward(const T* x, const FirstBackward a) {
     using In = Input<T>;
@@ -88,8 +92,9 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
     const int* const stack_of_tile = a.order + a.of_order.stack_of_tile();
     const int* const slots = a.order + a.of_order.slots();
 
-    // Each warp makes one of the eight operands of the next unit: of either product, 16 positions. For the gradient of
-    // x rows are positions and depth outputs; for that of the weight it is the other way round.
+    // Each warp makes one of the eight left operands of the next unit: that of product `kind` for 16 positions. In the
+    // product for grad_x, rows are positions and depth is outputs; in that for the gradient of the weight it is the
+    // other way round.
     const int kind = warp / 4, group = warp % 4;
     const float scale = a.scale.read() * (kRounds && kind == 0 ? a.x_scale : 1.0f);
     float next_sums[KO][8];
@@ -98,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
 #pragma unroll
         for (int k = 0; k < KO; ++k) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {  // word i / 2 of the operand; its second number is the next in depth
+            for (int i = 0; i < 8; ++i) {  // number i % 2 of operand word i / 2; the two are neighbours in depth
                 const int row = i / 2 % 2 * 8 + g, depth = i / 4 * 8 + 2 * t + i % 2;
                 const int position = positions[kind == 0 ? row : depth];
                 const int output = k * 16 + (kind == 0 ? depth : row);
@@ -121,7 +126,8 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
             }
         }
     };
-    // Positions of up to kPositionsAhead units from `unit` on, and of the one behind them.
+    // Loads the positions of kPositionsAhead units from `unit` on, and of the unit after them: its inputs and operands
+    // are prepared before the next such load.
     const auto load_positions = [&](int64_t unit) {
         const int64_t count = min(end - unit, static_cast<int64_t>(kPositionsAhead) + 1);
         for (int i = threadIdx.x; i < count * kTile; i += kThreads) {
@@ -130,9 +136,10 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
         }
     };
 
-    // Starts to copy a lane's inputs of 16 positions: rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9, four neighbouring columns.
-    // Column 4 n + j of the warp's is column n of product j.
-    int stage = 0;  // that is filled next
+    // Starts to copy a lane's inputs of 16 positions: four neighbouring columns of rows 2 t, 2 t + 1, 2 t + 8 and 2 t +
+    // 9, which are what lane (g, t) has of a right operand of `mma`. Column 4 n + j of the warp's 32 columns becomes
+    // column n of product j.
+    int stage = 0;  // the one that is filled next
     const auto copy_inputs = [&](int place, int step, int column) {
         const bool is_inside = column + 4 * g < a.inputs;
 #pragma unroll
@@ -160,7 +167,8 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
             for (int j = 0; j < 4; ++j) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sums[k][j][i] = 0.0f;
-                // A lane stores neighbours: four in float32, twice, or eight of 16 bits.
+                // Columns are assigned to the products so that a lane stores neighbouring ones: four in float32, twice,
+                // or eight in 16 bits.
                 const int at =
                     column + (wide_store ? j / 2 * 16 + g / 2 * 4 + j % 2 * 2 + g % 2 : g / 2 * 8 + j * 2 + g % 2);
                 float w[4];
@@ -212,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
         if (column < a.inputs) {
 #pragma unroll 1
             for (int step = 0; step < 4; ++step) {
-                // The stage after the one that is filled next is the oldest.
+                // The oldest copies are in the stage after the one that is filled next.
                 hopper::copy_async_wait<kStages - 2>();
                 const int oldest = stage + 1 == kStages ? 0 : stage + 1;
                 Pack<T, 4> raw[4];
@@ -236,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
                 else if (more)
                     copy_inputs(place + 1, next_step - 4, next_column);
                 else
-                    hopper::copy_async_commit(), stage = oldest;
+                    hopper::copy_async_commit(), stage = oldest;  // an empty group keeps the count for copy_async_wait
                 const auto& operands = memory.operands[buffer];
 #pragma unroll
                 for (int k = 0; k < KO; ++k) {
@@ -281,7 +289,7 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
                     const int position = memory.positions[place][step * 16 + h * 8 + g];
                     if (position < 0) continue;
                     const int64_t row = static_cast<int64_t>(position) * a.inputs;
-                    // Explicit vectors: the compiler takes such stores apart.
+                    // Inline assembly, because the compiler would split plain 16-byte stores.
                     if (wide_store) {
                         float* const to = static_cast<float*>(a.grad_x) + row + column + 4 * t;
                         hopper::store_global_16(to, words(d[0][2 * h], d[0][2 * h + 1], d[1][2 * h], d[1][2 * h + 1]),
@@ -302,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
                     }
                 }
             }
-        } else if (more) {
+        } else if (more) {  // the warp's columns are behind the last input
             hopper::copy_async_wait<0>();
             for (int step = 0; step + 1 < kStages; ++step) copy_inputs(place + 1, step, next_column);
         }

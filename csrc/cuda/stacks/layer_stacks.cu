@@ -1,5 +1,5 @@
-// Operators stack_order and layer_stacks_* on CUDA; the contracts are in layer_stacks.h, the kernels' picture in
-// docs/layer-stack-kernels.md.
+// The operators stack_order and layer_stacks_* on CUDA. Their contracts are in ../../layer_stacks.h;
+// docs/layer-stack-kernels.md describes the kernels.
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -20,10 +20,10 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU gives a thread block
+constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU of capability 8.0 and later gives a thread block
 static_assert(sizeof(BackwardMemory<float, 1>) <= kMostSharedBytes &&
               sizeof(BackwardMemory<float, 2>) <= kMostSharedBytes);
-constexpr int kInputTile = 16;  // inputs come in multiples of it
+constexpr int kInputTile = 16;  // N must be a multiple of it
 
 int multiprocessors(const Tensor& tensor) {
     int count = 0;
@@ -40,7 +40,7 @@ void launch_tiles(const char* name, Kernel kernel, int64_t blocks, size_t shared
     launch(name, kernel, static_cast<unsigned>(blocks), kThreads, shared, stream, arguments...);
 }
 
-// Calls `body` with constants: rows of a warp and outputs of layer 0 in tiles of 16 and 8, see first_layer_sums.
+// Calls `body` with MT and NT of first_layer_sums, as constants.
 template <class Body>
 void dispatch_outputs(int outputs, const Body& body) {
     if (outputs <= 8) return body.template operator()<2, 1>();
@@ -54,7 +54,7 @@ int share_floats(int outputs) {
     return floats;
 }
 
-// Calls `body` with the type of x and whether the layers round, which those of 16 bits do not.
+// Calls `body` with the type of x and whether the layers round. They round only if x is float32.
 template <class Body>
 void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
     if (rounds) return body.template operator()<float, true>();
@@ -138,7 +138,8 @@ Tensor order_op(const Tensor& bucket_in, int64_t stacks) {
     return order;
 }
 
-// What the forward kernels have in common. Tensors are contiguous, and the caller holds on to them.
+// The arguments that tile_kernel and rest_kernel always need. The tensors are contiguous, and the caller keeps them
+// alive.
 TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, const Tensor& order, const Order& o) {
     TileArguments a{};
     const Pieces pieces(layers);
@@ -171,7 +172,7 @@ void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a,
     });
 }
 
-// x, or the sums of layer 0 in its place.
+// Checks x, or the sums of layer 0 that are given in its place, and returns it contiguous.
 Tensor check_start(const char* op, const Tensor& x_in, bool is_sums, const Layers& layers, const Tensor& like) {
     if (is_sums)
         check_floats(op, "x", x_in, {-1, layers.at[0].outputs}, "[B, O]", like);
@@ -198,6 +199,7 @@ Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in
     const Tensor weight = torch::stable::contiguous(weight_in);
     check_aligned(op, "weight_0", weight);
     const Tensor sums = floats_like(x, {o.positions, layers.at[0].outputs});
+    // The second weight stands for the bias, which the kernel does not read for layer 0 alone.
     TileArguments a = tile_arguments(layers, {weight, weight}, order, o);
     a.sums = mutable_data<float>(sums);
     run_tiles(x, false, true, a, current_stream(x));

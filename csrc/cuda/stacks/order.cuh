@@ -1,4 +1,5 @@
-// Positions ordered by stack: a stable counting sort in two kernels. Each thread block has a chunk of positions.
+// Orders positions by stack, with a stable counting sort in two kernels. Each thread block takes a chunk of kChunk
+// positions.
 #pragma once
 
 #include "parts.cuh"
@@ -6,14 +7,15 @@
 namespace nnue::cuda::stacks {
 
 constexpr int kOrderThreads = 256, kOrderWarps = kOrderThreads / kWarp;
-constexpr int kChunk = 1024, kTurns = kChunk / kOrderThreads;  // a warp has kTurns · 32 neighbours
+// Positions of a thread block and of each of its threads. In place_positions a warp takes kTurns · 32 consecutive ones.
+constexpr int kChunk = 1024, kTurns = kChunk / kOrderThreads;
 
 __device__ inline int stack_of(const int64_t* bucket, int64_t position, int stacks) {
     const int64_t found = bucket[position];
     return found < 0 ? 0 : found >= stacks ? stacks - 1 : static_cast<int>(found);
 }
 
-// counts[chunk][stack]
+// Counts the positions of each stack in each chunk, to counts[chunk][stack].
 __global__ void __launch_bounds__(kOrderThreads)
     count_stacks(const int64_t* bucket, int* counts, int64_t positions, int stacks) {
     __shared__ int count[kMostStacks];
@@ -29,6 +31,7 @@ __global__ void __launch_bounds__(kOrderThreads)
     for (int s = threadIdx.x; s < stacks; s += kOrderThreads) counts[blockIdx.x * stacks + s] = count[s];
 }
 
+// Writes `order` (Order). Each thread block adds up the counts of all chunks itself, so none waits for another.
 __global__ void __launch_bounds__(kOrderThreads)
     place_positions(const int64_t* bucket, const int* counts, int* order, Order o) {
     __shared__ int total[kMostStacks], before[kMostStacks], first_tile[kMostStacks + 1];
@@ -74,7 +77,8 @@ __global__ void __launch_bounds__(kOrderThreads)
             static_cast<int>(blockIdx.x) * kChunk + (warp * kTurns + i) * kWarp + lane;
     }
 
-    // The rest: what every thread block knows.
+    // The rest of `order`, which every thread block could write: they share the stacks of the tiles, and the first one
+    // writes the number of tiles, first_tile and the −1 of unused slots.
     const int most = static_cast<int>(o.most_tiles()), tiles = first_tile[stacks];
     for (int t = blockIdx.x * kOrderThreads + threadIdx.x; t < most; t += gridDim.x * kOrderThreads) {
         int s = 0;

@@ -1,4 +1,5 @@
-// Numbers as sums of bfloat16 parts, and products of these on tensor cores.
+// Splits numbers into bfloat16 parts and multiplies the parts on tensor cores. A number is exactly the sum of its
+// parts, so that products on tensor cores become as exact as float32.
 #pragma once
 
 #include "../../layer_stacks.h"
@@ -9,20 +10,21 @@ namespace nnue::cuda::stacks {
 
 using namespace layer_stacks;
 
-constexpr int kWeightParts = 3;  // of a float32 number: 24 bits
+constexpr int kWeightParts = 3;  // parts of a float32 number: three times 8 bits hold its 24
 
 template <class T>
 __device__ __forceinline__ uint32_t bits_of(const T& two_numbers) {
     return *reinterpret_cast<const uint32_t*>(&two_numbers);
 }
 
-// With rounding, a number rounded down; else the number.
+// floor(number) where the layers round, else the number itself.
 template <bool kRounds>
 __device__ __forceinline__ float floored(float number) {
     return kRounds ? floorf(number) : number;
 }
 
-// The parts of two numbers, largest first; a word has both.
+// Splits two numbers into parts, the largest part first. words[p] has part p of both numbers, that of `a` in its low
+// half.
 template <int kParts>
 __device__ __forceinline__ void split(float a, float b, uint32_t (&words)[kParts]) {
 #pragma unroll
@@ -35,8 +37,9 @@ __device__ __forceinline__ void split(float a, float b, uint32_t (&words)[kParts
     }
 }
 
-// Inputs as they lie in memory. kParts: parts that hold one exactly; kSteps: products of depth 16 that a vector of 16
-// bytes from each of four lanes makes.
+// Inputs x of type T. kParts: the bfloat16 parts that hold an input exactly. kSteps: how many steps of `mma` (16 inputs
+// deep) four lanes can feed when each has loaded 16 bytes of a row. pair(v, i) is inputs 2 i and 2 i + 1 of such 16
+// bytes.
 template <class T>
 struct Input;
 
@@ -72,8 +75,8 @@ struct Input<__nv_bfloat16> {
     }
 };
 
-// d += left · right, where left is a sum of L and right one of R parts: all products but those of relative size 2^-27,
-// the smallest first. d is 0 before.
+// d += left · right, for operands of L and R parts. Products of parts i and j with i + j > 2 are left out: each is at
+// most 2^-25 of the whole product. The smallest products are added first. d must be 0 before.
 template <int L, int R>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&left)[L][4], const uint32_t (&right)[R][2]) {
 #pragma unroll

@@ -1,5 +1,6 @@
-// What a thread block does for a tile of 64 positions of one stack: the layers behind the first, the loss, and the way
-// back to the gradients of layer 0's outputs. All numbers of a tile are in shared memory, [number][position].
+// What a thread block does for a tile of 64 positions of one stack: layer 0, the other layers, the loss, and the
+// backward down to the gradients of layer 0's outputs. The values of a tile are in shared memory. A *row* there is one
+// value of all 64 positions.
 #pragma once
 
 #include <algorithm>
@@ -12,21 +13,22 @@ constexpr int round4(int n) {
     return (n + 3) / 4 * 4;
 }
 
-// Where a layer's parameters and numbers are in shared memory, in floats. What a layer's activations see of it is
-// `width` rows: those of `dual` are two parts, each filled up with zeros to `part` rows, a multiple of 4. Weights of
-// the next layer are laid out likewise. Behind these rows is one of ones.
+// Where a layer's parameters and values lie in shared memory, as offsets in floats. The activated values take `width`
+// rows: one part, or two for `dual`, each filled up with zeros to `part` rows, a multiple of 4. The next layer's
+// weights have the same columns. Behind the activated values lies a row of ones: with it the gradient of the next
+// layer's bias is one more column of the gradient of its weight.
 struct Places {
     int weight;  // [round4(outputs)][width of the layer before]
     int bias;    // [round4(outputs)]
-    int sums;    // y, later its gradient: round4(outputs) rows
+    int sums;    // y, in the backward its gradient: round4(outputs) rows
     int values;  // width + 1 rows
     int part, width;
-    int output_weight;  // of the last layer, for these values; -1 where it does not see them
+    int output_weight;  // the last layer's weights for these values; -1 if it does not see them
 };
 
 struct TileLayout {
     Places at[kMostHidden + 1];
-    int shares;  // of layer 0's sums, over what comes later
+    int shares;  // of first_layer_sums; the memory behind is written when they have been read
     int floats;
 };
 
@@ -55,7 +57,7 @@ inline TileLayout tile_layout(const Layers& layers, int share_floats) {
         if (l > 0) t.at[l].sums = take(round4(layers.at[l].outputs) * kPitch);
         t.at[l].values = take((t.at[l].width + 1) * kPitch);
     }
-    t.floats = std::max({place, t.shares + share_floats, 4 * kThreads});  // the last: of add_totals
+    t.floats = std::max({place, t.shares + share_floats, 4 * kThreads});  // add_totals needs 4 · kThreads
     return t;
 }
 
@@ -66,11 +68,11 @@ struct TileArguments {
     const float* biases[kMostHidden + 1];
     const int* order;
     Order of_order;
-    const float* sums_in;  // of layer 0, [B, O]; null: from x
+    const float* sums_in;  // [B, O]: sums of layer 0 that are given; null: they are computed from x
     float* sums;           // [B, O] or null
     const float* psqt;     // [B] or null
     float* output;         // [B] or null
-    // The way back. `grad_in`: the gradient of the output; else `loss`.
+    // For the backward. The gradient of the output is grad_in, or that of `loss` if there are targets.
     bool backward;
     const float* grad_in;
     Loss loss;
@@ -84,20 +86,21 @@ struct TileArguments {
     float* grad_output;                                                      // [B]
     float* grad_sums;                                                        // [B, O]
     float* partials;                                                         // [tiles, pieces.tile]
-    int of_weight[kMostHidden + 1], of_bias[kMostHidden + 1], tile_numbers;  // Pieces
+    int of_weight[kMostHidden + 1], of_bias[kMostHidden + 1], tile_numbers;  // as in Pieces
 };
 
-// What all threads of a thread block know of their tile.
+// What all threads of a thread block know about its tile.
 struct Tile {
-    int positions[kTile];  // a left-over slot has the first position
+    int positions[kTile];  // slots without a position repeat the first one
     float gradient[kTile];
     float quarter[4][kTile];
-    float totals[2][2];  // of either warp that has positions: Σ weight · loss and Σ weight
+    float totals[2][2];  // of warps 0 and 1, whose threads have a position each: Σ weight · loss and Σ weight
     int count, stack;
-    bool is_last;
+    bool is_last;  // this thread block is the last one that reports its totals
 };
 
-// One row of weights for the values of a layer, from `from` to `to`; null: zeros. By one warp.
+// For one warp: starts to copy the weights that one output has for the values of a layer, and fills gaps with zeros. If
+// `from` is null, all of them become zeros.
 __device__ inline void copy_row(const Layer& layer, const Places& at, const float* from, float* to) {
     for (int c = threadIdx.x % kWarp; c < at.width; c += kWarp) {
         const int part = c >= at.part, a = c - part * at.part;
@@ -108,7 +111,8 @@ __device__ inline void copy_row(const Layer& layer, const Places& at, const floa
     }
 }
 
-// Starts to copy the parameters of the stack; done at the next wait for copies.
+// Starts to copy the stack's parameters, all but the weight of layer 0. They are there after copy_async_wait_all and a
+// barrier.
 __device__ inline void copy_parameters(const TileArguments& a, int stack, float* memory) {
     const int warp = threadIdx.x / kWarp, last = a.layers.count - 1;
     for (int l = 0; l <= last; ++l) {
@@ -144,7 +148,7 @@ __device__ __forceinline__ void store_pair(float* rows, int row, float first, fl
     *reinterpret_cast<Pack<float, 2>*>(rows + row * kPitch + threadIdx.x % kWarp * 2) = {first, second};
 }
 
-// Not min and max, which lose what is not a number.
+// NaN stays NaN, which fminf and fmaxf would replace by a bound.
 __device__ __forceinline__ float clamped(float y, float low, float high) {
     return y < low ? low : y > high ? high : y;
 }
@@ -153,25 +157,25 @@ __device__ __forceinline__ float lowest(const Layer& layer) {
     return layer.activation == kNone ? layer.low : 0.0f;
 }
 
-// floor(square · y²) of an integer y, exactly, though y² may have more bits than a float: `square` is a power of two.
+// floor(square · y²), exact for an integer y although y² may have more bits than a float. `square` is a power of two.
 __device__ __forceinline__ float floored_square(float y, float square) {
     const float product = y * y, scaled = product * square, whole = floorf(scaled);
-    // A product that was rounded up may have reached an integer that y² does not reach.
+    // If y · y was rounded up, `scaled` may be an integer that square · y² does not reach.
     return scaled == whole && fmaf(y, y, -product) < 0.0f ? whole - 1.0f : whole;
 }
 
-// number · factor / divisor toward zero.
+// number · factor / divisor, rounded towards zero.
 __device__ __forceinline__ double truncated(double number, double factor, double divisor) {
     return trunc(number * factor / divisor);
 }
 
-// y of layer 0 but for its bias.
+// y of layer 0 without its bias.
 template <bool kRounds>
 __device__ __forceinline__ float divided(const TileArguments& a, float sum) {
     return kRounds ? truncf(sum / a.layers.integers.divide) : sum;
 }
 
-// Stores a row of y for two positions of a lane, and what the next layer sees of it.
+// Stores a row of y, for the lane's two positions, and the activated values that the next layer sees of it.
 template <bool kRounds>
 __device__ __forceinline__ void store_activated(const Layer& layer, const Places& at, int row, const float (&y)[2],
                                                 float* memory) {
@@ -204,12 +208,12 @@ __device__ __forceinline__ void store_activated(const Layer& layer, const Places
     if (layer.activation == kDual) store_pair(memory + at.values, at.part + row, second[0], second[1]);
 }
 
-// The row of ones behind the values.
+// Writes the row of ones behind the activated values.
 __device__ __forceinline__ void store_ones(const Places& at, float* memory) {
     if (threadIdx.x < kTile) memory[at.values + at.width * kPitch + threadIdx.x] = 1.0f;
 }
 
-// Layer l > 0 and its activation; a warp has four outputs at a time, a lane two positions.
+// Layer l > 0 and its activation. A warp takes four outputs at a time, a lane two positions.
 template <bool kRounds>
 __device__ inline void dense(const TileArguments& a, int l, float* memory) {
     const int warp = threadIdx.x / kWarp, pitch = a.places.at[l - 1].width;
@@ -242,8 +246,8 @@ __device__ inline void dense(const TileArguments& a, int l, float* memory) {
     store_ones(at, memory);
 }
 
-// The gradients of y of a hidden layer, in the place of y: from those of the next hidden layer's y, and from those of
-// the output, through the last layer and straight.
+// Overwrites y of hidden layer l with its gradient. This has three sources: the gradient of the next hidden layer's y,
+// and that of the output, both through the last layer's weights and straight through the skip connections.
 template <bool kRounds>
 __device__ inline void sum_gradients(const TileArguments& a, int l, const float* grad_output, float* memory) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -318,8 +322,8 @@ __device__ inline void sum_gradients(const TileArguments& a, int l, const float*
     }
 }
 
-// The gradients of weight and bias of hidden layer l > 0, over the tile's positions; a thread has two outputs and two
-// inputs, of which the last one is the row of ones.
+// The gradients of weight and bias of hidden layer l > 0, summed over the tile's positions. A thread takes two outputs
+// × two inputs. Input number `layer.inputs` is the row of ones; its gradients are those of the bias.
 __device__ inline void weight_gradients(const TileArguments& a, int l, const float* memory, float* partials) {
     const Layer &layer = a.layers.at[l], &before = a.layers.at[l - 1];
     const Places& from = a.places.at[l - 1];
@@ -353,7 +357,8 @@ __device__ inline void weight_gradients(const TileArguments& a, int l, const flo
     }
 }
 
-// to[r] = scale · Σ rows[row_of(r)] · factor over positions. A warp has four rows at a time.
+// to[r] = scale · Σ rows[row_of(r)] · factor, summed over positions. A lane has the factors of its two positions, and a
+// warp takes four rows at a time.
 template <class RowOf>
 __device__ inline void row_sums(const float* rows, int count, const Pack<float, 2>& factor, float scale,
                                 const RowOf& row_of, float* to) {
@@ -378,7 +383,7 @@ __device__ inline void row_sums(const float* rows, int count, const Pack<float, 
     }
 }
 
-// The tile's positions; false if there is no such tile.
+// Loads the thread block's tile. Returns false if there is no tile for it.
 __device__ inline bool load_tile(const TileArguments& a, Tile& tile) {
     const int stack = a.order[a.of_order.stack_of_tile() + blockIdx.x];
     if (stack < 0) return false;
@@ -391,7 +396,8 @@ __device__ inline bool load_tile(const TileArguments& a, Tile& tile) {
     return true;
 }
 
-// Tells that the tile's totals are written; true in the thread block that is the last one to do so. By one thread.
+// Called by one thread: stores the tile's totals and counts the thread block as done. Returns true if it is the last
+// one.
 __device__ inline bool report_totals(const TileArguments& a, float weighted, float weight) {
     a.tile_totals[2 * blockIdx.x] = weighted;
     a.tile_totals[2 * blockIdx.x + 1] = weight;
@@ -399,7 +405,7 @@ __device__ inline bool report_totals(const TileArguments& a, float weighted, flo
     return atomicAdd(a.counter, 1) == static_cast<int>(gridDim.x) - 1;
 }
 
-// All tiles' totals, by the thread block that is the last one. Memory is free for it.
+// Adds up the totals of all tiles, in a fixed order. The last thread block calls this; `memory` is free by then.
 __device__ inline void add_totals(const TileArguments& a, float* memory) {
     __threadfence();
     double* const sums = reinterpret_cast<double*>(memory);  // [2][kThreads]
@@ -423,7 +429,7 @@ __device__ inline void add_totals(const TileArguments& a, float* memory) {
     }
 }
 
-// The numbers of a position that come from outside.
+// What the caller gives for one position.
 struct Target {
     float psqt = 0, grad = 0, lambda = 0;
     int score = 0, result = 0;
@@ -443,7 +449,8 @@ __device__ inline Target load_target(const TileArguments& a, const Tile& tile) {
     return target;
 }
 
-// The score of integers: what the layers give, with the skip connections, and PSQT, in units of the output.
+// The output where the layers round: the last layer's sum with the skip connections, and psqt, each multiplied, divided
+// and truncated as an engine does it, then in units of the output.
 __device__ inline float integer_score(const TileArguments& a, int position, double output, double psqt,
                                       const float* memory) {
     const Integers& of = a.layers.integers;
@@ -460,7 +467,8 @@ __device__ inline float integer_score(const TileArguments& a, int position, doub
     return static_cast<float>((of.apart ? score(straight) + score(layers) : score(straight + layers)) / of.unit);
 }
 
-// The net's output of each position, and its gradient. Threads of a position have a quarter of the inputs each.
+// The net's output for each position, and its gradient. Four threads share a position; each adds up a quarter of the
+// inputs.
 template <bool kRounds>
 __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const Target& target, const float* memory) {
     const Layers& layers = a.layers;
@@ -481,7 +489,7 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
     tile.quarter[quarter][position] = sum;
     __syncthreads();
     if (threadIdx.x >= kTile) return;
-    // Without hidden layers, the sums of layer 0 are the last layer's, with its bias.
+    // Without hidden layers, layer 0 is the last layer, and its bias is in its sums already.
     float output = last == 0
                        ? memory[a.places.at[0].sums + position]
                        : (tile.quarter[0][position] + tile.quarter[1][position]) +
@@ -519,7 +527,7 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
     tile.gradient[position] = exists ? gradient : 0.0f;
 }
 
-// From what layer 0 and its activation have stored to all that the tile gives.
+// Everything behind layer 0 and its activation: the other layers, output and loss, and the backward.
 template <bool kRounds>
 __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Target& target, float* memory) {
     const int last = a.layers.count - 1, lane = threadIdx.x % kWarp;
@@ -530,7 +538,7 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
     output_and_loss<kRounds>(a, tile, target, memory);
     if (!a.backward) return;
     __syncthreads();
-    // The last thread, which has least to do. It waits for memory while the others go on.
+    // The last thread reports, because it has the least other work. It waits for the atomic while the others go on.
     if (a.score != nullptr && threadIdx.x == kThreads - 1) {
         tile.is_last = report_totals(a, tile.totals[0][0] + tile.totals[1][0], tile.totals[0][1] + tile.totals[1][1]);
     }
@@ -540,6 +548,8 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
         if (l + 1 < last) weight_gradients(a, l + 1, memory, partials);
         __syncthreads();
     }
+    // What is left of the parameters: the gradients of the last layer's weight and of the biases of layer 0 and the
+    // last layer.
     const Pack<float, 2> gradient = load<2>(tile.gradient + 2 * lane), one{1.0f, 1.0f};
     for (int l = 0; l < last; ++l) {
         const Layer& layer = a.layers.at[l];
@@ -562,7 +572,7 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
     }
 }
 
-// A row of layer 0's y; it may be the net's output.
+// Stores a row of layer 0's y. Without hidden layers it is the net's output.
 template <bool kRounds>
 __device__ __forceinline__ void store_first(const TileArguments& a, int row, const float (&y)[2], float* memory) {
     if (a.layers.count > 1)
@@ -577,13 +587,15 @@ __device__ inline void finish_tile(const TileArguments& a, const Tile& tile, flo
     if (tile.is_last) add_totals(a, memory);
 }
 
+// A thread block without a tile reports zeros, because the last thread block is found by counting all of them.
 __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, float* memory) {
     if (a.score == nullptr) return;
     if (threadIdx.x == 0) tile.is_last = report_totals(a, 0.0f, 0.0f);
     finish_tile(a, tile, memory);
 }
 
-// Layer 0 of a tile, then the rest; or layer 0 alone, where there are no other layers to be told of.
+// Layer 0 of a tile, then the rest of the tile. If only_first, the kernel ends after the sums of layer 0, and `a` has
+// no other layers.
 template <class T, int MT, int NT, bool kRounds>
 __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only_first, const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
@@ -604,9 +616,10 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only
     first_layer_sums<T, MT, NT, kRounds>(x, weight, first.inputs, first.outputs, tile.positions, shares);
     if (!only_first) hopper::copy_async_wait_all();
     __syncthreads();
-    // A warp has every eighth row, a lane two positions. `values` lie over `shares`: they are stored when all is read.
+    // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored
+    // only when all threads have read their shares.
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    constexpr int kRows = NT;  // of a warp
+    constexpr int kRows = NT;  // outputs per warp
     float y[kRows][2];
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
@@ -642,7 +655,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only
     finish_tile(a, tile, memory);
 }
 
-// The rest of a tile, from the sums of layer 0 in memory.
+// The rest of a tile, from sums of layer 0 that another call has made.
 template <bool kRounds>
 __global__ void __launch_bounds__(kThreads, 2) rest_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
