@@ -54,7 +54,17 @@ class Expander:
         # One buffer of records is enough: copy and expansion follow each other on one stream.
         self._records = torch.empty(size, 32, dtype=torch.uint8, device=self.device)
 
+    @property
+    def launches_only(self) -> bool:
+        """Whether `expand` does nothing but launch kernels, so that it can be recorded in a CUDA graph."""
+        return self._on_device and not self.check_records
+
     def __call__(self, records: Tensor) -> Batch:
+        return self.expand(*self.load(records))
+
+    def load(self, records: Tensor) -> tuple[Tensor, Batch]:
+        """The records on the device, and the buffer that is next, for `expand`. The records are valid until the next
+        call."""
         if len(records) > self._size:
             self._allocate(len(records))
         batch = self._batches[self._turn]
@@ -63,6 +73,10 @@ class Expander:
             batch = batch.head(len(records))
         if self._on_device and records.device != self._records.device:
             records = self._records[: len(records)].copy_(records, non_blocking=True)
+        return records, batch
+
+    def expand(self, records: Tensor, batch: Batch) -> Batch:
+        """Fills the buffer, which it returns."""
         if not self._on_device:
             return self._through_host(records, batch)
         out = ops.Expanded(*(getattr(batch, field) for field in ops.Expanded._fields))

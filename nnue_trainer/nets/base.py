@@ -334,6 +334,13 @@ class NnueModel(nn.Module, ABC):
         return {}
 
 
+class _Buckets(NamedTuple):
+    """A plan of `Batch.plans`: what `StackedModel.buckets` gives for the batch with these index rows of White's."""
+
+    data: Tensor
+    white: Tensor
+
+
 class StackedModel(NnueModel):
     """A net of a first layer and of layers behind it, with one set of weights per stack."""
 
@@ -342,6 +349,12 @@ class StackedModel(NnueModel):
     @abstractmethod
     def buckets(self, batch: Batch) -> Tensor:
         """The stack of each position, int64 [B]."""
+
+    def buckets_of(self, batch: Batch) -> Tensor:
+        """What `buckets` gives, or gave when this batch was prepared."""
+        prepared = (plan.data for plan in batch.plans if isinstance(plan, _Buckets) and plan.white is batch.white)
+        found = next(prepared, None)
+        return self.buckets(batch) if found is None else found
 
     @abstractmethod
     def first_outputs(self, batch: Batch) -> FirstOutputs:
@@ -366,8 +379,9 @@ class StackedModel(NnueModel):
         batch, stacks = super().prepare(batch), self._stacks_in_use()
         if stacks is None or not stacks.may_be_fused(batch.white.device):
             return batch
-        order = StackOrder(stacks.order(self.buckets(batch)), batch.white, stacks.stacks)
-        return replace(batch, plans=(*batch.plans, order))
+        buckets = self.buckets(batch)
+        order = StackOrder(stacks.order(buckets), batch.white, stacks.stacks)
+        return replace(batch, plans=(*batch.plans, _Buckets(buckets, batch.white), order))
 
     def _stacks_in_use(self) -> LayerStacks | None:
         """The layers that the operators may compute: those of the engine's integers while `forward` is to round."""

@@ -576,7 +576,7 @@ class LayeredModel(StackedModel):
         return self.by_pieces[batch.piece_count.long()]
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
-        bucket = self.buckets(batch)
+        bucket = self.buckets_of(batch)
         x, psqt = self.feature_transformer(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
 

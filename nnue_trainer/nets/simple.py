@@ -99,7 +99,7 @@ class SimpleModel(StackedModel):
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         x, _ = self.feature_transformer(batch)
-        return FirstOutputs(x, None, self.buckets(batch))
+        return FirstOutputs(x, None, self.buckets_of(batch))
 
     def linears(self) -> Sequence[nn.Module]:
         return (self.output,)

@@ -500,7 +500,7 @@ class StockfishModel(StackedModel):
         return batch.bucket if self.facts.stacks > 1 else torch.zeros_like(batch.bucket)
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
-        bucket = self.buckets(batch)
+        bucket = self.buckets_of(batch)
         x, psqt = self.feature_transformer(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
 

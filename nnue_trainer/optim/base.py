@@ -60,6 +60,8 @@ class Rule(ABC):
 
     loss: Tensor | None = None
     """the loss of the step in hand, for rules that replace the guard"""
+    step_count: Tensor | None = None
+    """int64 on the device: the updates that were made, for rules that replace the guard and count them"""
 
     def __init__(self, work: Work) -> None:
         self.work = work

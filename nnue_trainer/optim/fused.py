@@ -49,6 +49,7 @@ class FusedRule(Rule):
         # A bound of some of the rows that share virtual rows is a pass over all of them in every step.
         clipped = {part.name for part in _late_bounds(work)}
         self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, work.late - clipped)
+        self.step_count = self.fused.step_count
         self._late = _late_bounds(work)
 
     def step(self) -> None:

@@ -100,7 +100,8 @@ class Optimizer:
             act = partial(layer.step, loss, act)
         act()
         self.rule.loss = None
-        self._good_steps += self._failed == 0
+        if self.rule.step_count is None:
+            self._good_steps += self._failed == 0
         for tensor in (*self.rule.work.parameters.values(), *self._copies.values()):
             tensor.grad = None
 
@@ -140,7 +141,8 @@ class Optimizer:
 
     def good_steps(self) -> int:
         """How many updates were made, those before `load_state_dict` included. Waits for the device."""
-        return int(self._good_steps.item())
+        count = self._good_steps if self.rule.step_count is None else self.rule.step_count
+        return int(count.item())
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state of the rule, by moment and parameter, such as `exp_avg/NAME`; virtual rows are `NAME.virtual`."""

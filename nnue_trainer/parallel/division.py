@@ -43,9 +43,8 @@ class Step(Protocol):
     @property
     def loss_kind(self) -> Loss: ...
 
-    @property
-    def lambdas(self) -> Tensor:
-        """λ of the step, fp32, a scalar or one for each position of the whole batch."""
+    def lambdas(self, batch: Batch) -> Tensor:
+        """λ of the step with this batch, fp32, a scalar or one for each position of the whole batch."""
         ...
 
     def autocast(self) -> AbstractContextManager[Any]: ...
@@ -64,6 +63,7 @@ class Whole:
 
     def __init__(self, ranks: Ranks, model: NnueModel):
         self.ranks, self.model = ranks, model
+        self._ones: Tensor | None = None
 
     def part(self, fresh: Any) -> Any:
         """The positions of a batch, or of its packed records, that this rank needs."""
@@ -81,8 +81,14 @@ class Whole:
     def backward(self, step: Step, batch: Batch) -> Tensor:
         """Computes the loss of the whole batch, which it returns, and the gradients of this rank's parameters."""
         loss = step.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(self._one(loss))  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _one(self, loss: Tensor) -> Tensor:
+        """The derivative of the loss by itself, which torch would fill in anew for each step."""
+        if self._ones is None:
+            self._ones = torch.ones_like(loss)
+        return self._ones
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Called once with the optimiser that trains the model."""
@@ -116,7 +122,8 @@ class Positions(Whole):
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         assert self._optimizer is not None
-        lam = step.lambdas if step.lambdas.dim() == 0 else step.lambdas[self._begin : self._end]
+        lam = step.lambdas(batch)
+        lam = lam if lam.dim() == 0 else lam[self._begin : self._end]
         weighted, weights = step.terms(batch, lam)
         weighted.backward()  # type: ignore[no-untyped-call]
         totals = self.ranks.all_reduce(torch.stack([weighted.detach().float(), weights.detach().float()]))
@@ -178,7 +185,7 @@ class Columns(Whole):
         stacks = self._stacked.stacks
         if not stacks.may_be_fused(batch.white.device):
             return batch
-        bucket = self._stacked.buckets(batch)[self._begin : self._end]
+        bucket = self._stacked.buckets_of(batch)[self._begin : self._end]
         return replace(batch, plans=(*batch.plans, _SharePlan(stacks.order(bucket), batch.white)))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -195,7 +202,8 @@ class Columns(Whole):
             sums = model.stacks.first_sums(first.x, linears, first.bucket, model.stacks.order_of(batch))
         complete = ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most))
         mine, share = slice(self._begin, self._end), self._end - self._begin
-        lam = step.lambdas if step.lambdas.dim() == 0 else step.lambdas[mine]
+        lam = step.lambdas(batch)
+        lam = lam if lam.dim() == 0 else lam[mine]
         psqt = None if first.psqt is None else first.psqt.detach()[mine]
         with step.autocast():
             rest = model.stacks.after_first(

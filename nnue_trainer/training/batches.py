@@ -14,6 +14,7 @@ from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import FeatureSet
+from nnue_trainer.training.recorder import Recorder
 
 _BUFFERS = 4  # expanded batches: the host may be that many steps, less one, ahead of the device
 
@@ -37,7 +38,12 @@ class DeviceBatches:
     and each batch goes through `prepare`. For CUDA the next batch is copied, expanded and prepared on a stream of its
     own, from pinned memory, while the step for this one runs. A batch stays valid for the work that is queued before
     the next one is asked for. What is prepared of batches that take turns in a few buffers does so, too. `part` cuts
-    batches and records of `source` to those positions that are wanted."""
+    batches and records of `source` to those positions that are wanted.
+
+    With `record`, expansion and `prepare` are replayed as one CUDA graph per buffer where they do nothing but launch
+    kernels; `alone` is that of `Recorder`. `on_fetch` is called with each batch that lies in a buffer, on the stream
+    that fills the buffer: it may write what only the steps with that buffer read.
+    """
 
     def __init__(
         self,
@@ -46,6 +52,10 @@ class DeviceBatches:
         features: str | FeatureSet | None = None,
         prepare: Callable[[Batch], Batch] | None = None,
         part: Callable[[Any], Any] | None = None,
+        *,
+        on_fetch: Callable[[Batch], None] | None = None,
+        record: bool = False,
+        alone: bool = True,
     ):
         self._source = source
         self._device = device
@@ -57,6 +67,11 @@ class DeviceBatches:
         self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None
         self._prepare = prepare
         self._part = part
+        self._on_fetch = on_fetch
+        self._recorder: Recorder[Batch] | None = None
+        if record and self._stream is not None and self._expander is not None and self._expander.launches_only:
+            # Batches of several buffers are in use at the same time: each graph has memory of its own.
+            self._recorder = Recorder(self._stream, share=False, alone=alone)
         self._plans: dict[int, tuple[Any, ...]] = {}  # by buffer
         # What was queued before each of the last batches was handed out: the steps with the batches before it.
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
@@ -71,13 +86,14 @@ class DeviceBatches:
         if self._iterator is None:
             self._iterator = iter(self._source)
         if self._stream is None:
-            return self._to_device(next(self._iterator))
+            return self._announced(self._to_device(next(self._iterator)))
         batch = self._ahead or self._fetch(self._iterator, self._stream)
         compute = torch.cuda.current_stream(self._device)
         self._done.append(compute.record_event())
         compute.wait_stream(self._stream)
-        for tensor in allocations_with_plans(batch):
-            tensor.record_stream(compute)
+        if batch.buffer is None:
+            for tensor in allocations_with_plans(batch):
+                tensor.record_stream(compute)
         # The next batch may be written where this one lies in host memory. This waits for a copy launched a step ago,
         # not for that step.
         if self._fetched is not None:
@@ -121,9 +137,24 @@ class DeviceBatches:
         with torch.cuda.stream(stream):
             if len(self._done) == self._done.maxlen:
                 stream.wait_event(self._done[0])  # the step that used the memory of this batch before
-            batch = self._prepared(self._to_device(fresh))
+            batch = self._announced(self._made(fresh))
             self._fetched = stream.record_event()
             return batch
+
+    def _announced(self, batch: Batch) -> Batch:
+        if self._on_fetch is not None and batch.buffer is not None:
+            self._on_fetch(batch)
+        return batch
+
+    def _made(self, fresh: Batch | Tensor) -> Batch:
+        """A batch on the device, with all that is prepared of it."""
+        expander = self._expander
+        if self._recorder is None or expander is None or isinstance(fresh, Batch):
+            return self._kept(self._prepared(self._to_device(fresh)))
+        records, batch = expander.load(fresh if self._part is None else self._part(fresh))
+        if batch.buffer is None:
+            return self._prepared(expander.expand(records, batch))
+        return self._recorder(batch.buffer, lambda: self._prepared(expander.expand(records, batch)))
 
     def _prepared(self, batch: Batch) -> Batch:
         if self._prepare is None:
@@ -132,13 +163,15 @@ class DeviceBatches:
         if self._expander is not None and not self._expander.check_records:
             before = ops.set_index_check("off")  # rows of our own making are sound
         try:
-            batch = self._prepare(batch)
+            return self._prepare(batch)
         finally:
             if before is not None:
                 ops.set_index_check(before)
+
+    def _kept(self, batch: Batch) -> Batch:
+        """The batch with its plans where those of its buffer always are: a recorded step reads them there."""
         if batch.buffer is None:
             return batch
-        # A recorded step knows the places of the tensors that it reads.
         kept = self._plans.get(batch.buffer, ())
         if [(id(plan.white), plan.data.shape) for plan in kept] != [
             (id(plan.white), plan.data.shape) for plan in batch.plans

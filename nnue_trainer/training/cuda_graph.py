@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.batches import allocations, allocations_with_plans, like
-
-EAGER_STEPS = 3  # torch's advice: libraries and the allocator settle before a capture
-
-
-@dataclass
-class _Recording:
-    graph: torch.cuda.CUDAGraph
-    batch: Batch
-    """the one it reads"""
-
-    def reads(self, batch: Batch) -> bool:
-        return _places(self.batch) == _places(batch)
+from nnue_trainer.training.recorder import Recorder
 
 
 def _places(batch: Batch) -> list[int]:
@@ -33,22 +21,18 @@ class GraphedStep:
     `device`, ordered with its current stream, and must keep their shape. The first calls run eagerly; they train like
     any other.
 
-    Batches that take turns in a few buffers are read where they lie: there is a graph per buffer. The graphs use the
-    same memory for what they compute, which nobody reads after the step. Any other batch is copied first, to where the
-    one graph for all of these reads it.
+    Batches that take turns in a few buffers are read where they lie: there is a graph per buffer. Any other batch is
+    copied first, to where the one graph for all of these reads it. `alone` is that of `Recorder`.
     """
 
     def __init__(self, step: Callable[[Batch], None], device: torch.device, *, alone: bool = True):
-        """`alone`: no other thread of this process calls CUDA. NCCL has one that asks how collectives are doing, which
-        a capture would otherwise take for an error."""
         if device.type != "cuda":
             raise UserError(f"training.cuda_graph: found device {device}, expected a CUDA device")
         self._step = step
-        self._error_mode = "global" if alone else "thread_local"
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._device = self._stream.device  # with its number, whatever the current device is later on
-        self._calls = 0
-        self._recordings: dict[int | None, _Recording] = {}  # by buffer
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = stream.device  # with its number, whatever the current device is later on
+        self._recorder: Recorder[None] = Recorder(stream, share=True, alone=alone)
+        self._read: dict[int | None, Batch] = {}  # what the graph of a buffer reads
 
     def __call__(self, batch: Batch) -> None:
         # The current device may be another one, and torch's streams and graphs are those of the current device.
@@ -58,30 +42,23 @@ class GraphedStep:
     def forget(self) -> None:
         """Frees the graphs; the next steps record them again. NCCL cannot close its connections while there is a graph
         that uses them."""
-        self._recordings.clear()
+        self._recorder.forget()
+        self._read.clear()
 
     def _run(self, batch: Batch) -> None:
-        self._calls += 1
-        if self._calls <= EAGER_STEPS:
-            current = torch.cuda.current_stream(self._device)
-            self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                self._step(batch)
-            current.wait_stream(self._stream)
-            return
-        recording = self._recordings.get(batch.buffer)
-        if recording is None or (batch.buffer is not None and not recording.reads(batch)):
-            recording = self._record(like(batch) if batch.buffer is None else batch)
-            self._recordings[batch.buffer] = recording
-        if batch.buffer is None:
-            for static, tensor in zip(allocations(recording.batch), allocations(batch), strict=True):
-                static.copy_(tensor)
-        recording.graph.replay()
+        if self._recorder.settled:
+            batch = self._to_read(batch)
+        self._recorder(batch.buffer, lambda: self._step(batch))
 
-    def _record(self, batch: Batch) -> _Recording:
-        """Records the step without running it."""
-        graph = torch.cuda.CUDAGraph()
-        pool = next((recording.graph.pool() for recording in self._recordings.values()), None)
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode=self._error_mode):
-            self._step(batch)
-        return _Recording(graph, batch)
+    def _to_read(self, batch: Batch) -> Batch:
+        """The batch that a graph reads, with the contents of this one."""
+        read = self._read.get(batch.buffer)
+        if batch.buffer is None:
+            if read is None:
+                read = self._read[None] = like(batch)
+            for static, tensor in zip(allocations(read), allocations(batch), strict=True):
+                static.copy_(tensor)
+        elif read is None or _places(read) != _places(batch):
+            self._recorder.forget(batch.buffer)
+            read = self._read[batch.buffer] = batch
+        return read

@@ -92,7 +92,6 @@ class Trainer:
         # The compiler is to see the whole forward pass.
         prepare = None if recipe.training.compile else self.division.prepare
         part = self.division.part if self.ranks.several else None
-        self.batches = DeviceBatches(batches, self.device, model.feature_set, prepare, part)
         self.validation = validation
         self.validation_files = validation_files
         self.bad_chunks = bad_chunks
@@ -112,6 +111,16 @@ class Trainer:
             )
         self._graphed = bool(wanted or (wanted is None and possible and self.device.type == "cuda"))
         self.train_step = self._recorded_step()
+        self.batches = DeviceBatches(
+            batches,
+            self.device,
+            model.feature_set,
+            prepare,
+            part,
+            on_fetch=self._set_lambda_ahead,
+            record=self._graphed,
+            alone=not self.ranks.several,
+        )
         self.steps_per_epoch = math.ceil(recipe.training.positions_per_epoch / recipe.data.batch_size)
         self.steps = recipe.training.epochs * self.steps_per_epoch
         self.step = 0
@@ -123,10 +132,9 @@ class Trainer:
         self._epoch_end_pending = False
         self._resumed: tuple[Path, TrainerState] | None = None
         self._updating = False  # whether the step in hand has begun to change the weights
-        self._lambda, self._last_lambda = torch.zeros((), device=self.device), 0.0
-        # What the loss sees: λ of the step, or of each position.
-        jitters = recipe.lambda_.jitter > 0
-        self.lambdas = torch.zeros(recipe.data.batch_size, device=self.device) if jitters else self._lambda
+        # λ of the step, or of each position; for each buffer of batches, since it is set while the step before runs.
+        self._lambdas: dict[int | None, Tensor] = {}
+        self._steps_ahead = 0  # the number of the step whose λ is set next
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._stop = threading.Event()
         self._waiting = False
@@ -197,22 +205,36 @@ class Trainer:
         """One step. Launches work and returns."""
         self._set_rounding()
         self.optimizer.set_lr(self.learning_rate())
-        self._set_lambda()
         with self._interruptible():
             batch = next(self.batches)
+        if batch.buffer is None:
+            self._set_lambda(batch, self.step)
         self.train_step(batch)
         self.step += 1
         self.batches.finish()
 
-    def _set_lambda(self) -> None:
-        recipe = self.recipe
-        lam = recipe.lambda_.lambda_at(self.step, self.steps_per_epoch, recipe.training.epochs)
-        if lam != self._last_lambda:
-            self._lambda.fill_(lam)
-            self._last_lambda = lam
-        if self.lambdas is not self._lambda:
-            seed, size = recipe.training.seed, len(self.lambdas)
-            self.lambdas.copy_(recipe.lambda_.of_positions(lam, seed, self.step, size, self.device))
+    def lambda_at(self, step: int) -> float:
+        """λ of a step, before its jitter."""
+        return self.recipe.lambda_.lambda_at(step, self.steps_per_epoch, self.recipe.training.epochs)
+
+    def lambdas(self, batch: Batch) -> Tensor:
+        """λ of the step with this batch on the device: fp32, a scalar or one for each position of the whole batch."""
+        if batch.buffer not in self._lambdas:
+            size = (self.recipe.data.batch_size,) if self.recipe.lambda_.jitter > 0 else ()
+            self._lambdas[batch.buffer] = torch.zeros(size, device=self.device)
+        return self._lambdas[batch.buffer]
+
+    def _set_lambda(self, batch: Batch, step: int) -> None:
+        lambdas, lam = self.lambdas(batch), self.lambda_at(step)
+        if lambdas.dim() == 0:
+            lambdas.fill_(lam)
+        else:
+            seed = self.recipe.training.seed
+            lambdas.copy_(self.recipe.lambda_.of_positions(lam, seed, step, len(lambdas), self.device))
+
+    def _set_lambda_ahead(self, batch: Batch) -> None:
+        self._set_lambda(batch, self._steps_ahead)
+        self._steps_ahead += 1
 
     def _recorded_step(self) -> Callable[[Batch], None]:
         if not self._graphed:
@@ -336,7 +358,7 @@ class Trainer:
                 f"rounded differently, so the bits will not be those of one run (OMP_NUM_THREADS={state.cpu_threads} "
                 "keeps them)"
             )
-        self.step = self._saved_step = state.step
+        self.step = self._saved_step = self._steps_ahead = state.step
         self.validation_loss = state.validation_loss
         self._epoch_end_pending = state.epoch_end_pending
         self._resumed = (path, state) if in_place else None
@@ -387,8 +409,8 @@ class Trainer:
         loss = None
         if not self.recipe.training.compile:
             with self.autocast():
-                loss = self.model.loss(batch, self.recipe.loss, self.lambdas)
-        return mean(*self.terms(batch, self.lambdas)) if loss is None else loss
+                loss = self.model.loss(batch, self.recipe.loss, self.lambdas(batch))
+        return mean(*self.terms(batch, self.lambdas(batch))) if loss is None else loss
 
     def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
         return self._terms(self.forward, batch, lam)
@@ -417,7 +439,7 @@ class Trainer:
             "positions": self.step * self.recipe.data.batch_size,
             "loss": loss,
             "lr": self.optimizer.lr.item(),
-            "lambda": self._lambda.item(),
+            "lambda": self.lambda_at(self.step - 1),
             "positions_per_second": round(steps * self.recipe.data.batch_size / seconds, 1),
             "peak_memory_bytes": peak_memory(self.device),
         }

@@ -145,7 +145,7 @@ def check_gradients(found: Found, expected: Found, tolerance: float) -> None:
     assert found[1].keys() == expected[1].keys()
     for name, gradient in expected[1].items():
         assert gradient.norm() > 0, name
-        assert_close(found[1][name], gradient, tolerance, f"gradient of {name}")
+        assert_close(found[1][name].cpu(), gradient, tolerance, f"gradient of {name}")
 
 
 def only_operators(monkeypatch: pytest.MonkeyPatch, only: bool) -> None:
@@ -172,7 +172,7 @@ def check_net(monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray, d
     model, batch = model.to(device), model.prepare(batch.to(device))
     check_output(model, outputs(model, batch), expected)
     found = losses(model, batch, loss)
-    assert_close(found[0], expected_loss[0], 1e-5, "loss")
+    assert_close(found[0].cpu(), expected_loss[0], 1e-5, "loss")
     # Where a score is off by one unit, its gradient is another one, too.
     check_gradients(found, expected_loss, 4e-6 if sums_are_exact(model) else 3e-4)
     again = losses(model, batch, loss)

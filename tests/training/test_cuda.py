@@ -11,6 +11,7 @@ from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.perspectives import PerspectivePlan, is_fused
 from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.recorder import EAGER_CALLS
 from nnue_trainer.training.run import set_up_torch
 from nnue_trainer.training.trainer import Trainer
 
@@ -176,15 +177,21 @@ def from_records(run_dir: Path, file: Path, *overrides: str) -> Trainer:
 def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, project_root):
     run = from_records(tmp_path, project_root / "samples" / "val.binpack")
     places: dict[tuple[int, int], set[int]] = {}
+    for _ in range(EAGER_CALLS):
+        next(run.batches)
     for _ in range(20):
         batch = next(run.batches)
-        fresh = run.model.prepare(batch).plans
+        again = run.model.prepare(batch)
+        fresh = again.plans
+        # Plans have room that nothing is written to: compare what comes of them.
+        with torch.no_grad():
+            assert torch.equal(run.model(batch), run.model(again))
         kinds = [type(plan) for plan in batch.plans]
         assert kinds == [type(plan) for plan in fresh]
         assert (PerspectivePlan in kinds) == is_fused(run.model.feature_transformer.weight, 768)
         for number, (plan, expected) in enumerate(zip(batch.plans, fresh, strict=True)):
             assert plan.white is batch.white
-            assert torch.equal(plan.data, expected.data)
+            assert plan.data.shape == expected.data.shape
             places.setdefault((batch.buffer, number), set()).add(plan.data.data_ptr())
     assert all(len(found) == 1 for found in places.values())
 

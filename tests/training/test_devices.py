@@ -13,7 +13,8 @@ from made_up import MadeUpSource, made_up_batch
 
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.cuda_graph import EAGER_STEPS, GraphedStep
+from nnue_trainer.training.cuda_graph import GraphedStep
+from nnue_trainer.training.recorder import EAGER_CALLS
 
 
 class FakeStream:
@@ -86,10 +87,10 @@ def test_a_graphed_step_asks_for_its_own_device(monkeypatch: pytest.MonkeyPatch)
     current: list[int] = []
     step = GraphedStep(lambda batch: current.append(fake.current), torch.device("cuda:1"))
     batch = made_up_batch(0)
-    for _ in range(EAGER_STEPS + 3):
+    for _ in range(EAGER_CALLS + 3):
         step(batch)
-    assert current == [1] * (EAGER_STEPS + 1)
-    assert (fake.waits, fake.captures, fake.replays) == (2 * EAGER_STEPS, 1, 3)
+    assert current == [1] * (EAGER_CALLS + 1)
+    assert (fake.waits, fake.captures, fake.replays) == (2 * EAGER_CALLS, 1, 3)
     assert (fake.current, fake.error_mode) == (0, "global")
 
 
@@ -97,7 +98,7 @@ def test_a_step_with_collectives_is_recorded_beside_the_thread_of_nccl(monkeypat
     fake = FakeCuda()
     monkeypatch.setattr(torch, "cuda", fake)
     step = GraphedStep(lambda batch: None, torch.device("cuda:1"), alone=False)
-    for _ in range(EAGER_STEPS + 1):
+    for _ in range(EAGER_CALLS + 1):
         step(made_up_batch(0))
     assert (fake.captures, fake.error_mode) == (1, "thread_local")
 
@@ -109,7 +110,7 @@ def test_a_graphed_step_is_recorded_once_per_buffer(monkeypatch: pytest.MonkeyPa
     read: list[int] = []
     step = GraphedStep(lambda batch: read.append(batch.white.data_ptr()), torch.device("cuda:1"))
     buffers = [replace(made_up_batch(i), buffer=i) for i in range(3)]
-    for _ in range(EAGER_STEPS):
+    for _ in range(EAGER_CALLS):
         step(buffers[0])
     read.clear()
     for i in (0, 1, 2, 0, 1, 2):
@@ -131,7 +132,7 @@ def test_a_device_without_a_number_is_the_one_that_was_current(monkeypatch: pyte
     monkeypatch.setattr(torch, "cuda", fake)
     step = GraphedStep(lambda batch: None, torch.device("cuda"))
     fake.current = 0
-    for _ in range(EAGER_STEPS + 1):
+    for _ in range(EAGER_CALLS + 1):
         step(made_up_batch(0))
     assert fake.replays == 1
 
@@ -150,7 +151,7 @@ def test_batches_and_a_graphed_step_on_the_second_device() -> None:
     graphed = GraphedStep(step, device)
     expected = 0
     with torch.cuda.device(0):
-        for index in range(EAGER_STEPS + 5):
+        for index in range(EAGER_CALLS + 5):
             batch = next(batches)
             assert batch.white.device == device
             with torch.cuda.device(device):

@@ -76,21 +76,6 @@ psqt::Problem psqt_problem(const IndexRows& in, const BucketPlan& plan, const Te
             static_cast<int>(psqt_buckets)};
 }
 
-Tensor psqt_forward(const IndexRows& in, const BucketPlan& plan, const Tensor& psqt_in, const Tensor& psqt_bucket_in,
-                    cudaStream_t stream) {
-    const Tensor psqt = torch::stable::contiguous(psqt_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
-    if (psqt.size(1) > INT32_MAX) fail(kForward, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
-    Tensor out = torch::stable::new_empty(psqt, {in.positions});
-    Check check(
-        kForward, psqt.get_device_index(), stream,
-        [](const Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },
-        psqt.size(1));
-    psqt::launch_forward(psqt_problem(in, plan, psqt_bucket, psqt.size(1)), const_data<float>(psqt),
-                         mutable_data<float>(out), check.sink(), stream);
-    check.finish();
-    return out;
-}
-
 Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& grad_in, const Tensor& psqt_bucket_in,
                      int64_t psqt_buckets, cudaStream_t stream) {
     const Tensor grad = torch::stable::contiguous(grad_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
@@ -215,7 +200,8 @@ Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tens
     const bool makes_lists = save && p.in.num_unbucketed > 0;
     Tensor lists =
         torch::stable::new_empty(white, {makes_lists ? bytes_of(carve_unbucketed_lists, p.in) : 0}, ScalarType::Byte);
-    Tensor psqt_out = psqt ? psqt_forward(p.in, p.plan, *psqt, *psqt_bucket, stream)
+    Tensor psqt_out = psqt ? psqt_forward(p.in, p.in.num_bucketed + p.in.num_unbucketed, psqt::BlackFirst{p.plan},
+                                          *psqt, *psqt_bucket, stream)
                            : torch::stable::new_empty(weight, {0}, ScalarType::Float);
     if (p.in.positions == 0) return {out, psqt_out, saved, lists};
     p.weight = weight.const_data_ptr();

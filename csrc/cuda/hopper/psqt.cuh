@@ -2,9 +2,9 @@
 // position.
 //
 // There are eight columns and each position reads one of them, so there is no work for tensor cores. The forward is in
-// psqt_forward.cuh. In the backward every entry adds the gradient of its
-// position to one of F · P sums with an atomic. The sums are 64-bit integers, in multiples of a power of two that is
-// taken from the largest gradient of the batch. So the order of the additions does not matter and equal inputs give
+// ../psqt_forward.cuh. In the backward every entry adds the gradient of its position to one of F · P sums with an
+// atomic. The sums are 64-bit integers, in multiples of a power of two that is taken from the largest gradient of the
+// batch. So the order of the additions does not matter and equal inputs give
 // equal bits. Any row will do, including rows with duplicates or with features of several king buckets. A gradient is
 // rounded to 2^-b of the largest, where b is at most 49 and such that the sum of 2 B K gradients fits in 63 bits (41
 // for B = 16,384, K = 32). That is finer than sums in fp32 would be.
@@ -185,13 +185,6 @@ __global__ void __launch_bounds__(kThreads)
                            ? __int_as_float(0x7fffffff)
                            : static_cast<float>(scalbn(sum, exponent - headroom - 1));  // and half of it
     }
-}
-
-inline void launch_forward(const Problem& p, const float* psqt, float* out, const FindingSink& sink,
-                           cudaStream_t stream) {
-    const Positions positions{p.in.white,      p.in.black,     p.psqt_bucket, p.in.positions,
-                              p.in.max_active, p.num_features, p.psqt_buckets};
-    launch_forward(positions, BlackFirst{p.plan}, psqt, out, sink, stream);
 }
 
 // Returns the bytes of scratch. With a base, also sets the pointers of its parts.

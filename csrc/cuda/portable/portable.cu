@@ -55,23 +55,6 @@ Tensor floats(const Tensor& like, std::initializer_list<int64_t> shape) {
     return torch::stable::new_empty(like, std::vector<int64_t>(shape), ScalarType::Float);
 }
 
-Tensor psqt_forward(const IndexRows& in, const Plan& plan, const Tensor& psqt_in, const Tensor& psqt_bucket_in,
-                    cudaStream_t stream) {
-    const Tensor psqt = torch::stable::contiguous(psqt_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
-    if (psqt.size(1) > INT32_MAX) fail(kForward, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
-    Tensor out = floats(psqt, {in.positions});
-    Check check(
-        kForward, psqt.get_device_index(), stream,
-        [](const Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },
-        psqt.size(1));
-    const psqt::Positions positions{in.white,      in.black,        const_data<int64_t>(psqt_bucket), in.positions,
-                                    in.max_active, in.num_features, static_cast<int>(psqt.size(1))};
-    psqt::launch_forward(positions, BlackFirst{plan.black_first}, const_data<float>(psqt), mutable_data<float>(out),
-                         check.sink(), stream);
-    check.finish();
-    return out;
-}
-
 Tensor psqt_backward(const IndexRows& in, const Plan& plan, const Tensor& grad_in, const Tensor& psqt_bucket_in,
                      int64_t psqt_buckets, cudaStream_t stream) {
     const Tensor grad = torch::stable::contiguous(grad_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
@@ -129,7 +112,9 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
     Tensor slopes =
         torch::stable::new_empty(weight, {saves ? in.rows() : 0, num_outputs}, slope_dtype(weight.scalar_type()));
     Tensor no_lists = torch::stable::new_empty(batch.white, {0}, ScalarType::Byte);
-    Tensor psqt_out = psqt ? psqt_forward(in, plan, *psqt, *batch.psqt_bucket, stream) : floats(weight, {0});
+    Tensor psqt_out =
+        psqt ? psqt_forward(in, in.num_features, BlackFirst{plan.black_first}, *psqt, *batch.psqt_bucket, stream)
+             : floats(weight, {0});
     if (in.positions == 0) return {out, psqt_out, slopes, no_lists};
     Forward p{};
     p.in = in;

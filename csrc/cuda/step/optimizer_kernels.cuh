@@ -250,6 +250,7 @@ struct State {
 // time.
 template <class R, class T, bool k16, int V, int kWarps, int kRows, int kStates>
 __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a) {
+    hopper::let_next_kernel_start();
     constexpr int kColumns = kWarp * V, kRowsAtOnce = kWarps * kRows;
     static_assert(kWarps * kWarp >= kColumns && kRows % kStates == 0);
     __shared__ T sums[kWarps][kColumns];

@@ -1,0 +1,66 @@
+"""Work of a device recorded as CUDA graphs and replayed, so that the host has one thing to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+import torch
+
+EAGER_CALLS = 3  # torch's advice: libraries and the allocator settle before a capture
+
+Result = TypeVar("Result")
+
+
+class Recorder(Generic[Result]):
+    """Calls `work` on `stream`: the first times as it is, later as a CUDA graph, one for each key. What `work` launches
+    for a key must be the same every time, on tensors that stay in place. Its result is then that of the recording,
+    whose tensors every replay writes again.
+
+    With `share` all graphs use the same memory for what they compute, which nobody may read after the next call;
+    without it a result is valid until the next call with the same key. `alone`: no other thread of this process calls
+    CUDA. NCCL has one that asks how collectives are doing, which a capture would otherwise take for an error.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, *, share: bool, alone: bool = True):
+        self._stream = stream
+        self._share = share
+        self._error_mode = "global" if alone else "thread_local"
+        self._calls = 0
+        self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Result]] = {}
+
+    @property
+    def settled(self) -> bool:
+        """Whether the next call is recorded or replayed."""
+        return self._calls >= EAGER_CALLS
+
+    def __call__(self, key: Hashable, work: Callable[[], Result]) -> Result:
+        """Queues the work behind what the current stream has queued, and the current stream waits for it."""
+        if not self.settled:
+            self._calls += 1
+            current = torch.cuda.current_stream(self._stream.device)
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                result = work()
+            current.wait_stream(self._stream)
+            return result
+        if key not in self._recordings:
+            self._recordings[key] = self._record(work)
+        graph, result = self._recordings[key]
+        graph.replay()
+        return result
+
+    def _record(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Records the work without running it."""
+        graph = torch.cuda.CUDAGraph()
+        pool = next((graph.pool() for graph, _ in self._recordings.values()), None) if self._share else None
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode=self._error_mode):
+            result = work()
+        return graph, result
+
+    def forget(self, key: Hashable | None = None) -> None:
+        """Frees the graph of a key, or all; the next calls record them again."""
+        if key is None:
+            self._recordings.clear()
+        else:
+            self._recordings.pop(key, None)
