@@ -1,4 +1,4 @@
-// Cuts a workspace into aligned pieces. With a null base it only counts the bytes.
+// Cuts a workspace into pieces, each aligned to 256 bytes. With a null base it only counts the bytes.
 #pragma once
 
 #include <cstddef>

@@ -47,8 +47,8 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// The number of thread blocks for `items` items, `per_thread_block` each. Kernels loop with a stride in case the limit
-// of the grid's x leaves items out.
+// The number of thread blocks for `items` items, `per_thread_block` each, but no more than a grid may have. So kernels
+// loop over their items with the grid as the stride.
 inline unsigned thread_blocks_for(int64_t items, int64_t per_thread_block) {
     return static_cast<unsigned>(std::min<int64_t>(divide_up(items, per_thread_block), INT32_MAX));
 }
@@ -79,7 +79,8 @@ __device__ inline __nv_bfloat16 from_sum<__nv_bfloat16>(float x) {
     return __float2bfloat16_rn(x);
 }
 
-// V elements that are loaded and stored at once: 16 bytes, or one element if N or an address rules that out.
+// V elements that are loaded or stored with one instruction. V is kWide (16 bytes), or 1 where N or an address rules
+// that out; some kernels use other sizes.
 template <class T, int V>
 struct alignas(V * sizeof(T)) Pack {
     T at[V];

@@ -1,15 +1,14 @@
-// The expansion of packed positions on CUDA. Its speed is limited by the 256 bytes and more that it writes per
-// position.
+// The expansion of packed positions on CUDA. Its speed is limited by memory: it writes 256 bytes or more per position.
 //
 // A warp takes several positions. One lane per position does what concerns the whole position (kings, score), for all
 // positions at once. Then the warp goes through the positions with one lane per piece, one part of the set after the
 // other, and writes each row with coalesced stores. To find the square of the k-th piece, each lane looks at two
-// squares and stores those with a piece at the index that is the number of pieces before them. Piece-square parts are
+// squares and stores those that hold a piece; the place is the number of pieces before them. Piece-square parts are
 // looked up in tables in shared memory.
 //
 // For sets of pairs the lanes find the pairs of their pieces and list them in shared memory, each lane behind the pairs
-// of the pieces before it. Then the warp goes through that list with one lane per pair, whatever piece the pair came
-// from.
+// of the pieces before its own. Then the warp goes through that list with one lane per pair, whatever piece the pair
+// came from.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -33,15 +32,15 @@ namespace {
 
 using namespace nnue::cuda;
 
-// The most pairs that one part can have: threats of a version, or pawn pairs.
+// The most pairs that one part can have: threats of this version, or pawn pairs.
 template <class Version>
 constexpr int kMaxPairs = std::max(data::PP3Wide::kMaxActive, Version::kMaxThreats);
 template <>
 constexpr int kMaxPairs<void> = data::PP3Wide::kMaxActive;
 
 // What the kernel is compiled for: one piece-square set (`Single`), a sum of several, or a sum with sets of pairs.
-// `Version` is that of the threats, and void where there are none; a sum has at most one. Everything else about the set
-// is known at run time.
+// `Version` is the version of Full_Threats, of which a sum has at most one, or void. Everything else about the set is
+// known at run time.
 template <class V, bool Pairs, bool Single = false>
 struct Shape {
     using Version = V;
@@ -194,7 +193,8 @@ __device__ int list_pairs(const Position& p, data::Bitboard partners, uint16_t* 
     return __shfl_sync(kAllLanes, end, kWarp - 1);
 }
 
-// The same for a part made of pairs: threats of a version, or pawn pairs (if Version is void).
+// Writes the features of a part that consists of pairs, from entry `count` on: threats of a version, or pawn pairs (if
+// Version is void). Called by a whole warp. Returns the number of entries afterwards.
 template <class Version, class Pairs, class Tables>
 __device__ int write_pairs(const DeviceSet::Part& part, const Position& p, Pairs& stage, const Tables& tables,
                            int count, int32_t* white, int32_t* black) {
@@ -233,18 +233,18 @@ __device__ int write_pairs(const DeviceSet::Part& part, const Position& p, Pairs
     return count + pairs;
 }
 
-// Called by a whole warp: expands both rows of a position in a set that is one piece-square part, whose rows are no
-// longer than a warp. There is no branch, so that the compiler can work on several positions at a time. Returns how
-// many entries the rows have.
+// Called by a whole warp: expands both rows of a position in a set that is one piece-square part, whose rows have at
+// most 32 entries. There is no branch, so that the compiler can interleave several positions. Returns how many entries
+// the rows have.
 __device__ inline int expand_single(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
                                     int max_active, const data::PieceSquareTables& tables, int32_t* white,
                                     int32_t* black) {
-    const int square = squares[lane] & 63;  // any value in lanes without a piece, and so is the code
+    const int square = squares[lane] & 63;  // any value in lanes without a piece
     const int code = lane < head.count ? piece_code(reinterpret_cast<const uint8_t*>(&record[0]), lane, square) : 0;
     const bool listed = lane < head.count && tables.plane[0][code] >= 0;
     const unsigned all = __ballot_sync(kAllLanes, listed);
     const int count = __popc(all), before = __popc(all & ((1u << lane) - 1));
-    // Lanes without a feature fill the row up behind those that have one.
+    // Lanes without a feature write −1 behind the features.
     const int slot = listed ? before : count + lane - before;
     int32_t* const rows[2] = {white, black};
 #pragma unroll
@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp)
             const unsigned before = (1u << lane) - 1;
             const int low_rank = __popc(low & before), high_rank = __popc(low) + __popc(high & before);
             if (low >> lane & 1) stage.squares[p][low_rank] = static_cast<uint8_t>(lane);
-            // With more than 32 pieces the record is faulty, which is found below.
+            // A record with more than 32 pieces is faulty; expand_head reports it.
             if ((high >> lane & 1) && high_rank < kWarp) stage.squares[p][high_rank] = static_cast<uint8_t>(32 + lane);
         }
         __syncwarp();

@@ -1,7 +1,7 @@
 // The kernels of the feature transformer that the operator (feature_transformer.cu) launches. They take pointers, sizes
 // and a stream, no tensors. Contracts: ../feature_transformer.h.
 //
-// Every kernel is a grid of warps. A warp takes one row (or list) and one slab of 32 lanes' columns, which is 512 bytes
+// Most kernels are grids of warps. A warp takes one row (or list) and one slab of 32 lanes' columns, which is 512 bytes
 // where 16-byte access is allowed. The slab is the slow dimension of the grid, so that the slab of the weights, which
 // all rows read, stays in the L2 cache.
 #pragma once
@@ -25,8 +25,8 @@ template <class T>
 void launch_forward(const Rows<T>& batch, const T* weight, const T* bias, T* output, int64_t num_outputs,
                     cudaStream_t stream);
 
-// Adds to grad_weight [num_features, num_outputs], which the caller has zeroed, with atomics: the order of the sums
-// varies.
+// Adds to grad_weight [num_features, num_outputs], which the caller has zeroed, with atomics. The order of the
+// additions varies from run to run.
 template <class T>
 void launch_weight_gradient_atomic(const Rows<T>& batch, const T* grad_output, sum_t<T>* grad_weight,
                                    int64_t num_outputs, cudaStream_t stream);
@@ -39,7 +39,7 @@ void launch_round(const sum_t<T>* from, T* to, int64_t count, cudaStream_t strea
 template <class T>
 size_t deterministic_scratch_bytes(const Rows<T>& batch, int64_t num_outputs);
 
-// Writes all of grad_weight. Each sum is made in the order of the batch's rows, cut at fixed places, so equal inputs
+// Writes all of grad_weight. Each sum is made in the order of the batch's rows and cut at fixed places, so equal inputs
 // give equal bits.
 template <class T>
 void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_output, T* grad_weight,

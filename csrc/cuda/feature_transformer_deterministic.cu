@@ -1,11 +1,14 @@
 // The deterministic weight gradient: the batch is transposed into one list of entries per feature, and each list is
 // summed in the order of the rows.
 //
-// 1. Every entry becomes a pair (feature, place in the batch); padding gets the key num_features. 2. A stable radix
-// sort orders the pairs by feature. 3. The start of each feature's list is found. 4. A list of up to `piece_length`
-// entries is one piece, which is summed in registers and stored. Longer lists are cut into pieces at fixed places; the
-// sums of the pieces go to scratch memory, and a last pass adds them in order. Every element of the gradient is written
-// once, without zero fill or atomics.
+//   1. Every entry becomes a pair (feature, place in the batch); padding gets the key num_features.
+//   2. A stable radix sort orders the pairs by feature.
+//   3. The start of each feature's list is found.
+//   4. A list of up to `piece_length` entries is one piece, which is summed in registers and stored. Longer lists are
+//      cut into pieces at fixed places. The sums of their pieces go to scratch memory, and a last pass adds them in
+//      order.
+//
+// Every element of the gradient is written once, without atomics, so nothing needs to be zeroed first.
 
 #include "feature_transformer.cuh"
 #include "sorted_lists.cuh"
@@ -74,7 +77,7 @@ __global__ void key_kernel(const int32_t* __restrict__ indices, int64_t rows, in
     }
 }
 
-// Counts the pieces that go through scratch memory, those of lists longer than one piece.
+// Counts the pieces whose sums go to scratch memory: those of lists that are longer than one piece.
 __global__ void piece_kernel(const int64_t* __restrict__ starts, int64_t num_features, int64_t length,
                              int64_t* __restrict__ pieces) {
     for (int64_t f = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; f <= num_features;
@@ -145,7 +148,9 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) sum_kernel(Lists<T> lis
         }
         const int64_t piece = task - features;
         if (piece >= lists.first_piece[features]) return;
-        int64_t low = 0, high = features;  // finds the last feature whose first piece is not behind this one
+        int64_t low = 0,
+                high =
+                    features;  // finds the feature that has this piece: the last one whose first piece is not behind it
         while (high - low > 1) {
             const int64_t middle = (low + high) / 2;
             if (lists.first_piece[middle] <= piece) {

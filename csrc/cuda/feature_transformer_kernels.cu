@@ -1,4 +1,5 @@
-// The classic kernels of the feature transformer: gather, and scatter with atomics. See feature_transformer.cuh.
+// The classic kernels of the feature transformer: the forward gathers, and the weight gradient is scattered with
+// atomics. The gradients of bias and values are here, too. See feature_transformer.cuh.
 
 #include "feature_transformer.cuh"
 

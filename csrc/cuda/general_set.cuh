@@ -1,10 +1,10 @@
-// Appends the features of a set that is four functions (features/general_set.h) to index rows on CUDA. Built-in sets
-// compile it here; sets in a user's header compile it at their first use, without torch, so nothing of torch is
-// included.
+// Appends the features of a set that consists of four functions (features/general_set.h) to index rows on CUDA.
+// Built-in sets are compiled with expand_features.cu. Sets in a user's header are compiled at their first use, without
+// torch, so nothing of torch is included here.
 //
-// A warp takes one position at a time, with one lane per piece. Each lane asks for the partners of its piece. The first
-// pass over them counts and checks the features, then a prefix sum says where each lane writes, and the second pass
-// writes. White's row and black's row may differ in length.
+// A warp takes one position at a time, with one lane per piece. Each lane asks the set for the partners of its piece.
+// The first pass over them counts and checks the features, then a prefix sum says where each lane writes, and the
+// second pass writes. White's row and Black's row may differ in length.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(general_set::kLanes* general_set::kWarps)
         const data::Bitboard occupied = data::record_occupancy(record);
         const uint64_t first = words[1], second = words[2];
         const data::RecordScan scan = data::scan_record(occupied, first, second, data::record_result(record));
-        if (scan.fault != data::RecordFault::kNone) continue;  // reported where the other parts were written
+        if (scan.fault != data::RecordFault::kNone) continue;  // expand_head has reported it
 
         data::Bitboard left = occupied;
         for (int k = 0; k < lane && left; ++k) left &= left - 1;
@@ -127,7 +127,7 @@ cudaError_t launch_append(const uint8_t* records, int64_t n, const data::AppendR
     return cudaGetLastError();
 }
 
-// The function that the CUDA library made from a user's header exports, under the name `nnue_append_features`.
+// The type of the function nnue_append_features, which a CUDA library made from a user's header exports.
 using LaunchAppend = cudaError_t (*)(const uint8_t* records, int64_t n, const data::AppendRows& rows,
                                      const FindingSink& sink, cudaStream_t stream);
 

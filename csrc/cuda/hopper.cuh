@@ -1,6 +1,6 @@
-// Thin wrappers over the instructions that the kernels of hopper/ use: products on tensor cores with the left operand
-// in registers, mbarriers and asynchronous copies. Nothing here knows what is computed. Those kernels run on sm_90a
-// only; instructions that other architectures lack are left out when compiling for those.
+// Thin wrappers over PTX instructions: asynchronous copies, mbarriers, loads and stores, and products on tensor cores.
+// Nothing here knows what is computed. The kernels of hopper/ run on sm_90a only; other kernels use only what every GPU
+// of capability 8.0 has. Instructions that an architecture lacks are left out when compiling for it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,7 +15,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// If `valid` is 0, nothing is read and sixteen zero bytes are written.
+// Copies 16 bytes asynchronously. If `valid` is 0, nothing is read and zeros are written.
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, uint32_t valid) {
     asm volatile(
         "{\n.reg .pred none;\nsetp.eq.u32 none, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, none;\n}\n" ::"r"(
@@ -23,7 +23,7 @@ __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* globa
         "l"(global), "r"(valid)
         : "memory");
 }
-// The same for eight bytes.
+// The same for 8 bytes.
 __device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global, uint32_t valid = 1) {
     asm volatile(
         "{\n.reg .pred none;\nsetp.eq.u32 none, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 8, none;\n}\n" ::"r"(
@@ -49,7 +49,7 @@ __device__ __forceinline__ void fence_shared_for_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-// Barriers are given by their address in shared memory.
+// An mbarrier is given by its address in shared memory.
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -60,6 +60,7 @@ __device__ __forceinline__ void fence_barrier_init() {
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(barrier) : "memory");
 }
+// Waits until the phase with this parity is complete.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
@@ -76,7 +77,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-// Arrives once; the phase completes after `bytes` more bytes have been copied.
+// Arrives once, and makes the phase wait for `bytes` more bytes of bulk copies.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(barrier),
                  "r"(bytes)
@@ -90,9 +91,9 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, u
         : "memory");
 }
 
-// Lets a kernel use up to `most` bytes of dynamic shared memory, for all launches, and prefers the largest possible
-// share of shared memory. If two kernels both do so, the second one can start on a multiprocessor that the first one
-// still occupies.
+// Lets a kernel use up to `most` bytes of dynamic shared memory in all its launches, and asks for the largest shared
+// memory carveout. Between two kernels with the same carveout, the second one can start on a multiprocessor that the
+// first one still occupies.
 inline cudaError_t set_shared_memory(const void* kernel, int most) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
@@ -101,7 +102,8 @@ inline cudaError_t set_shared_memory(const void* kernel, int most) {
                : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
-// Launches a kernel that may start before the kernel before it is done, and that calls wait_for_kernels_before.
+// Launches a kernel that may start before the previous kernel of the stream is done (programmatic dependent launch).
+// The kernel must call wait_for_kernels_before.
 template <typename... Parameters>
 cudaError_t launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                          const Parameters&... parameters) {
@@ -117,25 +119,26 @@ cudaError_t launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, s
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, kernel, parameters...);
 }
-// Called in such a kernel: waits until the kernels before it are done and their results are visible.
+// Called by such a kernel: waits until the kernels before it are done and their results are visible.
 __device__ __forceinline__ void wait_for_kernels_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
 }
-// Lets the next kernel start where there is room.
+// Lets the next kernel start once all thread blocks of this one have called this or ended.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
 }
 
-// Arrives when the copies that this thread has asked for are done.
+// Arrives when all earlier copy_async calls of this thread are done. `noinc`: the barrier's count includes this
+// arrival.
 __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
 
-// `kOrdered`: not moved before earlier stores of the program.
+// If kOrdered, the compiler does not move this load in front of earlier stores.
 template <bool kOrdered = false>
 __device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
     uint4 v;
@@ -174,15 +177,15 @@ __device__ __forceinline__ void store_shared_16(uint32_t shared, uint32_t x, uin
 __device__ __forceinline__ void store_shared_8(uint32_t shared, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
 }
-// Stores four 8 × 8 matrices of 16-bit numbers in the layout of wgmma. Lane i gives the address of row i % 8 of matrix
-// i / 8.
+// Stores four 8 × 8 matrices of 16-bit numbers from the register layout of wgmma. Lane i gives the address of row i % 8
+// of matrix i / 8.
 __device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(v[0]),
                  "r"(v[1]), "r"(v[2]), "r"(v[3])
                  : "memory");
 }
 
-// The same for transposed matrices: each lane has elements 2 · (i % 4) and 2 · (i % 4) + 1 of column i / 4.
+// The same for matrices that are held transposed: lane i has elements 2 · (i % 4) and 2 · (i % 4) + 1 of column i / 4.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t shared, const uint32_t (&v)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(v[0]),
                  "r"(v[1]), "r"(v[2]), "r"(v[3])
@@ -195,14 +198,14 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&v)[4], uint3
                  : "memory");
 }
 
-// Stores to global memory without a branch.
+// Stores to global memory if `wanted`, by a predicate and without a branch.
 __device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
                  "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(int(wanted))
                  : "memory");
 }
 
-// Loads from global memory, or gives zeros; also without a branch.
+// Loads from global memory if `wanted`, else gives zeros; also without a branch.
 __device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
     uint4 v;
     asm volatile(
@@ -213,7 +216,7 @@ __device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
     return v;
 }
 
-// Tells other thread blocks that what this one has written (and fenced) may be read.
+// Sets a flag: thread blocks that see it set may read what this thread block has written and fenced.
 __device__ __forceinline__ void flag_set(unsigned* flag) {
     asm volatile("st.release.gpu.global.u32 [%0], 1;\n" ::"l"(flag) : "memory");
 }
@@ -229,25 +232,26 @@ __device__ __forceinline__ void flag_wait(const unsigned* flag) {
 __device__ __forceinline__ void counter_wait(const unsigned* counter, unsigned value) {
     while (load_acquire(counter) != value) continue;
 }
-// Adds one to the counter, after everything that this thread has seen or done.
+// Adds one to the counter. Whoever sees that also sees everything that this thread has seen or done before.
 __device__ __forceinline__ void counter_add(unsigned* counter) {
     asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;\n" ::"l"(counter) : "memory");
 }
-// threadIdx.x, but what depends on it cannot be computed ahead of time, where it would occupy registers.
+// threadIdx.x, read here. The compiler cannot compute what depends on it ahead of time, where it would occupy
+// registers.
 __device__ __forceinline__ int thread_number() {
     int number;
     asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(number));
     return number;
 }
 
-// Makes ordinary stores to global memory that this thread sees visible to the copies that it asks for.
+// Makes the ordinary stores to global memory that this thread sees visible to the bulk copies that it starts.
 __device__ __forceinline__ void fence_global_for_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.global;\n" ::: "memory");
 #endif
 }
 
-// kThreads threads wait for each other, at one of sixteen barriers.
+// kThreads threads wait for each other at hardware barrier kPlace, one of sixteen; __syncthreads uses number 0.
 template <int kPlace, int kThreads>
 __device__ __forceinline__ void named_barrier() {
     asm volatile("bar.sync %0, %1;\n" ::"n"(kPlace), "n"(kThreads) : "memory");
@@ -278,8 +282,8 @@ __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-// d[16, 8] += a[16, 16] · b[16, 8], by one warp. Lane i has columns 2 · (i % 4) and 2 · (i % 4) + 1, first of row i / 4
-// and then of row i / 4 + 8.
+// d[16, 8] += a[16, 16] · b[16, 8], by one warp. Lane i has columns 2 · (i % 4) and 2 · (i % 4) + 1 of d, first of row
+// i / 4 and then of row i / 4 + 8.
 template <bool kBf16>
 __device__ __forceinline__ void mma_k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #define NNUE_MMA(TYPE)                                                           \
@@ -295,9 +299,9 @@ __device__ __forceinline__ void mma_k16(float (&d)[4], const uint32_t (&a)[4], c
 #undef NNUE_MMA
 }
 
-// The low word of the descriptor of a right operand of two column atoms; the high word is a constant. An atom has 64
-// contiguous 16-bit columns, in pieces of 8 rows (k) × 128 bytes with the 128-byte swizzle, 1024 bytes from one piece
-// to the next and `atom_stride` bytes from one atom to the next. Adding 128 moves on by 16 rows.
+// The low word of the wgmma descriptor of a right operand of two column atoms; the high word is a constant. An atom has
+// 64 contiguous 16-bit columns, in pieces of 8 rows (k) × 128 bytes with the 128-byte swizzle. It is 1024 bytes from
+// one piece to the next and `atom_stride` bytes from one atom to the next. Adding 128 to the word moves on by 16 rows.
 __device__ __forceinline__ uint32_t operand_descriptor(uint32_t shared, uint32_t atom_stride) {
     return ((shared >> 4) & 0x3fff) | (atom_stride >> 4) << 16;
 }
@@ -306,8 +310,8 @@ __device__ __forceinline__ uint32_t operand_offset(int k, int chunk) {
     return k * 128 + ((chunk ^ (k & 7)) << 4);
 }
 
-// d[64, 128] += a[64, 16] · b[16, 128], with a in registers and b given by its descriptor. With a in registers a
-// product takes 64 cycles for any number of columns up to 128, so narrower ones are no faster.
+// d[64, 128] += a[64, 16] · b[16, 128], with `a` in registers and b given by its descriptor. With `a` in registers a
+// product takes 64 cycles for any number of columns up to 128, so narrower products are no faster.
 template <bool kBf16>
 __device__ __forceinline__ void wgmma_k16(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
 #define NNUE_WGMMA(TYPE)                                                                                              \

@@ -41,8 +41,8 @@ std::map<int, DeviceReports>& reports() {
     return *all;
 }
 
-// While any stream is captured in the strict mode, CUDA forbids threads to allocate and to wait. What we do here never
-// touches the capture.
+// While any stream is captured in CUDA's strictest mode, no thread may allocate or wait. Relaxing the mode is safe
+// here, because nothing of this is part of the capture.
 class RelaxedCapture {
   public:
     RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -144,7 +144,8 @@ void Check::finish() {
 
 Check::~Check() {
     if (own_ == nullptr) return;
-    // If the operator failed before finish(), the kernel may still be writing, and the next call must not find that.
+    // If the operator failed before finish(), the kernel may still write. The next call that takes this report must not
+    // find that.
     if (cudaEventSynchronize(own_->done) == cudaSuccess && own_->finding->set != 0) {
         own_->finding->set = 0;
         cudaMemsetAsync(own_->claimed, 0, sizeof(unsigned), stream_);

@@ -1,13 +1,14 @@
 // How CUDA operators report data that breaks their contract, such as an illegal index. A kernel finds it: a separate
-// small kernel for index rows, and the expanding kernel itself for records. There are three modes:
+// small kernel for index rows, and the kernel itself that reads them for records and PSQT buckets. There are three
+// modes:
 //
-// sync   The operator itself throws. The host first queues the work and then waits for that kernel only, so the device
-// does not become idle.
+//   sync   The operator itself throws. The host first queues the work and then waits only for the kernel that checks,
+//          so the device does not become idle.
 //   async  The host never waits. The next operator on the device, or raise_cuda_index_errors, throws.
 //   off    There is no check.
 //
-// While a stream is captured into a CUDA graph, the check is async and runs with every replay. Kernels leave out
-// illegal indices by themselves (for_each_entry), so no mode leads to an illegal access.
+// While a stream is captured into a CUDA graph, the check is async and runs with every replay. Kernels skip illegal
+// indices by themselves (for_each_entry), so no mode leads to an illegal access.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,6 +39,7 @@ struct FindingSink {
     int64_t num_features = 0;
 };
 
+// Only the first thread that claims the report writes it.
 __device__ inline void report(const FindingSink& sink, int64_t row, int32_t value) {
     if (sink.finding == nullptr || atomicExch(sink.claimed, 1u) != 0) return;
     sink.finding->op = sink.op;
@@ -60,7 +62,7 @@ class Check {
 
     const FindingSink& sink() const { return sink_; }
 
-    // Says that the kernel is queued.
+    // Marks the place in the stream up to which finish() waits.
     void mark();
 
     // In sync mode waits for the kernel and throws if it found something. Otherwise does nothing.

@@ -1,5 +1,5 @@
-// The operators of perspective_transformer.h on CUDA: checks, and the choice between the two sets of kernels. There are
-// no kernels here. Those of compute capability 9.0 are in hopper/, those of every GPU in portable/.
+// The operators of perspective_transformer.h on CUDA: checks, and the choice between the two sets of kernels. The
+// kernels themselves are elsewhere: those of compute capability 9.0 in hopper/, those of every GPU in portable/.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -38,7 +38,7 @@ Capability capability_of(int device) {
     return found;
 }
 
-// Whether this library has the machine code of the kernels for 9.0; built for others, their instructions are left out.
+// Whether this library has machine code of the kernels for 9.0. When compiled for another GPU, those kernels are empty.
 bool built_for_90() {
     return std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") != nullptr;
 }
@@ -131,7 +131,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     return bucketed::backward(grad_output, grad_psqt, batch, buckets, {saved, lists}, sizes, kind, range, dtype);
 }
 
-// Where everything lies in a plan, in the lists and in `saved`, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
+// Where the pieces of a plan, of the lists and of `saved` lie, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
 // "pieces": {name: [begin, bytes], …}}, "lists": the same}.
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
                    int64_t num_bucketed) {

@@ -1,4 +1,4 @@
-// What the two sets of kernels of perspective_transformer.h share where tensors are checked and taken apart: those for
+// What both sets of kernels of perspective_transformer.h need to check tensors and to take them apart: those for
 // compute capability 9.0 (hopper/bucketed.cu) and the portable ones (portable/portable.cu).
 #pragma once
 
@@ -32,7 +32,8 @@ int64_t bytes_of(const Carve& carve, const Rows& in) {
     return static_cast<int64_t>(carver.used);
 }
 
-// The contents of a tensor that this library has made for these rows.
+// Opens a tensor that this library has made for these rows: checks its type and size, and returns the pieces that
+// `carve` takes from it.
 template <class Carve, class Rows>
 auto open_tensor(const char* op, const char* name, const Tensor& tensor, const Carve& carve, const Rows& in,
                  const char* what) {

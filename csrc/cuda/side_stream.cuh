@@ -1,7 +1,7 @@
-// Work beside torch's current stream: a fork of the stream, which is joined again before the operator returns.
+// Work beside torch's current stream: a fork of this stream, which is joined again before the operator returns.
 //
-// So everything that an operator does is ordered with its stream, as its caller and the caching allocator expect, and a
-// CUDA graph that captures the operator captures both branches.
+// So everything that an operator does stays ordered with its stream, as its caller and the caching allocator expect,
+// and a CUDA graph that captures the operator captures both branches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,9 +13,9 @@ namespace nnue::cuda {
 
 class Fork {
   public:
-    // Work on stream() begins after what `main` has been given so far. If ok() is not cudaSuccess, the fork must not be
-    // used further. stream() has a high priority, so that it gets the places that finished thread blocks of `main`
-    // leave. Otherwise it would begin only when all of those have begun.
+    // Work on stream() begins after the work that `main` has been given so far. If ok() is not cudaSuccess, the fork
+    // must not be used further. stream() has a high priority, so that its thread blocks take the places that finished
+    // thread blocks of `main` leave. Otherwise they would begin only after all thread blocks of `main` have begun.
     explicit Fork(cudaStream_t main) : main_(main) {
         error_ = find(main, side_);
         if (error_ == cudaSuccess) error_ = cudaEventRecord(side_.forked, main_);
@@ -39,9 +39,9 @@ class Fork {
         cudaEvent_t forked = nullptr, done = nullptr;
     };
 
-    // There is one for each thread and device, so that no thread waits for the event of another thread, and one for
-    // captures, because a stream belongs to a capture until that ends. They are never destroyed, since a thread may end
-    // after CUDA has shut down.
+    // Finds the side stream for `main`, and makes it at its first use. Each thread has one per device, so that no
+    // thread waits for another thread's event. It has a second one for captures, because a stream belongs to a capture
+    // until that ends. They are never destroyed, since a thread may end after CUDA has shut down.
     static cudaError_t find(cudaStream_t main, Side& found) {
         thread_local std::map<std::pair<int, bool>, Side> sides;
         int device = 0;
@@ -51,7 +51,7 @@ class Fork {
         if (error != cudaSuccess) return error;
         Side& side = sides[{device, status == cudaStreamCaptureStatusActive}];
         if (side.stream == nullptr) {
-            // A capture allows new streams and events, but CUDA refuses them in its strictest mode.
+            // A capture does no harm to new streams and events, but CUDA refuses them in its strictest capture mode.
             cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
             error = cudaThreadExchangeStreamCaptureMode(&mode);
             if (error != cudaSuccess) return error;

@@ -1,5 +1,5 @@
-// One list per feature of what refers to it, in a fixed order: pairs (feature, value) are ordered by a stable radix
-// sort, so that the values of a feature keep the order they had. Long lists are cut into pieces at fixed places.
+// Makes a list of values per feature, in a fixed order: a stable radix sort orders pairs (feature, value), so that the
+// values of a feature keep their order. Long lists are cut into pieces at fixed places.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace nnue::sorted_lists {
 
-// Entries per piece of a list: few enough to spread the lists of frequent features over the device, and enough to keep
-// the number of pieces of any batch near 16,384. `places` is the number of entries of all lists, padding included.
+// Entries per piece of a list: few enough to spread the lists of frequent features over the device, and enough to limit
+// the number of pieces of any batch to about 16,384. `places` is the number of entries of all lists, padding included.
 constexpr int kShortestPiece = 64;
 inline int64_t piece_length(int64_t places) {
     return std::max<int64_t>(kShortestPiece, divide_up(places, 8192));
@@ -26,14 +26,14 @@ inline int64_t max_pieces(int64_t places, int64_t num_features) {
     return places / piece_length(places) + max_long_lists(places, num_features);
 }
 
-// Bits of keys from 0 to `last`.
+// How many bits the keys 0 … `last` need.
 inline int key_bits(int64_t last) {
     int bits = 1;
     while ((int64_t(1) << bits) <= last) ++bits;
     return bits;
 }
 
-// Scratch that `sort` and `sums_before` need.
+// Bytes of scratch memory that `sort` and `sums_before` need.
 template <class Value>
 size_t sort_bytes(int64_t pairs, int64_t last_key) {
     size_t bytes = 0;
@@ -51,6 +51,7 @@ inline size_t sums_before_bytes(int64_t count) {
     return bytes;
 }
 
+// Scratch memory for cub.
 struct Library {
     void* scratch;
     size_t bytes;
