@@ -1,9 +1,9 @@
 // The schedule of the backward's product kernel: a list of tasks, which thread blocks take as they become free. A task
-// is the weight gradient, in one slab, of one part of a bucket (a stretch of its tiles) and one section of its dense
-// ranks. Where a bucket has several parts, their products are added up afterwards (`MergeUnit`).
+// is the weight gradient of one part of a bucket (a stretch of its tiles), one section of its dense ranks and one slab.
+// If a bucket has several parts, their products are added up afterwards (`MergeUnit`).
 //
-// The buckets whose row gradients were made last come first. Which sums are made and in which order they are added
-// depends on the batch alone. It does not matter which thread block makes them, or when.
+// The buckets whose row gradients were made last come first, because those are still in the L2 cache. Which sums are
+// made and in which order they are added depends on the batch alone, not on which thread block makes them or when.
 #pragma once
 
 #include "one_hot_product.cuh"
@@ -11,54 +11,56 @@
 namespace nnue::one_hot_product {
 
 constexpr int kMaxSections = kBucketFeatures / kSectionFeatures;
-// Places are buckets in order, the last one first. Dense unbucketed features are treated as one more bucket, which has
-// all tiles, at the end.
+// A bucket's place in the order of tasks: the last bucket comes first. Dense unbucketed features are one more bucket,
+// which has all tiles; it comes last.
 constexpr int kMaxPlaces = kMaxBuckets + 1;
 
-// The unit of cost of a product is a tile of 64 rows × 64 features × 128 columns. The parts times slabs of a batch
-// number about kTargetParts, and no part costs less than kLeastPart; both are measured.
+// The unit of cost of a product is a tile of 64 rows × 64 features × 128 columns. A batch is cut into about
+// kTargetParts parts times slabs, none of them cheaper than kLeastPart; both numbers are measured.
 constexpr int kTargetParts = 2 * kWorkers, kLeastPart = 96;
-// A bucket has at most 4/3 of its share of parts, and two sections.
+// By rounding, a bucket has at most 4/3 of its share of parts. A second section costs at least a third of the first
+// one, so both together make at most twice the bucket's share of partial sums.
 constexpr int kMaxPartials = 2 * kTargetParts;
 constexpr int kMaxParts = kMaxPlaces + kTargetParts * 4 / 3;
 
-// With up to this many operands of 16 KB, twice what the L2 cache holds, the tasks of one slab follow each other. The
-// whole backward then takes 1 % less time, but with many operands it would take up to 6 % more (measured).
+// With up to this many operands of 16 KB, twice what the L2 cache holds, the tasks of one slab follow one another. This
+// makes the whole backward 1 % faster; with many operands it would make it up to 6 % slower (measured).
 constexpr int kFewOperands = 6144;
 
-// Where the entries of rare features are stored, for a bucket that begins with this tile. Either each of a bucket's 768
-// features is in at most one row in 256, or all of them together have fewer than two entries per row (bucket_plan.cuh).
+// Where the lists of a bucket's rare features begin in `rare_slots`, if the bucket begins with this tile: there is room
+// for three entries per row. Either each of a bucket's 768 features is in at most one row in 256, or all of them
+// together have fewer than two entries per row (bucket_plan.cuh).
 __host__ __device__ inline int rare_place(int tile) {
     return kBucketFeatures * kTileRows / 256 * tile;
 }
 inline int max_partials(int max_tiles, int slabs) {
-    // Unbucketed features have as many tiles again.
+    // Dense unbucketed features add as many tiles again.
     return int(min((long long)kMaxPartials, 2LL * max_tiles * slabs * kMaxSections * 6 * 4 / 3 / kLeastPart + 1));
 }
 
-// What thread blocks tell each other. All of it is zero at the start.
+// How the thread blocks of the backward's kernels synchronise. row_gradient_kernel sets all of it to zero.
 struct GradientSync {
     unsigned ticket;     // the next task
-    unsigned begun;      // not 0: the results of other kernels that the products need are there
-    unsigned scheduled;  // not 0: the merge units are there, too
+    unsigned begun;      // not 0: the row gradients and lists, which the products need, are there
+    unsigned scheduled;  // not 0: the merge units are there as well
     int merge_units;
-    unsigned list_ticket;               // tickets given out (Numbers) for lists of unbucketed features
+    unsigned list_ticket;               // tickets (Numbers) taken for lists of unbucketed features
     unsigned finish_tickets[2];         // the same for rare features, and for ranks to merge
     int rare;                           // number of rare features
-    unsigned parts_done[kMaxPartials];  // of the products that a merge needs, by its first partial · slabs + slab
+    unsigned parts_done[kMaxPartials];  // finished parts, at [first partial sum of a merge unit · slabs + slab]
 };
 
 struct Task {
     int slab, bucket, section;
     int first, last;  // tiles first … last − 1
     int partial;      // the first partial sum of the bucket's parts; −1 if there is only one part
-    int part, parts;  // which of how many; 0 parts: there are no more tasks
-    int reference;    // the largest exponent of its tiles
+    int part, parts;  // number of the part, out of how many; 0 parts: there are no more tasks
+    int reference;    // the largest exponent of the task's tiles
 };
 
 // A section of a bucket that has several parts.
 struct MergeUnit {
-    int begin;  // of its ranks, among the ranks of all units
+    int begin;  // where its ranks begin among those of all units
     int bucket, section, partial, parts;
 };
 constexpr int kMaxMergeUnits = kMaxSections * kMaxPlaces;
@@ -66,8 +68,8 @@ constexpr int kMaxMergeUnits = kMaxSections * kMaxPlaces;
 struct Schedule {
     int num_buckets, places, slabs, tiles;
     int unbucketed_dense;  // number of ranks
-    int parts, products;   // each of them comes in every slab
-    bool slab_by_slab;     // the order of tasks; otherwise all slabs of one product follow each other
+    int parts, products;   // per slab
+    bool slab_by_slab;     // the order of tasks; if false, all slabs of one product follow one another
     int tile_begin[kMaxBuckets + 1];
     int dense[kMaxPlaces];                                          // by bucket
     int parts_of[kMaxPlaces];                                       // by bucket
@@ -86,7 +88,8 @@ struct Schedule {
     __device__ int sections(int bucket) const {
         return tiles_of(bucket) == 0 ? 0 : (dense[bucket] + kSectionFeatures - 1) / kSectionFeatures;
     }
-    // Measured: with few features, copying a tile takes as long as multiplying it.
+    // With few features copying a tile takes as long as multiplying it (measured), so one feature tile costs as much as
+    // two.
     __device__ int cost(int bucket, int section) const {
         return section < sections(bucket) ? tiles_of(bucket) * max(feature_tiles(bucket, section), 2) : 0;
     }

@@ -1,9 +1,9 @@
-// The backward of the fused operators: row gradients, and the weight gradient as a product on tensor cores
-// (one_hot_product.cuh) over the frequent features of each bucket. Rare features are gathered.
+// The backward of the fused operators: the row gradients, and the weight gradient, which is a product on tensor cores
+// (one_hot_product.cuh) for the frequent features of each bucket. Rare features are gathered.
 //
-// The row gradients are computed first, at the speed of memory; beside them the rows that have rare features are
-// listed. Then come the products (backward_schedule.cuh). As multiprocessors become free, they add up the rows of rare
-// features and the sums of partial products.
+// The row gradients are computed first, at the speed of memory; the same kernel lists the rows that have rare features.
+// Then come the products (backward_schedule.cuh). The last kernel uses multiprocessors as they become free: it adds up
+// the rows of rare features and the sums of partial products.
 #pragma once
 
 #include "backward_schedule.cuh"
@@ -12,26 +12,28 @@
 namespace nnue::one_hot_product {
 
 // The layout of the row gradients, as the product reads them: for each slab and each tile of 64 slots one operand of 64
-// rows × 128 columns, which is two swizzled atoms. With one part (bf16) these are the slab's 64 columns of each half.
-// With two fp16 parts, one atom has the high parts of 32 columns of each half and the other one the low parts, both
-// divided by the power of two that `exponents` has for this slab and tile.
+// rows × 128 columns, which is two swizzled atoms. With one part (bf16) these are the slab's 64 columns of either half.
+// With two fp16 parts, one atom has the high parts of 32 columns of either half and the other one the low parts. Both
+// are divided by a power of two; `exponents` has its exponent for each slab and tile.
 template <int kParts>
 struct GradientShape {
     static constexpr int kSlab = 64 / kParts;  // columns of each half
     static constexpr int kAtomBytes = kTileRows * 128, kOperandBytes = 2 * kAtomBytes;
-    static constexpr int kColumns = 2 * kSlab;  // of a gradient
+    static constexpr int kColumns = 2 * kSlab;  // columns of a slab, in both halves
     static constexpr int kPartialFloats = kSectionFeatures * kColumns;
     static constexpr int kThreads = 256, kWarps = kThreads / 32, kHalfPieces = kSlab / 8,
                          kRows = kThreads / kHalfPieces;
 
     __host__ __device__ static int slabs(int num_outputs) { return (num_outputs / 2 + kSlab - 1) / kSlab; }
-    // The offset of eight columns of half `h` in row `row` of an operand. The low parts are one atom further on.
+    // The offset of eight columns (piece `piece`) of half `h` in row `row` of an operand. The low parts are one atom
+    // further on.
     __device__ static uint32_t offset(int h, int row, int piece) {
         return kParts == 1 ? h * kAtomBytes + operand_offset(row, piece) : operand_offset(row, h * kHalfPieces + piece);
     }
 };
 
-// Each thread block of the row gradients takes a stretch of tiles; its column sums are a part of the bias gradient.
+// A thread block of row_gradient_kernel takes a stretch of this many tiles. Its column sums are a part of the bias
+// gradient.
 __host__ __device__ inline int stretch_tiles(int max_tiles) {
     return max(4, (max_tiles + 1023) / 1024);
 }
@@ -41,11 +43,11 @@ __host__ __device__ inline int stretches(int max_tiles) {
 
 constexpr int kNoExponent = -1000;  // of a tile of zeros
 
-// The exponent of the power of two that brings numbers of up to this magnitude (given as bits) just inside the range of
-// fp16.
+// The exponent of the power of two by which numbers of up to this magnitude (given as bits) are divided, so that they
+// just fit the range of fp16.
 __device__ __forceinline__ int tile_exponent(unsigned largest) {
     if (largest == 0) return kNoExponent;
-    if (largest >= 0x7f800000u) return 0;  // not finite, and stays so
+    if (largest >= 0x7f800000u) return 0;  // it is not finite, and stays so
     return max(int(largest >> 23) - 127 - 14, -120);
 }
 // 2^exponent as a float, and 0 below the normal range.
@@ -78,7 +80,7 @@ struct Eight {
 
 // The features that the products leave out.
 struct RareFeatures {
-    int begin[kMaxBuckets + 1];       // where each bucket's begin in the list of all
+    int begin[kMaxBuckets + 1];       // where those of each bucket begin in the list of all
     int word_begin[kMaxBuckets + 1];  // the same, counted in words of 32 features of a bucket
 
     // Called by one warp.
@@ -89,15 +91,15 @@ struct RareFeatures {
     }
 };
 
-// Lists the slots that have a rare feature. The first kListGrid thread blocks do this, for 32 features of a bucket at a
+// Lists the slots of each rare feature. The first kListGrid thread blocks do this, for 32 features of a bucket at a
 // time, whose bitmaps are neighbours in memory. Each lane takes a feature, and each warp an eighth of the bucket's
 // tiles.
 constexpr int kListGrid = 128;
 __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p) {
-    constexpr int kWarps = GradientShape<1>::kWarps, kTogether = 8;  // tiles whose loads are in flight
+    constexpr int kWarps = GradientShape<1>::kWarps, kTogether = 8;  // tiles whose bitmaps are loaded at once
     static_assert(kWarps == GradientShape<2>::kWarps);
     __shared__ RareFeatures rare;
-    __shared__ int counts[2][kWarps][33];  // of a warp's tiles; the last one: entries of the features before
+    __shared__ int counts[2][kWarps][33];  // entries of each feature in a warp's tiles; [32]: see `before`
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_buckets = p.in.num_buckets;
     if (warp == 0) rare.load(p);
     __syncthreads();
@@ -121,8 +123,8 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p) {
                 for (int i = 0; i < kTogether; ++i) visit(base + i, words[i]);
             }
         };
-        int before = 0;  // entries of the features before these, including those of irregular rows, so that there is
-                         // always enough room
+        // Entries of the features before these. Irregular rows count too, so there is always enough room.
+        int before = 0;
         for (int i = threadIdx.x; i < first; i += kWarps * 32)
             before += __ldg(p.plan.counts + bucket * kBucketFeatures +
                             __ldg(p.plan.ranked + bucket * kBucketFeatures + dense + i));
@@ -154,8 +156,8 @@ __device__ __forceinline__ void list_rare_rows(const BackwardProblem& p) {
 }
 
 // Computes the row gradients in slot order, with 0 in padding, and their sums over each stretch of tiles. The first
-// kListGrid thread blocks list the slots of rare features instead. All slabs of a stretch follow each other, since they
-// read the same rows of memory.
+// kListGrid thread blocks list the slots of rare features instead. Thread blocks of the same stretch and different
+// slabs are neighbours in the grid, since they read the same rows of memory.
 template <int kParts, typename Grad, Activation kActivation>
 __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
     using Shape = GradientShape<kParts>;
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
                 sums_saved[pass][h].unpack_to(s[h], Float::kFloat16);
             }
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {  // these are zeros where there is no row
+            for (int j = 0; j < 8; ++j) {  // all are zeros where there is no row
                 g[0][j] *= p.scale;
                 g[1][j] *= p.scale;
                 differentiate<kActivation>(g[0][j], g[1][j], s[0][j], s[1][j], p.bound, limit);
@@ -266,9 +268,9 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     }
 }
 
-// How lists read row gradients: a slab of a row is 16 pieces of 16 bytes, with 8 columns each. With one part, pieces
-// 0…7 are 64 columns of the first half and 8…15 the same columns of the second half. With two parts, pieces 0…7 are the
-// high parts of 32 columns of each half, and 8…15 the low parts.
+// How sums over lists of slots read row gradients: a slab of a row is 16 pieces of 16 bytes, with 8 columns each. With
+// one part, pieces 0…7 are 64 columns of the first half and 8…15 the same columns of the second half. With two parts,
+// pieces 0…7 are the high parts of 32 columns of each half, and 8…15 the low parts.
 template <int kParts>
 struct Slab : GradientShape<kParts> {
     using GradientShape<kParts>::kSlab, GradientShape<kParts>::kHalfPieces;
@@ -332,9 +334,9 @@ __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&su
 }
 
 // Adds kRows rows, whose slots are held by lanes first, first + 1, …. Each lane has pieces `base` and `base` + 32 of
-// each row. All loads come first, and none of them is conditional, because a conditional load would be waited for at
-// once. (Reading zeros from a fixed address for absent rows is no alternative: all of them read the same place, and 400
-// us became 1,060.)
+// each row. All loads come first, and none of them is conditional, because the code would wait for a conditional load
+// at once. (To read zeros from a fixed address for absent rows is slower still: all of these loads meet at one place,
+// and 400 us became 1,060.)
 template <int kParts, int kRows>
 __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProblem& p, int slot, int first, int base) {
     const int last_slab = Slab<kParts>::slabs(p.num_outputs) - 1;
@@ -355,8 +357,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProbl
         for (int c = 0; c < 2; ++c) add_piece<kParts>(sum[c], pieces[r][c]);
 }
 
-// For one warp: the sum of a list of slots, 64 pieces of a row from `base` on, with up to eight rows in flight. `slot`
-// is the element of the list with the lane's number; `row` is a row of the weight gradient.
+// For one warp: sums a list of slots, 64 pieces of a row from `base` on, with up to eight rows in flight, and stores
+// the sum in row `row` of the weight gradient. `slot` is the element of the list with the lane's number.
 template <int kParts>
 __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, const int* slots, int count, int slot,
                                          int base) {
@@ -380,9 +382,9 @@ __device__ __forceinline__ void sum_list(const BackwardProblem& p, int row, cons
     }
 }
 
-// Numbers of work items for the warps of a grid, so that neighbouring numbers go to different thread blocks. The first
-// item of a warp has the warp's own number. Without a ticket the others follow at a distance of the number of warps;
-// with a ticket a warp takes the next free one, and asks for it ahead of time.
+// The numbers of a warp's work items. Neighbouring numbers go to different thread blocks. The first item of a warp has
+// the warp's own number. Without a ticket the others follow at a distance of the number of warps. With a ticket a warp
+// takes the next free number, and asks for it ahead of time.
 class Numbers {
   public:
     // The shuffle tells ptxas that all lanes have the same value; otherwise it spills registers.
@@ -407,11 +409,11 @@ class Numbers {
     unsigned now_, taken_;
 };
 
-// What a lane knows of a work item. A list and its first slots are fetched while the items before are being processed.
+// What a lane knows about a work item. The list and its first slots are loaded while the items before are processed.
 struct Item {
     long long number;
     SlotList list;
-    int slot;  // with the lane's number in the list; −1 if there is none
+    int slot;  // element of the list with the lane's number; −1 if there is none
 };
 
 template <typename ListOf, typename Visit>
@@ -451,7 +453,8 @@ __device__ __forceinline__ const int* rank_entry(const BackwardProblem& p, int b
                                       : p.plan.ranked + bucket * kBucketFeatures + rank;
 }
 
-// For one warp: adds up the products of a bucket's parts, with eight loads of each part in flight.
+// For one warp: adds up the products of a bucket's parts for kMergeRanks ranks, with eight loads of each part in
+// flight.
 template <int kParts>
 constexpr int kMergeRanks = 8 * kParts;
 template <int kParts>
@@ -499,20 +502,20 @@ __device__ __forceinline__ void merge(const BackwardProblem& p, const MergeUnit&
     }
 }
 
-// The remaining work: rare features, and the sums of partial products. It fills the multiprocessors that the products
-// have left. A warp takes 64 pieces of the rows of a rare feature, and fetches the slots of the next one meanwhile. The
-// features of the largest buckets, which are the last ones, come first.
+// The remaining work: rare features, and the sums of partial products. This kernel runs on multiprocessors that the
+// products leave free. A warp takes 64 pieces of the rows of a rare feature, and loads the slots of the next one
+// meanwhile. The features of the last buckets, which are the largest ones, come first.
 constexpr int kFinishThreads = 128, kFinishGrid = 4 * kWorkers;
-// Without unbucketed features and with no more tiles than this, each warp takes a fixed share: warps that become free
-// early and took more would slow down the products. With more tiles the lists are long and tickets are faster
-// (measured).
+// Without unbucketed features and with no more tiles than this, each warp takes a fixed share of the work. If warps
+// that are ready early took more, they would slow down the products. With more tiles the lists are long and tickets are
+// faster (measured).
 constexpr int kShareTiles = 1024;
 
 template <int kParts>
 __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
     const int parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // per row
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
-    // The products are not done at this point, but the flag says that the row gradients, the lists and the merge units
+    // The products are not done at this point. But the flag says that the row gradients, the lists and the merge units
     // are there.
     if (threadIdx.x == 0) flag_wait(&p.sync->scheduled);
     __syncthreads();
@@ -520,7 +523,7 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(&p.sync->rare);
     const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4), thread = threadIdx.x;
     const auto unit_word = [&](int i) { return __ldcg(reinterpret_cast<const int*>(p.merges) + i); };
-    // This word is loaded now and waited for after the lists, when the other warps have usually arrived as well.
+    // Loaded now and used after the lists; by then the other warps have usually arrived at the barrier there, too.
     const int own_word = thread < unit_words ? unit_word(thread) : 0;
     for_each_list(
         p.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * parts,
@@ -543,11 +546,11 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
         while (units[unit + 1].begin <= rank) ++unit;
         merge<kParts>(p, units[unit], int(item % unsigned(slabs)), rank - units[unit].begin, unbucketed_dense);
     }
-    // Later kernels wait for this one alone, so it must wait for the kernels before it.
+    // Later kernels wait only for this one, so this one must wait for the kernels before it.
     wait_for_kernels_before();
 }
 
-// For one warp: eight columns of the bias gradient, four per lane. The lanes share the stretches.
+// For one warp: eight columns of the bias gradient, four per lane. Lanes with the same columns share the stretches.
 constexpr int kBiasColumns = 8;
 __device__ __forceinline__ void sum_bias(const BackwardProblem& p, int columns, int lane) {
     const int stretch = stretch_tiles(p.max_tiles), column = columns * kBiasColumns + lane % 2 * 4;
@@ -567,8 +570,8 @@ __device__ __forceinline__ void sum_bias(const BackwardProblem& p, int columns, 
     if (lane < 2) *reinterpret_cast<float4*>(p.grad_bias + column) = sum;
 }
 
-// ---- products: two warpgroups hold the sums of a task's features × 128 operand columns in registers and turn bitmaps
-// into products. Another warp copies row gradients and bitmaps ahead of them.
+// ---- products: two warpgroups hold the sums of a task's features × 128 operand columns in registers and multiply
+// bitmaps by row gradients. Another warp copies row gradients and bitmaps ahead of them.
 template <int kParts>
 struct BackwardShape : GradientShape<kParts> {
     using GradientShape<kParts>::kOperandBytes;
@@ -581,9 +584,9 @@ struct BackwardShape : GradientShape<kParts> {
     // conflicts.
     static constexpr int kRowStride = kParts == 1 ? 272 : 288, kTurnBytes = 16 * kRowStride;
     static constexpr int kTasks = 2;  // one in progress and one prepared
-    // What follows the operands: for each stage bitmaps, the barriers "full" and "empty" and the `one` of the left
-    // operand; for each consumer warp its room for transposing and the features of the task; for each task two
-    // barriers.
+    // The layout of shared memory behind the operands: for each stage its bitmaps, its barriers "full" and "empty", and
+    // the `one` of its left operand; for each consumer warp its room for transposing and the features of the task; for
+    // each task two barriers.
     static constexpr int kBits = kStages * kOperandBytes, kTurn = kBits + kStages * kBitBytes,
                          kFeatures = kTurn + kWarps * kTurnBytes, kFull = kFeatures + kWarps * kFeatureTiles * 64,
                          kEmpty = kFull + kStages * 8, kTaskFull = kEmpty + kStages * 8,
@@ -591,7 +594,7 @@ struct BackwardShape : GradientShape<kParts> {
     static constexpr int kSharedBytes = kOnes + kStages * 4 + 1024;
 };
 
-// The number that a set bit of the left operand stands for. With two fp16 parts it is a power of two that depends on
+// The fp16 number that a set bit of the left operand becomes. With two fp16 parts it is a power of two that depends on
 // the tile, relative to the task's largest: from 2^15 down to 2^-21.
 __device__ __forceinline__ uint32_t relative_one(int exponent, int reference) {
     const int e = exponent - reference + 15;
@@ -599,7 +602,7 @@ __device__ __forceinline__ uint32_t relative_one(int exponent, int reference) {
 }
 
 // Adds the products of `count` tiles, for the first `my_tiles` of the warpgroup's tiles of 64 features. `copied` counts
-// the tiles that have arrived.
+// the tiles that have been used, over all tasks.
 template <int kParts>
 __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFeatureTiles][64], int my_tiles,
                                          int count, uint32_t shared, uint32_t& copied) {
@@ -608,10 +611,10 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // Warpgroup 0 has the even tiles of the task's features, and warpgroup 1 the odd ones.
     const uint32_t first_bits = shared + Shape::kBits + (warp / 4 * 64 + warp % 4 * 16 + lane / 4) * 8;
-    // Every thread releases the stage itself, since any of them may still be reading it.
+    // Every thread releases the stage for itself, since any of them may still be reading it.
     const auto release = [&](uint32_t tile) { barrier_arrive(shared + Shape::kEmpty + tile % kStages * 8); };
     my_tiles = __shfl_sync(~0u, my_tiles, 0),
-    count = __shfl_sync(~0u, count, 0);  // ptxas has to know that these are uniform
+    count = __shfl_sync(~0u, count, 0);  // so that ptxas knows that these are the same in all lanes
     for (int left = count; left > 0; --left) {
         const uint32_t stage = copied % kStages;
         barrier_wait(shared + Shape::kFull + stage * 8, copied / kStages % 2);
@@ -640,7 +643,7 @@ __device__ __forceinline__ void multiply(float (&acc)[BackwardShape<kParts>::kFe
 }
 
 // Writes zeros for features that no row has. Warps that have nothing else to do call this while others multiply. An
-// item is the rank of a feature.
+// item is a rank.
 __device__ __forceinline__ void clear_unused(const BackwardProblem& p, int warp, int warps, int lane) {
     const int row_bytes = p.num_outputs * (p.weight_type == Float::kFloat32 ? 4 : 2);
     const auto clear = [&](int items, const auto& feature_of) {
@@ -684,7 +687,7 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
     // The rank, within the task, of the warp's row r of feature tile m.
     const auto rank_of = [&](int m, int r) { return (m * 2 + warp / 4) * 64 + warp % 4 * 16 + r; };
     __syncwarp();
-    if (task.partial < 0) {  // fetch the features, which are needed at the end
+    if (task.partial < 0) {  // copy the features, which are needed at the end
         for (int i = lane; i < my_tiles * 16; i += 32)
             copy_async_4(my_features + i * 4,
                          rank_entry(p, task.bucket, task.section * kSectionFeatures + rank_of(i / 16, i % 16)));
@@ -787,11 +790,11 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
         }
         fence_barrier_init();
     }
-    // What this reads was there before the row gradients began, and all of their thread blocks have begun by now.
+    // The schedule needs only what was complete before row_gradient_kernel's thread blocks went on from their wait, and
+    // by now all of them have.
     schedule.load(p, Shape::slabs(p.num_outputs));
     if (p.in.num_unbucketed > 0) {
-        // The kernel of the unbucketed lists has begun beside this one. It is not done, but its flag says that the row
-        // gradients are.
+        // list_kernel has begun and is not done. Its flag says that the row gradients are.
         if (threadIdx.x == 0) flag_wait(&p.sync->begun);
         __syncthreads();
     } else {
@@ -821,7 +824,7 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
         for (int number = 0;; ++number) {
             const int place = number % kTasks;
             barrier_wait(shared + Shape::kTaskEmpty + place * 8, number / kTasks % 2 ^ 1);
-            // The first ticket is given; the others are taken.
+            // The first task is that with the thread block's own number; the others are taken by ticket.
             unsigned ticket = blockIdx.x;
             if (number > 0 && lane == 0) ticket = gridDim.x + atomicAdd(&p.sync->ticket, 1u);
             Task task = schedule.task(__shfl_sync(~0u, ticket, 0));
@@ -878,13 +881,13 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
             barrier_arrive(shared + Shape::kTaskEmpty + place * 8);
         }
     }
-    // Later kernels wait for this one alone, so it must wait for the kernels before it.
+    // Later kernels wait only for this one, so this one must wait for the kernels before it.
     wait_for_kernels_before();
 #endif
 }
 
-// Where there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel that computes the
-// gradients of their lists and sets `begun`.
+// If there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel that sums their lists and
+// sets `begun`.
 template <typename Weight, typename Grad, Activation kActivation, typename Unbucketed>
 cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbucketed& unbucketed_gradient) {
     constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
@@ -905,7 +908,7 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbuck
     return error;
 }
 
-// Carves the scratch of a backward; p.in and p.num_outputs are set.
+// Takes the scratch memory of a backward. p.in and p.num_outputs must be set.
 template <int kParts>
 void carve_scratch(Carver& carver, BackwardProblem& p) {
     using Shape = BackwardShape<kParts>;

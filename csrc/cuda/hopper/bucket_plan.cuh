@@ -8,12 +8,13 @@
 // entries and are called *near*; the others are *far*. The plan is a function of the batch alone.
 //
 // A row that breaks the rule (it has a feature twice, or features of two buckets) is *irregular*. It has a slot, but no
-// bits and no lists, and irregular_rows.cuh processes it by itself.
+// bits and no lists; irregular_rows.cuh adds it by itself.
 //
-// There are three kernels, and the last two start while the one before is still finishing. `clear_counts` clears the
-// counters. `count_rows` reads the batch in chunks of 256 rows, finds the bucket of each row, counts rows and features,
-// and lists the rows of each chunk by bucket. In `make_tiles` each thread block makes one or a few tiles: it ranks the
-// features of their bucket, finds their rows in those lists, and writes everything that the later kernels read.
+// There are three kernels. Each of the last two starts while the kernel before it is still finishing. `clear_counts`
+// clears the counters. `count_rows` reads the batch in chunks of 256 rows, finds the bucket of each row, counts rows
+// and features, and lists the rows of each chunk by bucket. In `make_tiles` each thread block makes one or a few tiles:
+// it ranks the features of their bucket, finds their rows in those lists, and writes everything that the later kernels
+// read.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,19 +33,18 @@ constexpr int kBucketWords = kBucketFeatures / 32;  // of the bitmap of one row
 constexpr int kTileRows = 64;                       // slots per tile
 constexpr int kNearFeatures = 384;                  // the most frequent ones of a bucket
 constexpr int kNearWords = kNearFeatures / 32;
-constexpr int kSectionFeatures =
-    384;  // of a *section*: ranks of a bucket that the product of the weight gradient takes at once
-constexpr int kLastDenseClass = 16;  // features of this class or a more frequent one go into the product
-constexpr int kGatherRows = 4;       // rows of a tile that a warp of the fp32 forward takes at once
-constexpr int kNearCost = 2, kGatherCost = 31,
-              kFarCost = 3;  // per place, per kGatherRows rows, per far feature; measured
+constexpr int kSectionFeatures = 384;  // the ranks of a *section*, which the weight gradient's product sums at once
+constexpr int kLastDenseClass = 16;    // features of this frequency class and of more frequent ones go into the product
+constexpr int kGatherRows = 4;         // rows of a tile that a warp of the fp32 forward takes at once
+// Costs for the fp32 forward, measured: of a place, of kGatherRows rows, of a far feature.
+constexpr int kNearCost = 2, kGatherCost = 31, kFarCost = 3;
 
-// What the fp32 forward keeps of a bucket in shared memory, in *places* of one slab each: one place of zeros, the sums
-// of all combinations of the most frequent features, and the other near features one by one. With the sums a row adds
-// several features with one read. Every four consecutive ranks of the first 32 are a *team*. For the first kFours teams
-// all 15 sums are kept, for the other teams the 7 sums of their first three ranks, and the fourth rank alone. Sum v is
-// that of the features whose bits are set in v. The sums of team kBiasTeam include the bias, and every row starts from
-// one of them, even if that is sum 0.
+// What the fp32 forward keeps of a bucket in shared memory, in *places* of one slab each: a place of zeros, sums of the
+// most frequent features, and the other near features one by one. With the sums a row adds several features with one
+// read. Every four consecutive ranks of the first 32 are a *team*. Of the first kFours teams all 15 sums are kept; of
+// the other teams the 7 sums of their first three ranks, and the fourth rank alone. Sum v is that of the features whose
+// bits are set in v. The sums of team kBiasTeam include the bias, and every row starts from one of them, even if that
+// is sum 0.
 constexpr int kSummedRanks = 32, kTeams = kSummedRanks / 4, kFours = 4, kBiasTeam = kFours, kNoFeature = 0;
 __host__ __device__ constexpr int team_place(int team, int sum) {
     return team < kFours ? 15 * team + sum : 15 * kFours + 7 * (team - kFours) + 1 + sum;
@@ -66,21 +66,21 @@ struct IndexRows {
     int positions;
     int max_active;
     int num_bucketed;    // features [0, num_bucketed) lie in king buckets
-    int num_unbucketed;  // features behind those, of which a row may have any
+    int num_unbucketed;  // the features behind those; a row may have any of them
     int bucket_size;
     int num_buckets;
 };
 
-// A row, as the fp32 forward reads it.
+// A row as the fp32 forward reads it.
 struct alignas(16) RowEntry {
     int target, slot;  // as in BucketPlan; target −1 stands for padding or an irregular row
     // Bits 0…8: the length of its near list. From bit 9 on: how many far features it has; from bit 18 on: the first of
-    // them; from bit 28 on: its sum of team kBiasTeam. −1 where there is no row.
+    // them; from bit 28 on: which sum of team kBiasTeam it has. −1 for padding and irregular rows.
     int counts;
     int far_begin;  // where its far entries begin among those of the tile
 };
 
-// A row, as the forward reads it where there are unbucketed features: its slot, where its sums go, its number in the
+// A row as the forward reads it where there are unbucketed features: its slot, where its sums go, its number in the
 // batch, and how many entries it has. The rows of a tile are in order, those with the most entries first. Padding comes
 // last, with target −1.
 struct alignas(16) RowOrder {
@@ -92,33 +92,31 @@ struct BucketPlan {
     int32_t* slot_target;  // [slots]: 2 · position + (0 for the side to move, 1 for the other side); −1 for padding
     int32_t* tile_begin;   // [num_buckets + 1]
     int32_t* ranked;  // [num_buckets, 768]: the features of a bucket, most frequent first; ~feature where no row has it
-    int32_t* dense;  // [num_buckets]: how many ranks are worth a product, a multiple of 64; the other features are rare
-    int32_t* used;   // [num_buckets]: how many features occur in some row; they have the first ranks
+    int32_t* dense;   // [num_buckets]: ranks that go into the product, a multiple of 64; used ones behind them are rare
+    int32_t* used;    // [num_buckets]: how many features occur in some row; they have the first ranks
     int32_t* row_slot;    // [rows]: the slot of a row; ~slot where the row is irregular
     int32_t* irregular;   // [1]: the number of irregular rows
     uint2* feature_bits;  // [tiles, 768], by rank: bit p of (x, y) stands for slots index_of_bit(p) and 32 +
                           // index_of_bit(p)
     uint32_t* near_bits;  // [slots, 12]: bit p of word w stands for rank 32 w + index_of_bit(p)
-    int32_t*
-        far_begin;  // [tiles, 65]: where the far entries of each slot begin among the tile's; the last is their number
-    uint16_t* far;  // [tiles, 64 · pitch]: far features slot by slot, numbered within the bucket
+    int32_t* far_begin;   // [tiles, 65]: where the far entries of each slot begin among the tile's; last, their number
+    uint16_t* far;        // [tiles, 64 · pitch]: far features slot by slot, numbered within the bucket
 
     // For the fp32 forward where there are no unbucketed features. The rows of a tile are in the order of the lengths
     // of their near lists, the longest first.
     RowEntry* entries;                // [slots]
-    uint16_t* near;                   // [slots, pitch]: twice the place of each near feature or sum; then kNoFeature
-    unsigned long long* bucket_cost;  // [num_buckets]: the work for the bucket's rows in one slab
+    uint16_t* near;                   // [slots, pitch]: twice the places of near features and sums; then kNoFeature
+    unsigned long long* bucket_cost;  // [num_buckets]: the cost of the bucket's rows in one slab
 
     int pitch;                // entries that a row has room for, a multiple of 8
     int chunks;               // of kChunkRows rows
     int span_chunks;          // chunks per span; there are at most kMaxSpans spans
-    uint32_t bucket_inverse;  // the bucket of a feature is feature · this >> 32; exact for fewer than 2^18 features
-    uint16_t* listed;  // scratch [chunks, kChunkRows]: the rows of a chunk by bucket: number in the chunk, and flags
+    uint32_t bucket_inverse;  // feature · bucket_inverse >> 32 is the bucket of a feature, exact below 2^18 features
+    uint16_t* listed;         // scratch [chunks, kChunkRows]: a chunk's rows by bucket: number in the chunk, and flags
     uint32_t*
         chunk_rows;   // scratch [num_buckets, chunks]: how many of them; from bit 16 on, where they begin in `listed`
     int32_t* counts;  // [num_buckets, 768]: the entries of each feature, by its number in the bucket
-    int32_t*
-        totals;  // scratch [num_buckets]: rows. bucket_cost, counts, totals and irregular follow each other in memory
+    int32_t* totals;  // scratch [num_buckets]: rows. bucket_cost … totals and irregular are neighbours in memory
 
     static constexpr int kChunkRows = 256, kMaxSpans = 512;
     static constexpr int kIrregularRow = 0x8000, kSecondSide = 0x4000;
@@ -162,9 +160,9 @@ inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
     return plan;
 }
 
-// The bit of a bitmap word where index i (0…31) of 32 is stored. Of 32 consecutive k, wgmma wants the pairs (16 s + 8 h
-// + 2 t, + 1) in lane t of a quad. The two bits of a pair are 16 apart, so one `and` and one multiplication make the
-// pair of 16-bit floats, and a lane finds its four pairs at bits 4 t … 4 t + 3.
+// The bit of a bitmap word where index i (0…31) is stored. Of 32 consecutive k, wgmma wants the pairs (16 s + 8 h + 2
+// t, + 1) in lane t of a quad. The two bits of a pair are 16 apart, so one `and` and one multiplication make the pair
+// of 16-bit floats. A lane finds its four pairs at bits 4 t … 4 t + 3.
 __host__ __device__ constexpr int bit_of_index(int i) {
     return ((i & 1) << 4) | (((i >> 1) & 3) << 2) | (((i >> 4) & 1) << 1) | ((i >> 3) & 1);
 }
@@ -177,7 +175,7 @@ namespace bucket_plan {
 constexpr int kClearThreads = 256;
 constexpr int kCountThreads = 1024, kCountWarps = kCountThreads / 32;
 constexpr int kListThreads = BucketPlan::kChunkRows, kListWarps = kListThreads / 32;
-constexpr int kSharedBuckets = 48;  // if there are no more buckets than this, features are counted in shared memory
+constexpr int kSharedBuckets = 48;  // up to this number of buckets features are counted in shared memory
 constexpr int kCountGrid = 132;
 constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32, kTileGrid = 4 * 132;
 constexpr int kHalf = kTileThreads / 2, kRanksEach = kBucketFeatures / kHalf;
@@ -196,14 +194,14 @@ __device__ __forceinline__ T warp_inclusive_sum(T x, int lane) {
     return x;
 }
 
-// Keeps x in a register: the compiler may not compute it again at each use.
+// Keeps x in a register: the compiler must not compute it again at each use.
 template <typename T>
 __device__ __forceinline__ T keep(T x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// Loads from an address in shared memory, without a branch; gives `otherwise` where the condition does not hold.
+// Loads from an address in shared memory, without a branch. Gives `otherwise` if the condition is false.
 __device__ __forceinline__ uint32_t load_if(bool condition, uint32_t address, uint32_t otherwise) {
     uint32_t value = otherwise;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.shared.u32 %0, [%1];\n}\n"
@@ -222,8 +220,8 @@ __device__ __forceinline__ void shared_store_16(uint32_t address, int value) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(uint16_t(value)) : "memory");
 }
 
-// Several lanes read one row, kEach entries per lane at a time: entries first … first + kEach − 1, and −1 where there
-// is no row or no such entry.
+// For several lanes that read one row, kEach entries each at a time: loads entries first … first + kEach − 1, and gives
+// −1 for entries that do not exist.
 template <int kEach>
 __device__ __forceinline__ void load_entries(int (&entries)[kEach], const IndexRows& in, bool has_row, int row,
                                              int first) {
@@ -242,8 +240,8 @@ __device__ __forceinline__ void load_entries(int (&entries)[kEach], const IndexR
     }
 }
 
-// Whether the row goes on: `before` says that all lanes of the row in front of this one, out of kLanes, hold entries
-// only, `all` that all of its lanes do.
+// How far a row's entries reach, for kLanes lanes that hold kEach entries of it each. before: no lane of the row in
+// front of this one holds the end. all: no lane of the row does.
 struct Reach {
     bool before, all;
 };
@@ -262,8 +260,8 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts(int32_t* counts, i
     for (int i = blockIdx.x * kClearThreads + threadIdx.x; i < count; i += gridDim.x * kClearThreads) counts[i] = 0;
 }
 
-// The sum of x over the threads in front of this one. `warp_sums` has one element per warp, and all threads call
-// `wait`.
+// The sum of x over the threads in front of this one. `warp_sums` has one element per warp; `wait` is a barrier of all
+// these threads.
 template <int kWarps, typename Wait>
 __device__ __forceinline__ int sum_before(int x, int (&warp_sums)[kWarps], int warp, int lane, const Wait& wait) {
     const int inclusive = warp_inclusive_sum(x, lane);
@@ -277,9 +275,8 @@ __device__ __forceinline__ int sum_before(int x, int (&warp_sums)[kWarps], int w
 
 // Shared memory of count_rows for the chunk whose rows are being listed.
 struct ListShared {
-    uint16_t found[2][BucketPlan::kChunkRows];  // the bucket of each row of a chunk, and whether the row is irregular;
-                                                // for two chunks
-    uint16_t places[kListWarps][kListThreads];  // rows of each bucket per warp; then where they go
+    uint16_t found[2][BucketPlan::kChunkRows];  // of two chunks: each row's bucket, and whether it is irregular
+    uint16_t places[kListWarps][kListThreads];  // how many rows of each bucket a warp has; then where they go
     int warp_sums[kListWarps];
 };
 
@@ -292,7 +289,7 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan&
               row = chunk * BucketPlan::kChunkRows + thread;
     const bool has_row = row < 2 * in.positions, is_black = row >= in.positions;
     const bool side = has_row && __ldg(in.black_to_move + row - (is_black ? in.positions : 0)) != 0;
-    wait();  // the places of the chunk before have been read
+    wait();  // until the places of the chunk before have been read
 #pragma unroll
     for (int w = 0; w < kListWarps; ++w) s.places[w][thread] = 0;
     const int bucket = has_row ? found & 0xff : -1;
@@ -318,8 +315,8 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan&
     return count;
 }
 
-// Finds the bucket of each row, lists the rows of each chunk by bucket, and counts the entries of each feature. Rows
-// that later turn out to be irregular are counted as well: make_tiles finds features that a row has twice.
+// Finds the bucket of each row, lists the rows of each chunk by bucket, and counts the entries of each feature.
+// Irregular rows are counted as well, since only make_tiles finds those that have a feature twice.
 template <bool kShared>
 __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, BucketPlan out) {
     __shared__ ListShared s;
@@ -369,7 +366,7 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
             if (bucket < 0 && have != 0)
                 bucket = in.bucket_size == 1 ? first : int(__umulhi(uint32_t(first), out.bucket_inverse));
             const int first_feature = keep(bucket * in.bucket_size);
-            // The last bucket may have fewer features.
+            // The last bucket may have fewer features than the others.
             const unsigned features = keep(bucket < 0 ? 0 : min(in.bucket_size, in.num_bucketed - first_feature));
             const uint32_t features_of = keep(shared_counts + bucket * (kBucketFeatures * 4));
             bool others = false, alive = true;
@@ -417,7 +414,8 @@ __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, Buc
         irregular = __reduce_add_sync(~0u, irregular);
         if (lane == 0 && irregular > 0) atomicAdd(out.irregular, irregular);
     } else {
-        // One atomic adds two counts. Each thread block begins at another bucket.
+        // One atomic adds two counts. Each thread block begins at another bucket, so that they seldom add to the same
+        // address.
         const uint2* pairs = reinterpret_cast<const uint2*>(counts);
         auto* to = reinterpret_cast<unsigned long long*>(out.counts);
         const int first = int(blockIdx.x % unsigned(in.num_buckets)) * (kBucketFeatures / 2);
@@ -457,9 +455,9 @@ __device__ __forceinline__ int frequency_class(int count, float rows_in_256_each
 static_assert(kClasses * kBucketWords == kBucketFeatures && kRanksEach * kHalf == kBucketFeatures &&
               kHalf >= kTileRows);
 
-// What a rank is turned into: from bit 20 on four times the rank, from bit 8 on four times its word in a bitmap, in the
-// low bits its bit in the word. For near lists also kListed, if the rank has a place of its own, and from bit 16 on the
-// difference between its place and rank + kPlaceOffset.
+// The element of TileShared::rank_of for a rank: from bit 20 on four times the rank, from bit 8 on four times its word
+// in a bitmap (both as byte offsets), in the low bits its bit in the word. For near lists also kListed, if the rank has
+// a place of its own, and from bit 16 on the difference between its place and rank + kPlaceOffset.
 constexpr int kPlaceOffset = single_place(kSummedRanks) - kSummedRanks;
 constexpr uint32_t kListed = 1 << 5;
 static_assert(single_place(4 * kFours + 3) - (4 * kFours + 3) - kPlaceOffset < 16);
@@ -491,31 +489,31 @@ struct TileShared {
     int warp_sums[2][kHalf / 32];
     int rows;  // of the bucket
     int rare_entries, cost;
-    __align__(16) uint32_t cells[kBucketFeatures];  // [kClasses, kBucketWords]: features of the class per 32 features;
-                                                    // then those in front of them
+    // [kClasses, kBucketWords]: how many of 32 features are of the class; then how many features come before them.
+    __align__(16) uint32_t cells[kBucketFeatures];
     __align__(16) uint32_t rank_of[kBucketFeatures];
     int row[kTileRows];  // of a slot; −1 where there is none
     int target[kTileRows];
     uint16_t listed[kTileRows];         // the row's flags
-    __align__(16) int keys[kTileRows];  // the slots are ordered by these, which are a function of length and slot
+    __align__(16) int keys[kTileRows];  // the slots are ordered by these, which are made of length and slot
     int far_counts[kTileRows];
     int slot_at[kTileRows];  // the slots in that order
     // feature_bits, and for each row its bits by rank, of which only the near ones are written out. Both have spare
-    // room, where lanes without an entry write.
+    // room, to which lanes without an entry write.
     __align__(16) uint32_t bits[2][kBitsPitch];
     __align__(16) uint32_t rank_bits[kTileRows * kRowPitch];
 };
 
 // Ranks the features of a bucket by class, and within a class by their number. The second half of the threads does
 // this. In chess an eighth of a bucket's features has nearly nine tenths of the entries, and a quarter of the features
-// has none. A second section is worth its product only if more than two entries per row would otherwise have to be
+// has none. A second section is worth its product only if otherwise at least two entries per row would have to be
 // gathered.
 template <bool kLists, typename Wait>
 __device__ __forceinline__ void rank_bucket(const BucketPlan& out, TileShared& s, int bucket, int tiles, bool tells,
                                             const Wait& wait) {
     const int thread = int(threadIdx.x) - kHalf, warp = thread / 32, lane = thread % 32;
     uint32_t(&cells)[kBucketFeatures] = s.cells;
-    int counts[kRanksEach], places[kRanksEach];  // of a feature: its entries; its cell and its place there
+    int counts[kRanksEach], places[kRanksEach];  // entries of a feature; its cell, and from bit 16 on its place there
 #pragma unroll
     for (int j = 0; j < kRanksEach; ++j) counts[j] = __ldg(out.counts + bucket * kBucketFeatures + j * kHalf + thread);
 #pragma unroll
@@ -605,7 +603,7 @@ __device__ __forceinline__ void count_spans(const BucketPlan& out, TileShared& s
     wait();
 }
 
-// Takes a row that has a feature twice out of the tile's bits. The four lanes that have put it in call this.
+// Removes a row that has a feature twice from the tile's bits. The four lanes that have set its bits call this.
 __device__ __forceinline__ void forget_row(const IndexRows& in, TileShared& s, int row, int entries, int first_feature,
                                            int slot, int part) {
     constexpr int kLanes = kTileThreads / kTileRows;
@@ -658,8 +656,8 @@ __device__ __forceinline__ void describe_buckets(const BucketPlan& out, int num_
 }
 
 // Each thread block makes one or a few tiles, with four lanes per row. One half of the threads finds the rows of the
-// tile while the other half ranks the features of the bucket. The thread blocks of one bucket repeat this work, which
-// is faster than exchanging the result. The last thread block describes the buckets.
+// tile while the other half ranks the features of the bucket. All thread blocks of a bucket repeat this ranking, which
+// is faster than exchanging it. The last thread block describes the buckets.
 template <bool kUnbucketed>
 __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BucketPlan out, RowOrder* order) {
     constexpr int kLanes = kTileThreads / kTileRows, kEach = 32 / kLanes;
@@ -679,8 +677,8 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
     const uint32_t ranks = hopper::shared_address(s.rank_of), bits = keep(hopper::shared_address(s.bits[slot / 32]));
     const uint32_t rank_bits = keep(hopper::shared_address(s.rank_bits + slot * kRowPitch));
     const uint32_t stage = hopper::shared_address(stages + slot * pitch);
-    // Calls visit(i) for this thread's share of the numbers below kCount, so that all loads and stores are in flight
-    // together.
+    // Calls visit(i) for this thread's share of the numbers below kCount. The loop is unrolled, so that all loads and
+    // stores are in flight together.
     const auto for_share = [&]<int kCount>(std::integral_constant<int, kCount>, const auto& visit) {
 #pragma unroll
         for (int first = 0; first < kCount; first += kTileThreads)
@@ -694,7 +692,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
         for_share(kRowPieces, [&](int i) { reinterpret_cast<uint4*>(s.rank_bits)[i] = {0, 0, 0, 0}; });
         if (threadIdx.x == 0) s.cost = 0;
     };
-    // The threads of one half wait for each other. Named barriers would do, but compute-sanitizer takes those for
+    // The threads of one half wait for each other. Named barriers would do, but compute-sanitizer takes them for
     // barriers of all threads.
     const uint32_t barrier = keep(hopper::shared_address(s.halves + threadIdx.x / kHalf));
     uint32_t phase = 0;
@@ -712,7 +710,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
     int tile = blockIdx.x, tiles = 0;
     TileRange bucket = find_bucket(out, in.num_buckets, tile, tiles);
     int end_tile = min(tile + 1, tiles);
-    if (tiles > workers) {  // there are as many thread blocks as there can be
+    if (tiles > workers) {  // more tiles than thread blocks: each takes a stretch of them
         const int each = tiles / kTileGrid, rest = tiles % kTileGrid;
         tile = int(blockIdx.x) * each + min(int(blockIdx.x), rest);
         end_tile = tile + each + (int(blockIdx.x) < rest ? 1 : 0);
@@ -793,7 +791,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
             feature_count += have;
             base += kLanes * kEach;
             const bool goes_on = base < in.max_active && __any_sync(~0u, open);
-            have = listed | (have - near) << 16;  // listed near entries, and 65536 times the far ones
+            have = listed | (have - near) << 16;  // listed near entries; far entries from bit 16 on
             int until = have;
 #pragma unroll
             for (int d = 1; d < kLanes; d *= 2) {
@@ -852,7 +850,8 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
         if constexpr (kUnbucketed) {
 #pragma unroll
             for (int d = 1; d < kLanes; d *= 2) length += __shfl_xor_sync(~0u, length, d);
-        } else {  // each lane lists one sum of four and one of three; the bits of the row are complete
+        } else {
+            // Each lane lists a sum of a team of four and one of a team of three. All bits of the row are set by now.
             static_assert(kFours == kLanes && kTeams == 2 * kLanes);
             const uint32_t word = hopper::load_shared_4(rank_bits) >> bit_of_index(4 * part);
             const auto sum_of = [](uint32_t bits) {  // the bits of four consecutive ranks are bits 0, 16, 4 and 20
@@ -957,15 +956,16 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
 }
 
 inline cudaError_t place(const IndexRows& in, const BucketPlan& out, RowOrder* order, cudaStream_t stream) {
-    // set_shared_memory changes an attribute of the kernel for all launches, so it must not depend on this call.
+    // set_shared_memory changes an attribute of the kernel for all its launches, so its value must not depend on this
+    // call.
     constexpr int kMostCounts = kSharedBuckets * kBucketFeatures * sizeof(int);
     constexpr int kMostStages =
         kTileRows * kBucketFeatures * sizeof(uint16_t) + BucketPlan::kMaxSpans * 2 * sizeof(int);
     const int zeroed = int(BucketPlan::zeroed(in.num_buckets));
     cudaError_t error = hopper::set_shared_memory(reinterpret_cast<const void*>(clear_counts), 0);
     if (error != cudaSuccess) return error;
-    // An ordinary launch, since count_rows writes memory that earlier kernels may still be reading, before it waits for
-    // this kernel.
+    // An ordinary launch. count_rows starts early and writes to memory before it waits for this kernel, so this kernel
+    // must not start before earlier kernels have read that memory.
     clear_counts<<<std::min((zeroed + kClearThreads - 1) / kClearThreads, 132), kClearThreads, 0, stream>>>(
         reinterpret_cast<int32_t*>(out.bucket_cost), zeroed);
     const bool is_shared = in.num_buckets <= kSharedBuckets;

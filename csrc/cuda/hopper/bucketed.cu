@@ -26,7 +26,7 @@ namespace {
 using namespace nnue::cuda;
 using namespace nnue::perspective_transformer;
 
-// Index rows as far as sizes go.
+// The sizes of index rows, without their data.
 IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
                         int64_t num_bucketed) {
     IndexRows in{};
@@ -47,7 +47,7 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
     return in;
 }
 
-// The contents of what perspective_plan makes.
+// What perspective_plan makes.
 struct Plan {
     BucketPlan buckets;
     RowOrder* order;
@@ -94,7 +94,7 @@ Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& 
     return grad_psqt;
 }
 
-// The lists of unbucketed features, which only the backward needs, are made beside the forward.
+// Runs the forward. Where the backward needs lists of unbucketed features, they are made beside it on another stream.
 template <class Weight>
 cudaError_t run_unbucketed_forward(const ForwardProblem& p, const UnbucketedLists* lists, cudaStream_t stream) {
     const auto forward = [&] {
@@ -193,7 +193,7 @@ Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tens
     p.scale = range.scale;
     p.out_type = float_type(kForward, "output_dtype", out_dtype);
     Tensor out = torch::stable::new_empty(weight, {p.in.positions, output_width(p.activation, num_outputs)}, out_dtype);
-    // The gradient of the identity needs no sums.
+    // The backward of the identity needs no sums.
     const bool saves = save && p.activation != Activation::kIdentity;
     Tensor saved = torch::stable::new_empty(weight, {saves ? slots(p.in) : 0, num_outputs},
                                             weight_type == Float::kFloat32 ? ScalarType::Float : ScalarType::Half);

@@ -1,6 +1,6 @@
 // The kernels of perspective_transformer.h for compute capability 9.0 and feature sets with king buckets, as functions
-// on tensors. perspective_transformer.cu calls them where bucket_size is not 0, and has checked everything that holds
-// for the portable kernels (../portable/portable.cuh) as well.
+// on tensors. perspective_transformer.cu calls them if bucket_size is not 0. It has checked before what the portable
+// kernels (../portable/portable.cuh) require, too.
 #pragma once
 
 #include <cstdint>

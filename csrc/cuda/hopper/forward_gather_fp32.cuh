@@ -2,12 +2,12 @@
 //
 // A *slab* is 256 bytes of a weight row: 32 columns of the first half of the outputs and the same columns of the second
 // half, so that the pairwise product of clipped halves is local to a thread. A *unit* is one slab of one bucket. Four
-// warps bring the slabs of the bucket's `kNearFeatures` most frequent features to shared memory while the other warps
+// warps copy the slab of the bucket's `kNearFeatures` most frequent features to shared memory while the other warps
 // work on the unit before. They also make all sums of the most frequent features, in teams of three and four (see
 // `kPlaces`), so that a row reads one place for all the features it has of a team: about 15 places instead of 20
 // features. A quarter of a warp takes a row. Its eight lanes read 128 bytes at a time without a bank conflict, and add
 // them in the order of the row's list. Far features are read from the L2 cache, the first one while the near ones are
-// being added. The sums are fp32 throughout; which features are frequent changes only the order of the additions.
+// added. The sums are fp32 throughout; which features are frequent changes only the order of the additions.
 //
 // 16-bit weights use the product of forward_wgmma_16bit.cuh, which is faster for them.
 #pragma once
@@ -50,7 +50,7 @@ struct Sums {
             sum[i][2] += __uint_as_float(halves[i].z), sum[i][3] += __uint_as_float(halves[i].w);
         }
     }
-    // Adds the features at these addresses: 16 bytes per lane, and those of the other half 128 bytes further on.
+    // Adds what is at these addresses: 16 bytes per lane; those of the other half are 128 bytes further on.
     template <int kCount>
     __device__ __forceinline__ void add(const uint32_t (&from)[kCount]) {
         uint4 pieces[2 * kCount];
@@ -59,7 +59,8 @@ struct Sums {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) add({pieces[2 * i], pieces[2 * i + 1]});
     }
-    // Adds kWords words of a near list, with two features per word. dp2a gives base + 128 · one half of the word.
+    // Adds kWords words of a near list. A word has two entries; dp2a gives base + 128 · an entry, which is twice a
+    // place.
     template <int kWords>
     __device__ __forceinline__ void add_listed(const uint32_t (&words)[kWords], uint32_t base) {
 #pragma unroll
@@ -67,8 +68,8 @@ struct Sums {
     }
 };
 
-// For one warp: makes all sums of kCount features. Feature i is at place 1 << i behind `first`. If kMore, `more` is
-// added to every sum, and sum 0 is `more`. Each lane has two columns.
+// For one warp: makes all sums of kCount features. Feature i is at place 1 << i from `first` on, and sum v goes to
+// place v. If kMore, `more` is added to every sum, and sum 0 is `more`. Each lane has two columns.
 template <int kCount, bool kMore = false>
 __device__ __forceinline__ void add_up(uint32_t first, float2 more = {}) {
     const uint32_t at = first + threadIdx.x % 32 * 8;
@@ -77,7 +78,8 @@ __device__ __forceinline__ void add_up(uint32_t first, float2 more = {}) {
     if (kMore) store_shared_8(at, more.x, more.y);
 #pragma unroll
     for (int sum = 1; sum < 1 << kCount; ++sum) {
-        const int others = sum & (sum >= 8 ? 7 : sum >= 4 ? 3 : sum >= 2 ? 1 : 0);  // all but the last feature
+        // The number of the sum of all features but the last one.
+        const int others = sum & (sum >= 8 ? 7 : sum >= 4 ? 3 : sum >= 2 ? 1 : 0);
         static_assert(kCount <= 4);
         if (others == 0) {
             const uint2 words = load_shared_8(at + sum * kSlabBytes);
@@ -93,12 +95,12 @@ __device__ __forceinline__ void add_up(uint32_t first, float2 more = {}) {
 
 // Where a worker's stretch of units begins or ends.
 struct Cut {
-    long long at;    // the cost of what lies before it in its slab
-    int slab, tile;  // `tile` tiles of its unit lie before it
+    long long at;    // the cost of what comes before in this slab
+    int slab, tile;  // its slab; how many tiles of its unit come before
 };
 
-// Where stretch number `worker` begins; all stretches are equal. Every caller gets the same answer, so rounding does no
-// harm.
+// Where stretch number `worker` begins; all stretches cost the same. Every thread block computes the same answer, so
+// rounding does no harm.
 __device__ __forceinline__ Cut cut_before(int worker, const int32_t* tile_begin, const long long* prefix,
                                           int num_buckets, int slabs) {
     const long long each = prefix[num_buckets], cost = each * slabs * worker / kWorkers;
@@ -116,7 +118,7 @@ __device__ __forceinline__ Cut cut_before(int worker, const int32_t* tile_begin,
 // The stretch of units, or parts of units, that a worker takes, with the slab as the outermost loop. It is a function
 // of the batch alone.
 struct Work {
-    const int32_t* tile_begin;  // in shared memory, as is `prefix`
+    const int32_t* tile_begin;  // in shared memory, like `prefix`
     const long long* prefix;    // the cost, per slab, of the buckets before
     int num_buckets, first_tile, last_tile;
     long long at, left;
@@ -149,7 +151,7 @@ struct Work {
     __device__ int tickets() const { return (hi - lo) * (kTileRows / kGatherRows); }
 };
 
-// Stores four values in column `column` … of row `row`, where rows have `width` columns.
+// Stores four values from column `column` on in row `row`, where rows have `width` columns.
 __device__ __forceinline__ void store_four(void* base, int row, int width, int column, const float (&v)[kColumns],
                                            Float type) {
     const size_t at = size_t(unsigned(row)) * unsigned(width) + column;
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     if (threadIdx.x == 0) {
         next_ticket = 0;
         for (int i = 0; i < 2; ++i) {
-            barrier_init(full + 8 * i, 2 * kProducers * 32);  // once for the copies and once for the sums
+            barrier_init(full + 8 * i, 2 * kProducers * 32);  // each thread arrives for its copies and for its sums
             barrier_init(empty + 8 * i, kConsumers * 32);
         }
     }
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
     int buffer = 0;
     uint32_t phase = 0;
 
-    if (warp >= kConsumers) {  // brings weights: 16 lanes per feature, eight for each half
+    if (warp >= kConsumers) {  // copies weights: 16 lanes per feature, eight for each half
         // Feature j of this warp has rank 16 (j / 4) + 4 producer + j % 4, so its first eight features are two teams.
         const int producer = warp - kConsumers, part = lane % 16, upper = lane / 16;
         int features[3], next_features[3] = {-1, -1, -1}, of_bucket = -1;  // feature 32 i + lane
@@ -261,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
                 if (two < half) bias = {__ldg(at) + 0.0f, __ldg(at + 1) + 0.0f};
             }
             barrier_wait(empty + 8 * buffer,
-                         phase ^ 1);  // a new barrier lets the wait for the phase before its first pass
+                         phase ^ 1);  // a new barrier does not block a wait for this parity
             const uint32_t unit = shared_address(shared) + buffer * kUnitBytes;
             const uint32_t four = unit + team_place(producer, 0) * kSlabBytes,
                            three = unit + team_place(kFours + producer, 0) * kSlabBytes,
@@ -338,7 +340,7 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
         int next_row;
         RowEntry next_entry;
         uint4 next_list;
-        const auto prepare = [&] {  // for the next ticket; where the unit has no more, the result is not used
+        const auto prepare = [&] {  // for the next ticket; not used if the unit has no more
             next_row = first_row + min(ticket, end_ticket - 1) * kGatherRows;
             const int4 entry = __ldg(reinterpret_cast<const int4*>(p.plan.entries + next_row));
             next_entry = {entry.x, entry.y, entry.z, entry.w};

@@ -7,7 +7,7 @@
 // a contiguous range.
 //
 // A unit of work is one bucket and one slab. Three warpgroups multiply and finish tiles in turn. One more warpgroup
-// brings near weights, in chunks of 64 features, and another one brings what each tile needs: bitmaps, targets and far
+// copies near weights, in chunks of 64 features, and another one copies what each tile needs: bitmaps, targets and far
 // weights. Both write to rings in shared memory and run ahead into the next units, so that the multiplying warpgroups
 // need not wait for memory.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace nnue::one_hot_product {
 
-// Every thread of a warpgroup releases a stage itself, since any of them may still be reading it.
+// Every thread of a warpgroup releases a stage for itself, since any of them may still be reading it.
 constexpr int kArrivals = 128;  // of one warpgroup
 
 template <typename Weight>
@@ -27,7 +27,7 @@ struct ForwardShape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
     static constexpr int kSlab = 64;
-    static constexpr int kWarpgroups = 3;  // that multiply; one more brings weights, one brings rows
+    static constexpr int kWarpgroups = 3;  // that multiply; one more copies weights, one copies what tiles need
     static constexpr int kConsumers = 128 * kWarpgroups, kThreads = kConsumers + 256;
     // The launch gives 96 registers to each thread.
     static constexpr int kConsumerRegisters = 120, kProducerRegisters = 56;
@@ -35,7 +35,7 @@ struct ForwardShape {
     static constexpr int kMaxChunks = kNearFeatures / kChunk, kStages = 8;
     static constexpr int kFarChunk = 64, kFarAtomBytes = kFarChunk * 128, kFarBytes = 2 * kFarAtomBytes;
     static constexpr int kFarStages = 1;  // per warpgroup, a power of two
-    // What is stored per tile: bitmaps, targets, where the far entries of its rows begin, TileInfo.
+    // The layout of a tile's stage: bitmaps, targets, where the far entries of its rows begin, TileInfo.
     static constexpr int kTileStages = 2 * kWarpgroups;
     static constexpr int kRowBits = kNearWords * 4, kTargets = kTileRows * kRowBits, kBegins = kTargets + kTileRows * 4,
                          kInfo = kBegins + (kTileRows + 4) * 4, kTileBytes = kInfo + 48;
@@ -46,10 +46,10 @@ struct ForwardShape {
     static_assert(kTileBytes % 16 == 0);
 };
 
-// Units of work for dividing it among the workers; the cost of one is that of the product of a tile and a chunk.
+// The costs of units, by which work is divided among the workers. A cost of 1 is the product of a tile and a chunk.
 struct ForwardUnits {
-    static constexpr int kTileCost = 14, kUnitCost = 8;  // per tile besides its products, per unit; measured
-    static constexpr int kSharing = 6;                   // the cost of sharing a unit between two workers
+    static constexpr int kTileCost = 14, kUnitCost = 8;  // of a tile besides its products, of a unit; measured
+    static constexpr int kSharing = 6;                   // of sharing a unit between two workers
 
     int cost_begin[kMaxBuckets + 1];  // of the units of one slab
     int tile_begin[kMaxBuckets + 1];
@@ -60,7 +60,7 @@ struct ForwardUnits {
         const int tiles = tile_begin[bucket + 1] - tile_begin[bucket];
         return tiles == 0 ? 0 : kUnitCost + tiles * each(bucket);
     }
-    // How many tiles of the unit begin within the first `cost` of it.
+    // How many tiles of the unit begin within its first `cost`.
     __device__ int tiles_in(int bucket, int cost) const {
         const int n = each(bucket), rest = cost - kUnitCost;
         return rest <= 0 ? 0 : min(tile_begin[bucket + 1] - tile_begin[bucket], (rest + n - 1) / n);
@@ -115,8 +115,8 @@ struct ForwardPieces {
     }
 };
 
-// A place in a ring of stages. The barrier "full" of a stage completes phase `phase` when the stage holds what was
-// asked for.
+// A place in a ring of stages. When the stage holds what was copied to it, phase `phase` of its barrier "full" is
+// complete.
 template <int kStages>
 struct RingPlace {
     int stage = 0;
@@ -127,8 +127,8 @@ struct RingPlace {
     }
 };
 
-// The place of a warpgroup's far chunk number `use`. Each warpgroup has its own places: one can wait for the parity of
-// a barrier only while nobody is two phases ahead of it, and a warpgroup does not follow the chunks of the others.
+// The place of a warpgroup's far chunk number `use`. Each warpgroup has places of its own, because it does not follow
+// the chunks of the others: waiting for the parity of a barrier works only while nobody is two phases ahead.
 template <int kStages>
 struct FarPlace {
     int stage;
@@ -137,17 +137,17 @@ struct FarPlace {
         : stage(warpgroup * kStages + int(use % kStages)), phase(use / kStages % 2) {}
 };
 
-// What a warpgroup has to know about its next tile.
+// What a warpgroup must know about its next tile.
 struct TileInfo {
     int tile, column;
-    int chunks;                    // of near weights; 0 where there are no more tiles
-    int far;                       // far entries
-    int first_chunk;               // number of the unit's first chunk, counted from the worker's first
-    int chunk_stage, chunk_phase;  // of the unit's first chunk
-    int last;                      // whether this is the warpgroup's last tile of the piece
+    int chunks;  // of near weights; 0 where there are no more tiles
+    int far;     // far entries
+    int first_chunk;
+    int chunk_stage, chunk_phase;
+    int last;  // whether this is the warpgroup's last tile of the piece
 };
 
-// A mask of bits begin … end − 1 of a word. Either end may lie outside the word.
+// A mask of bits begin … end − 1 of a word; both may lie outside the word.
 __device__ __forceinline__ uint32_t bit_range(int begin, int end) {
     begin = max(begin, 0);
     uint32_t mask;
@@ -161,9 +161,9 @@ __device__ __forceinline__ void fence_registers(float (&v)[64]) {
     for (float& x : v) asm volatile("" : "+f"(x)::"memory");
 }
 
-// Stores a warp's 16 rows × 64 columns of 16 bits from the layout of wgmma to global memory, through shared memory:
-// eight lanes store the 128 bytes of a row. `word(j, r)` gives columns 8 j + 2 t, + 1 of row g + 8 r. `where(k)` gives
-// the address of row lane / 8 + 4 k, which is stored if bit k of `wanted` is set.
+// Stores a warp's 16 rows × 64 columns of 16 bits from the register layout of wgmma to global memory, through shared
+// memory: eight lanes store the 128 bytes of a row. `word(j, r)` gives columns 8 j + 2 t, + 1 of row g + 8 r.
+// `where(k)` gives the address of row lane / 8 + 4 k, which is stored if bit k of `wanted` is set.
 template <typename Word, typename Where>
 __device__ __forceinline__ void store_turned(uint32_t turn, unsigned wanted, const Word& word, const Where& where) {
     const int lane = threadIdx.x % 32;
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             barrier_init(tile_empty + 8 * s, kArrivals);
         }
     }
-    // Products also read rows of far chunks that have no entry and multiply them by 0, so they must be finite.
+    // Products also multiply rows of far chunks that have no entry, by 0. So these rows must be finite.
     for (int i = threadIdx.x * 16; i < kWarpgroups * Shape::kFarStages * Shape::kFarBytes; i += Shape::kThreads * 16)
         store_shared_16(shared + Shape::kFar + i, 0, 0, 0, 0);
     wait_for_kernels_before();
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
     units.load(p.plan, p.in.num_buckets, Shape::kChunk, Shape::kMaxChunks);
     const int slabs = (half + kSlab - 1) / kSlab;
     const unsigned row_bytes = unsigned(p.num_outputs) * sizeof(Weight);
-    // Each lane brings 16 bytes, and sixteen lanes bring a feature: eight of them for either half.
+    // Each lane copies 16 bytes, and sixteen lanes copy a feature: eight of them for either half.
     const int part = lane % 16;
     const Weight* weights = static_cast<const Weight*>(p.weight) + (part < 8 ? 0 : half) + part % 8 * 8;
 
@@ -353,11 +353,11 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                 barrier_arrive(tile_full + 8 * tile_place.stage);
                 tile_place.advance();
             }
-        } else {  // ---- far weights: each warp brings every other pair of entries of a chunk
+        } else {  // ---- far weights: each warp copies every other pair of entries of a chunk
             int warpgroup = 0;
-            unsigned uses = 0;  // of the warpgroups' places, eight bits per warpgroup
-            // Entry 4 j + own of the chunk belongs to a half warp. Each lane holds the features of two entries of its
-            // warp.
+            unsigned uses = 0;  // how often each warpgroup's places were used, eight bits per warpgroup
+            // A half warp copies entries 4 j + own of a chunk. Each lane loads the feature of one of its warp's 32
+            // entries; shuffles hand them on.
             const int own = warp % 2 * 2 + lane / 16, mine = lane / 2 * 4 + warp % 2 * 2 + lane % 2;
             const uint32_t swizzled = shared + Shape::kFar + (part < 8 ? 0 : Shape::kFarAtomBytes) +
                                       operand_offset(index_of_bit(own), part % 8);
@@ -403,11 +403,11 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
         copy_async_wait_all();
     } else if (warp >= Shape::kConsumers / 32) {  // ---- near weights
         give_registers<Shape::kProducerRegisters>();
-        const int producer = warp % 4;  // brings 16 features of each chunk
+        const int producer = warp % 4;  // copies 16 features of each chunk
         ForwardPieces piece(units, p.in.num_buckets, slabs);
         RingPlace<Shape::kStages> place;
-        int next_features[Shape::kMaxChunks / 2] = {},
-                                              of_bucket = -1;  // each half of the warp holds the features of a chunk
+        // Element i: a feature of chunk 2 i in lanes 0 … 15, and of chunk 2 i + 1 in the others.
+        int next_features[Shape::kMaxChunks / 2] = {}, of_bucket = -1;
         const auto look_ahead = [&] {
             const bool more = piece.next();
             if (more && piece.bucket != of_bucket) {
@@ -461,11 +461,10 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
         const uint32_t bias = shared + Shape::kBias + warp / 4 * 512;  // for the warpgroup's slab
         int bias_column = -1;
         unsigned far_uses = 0;
-        int released = 0, ready = 0;  // chunks, counted from the worker's first
+        int released = 0, ready = 0;  // in chunks, counted through all units of the worker
         const auto release_until = [&](int chunk) {
             for (; released < chunk; ++released) {
-                barrier_wait(full + 8 * release_place.stage,
-                             release_place.phase);  // of units in which this warpgroup has no tile
+                barrier_wait(full + 8 * release_place.stage, release_place.phase);
                 barrier_arrive(empty + 8 * release_place.stage);
                 release_place.advance();
             }
@@ -478,7 +477,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             const int tile = int(first.x), column = int(first.y), chunks = __shfl_sync(~0u, int(first.z), 0),
                       far = __shfl_sync(~0u, int(first.w), 0);
             const int first_chunk = __shfl_sync(~0u, int(second.x), 0);
-            release_until(first_chunk);  // skip units in which this warpgroup has no tile
+            release_until(first_chunk);  // skips units in which this warpgroup has no tile
             if (chunks == 0) break;
             float acc[64];
             if (column != bias_column) {
@@ -516,7 +515,7 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
                                        high = bit_range(begin_high - first, end_high - first) >> shift;
                         multiply_word<Shape::kBf16>(acc, a[s], low, high, kOne, operand + s * 256);
                     }
-                    if (base + Shape::kFarChunk < far) {  // the last far products are followed by near ones at once
+                    if (base + Shape::kFarChunk < far) {  // near products follow the last far ones at once
                         wgmma_wait<0>();
                         barrier_arrive(far_empty + 8 * place.stage);
                     }

@@ -22,7 +22,7 @@ __device__ __forceinline__ void for_each_feature(const IndexRows& in, int row, c
         if (features[k] < in.num_bucketed + in.num_unbucketed) visit(features[k]);
 }
 
-// The sums of one row in plain fp32: computed, saved, activated and stored by one thread block.
+// The sums of one row in plain fp32: one thread block computes, saves, activates and stores them.
 template <typename Weight>
 __device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int slot, int target) {
     const int half = p.num_outputs / 2;
@@ -78,10 +78,10 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
     }
 }
 
-// Adds the irregular rows to the weight gradient that the products have written. Each thread has one column of each
+// Adds the irregular rows to the weight gradient that the products have written. Each thread has one column of either
 // half and takes the rows in order; every addition is rounded to the type of the gradient. The bias gradient and the
 // lists of unbucketed features include these rows already. A regular row that has a dense unbucketed feature twice is
-// missing from that product alone.
+// missing only from the product of unbucketed features.
 template <typename Weight, typename Grad, Activation kActivation>
 __global__ void irregular_backward_kernel(BackwardProblem p) {
     wait_for_kernels_before();

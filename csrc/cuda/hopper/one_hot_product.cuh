@@ -10,7 +10,7 @@
 //
 // A slab is `kSlab` columns of the first half of the outputs and the same columns of the second half, so that the
 // pairwise product of clipped halves is local to a thread. A fixed number of thread blocks (workers) share the work
-// evenly. The order and the partition of the work depend on the batch alone.
+// evenly. The order and the division of the work depend on the batch alone.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -74,8 +74,8 @@ namespace one_hot_product {
 
 using namespace hopper;
 
-// Thread blocks that share a product, one per multiprocessor of an H100 or H200. It is a constant, so that the order of
-// every sum is a function of the batch alone.
+// The number of thread blocks that share a product, one per multiprocessor of an H100 or H200. It is a constant, so
+// that the order of every sum is a function of the batch alone.
 constexpr int kWorkers = 132;
 
 constexpr float kLowScale = 1.0f / 2048;  // 2^-11
@@ -113,9 +113,9 @@ __device__ __forceinline__ int last_begun(const T* begin, int count, T place) {
     return low;
 }
 
-// Where a worker's stretch of units begins, if an even division of `total` would put it at `even`. It is moved to the
+// Where a worker's stretch of units begins. An even division of `total` would put it at `even`. It is moved to the
 // nearest edge of a unit if that is at most `sharing` away, which is the cost of sharing a unit between two workers.
-// `cost_begin` is that of the `num_units` units of one slab.
+// `cost_begin` says where each of the `num_units` units of one slab begins.
 template <typename T>
 __device__ __forceinline__ T stretch_begin(T even, T total, const int* cost_begin, int num_units, int sharing) {
     if (even == total) return total;
@@ -129,7 +129,7 @@ __device__ __forceinline__ size_t saved_at(int slot, int h, int column, int num_
     return size_t(slot) * num_outputs + h * (num_outputs / 2) + column;
 }
 
-// The address of row `row`, for rows of `row_bytes` each. This is one instruction, where the compiler makes six.
+// The address of row `row`, for rows of `row_bytes` each. This is one instruction; the compiler would make six.
 template <typename T>
 __device__ __forceinline__ T* row_of(T* first, unsigned row, unsigned row_bytes) {
     uint64_t address;
@@ -149,8 +149,8 @@ __device__ __forceinline__ float clip(float x, float bound) {
 
 // How sums are saved for the backward. fp32 sums are saved as they are. In fp16 they are rounded to nearest, but a sum
 // above the bound is saved as a number well above it. A sum below 0 keeps its sign bit even if it rounds to 0, and no
-// sum is −0 itself. `limit` is the bound rounded up to the type that was saved. With it `inside` is exact: the
-// derivative of the clip is 1 on the closed interval [0, bound] and 0 outside, as that of torch.clamp.
+// sum is −0 itself. `limit` is the bound rounded up to the type that was saved. So `inside` is exact: the derivative of
+// the clip is 1 on the closed interval [0, bound] and 0 outside, like that of torch.clamp.
 __device__ __forceinline__ uint32_t encode(float x, float y, float bound) {
     const float above = 2 * bound + 1;
     const __half2 v = __floats2half2_rn(x > bound ? above : x, y > bound ? above : y);
@@ -160,7 +160,7 @@ __device__ __forceinline__ bool inside(float x, float limit) {
     return __float_as_int(x) >= 0 && !(x > limit);
 }
 
-// Turns the gradients of two outputs (for pairwise both are that of the product) into those of the two sums.
+// Turns the gradients of two outputs into those of the two sums. For pairwise both gradients are that of the product.
 template <Activation kActivation>
 __device__ __forceinline__ void differentiate(float& ga, float& gb, float sa, float sb, float bound, float limit) {
     if constexpr (kActivation == Activation::kPairwise) ga *= clip(sb, bound), gb *= clip(sa, bound);
@@ -194,8 +194,8 @@ __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t
     low = reinterpret_cast<const uint32_t&>(l);
 }
 
-// The left operand of wgmma for k16 step `s`, from the bitmap words of rows g and g + 8, which are already shifted
-// right by 4 · lane-in-quad.
+// The left operand of wgmma for step `s` (16 deep), from the bitmap words of rows g and g + 8, which are already
+// shifted right by 4 · lane-in-quad.
 __device__ __forceinline__ void expand(uint32_t (&a)[4], uint32_t low, uint32_t high, int s, uint32_t one) {
     const uint32_t mask = 0x00010001u;
     a[0] = (low & (mask << (2 * s))) * (one >> (2 * s));
@@ -205,7 +205,8 @@ __device__ __forceinline__ void expand(uint32_t (&a)[4], uint32_t low, uint32_t 
 }
 
 // sum += a bitmap word, as `expand` takes it, times the 32 rows of the right operand at this descriptor. These products
-// are a wgmma group of their own, which is still running on return; `a` holds its left operand until it is done.
+// are a wgmma group of their own, which still runs on return; `a` holds its left operand and must not change before the
+// group is done.
 template <bool kBf16>
 __device__ __forceinline__ void multiply_word(float (&sum)[64], uint32_t (&a)[2][4], uint32_t low, uint32_t high,
                                               uint32_t one, uint32_t operand) {

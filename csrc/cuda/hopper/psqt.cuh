@@ -1,16 +1,11 @@
-// The PSQT columns of both perspectives: half the difference of the two sides' sums, at the PSQT bucket of each
-// position.
+// The PSQT columns of both perspectives, backward; the forward is in ../psqt_forward.cuh.
 //
-// There are eight columns and each position reads one of them, so there is no work for tensor cores. The forward is in
-// ../psqt_forward.cuh. In the backward every entry adds the gradient of its position to one of F · P sums with an
-// atomic. The sums are 64-bit integers, in multiples of a power of two that is taken from the largest gradient of the
-// batch. So the order of the additions does not matter and equal inputs give
-// equal bits. Any row will do, including rows with duplicates or with features of several king buckets. A gradient is
-// rounded to 2^-b of the largest, where b is at most 49 and such that the sum of 2 B K gradients fits in 63 bits (41
-// for B = 16,384, K = 32). That is finer than sums in fp32 would be.
-//
-// The rows of a tile (bucket_plan.cuh) are first added up in shared memory, in two parts of 32 bits. This halves the
-// atomics in global memory, and avoids queues at the few addresses of pieces that are in every position.
+// There are eight columns and each position reads one of them, so there is no work for tensor cores. In the backward
+// every entry adds the gradient of its position to one of F · P sums with an atomic. The sums are 64-bit integers, in
+// multiples of a power of two that is taken from the largest gradient of the batch. So the order of the additions does
+// not matter and equal inputs give equal bits. Rows may have duplicates, or features of several king buckets. A
+// gradient is rounded to 2^-b of the largest, where b is at most 49 and such that the sum of 2 B K gradients fits in 63
+// bits (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -80,8 +75,8 @@ __global__ void __launch_bounds__(kPrepareThreads)
 }
 
 constexpr int kLowBits = 25;
-constexpr int kMostHeadroom = 2 * kLowBits - 1;  // 64 of either part fit in 31 bits
-constexpr int kSharedPsqtBuckets = 16;           // with more, everything is added in global memory
+constexpr int kMostHeadroom = 2 * kLowBits - 1;  // 64 amounts of either part fit in 31 bits
+constexpr int kSharedPsqtBuckets = 16;           // if there are more, everything is added in global memory
 static_assert(kPrepareGrid <= kThreads && kMaxBuckets <= kThreads);
 
 // A row of a tile, and what it adds to its features.
@@ -114,13 +109,14 @@ __device__ __forceinline__ TileRow tile_row(const Problem& p, const float* grad,
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(Problem p, const float* __restrict__ grad, int headroom, Scratch scratch) {
     extern __shared__ int4 memory[];
-    int* parts = reinterpret_cast<int*>(memory);  // [2, P, 768]: low, high; none where P > kSharedPsqtBuckets
+    // [2, P, 768]: low parts, then high parts. Not used where P > kSharedPsqtBuckets.
+    int* parts = reinterpret_cast<int*>(memory);
     __shared__ unsigned shared[kThreads / kWarp];
     __shared__ TileRow rows[kTileRows];
     const int tile = blockIdx.x, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const bool has_parts = p.psqt_buckets <= kSharedPsqtBuckets;
     const int cells = has_parts ? p.psqt_buckets * kBucketFeatures : 0;
-    // Global memory is read first, so that the waits overlap.
+    // All loads from global memory come first, so that their latencies overlap.
     const unsigned largest = threadIdx.x < kPrepareGrid ? scratch.largest[threadIdx.x] : 0;
     const int tiles = p.plan.tile_begin[p.in.num_buckets];
     const bool begun = threadIdx.x < p.in.num_buckets && p.plan.tile_begin[threadIdx.x] <= tile;
@@ -183,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
         // If any gradient is not finite, every element becomes NaN, since integers cannot hold it.
         grad_psqt[i] = exponent == kNotFinite
                            ? __int_as_float(0x7fffffff)
-                           : static_cast<float>(scalbn(sum, exponent - headroom - 1));  // and half of it
+                           : static_cast<float>(scalbn(sum, exponent - headroom - 1));  // the last − 1 halves it
     }
 }
 
@@ -208,7 +204,7 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
                  scratch);
     const int shared_bytes =
         p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kBucketFeatures * int(sizeof(int)) : 0;
-    // The attribute belongs to the kernel and holds for all launches, so it must not depend on this call.
+    // The attribute belongs to the kernel and holds for all its launches, so it must not depend on this call.
     constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kBucketFeatures * int(sizeof(int));
     cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
                      "psqt scatter");

@@ -2,10 +2,10 @@
 // that the rows of a tile have, each of them once, and a bitmap of them for each row.
 //
 // Rows share features, especially rows of one bucket. In a batch of real positions the 64 rows of a tile have 51
-// entries each, but only 17 different features per row. One thread block takes a tile. The entries of its rows set bits
-// in a bitmap of all features. Counting these bits gives every entry the place of its feature, in ascending order, and
-// the entry sets its row's bit there. A row that has a feature twice is left out, and so are all rows of a tile with
-// more than kMost features.
+// entries each, but together only 17 different features per row. One thread block takes a tile. The entries of its rows
+// set bits in a bitmap of all features. Counting these bits gives every entry the place of its feature, in ascending
+// order, and the entry sets its row's bit there. A row that has a feature twice is left out, and so are all rows of a
+// tile with more than kMost features.
 #pragma once
 
 #include "../hopper.cuh"
@@ -15,9 +15,9 @@ namespace nnue {
 
 struct TileFeatures {
     static constexpr int kChunk = 64, kMost = 3072;
-    int32_t* features;  // scratch [tiles, most]: in chunks; padding repeats the first feature
-    uint2* bits;      // scratch [tiles, most / kChunk, 64], per slot: bits stand for places, permuted as in BucketPlan
-    int32_t* chunks;  // scratch [tiles]
+    int32_t* features;  // scratch [tiles, most]: padding repeats the first feature
+    uint2* bits;        // scratch [tiles, most / kChunk, 64], by slot: bits stand for places, permuted as in BucketPlan
+    int32_t* chunks;    // scratch [tiles]
     uint64_t* left_out;  // scratch [tiles]: bit i says that row i, in the tile's order, is left out
 
     static __host__ __device__ int most(const IndexRows& in) {
@@ -29,7 +29,7 @@ namespace tile_features {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kLanes = kThreads / kTileRows, kEach = 8;  // lanes per row; entries per lane in registers
-// The bitmap has this many features. If there are more, they are processed window by window.
+// The bitmap covers this many features. If there are more, they are processed window by window.
 constexpr int kWindow = 1 << 17;
 static_assert(TileFeatures::kMost < 1 << 16 &&
               TileFeatures::kMost % TileFeatures::kChunk == 0);  // before_word has 16 bits
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const int32_t* const row = bucket_plan::row_pointer(in, own.row);
     const int slot = own.slot - tile * kTileRows;
 
-    // The index check reports indices that are too large.
+    // Indices that are too large are skipped here; the index check reports them.
     const unsigned num_features = in.num_bucketed + in.num_unbucketed;
     int first[kEach];
 #pragma unroll
@@ -176,7 +176,7 @@ inline TileFeatures carve_tile_features(Carver& carver, const IndexRows& in) {
     const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets), places = tiles * TileFeatures::most(in);
     TileFeatures out{};
     out.features = carver.take<int32_t>("features", places);
-    out.bits = carver.take<uint2>("bits", places);  // the same number: a chunk has 64 features and 64 rows
+    out.bits = carver.take<uint2>("bits", places);  // as many as places: a chunk has 64 features and 64 rows
     out.chunks = carver.take<int32_t>("chunks", tiles);
     out.left_out = carver.take<uint64_t>("left_out", tiles);
     return out;

@@ -1,14 +1,14 @@
 // The weight gradient of unbucketed features: sums of row gradients over the lists of unbucketed_lists.cuh.
 //
 // A warp takes eight lists of similar length and one slab of columns. In each *turn* it copies four row gradients of
-// every list to shared memory, two turns ahead of the turn that is added up. Adding up is a product on tensor cores,
-// [columns, 32 entries] × [32 entries, 8 lists], whose right operand has a one where the entry belongs to the list. So
-// copies in flight need no registers, and a row gradient costs few instructions.
+// every list to shared memory, two turns before they are added up. Adding up is a product on tensor cores, [columns, 32
+// entries] × [32 entries, 8 lists], whose right operand has a one where the entry belongs to the list. So copies in
+// flight need no registers, and a row gradient costs few instructions.
 //
 // A long list is divided into four parts, and a warp takes two such lists at a time; otherwise the longest list would
 // take as long as all others. Lists of more than kShortList slots are processed slab by slab: one slab of all row
-// gradients, 9 MB for 32,768 rows, stays in the L2 cache while every list passes over it. Short lists take several
-// slabs at a time. Dense features are a bucket of the products (backward_wgmma.cuh), which also clear the gradients of
+// gradients, 9 MB for 32,768 rows, stays in the L2 cache while every list passes over it. A warp takes several slabs of
+// short lists. Dense features are a bucket of the products (backward_wgmma.cuh), which also clear the gradients of
 // features that no row has.
 //
 // The order in which a list is summed depends on its length alone, and its fp32 scale on the exponents of its own
@@ -28,7 +28,7 @@ constexpr int kPieceBytes = 16, kRowBytes = 256, kTurnBytes = kEntries * kRowByt
 // Row gradients are copied kAhead turns ahead. Slots are copied earlier, so that they are there when the row gradients
 // are copied.
 constexpr int kAhead = 2, kStages = kAhead + 1, kSlotsAhead = 2 * kAhead + 1, kTurns = 8;
-constexpr int kShortSlabs = 4;  // that a warp takes of short lists
+constexpr int kShortSlabs = 4;  // slabs of short lists that a warp takes
 constexpr int kLongParts = 4;   // of a long list, which shortens the work of one warp
 constexpr int kHeadroom = 4;    // added to the exponents of lists, so that they seldom change
 // Products on tensor cores round towards zero. So in fp32 the sums of this many turns are added to separate sums, which
@@ -38,15 +38,16 @@ constexpr int kTurnsTogether = 16;
 // slots.
 constexpr unsigned kExists = 1u << 31;
 
-// What a warp stores about a turn in shared memory. Entry i of a turn is entry i % 4 of list i / 4.
+// What a warp stores about a turn in shared memory, as byte offsets. Entry i of a turn is entry i % 4 of list i / 4.
 struct Turn {
-    static constexpr int kSlots = 0;  // of entries; later where their row gradients are, in the order of copy_rows
+    static constexpr int kSlots = 0;  // of entries; later the places of their row gradients, in the order of copy_rows
     static constexpr int kExponents = kSlots + kEntries * 4;  // of entries
     static constexpr int kOfLists = kExponents + kEntries * 4;
-    // 16 bytes for each list or part: how many entries it has left, which may be negative; its row of the weight
-    // gradient, or −1 if there is no such list and for all parts but the first; the most entries that any list has
-    // left, which is at most four in the last turn of these lists and 0 if there are no more turns; the slab, or its
-    // complement if the lists are divided into parts.
+    // 16 bytes for each list or part of a list:
+    //   kLeft  how many entries it has left, which may be negative
+    //   kRow   its row of the weight gradient; −1 if there is no such list, and for all parts but the first
+    //   kMost  the most entries that any list has left: 1 to 4 in the last turn of these lists, 0 if no turn is left
+    //   kSlab  the slab, or its complement if the lists are divided into parts
     static constexpr int kLeft = kOfLists, kRow = kOfLists + 4, kMost = kOfLists + 8, kSlab = kOfLists + 12;
     static constexpr int kBytes = kOfLists + kLists * 16;
 };
@@ -56,14 +57,14 @@ constexpr int kWarpBytes = kStages * kTurnBytes + kTurns * Turn::kBytes;
 constexpr int kSharedBytes = kWarps * kWarpBytes + kRowBytes;
 static_assert(kTurns > kSlotsAhead && kWarpBytes % kRowBytes == 0);
 
-// What a warp sums at once: eight lists, or two long lists in four parts each; and the slabs for which it does so.
+// What a warp sums at once: eight lists, or two long lists in four parts each; and for which slabs.
 struct Bundle {
-    SlotList list;  // of lane / 4; its count is 0 if there is none
+    SlotList list;  // that of lane / 4; its count is 0 if there is none
     int slab, end;
     bool in_parts;  // each list has kLongParts parts, which take four entries each in turn
 };
 
-// The turns of a warp's bundles, one after the other. The lists of the next bundle are loaded meanwhile.
+// The turns of a warp's bundles, one after the other. The lists of the next bundle are loaded ahead.
 template <int kParts>
 class Turns {
   public:
@@ -133,8 +134,8 @@ class Turns {
     const UnbucketedSummary summary_;
     Numbers numbers_;
     Bundle now_, next_;
-    int most_,
-        done_ = 0;  // entries of the longest list; entries of each list that have had their turn. 0: no list is left
+    // Entries of the longest list (0: no list is left), and how many entries of each list have had their turn.
+    int most_, done_ = 0;
 };
 
 __device__ __forceinline__ int slab_of(uint32_t word) {
@@ -207,7 +208,7 @@ class Sums {
             }
             if (++turns_ == kTurnsTogether) gather();
             const uint32_t one = relative_one(exponent, reference_);
-            ones = __shfl_xor_sync(~0u, one, 1) << 16 | one;  // correct in even lanes
+            ones = __shfl_xor_sync(~0u, one, 1) << 16 | one;  // used from even lanes only
         }
         // Matrix lane / 8 has entries lane / 16 · 8 … and piece lane / 8 % 2.
         const uint32_t operand = rows + (lane / 16 * 8 + lane % 8) * kRowBytes + ((lane / 8 % 2 ^ lane % 8) << 4);
@@ -225,7 +226,7 @@ class Sums {
         if (most > kEach / 2) sixteen(1);
     }
 
-    // Stores the sums and sets them to zero. `rows` is free to be used here.
+    // Stores the sums and sets them to zero. It may overwrite `rows`.
     __device__ __forceinline__ void store(const BackwardProblem& p, uint32_t turn, uint32_t rows) {
         const int lane = threadIdx.x % 32, half = p.num_outputs / 2;
         const uint32_t word = load_shared_4(turn + Turn::kSlab);
@@ -257,7 +258,7 @@ class Sums {
             }
             reference_ = kNoExponent;
         } else {
-            // Transposed: one row per list.
+            // Transposed by stmatrix, so that each list has a row in shared memory.
             const int list = lane % 8, matrix = lane / 8;
 #pragma unroll
             for (int m = 0; m < 8; m += 2)
@@ -290,7 +291,7 @@ class Sums {
         return __shfl_sync(~0u, x, threadIdx.x % 4 * 8 + odd * 4);
     }
 
-    // Adds the sums of the last turns to those of all turns, rounding to nearest.
+    // Adds the sums of the last turns to those of all turns before, rounding to nearest.
     __device__ __forceinline__ void gather() {
         turns_ = 0;
 #pragma unroll
@@ -327,13 +328,13 @@ class Sums {
     }
 
     float sum_[8][4] = {};
-    float all_[8][4] = {};  // for fp32: of all turns but the last few
+    float all_[8][4] = {};  // for fp32: sums of all turns but the last few
     int turns_ = 0;
     int reference_ = kNoExponent;  // of list lane / 4
 };
 
-// Each thread block of this kernel occupies a multiprocessor. Some are left to the products, which take the others when
-// this kernel is done: it is bound by the L2 cache, and the products by tensor cores.
+// Each thread block of this kernel occupies a multiprocessor. The products run on the rest, and on all once this kernel
+// is done: it is limited by the L2 cache, the products by tensor cores.
 constexpr int kGrid = 88;  // measured
 
 template <int kParts>
@@ -359,7 +360,8 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
         copy_async_commit();
     }
     Sums<kParts> sums;
-    uint32_t rows = shared, free_rows = shared + kAhead * kTurnBytes;  // of this turn; of the turn before
+    // The stage of this turn, and the one that the turn before has left.
+    uint32_t rows = shared, free_rows = shared + kAhead * kTurnBytes;
 #pragma unroll 1
     for (unsigned number = 0;; ++number) {
         copy_rows<kParts>(p, turn_of(number + kAhead), free_rows);

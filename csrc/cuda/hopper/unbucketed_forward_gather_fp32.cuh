@@ -5,8 +5,8 @@
 // a row. The slab is the outermost loop and rows come in the order of their buckets. So the slab of the weights stays
 // in the L2 cache, and that of a bucket's frequent features in L1. Rows are read as they are in the batch, so
 // duplicates and features of other buckets need no special care. The entries of a row are copied to shared memory
-// first, because shuffles would take a fifth of the time of the pipe that all loads share. The sums are made in the
-// order of the index row.
+// first. Distributing them by shuffles instead would take a fifth of the time of the pipeline that all loads share. The
+// sums are made in the order of the index row.
 #pragma once
 
 #include "one_hot_product.cuh"
@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_values(void* base, size_t offset, const fl
         __stcs(reinterpret_cast<uint2*>(target), uint2{pack(v[0], v[1], type), pack(v[2], v[3], type)});
 }
 
-// Loads two numbers at this very point of the program, because registers are too scarce to hold them earlier.
+// Loads two numbers exactly here in the program, because registers are too scarce to hold them earlier.
 __device__ __forceinline__ int2 load_here(const int* from) {
     int2 v;
     asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
@@ -78,7 +78,7 @@ struct RowSum {
         }
     }
 
-    // `staged` is room for entries of the row.
+    // Adds all entries of a row. `staged` is room for kStaged of them in shared memory.
     __device__ __forceinline__ void add_row(float (&sum)[kPer], const ForwardProblem& p, const RowOrder* order,
                                             int* staged) const {
         static_assert(kStaged % 16 == 0 && kStaged % kAhead == 0 && kAhead % 4 == 0);
@@ -92,7 +92,7 @@ struct RowSum {
 #pragma unroll
             for (int i = threadIdx.x % 16; i < kStaged; i += 16) {
                 const int feature = base + i < count ? __ldg(features + i) : -1;
-                // The index check reports features that do not exist.
+                // Features that do not exist are skipped here; the index check reports them.
                 staged[i] = uint32_t(feature) < num_features ? feature : -1;
             }
             __syncwarp();
@@ -109,8 +109,8 @@ template <Activation kActivation>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) gather_kernel(ForwardProblem p) {
     const int half = p.num_outputs / 2, lane = threadIdx.x % 16, h = lane / 8;
     if (int(blockIdx.x) * kRows >= p.plan.tile_begin[p.in.num_buckets] * kTileRows) return;
-    // The padding lets the two rows of a warp be read from different banks. More shared memory would leave too little
-    // L1 for six thread blocks.
+    // The four extra elements let a warp read its two rows from different banks. More shared memory would leave too
+    // little L1 for six thread blocks.
     __align__(16) __shared__ int staged[kRows][kStaged + 4];
     const RowOrder* const order = p.order + blockIdx.x * kRows + threadIdx.x / 16;
     const int column = blockIdx.y * kColumns + lane % 8 * kPer;

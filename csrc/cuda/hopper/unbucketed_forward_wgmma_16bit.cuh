@@ -2,9 +2,9 @@
 //
 // The right operand has one slab of the weights of all features that the rows of the tile have (tile_features.cuh).
 // Four warps gather it, in chunks of 64 features, into a ring in shared memory. The left operand is the bitmaps of the
-// rows. So a weight row is read once for 64 rows, which is a third of what is read from the L2 cache if every row reads
-// its own. Four other warps multiply and finish the tile. A multiprocessor has two thread blocks, so that one can
-// multiply while the other begins or ends.
+// rows. So a weight row is read once for 64 rows. This is a third of what would be read from the L2 cache if every row
+// read its own weights. Four other warps multiply and finish the tile. A multiprocessor has two thread blocks, so that
+// one can multiply while the other begins or ends.
 #pragma once
 
 #include "forward_wgmma_16bit.cuh"
@@ -19,7 +19,7 @@ struct Shape {
     static_assert(sizeof(Weight) == 2);
     static constexpr bool kBf16 = std::is_same_v<Weight, __nv_bfloat16>;
     static constexpr int kSlab = 64;      // of either half
-    static constexpr int kMostSlabs = 2;  // per thread block: the weights of the next slab arrive while one is finished
+    static constexpr int kMostSlabs = 2;  // per thread block: the next slab's weights arrive while one is finished
     static constexpr int kThreads = 256, kBlocksPerMultiprocessor = 2;
     static constexpr int kChunk = TileFeatures::kChunk, kAtomBytes = kChunk * 128, kChunkBytes = 2 * kAtomBytes;
     static constexpr int kStages = 4, kBitsBytes = kTileRows * int(sizeof(uint2)), kTurnBytes = 16 * 128;
@@ -61,11 +61,11 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
     const int tiles = __ldg(p.plan.tile_begin + p.in.num_buckets), most = TileFeatures::most(p.in),
               chunks = __shfl_sync(~0u, __ldg(p.tile_features.chunks + tile), 0);
     RingPlace<S::kStages> place;
-    if (warp >= 4) {  // ---- weights: each warp brings sixteen features of a chunk, each half warp eight of them
+    if (warp >= 4) {  // ---- weights: each warp copies sixteen features of a chunk, each half warp eight of them
         const int thread = threadIdx.x - 128, producer = warp - 4, part = lane % 16;
         const int32_t* const features = p.tile_features.features + size_t(tile) * most;
         const auto copy_features = [&](int i) { copy_async_16(shared + S::kFeatures + i * 4, features + i, true); };
-        // As many features as tiles usually have are fetched before the number of this tile's features is known.
+        // As many features as tiles usually have are copied before the number of this tile's features is known.
         constexpr int kFirst = 1024;
 #pragma unroll
         for (int i = 0; i < kFirst; i += 512)
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
 #endif
 }
 
-// Rows that the product leaves out are divided evenly among the thread blocks. Usually there are none.
+// Adds up the rows that the product leaves out, divided evenly among the thread blocks. Usually there are none.
 template <typename Weight>
 __global__ void __launch_bounds__(kLeftOutThreads) left_out_kernel(ForwardProblem p) {
     __shared__ uint64_t left_out[kLeftOutThreads];

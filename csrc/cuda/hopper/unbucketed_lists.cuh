@@ -1,6 +1,6 @@
-// The unbucketed features of a batch: their dense bitmaps and lists of slots for the backward, and the order of rows
-// for the forward. The order of rows is part of the plan of the batch. The rest is made beside the forward
-// (side_stream.cuh), which does not need it.
+// The unbucketed features of a batch: bitmaps of the dense ones and lists of slots of the others for the backward, and
+// the order of rows for the forward. The order of rows is part of the plan of the batch. The rest is made beside the
+// forward (side_stream.cuh), which does not need it.
 //
 // Unbucketed features belong to no king bucket, and a row may hold any of them. In chess few of them make up most of a
 // batch: of 64,368 threats and pawn pairs the 384 most frequent have two thirds of the entries. So they are *ranked*,
@@ -9,15 +9,15 @@
 //   [0, dense)   one more bucket of the product: all rows × at most 640 features, one bitmap per feature and tile
 //   the others   one ascending list of slots per feature; long, medium and short ones (unbucketed_backward_mma.cuh)
 //
-// Which features are dense is decided from an even sample of at least 2,048 rows, which is as good as counting all. The
-// limit never separates features with equal counts in the sample, so the choice is a function of the batch alone. The
-// order among features with equal counts is not, but no result depends on it.
+// Which features are dense is decided from an even sample of at least 2,048 rows, which is as good as counting all
+// rows. The limit never separates features with equal counts in the sample, so the choice is a function of the batch
+// alone. The order of features with equal counts is not, but no result depends on it.
 //
 // The lists come out in order without a sort. Features are divided by their residue modulo kResidues, and rows into
 // chunks of kChunkTiles tiles, in the order of their slots. Each chunk lists its entries by residue, in the order of
 // the rows, in its own piece of memory. Then one thread block per residue goes through the entries of all chunks in
-// order, once to count them and once to put slots into lists. In between there are only counts in shared memory, so no
-// thread block waits for another.
+// order, once to count them and once to put slots into lists. It keeps only counts in shared memory between the two,
+// and no thread block waits for another.
 //
 // There are five kernels: `sample_rows`, `choose_dense`, `split_rows` (one thread block per chunk: bitmaps, and entries
 // by residue), `make_lists` (one thread block per residue) and `rank_lists`.
@@ -35,7 +35,7 @@ static_assert(kShortList < 15 && kShortList < kLongList, "a bin for each count u
 static_assert(kDenseFeatures % 32 == 0 && kDenseFeatures <= kBucketFeatures, "dense_bits has as many as a bucket");
 
 struct UnbucketedSummary {
-    int dense;         // number of dense ranks, see above
+    int dense;         // number of dense ranks
     int first_middle;  // the first rank of a list with fewer than kLongList slots
     int first_short;   // the first one with at most kShortList slots
     int first_empty;   // the rank of the first feature that no row has
@@ -49,18 +49,18 @@ struct SlotList {
 struct UnbucketedLists {
     static constexpr int kBins = 512, kBinPitch = 16, kResidues = 256, kChunkTiles = 4;
     static constexpr int kChunkSlots = kChunkTiles * kTileRows;
-    // sampled … left_out follow each other in memory and are zeroed together.
+    // sampled … left_out follow one another in memory and are zeroed together.
     uint32_t* sampled;   // scratch [num_unbucketed]: entries in the sample
     uint32_t* at_least;  // scratch [kBins, kBinPitch]: [bin, 0]: features whose count in the sample is in this bin or a
                          // higher one
-    uint32_t* taken;     // scratch [kBins]: ranks of each bin that were given to dense features
-    uint32_t* bins;      // scratch [kBins]: number of features that are not dense, by rounded count
+    uint32_t* taken;     // scratch [kBins]: ranks given to dense features of each bin
+    uint32_t* bins;      // scratch [kBins]: number of features that are not dense, by bin of their count
     uint32_t* ranked;    // scratch [kBins]: how many of them have a rank already
-    uint32_t* allotted;  // scratch [1]: elements of `slots` that were given to lists
-    int32_t* left_out_rows;      // [1]: number of regular rows that are left out of dense_bits
-    uint8_t* left_out;           // [rows]: which ones; they have a dense feature twice
+    uint32_t* allotted;  // scratch [1]: elements of `slots` given to lists
+    int32_t* left_out_rows;      // [1]: number of regular rows left out of dense_bits
+    uint8_t* left_out;           // [rows]: whether the row is one of them; they have a dense feature twice
     UnbucketedSummary* summary;  // [1]
-    SlotList* by_rank;           // [num_unbucketed], by rank; those of dense features are unused
+    SlotList* by_rank;           // [num_unbucketed], by rank; of dense features only `feature` is used
     int32_t* rank;               // [num_unbucketed]
     int16_t* dense_bit;  // scratch [num_unbucketed]: word and bit of a dense feature in a row's bitmap; −1: not dense
     uint32_t* begins;    // scratch [chunks, kResidues + 1]: where the entries of a residue begin among the chunk's keys
@@ -112,7 +112,7 @@ inline UnbucketedLists carve_unbucketed_lists(Carver& carver, const IndexRows& i
 
 namespace unbucketed_lists {
 
-// Counts up to 15 have a bin each; the bins of larger ones are sixteenths of an octave.
+// The bin of a count. Counts up to 15 have a bin each; the bins of larger ones are sixteenths of an octave.
 __device__ __forceinline__ int bin_of_count(uint32_t count) {
     if (count < 16) return int(count);
     const int e = 31 - __clz(int(count));
@@ -146,9 +146,9 @@ __device__ __forceinline__ void for_each_unbucketed(const IndexRows& in, int fir
             for (int part = 0; part < 2; ++part) {
                 int& feature = features[r][part];
                 const unsigned ends = __ballot_sync(~0u, feature < 0);
-                if (!open[r] || (ends & ((2u << lane) - 1)) != 0) feature = -1;  // behind the end
+                if (!open[r] || (ends & ((2u << lane) - 1)) != 0) feature = -1;  // it is behind the end
                 if (ends != 0) open[r] = false;
-                // index_check.cuh reports those that are too large.
+                // Bucketed features are skipped, and those that are too large, which the index check reports.
                 if (feature < in.num_bucketed || feature >= in.num_bucketed + in.num_unbucketed) feature = -1;
             }
             any |= open[r];
@@ -161,7 +161,7 @@ __device__ __forceinline__ void for_each_unbucketed(const IndexRows& in, int fir
 // A sample of the batch: rows at equal distances, or all rows of a small batch.
 struct Sample {
     int step, num_rows;
-    uint32_t least;  // entries in it that make a feature dense: one row in 256, measured
+    uint32_t least;  // a feature with at least this many entries in it may be dense: one row in 256, measured
 };
 __host__ __device__ inline Sample sample_of(const IndexRows& in) {
     const int all = 2 * in.positions, step = all < 2 * 2048 ? 1 : all / 2048, num_rows = (all + step - 1) / step;
@@ -170,8 +170,8 @@ __host__ __device__ inline Sample sample_of(const IndexRows& in) {
 
 constexpr int kSampleThreads = 256, kSampleBatch = 2, kSampleRows = kSampleThreads / 32 * kSampleBatch;
 
-// Counts the entries of each feature in the sample. The thread that brings the count of a feature into a new bin counts
-// it in at_least.
+// Counts the entries of each feature in the sample. The thread whose addition brings a feature's count into a new bin
+// counts the feature in at_least.
 __global__ void __launch_bounds__(kSampleThreads) sample_rows(IndexRows in, UnbucketedLists lists) {
     const Sample sample = sample_of(in);
     const int first = blockIdx.x * kSampleRows + threadIdx.x / 32 * kSampleBatch;
@@ -195,7 +195,8 @@ __global__ void __launch_bounds__(kSampleThreads) sample_rows(IndexRows in, Unbu
 constexpr int kRankThreads = 512;
 static_assert(kRankThreads == UnbucketedLists::kBins);
 
-// Gives the first ranks to the most frequent features of the sample, to as many of them as fit.
+// Gives the first ranks to the most frequent features of the sample: to as many bins of them as fit into
+// kDenseFeatures.
 __global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, UnbucketedLists lists) {
     constexpr int kBins = UnbucketedLists::kBins;
     __shared__ int fewest;
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, Un
     const unsigned who = __ballot_sync(~0u, may);
     if (threadIdx.x % 32 == 0 && who != 0) atomicMin(&fewest, int(threadIdx.x) + __ffs(int(who)) - 1);
     __syncthreads();
-    const int least = fewest;  // the last bin has no features, so there is always one
+    const int least = fewest;  // there is always one, since the last bin has no features
     if (feature == 0) *lists.summary = {int(lists.at_least[least * UnbucketedLists::kBinPitch])};
     if (feature >= in.num_unbucketed) return;
     const int bin = bin_of_count(count);
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, Un
     lists.dense_bit[feature] = int16_t(bit);
 }
 
-// Gives the next place of each lane's cell, in the order of the lanes, to the lanes that have an entry.
+// Gives each lane that has an entry the next place of its cell, in the order of the lanes.
 __device__ __forceinline__ uint32_t next_place(uint32_t* places, uint32_t cell, bool has) {
     const unsigned same = __match_any_sync(~0u, has ? cell : ~0u);
     const int before = __popc(same & ((1u << threadIdx.x % 32) - 1));
@@ -238,12 +239,12 @@ constexpr int kPlaceBatch = 6;                   // entries that each lane loads
 static_assert(kSplitThreads == UnbucketedLists::kResidues && kSplitThreads == UnbucketedLists::kChunkSlots);
 
 struct SplitShared {
-    int row[UnbucketedLists::kChunkSlots];    // of a slot
-    int count[UnbucketedLists::kChunkSlots];  // its entries; later −1 if it has a dense feature twice
-    uint32_t bits[UnbucketedLists::kChunkSlots]
-                 [kDenseWords + 1];  // of dense features; one more word avoids bank conflicts
-    uint32_t places[kSplitWarps]
-                   [UnbucketedLists::kResidues];  // the number of each warp's entries; later the place of the next one
+    int row[UnbucketedLists::kChunkSlots];    // the row of each slot
+    int count[UnbucketedLists::kChunkSlots];  // their numbers of entries; later −1 if a dense feature is there twice
+    // The bits of dense features of each slot. One more word avoids bank conflicts.
+    uint32_t bits[UnbucketedLists::kChunkSlots][kDenseWords + 1];
+    // How many entries of a residue a warp has; later the place of the next one.
+    uint32_t places[kSplitWarps][UnbucketedLists::kResidues];
     int warp_sums[kSplitWarps];
 };
 
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     const int own_slot = own.slot - first_slot;
     s.row[own_slot] = own.row;
     s.count[own_slot] = own.target >= 0 ? own.count : 0;
-    const int slot_or_not = own.target >= 0 ? plan.row_slot[own.row] : 0;  // < 0 means irregular; not needed soon
+    const int slot_or_not = own.target >= 0 ? plan.row_slot[own.row] : 0;  // negative if the row is irregular
     for (int i = threadIdx.x; i < kChunkSlots * (kDenseWords + 1); i += kSplitThreads)
         reinterpret_cast<uint32_t*>(&s.bits)[i] = 0;
 #pragma unroll
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     uint32_t* const listed =
         reinterpret_cast<uint32_t*>(lists.slots) + chunk_begin + size_t(warp) * kSplitRows * in.max_active;
     uint32_t num_listed = 0;
-    int more = 0;  // dense entries of the row minus its bits
+    int more = 0;  // the row's dense entries less its bits; more than 0 if it has a dense feature twice
     const auto row_at = [&](int slot) { return bucket_plan::row_pointer(in, s.row[slot]) + lane; };
     const auto bit_of = [&](int feature) {
         return unsigned(feature) < unsigned(in.num_unbucketed) ? int(lists.dense_bit[feature]) : -2;
@@ -396,7 +397,7 @@ struct ListShared {
 };
 
 // How a warp goes through the entries of one residue in a range of chunks, in order: 32 chunks at a time, with
-// kListAhead entries per lane. The first of these stay in registers for the second pass.
+// kListAhead entries per lane. The first entries stay in registers for the second pass.
 struct ResidueWalk {
     const UnbucketedLists& lists;
     const size_t pitch;  // of a chunk's keys
@@ -425,7 +426,7 @@ struct ResidueWalk {
 #pragma unroll
         for (int i = 0; i < kListAhead; ++i) {
             const uint32_t number = base + 32 * i + threadIdx.x % 32;
-            int which = 0;  // the chunk, out of these, that has it
+            int which = 0;  // which of these chunks has it
 #pragma unroll
             for (int step = 16; step > 0; step /= 2)
                 which += __shfl_sync(~0u, chunks.until, which + step - 1) <= number ? step : 0;
@@ -461,7 +462,7 @@ struct ResidueWalk {
     }
 };
 
-// Each thread block makes the lists of one residue, or of 256 of its features.
+// Each thread block makes the lists of 256 features of one residue, which usually are all of them.
 __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, UnbucketedLists lists) {
     constexpr int kResidues = UnbucketedLists::kResidues, kChunkSlots = UnbucketedLists::kChunkSlots;
     __shared__ ListShared s;
@@ -498,7 +499,7 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
     if (threadIdx.x == kListThreads - 1) s.begin = before > 0 ? atomicAdd(lists.allotted, uint32_t(before)) : 0;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-        // Dense features have no entries here; they are not counted in bin 0 either.
+        // Dense features have no entries here, and they must not be counted in bin 0.
         const bool listed = features[j] >= 0 && (counts[j] > 0 || lists.dense_bit[features[j]] < 0);
         const int bin = listed ? bin_of_count(counts[j]) : -1;
         const unsigned same = __match_any_sync(~0u, bin);
@@ -528,10 +529,12 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
     });
 }
 
-// Ranks lists by their length, behind the dense features. Neighbouring features stay together.
+// Ranks the lists by their length, behind the dense features. Within a bin the features of a thread block stay
+// together.
 __global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, UnbucketedLists lists) {
     constexpr int kBins = UnbucketedLists::kBins;
-    __shared__ uint32_t mine[kBins];  // features of each bin in this thread block; later the rank of the first one
+    // How many of this thread block's features are in each bin; later the rank of the first of them.
+    __shared__ uint32_t mine[kBins];
     __shared__ int warp_sums[kRankThreads / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dense = lists.summary->dense;
     const int feature = blockIdx.x * kRankThreads + threadIdx.x;
@@ -561,7 +564,7 @@ __global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, Unbu
     lists.by_rank[rank] = {feature, found.x, found.y};
 }
 
-// Makes everything that the backward needs, from the plan of the batch.
+// Makes everything about unbucketed features that the backward needs, from the plan of the batch.
 inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order,
                          const UnbucketedLists& lists, cudaStream_t stream) {
     const cudaError_t error = cudaMemsetAsync(lists.sampled, 0, UnbucketedLists::zeroed(in), stream);
