@@ -41,7 +41,7 @@ inline int max_partials(int max_tiles, int slabs) {
 // How the thread blocks of the backward's kernels synchronise. row_gradient_kernel sets all of it to zero.
 struct GradientSync {
     unsigned ticket;     // the next task
-    unsigned begun;      // not 0: the row gradients and lists, which the products need, are there
+    unsigned begun;      // not 0: the row gradients are there
     unsigned scheduled;  // not 0: the merge units are there as well
     int merge_units;
     unsigned list_ticket;               // tickets (Numbers) taken for lists of unbucketed features

@@ -114,7 +114,7 @@ struct BucketPlan {
     uint32_t bucket_inverse;  // feature · bucket_inverse >> 32 is the bucket of a feature, exact below 2^18 features
     uint16_t* listed;         // scratch [chunks, kChunkRows]: a chunk's rows by bucket: number in the chunk, and flags
     uint32_t*
-        chunk_rows;   // scratch [num_buckets, chunks]: how many of them; from bit 16 on, where they begin in `listed`
+        chunk_rows;   // scratch [num_buckets, chunks]: rows of the bucket; from bit 16 on, where they begin in `listed`
     int32_t* counts;  // [num_buckets, 768]: the entries of each feature, by its number in the bucket
     int32_t* totals;  // scratch [num_buckets]: rows. bucket_cost … totals and irregular are neighbours in memory
 

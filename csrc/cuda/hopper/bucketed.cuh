@@ -1,6 +1,6 @@
 // The kernels of perspective_transformer.h for compute capability 9.0 and feature sets with king buckets, as functions
-// on tensors. perspective_transformer.cu calls them if bucket_size is not 0. It has checked before what the portable
-// kernels (../portable/portable.cuh) require, too.
+// on tensors. perspective_transformer.cu calls them if bucket_size is not 0. It has already checked what both these
+// kernels and the portable ones (../portable/portable.cuh) require.
 #pragma once
 
 #include <cstdint>

@@ -4,9 +4,10 @@
 // The rows of one king bucket form a 0/1 matrix [rows, 768]. The forward is that matrix times the bucket's weights, and
 // the weight gradient is its transpose times the row gradients. This is done for the frequent features; rare ones are
 // gathered. The 0/1 matrix is never stored as numbers. It is kept as one bit per entry (bucket_plan.cuh), and the bits
-// become 16-bit floats in registers, as the left operand of wgmma. Every product has a factor 0 or 1, so 16-bit weights
-// are exact and sums are fp32. An fp32 gradient x is split into two fp16 parts, x = high + 2⁻¹¹ · low, which keeps at
-// least 22 bits of it; each part has its own sums. The forward of fp32 weights is in forward_gather_fp32.cuh.
+// become 16-bit floats in registers, as the left operand of wgmma. Every product has a factor that is 0 or 1, so 16-bit
+// weights are exact and sums are fp32. An fp32 gradient x is split into two fp16 parts, x = high + 2⁻¹¹ · low, which
+// keeps at least 22 bits of it. Each part has its own sums; the bits then become powers of two (GradientShape). The
+// forward of fp32 weights is in forward_gather_fp32.cuh.
 //
 // A slab is `kSlab` columns of the first half of the outputs and the same columns of the second half, so that the
 // pairwise product of clipped halves is local to a thread. A fixed number of thread blocks (workers) share the work
