@@ -61,8 +61,8 @@
 // nobody needs it.
 //
 // Exactness: a product of layer 0 is made of bfloat16 parts, three of a float32 number, whose products are exact; those
-// of relative size 2^-27 are left out. Sums are float32. The rest is float32. Sums have a fixed order on every kind of
-// GPU, which depends on the number of its multiprocessors: equal inputs give equal bits.
+// of at most 2^-25 of the whole are left out. Sums are float32. The rest is float32. Sums have a fixed order on every
+// kind of GPU, which depends on the number of its multiprocessors: equal inputs give equal bits.
 #pragma once
 
 #include <algorithm>

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "../perspective_transformer.h"
 #include "carver.cuh"
@@ -73,7 +74,7 @@ Tensor psqt_forward(const Rows& in, int num_features, const BlackFirst& black_fi
                     const Tensor& psqt_bucket_in, cudaStream_t stream) {
     const Tensor psqt = torch::stable::contiguous(psqt_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
     if (psqt.size(1) > INT32_MAX) fail(kForward, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
-    Tensor out = torch::stable::new_empty(psqt, {in.positions});
+    Tensor out = torch::stable::new_empty(psqt, std::vector<int64_t>{in.positions});
     cuda::Check check(
         kForward, psqt.get_device_index(), stream,
         [](const cuda::Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },

@@ -105,13 +105,21 @@ class Batch:
         """The batch on `device`, or this batch itself if it is there already. A batch in one allocation takes a single
         copy. `non_blocking`: the copy from page-locked memory (`Loader(…, pin_memory=True)`) to a CUDA device is queued
         on the current stream, and the memory on the host must not change until the copy is done."""
-        if self.storage is not None:
-            storage = self.storage.to(device, non_blocking=non_blocking)
-            return self if storage is self.storage else Batch._view(storage, len(self), self.white.shape[1])
+        if (whole := self.allocation()) is not None:
+            storage = whole.to(device, non_blocking=non_blocking)
+            return self if storage is whole else Batch._view(storage, len(self), self.white.shape[1])
         return Batch._of({name: value.to(device, non_blocking=non_blocking) for name, value in self.fields().items()})
+
+    def allocation(self) -> Tensor | None:
+        """The allocation of all fields; None if there is none, or if a field was replaced by another tensor."""
+        if self.storage is None:
+            return None
+        place = self.storage.untyped_storage().data_ptr()
+        inside = all(value.untyped_storage().data_ptr() == place for value in self.fields().values())
+        return self.storage if inside else None
 
     def clone(self) -> Batch:
         """A copy in new memory on the same device; not page-locked."""
-        if self.storage is not None:
-            return Batch._view(self.storage.clone(), len(self), self.white.shape[1])
+        if (whole := self.allocation()) is not None:
+            return Batch._view(whole.clone(), len(self), self.white.shape[1])
         return Batch._of({name: value.clone() for name, value in self.fields().items()})

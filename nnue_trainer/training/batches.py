@@ -193,9 +193,8 @@ class DeviceBatches:
 
 def allocations(batch: Batch) -> list[Tensor]:
     """The tensors that hold a batch: its one allocation, or its fields where it has none."""
-    if batch.storage is not None:
-        return [batch.storage]
-    return list(batch.fields().values())
+    whole = batch.allocation()
+    return list(batch.fields().values()) if whole is None else [whole]
 
 
 def allocations_with_plans(batch: Batch) -> list[Tensor]:
@@ -205,6 +204,6 @@ def allocations_with_plans(batch: Batch) -> list[Tensor]:
 
 def like(batch: Batch) -> Batch:
     """A batch of the same size on the same device, in memory of its own and made up of the same allocations."""
-    if batch.storage is None:
+    if batch.allocation() is None:
         return batch.clone()
     return Batch.allocate(len(batch), batch.white.shape[1]).to(batch.white.device)

@@ -144,6 +144,19 @@ def test_bad_input_is_one_line() -> None:
             expand(record[None], "HalfKAv2_hm")
 
 
+def test_a_field_that_was_replaced_moves_along() -> None:
+    """It is not in the allocation of the others, which alone was copied before."""
+    batch = Batch.allocate(5, 4)
+    for tensor in batch.fields().values():
+        tensor.zero_()
+    changed = dataclasses.replace(batch, score=torch.arange(5, dtype=torch.int16))
+    for moved in (changed.clone(), changed.to("cpu")):
+        assert moved.score.tolist() == [0, 1, 2, 3, 4]
+    assert changed.to("meta").storage is None
+    assert changed.allocation() is None
+    assert batch.allocation() is batch.storage
+
+
 def test_batch_is_one_allocation_and_moves_in_one_copy() -> None:
     batch = expand(records_from_fens([START]), "HalfKAv2_hm")
     assert batch.storage is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -332,6 +332,28 @@ def test_large_gradients_are_finite(device: torch.device) -> None:
     fused.step(loss_on(device))
     assert not fused.failed.item()
     assert_weights(parts, reference, 1e-6)
+
+
+@pytest.mark.parametrize(("eps", "tolerance"), [(1e-8, 5e-7), (1e-20, 2e-5)])
+@pytest.mark.parametrize("name", ["adamw", "ranger_lite"])
+def test_moments_of_every_size(device: torch.device, name: str, eps: float, tolerance: float) -> None:
+    """From nothing to the largest floats: roots and quotients are right without a branch for them."""
+    squares = torch.cat([torch.zeros(1), 2.0 ** torch.arange(-120.0, 127.0)])
+    averages = torch.cat([torch.zeros(1), 1.7 * 2.0 ** torch.arange(-100, 20.0), -(2.0 ** torch.arange(-60, 3.0))])
+    grid = torch.cartesian_prod(averages, squares)
+    part = Part("p", nn.Parameter(torch.zeros(len(grid), device=device)))
+    rule = replace(RULES[name], eps=eps, lookahead_every=0)
+    fused, reference = optimizer([part], rule), Reference([part], rule, math.inf)
+    for key, tensor in fused.state.items():
+        tensor.copy_(grid[:, 1 if "sq" in key else 0])
+    reference.momentum[0].square = grid[:, 1].double().to(device)
+    reference.momentum[0].averages = [grid[:, 0].double().to(device)] * 2
+    part.parameter.grad = torch.zeros_like(part.parameter)
+    reference.step(gradients_of([part]), 2.0**-5)
+    fused.step(loss_on(device))
+    found, expected = part.parameter.detach().double(), reference.weights[0]
+    fits = expected.abs() < 3e38
+    torch.testing.assert_close(found[fits], expected[fits], rtol=tolerance, atol=1e-43)
 
 
 def test_parameters_without_gradient_stay(device: torch.device) -> None:
