@@ -1,4 +1,4 @@
-"""Batches on the device, one ahead of the step that uses them."""
+"""Brings batches to the training device. On CUDA the next batch is copied and expanded during the current step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.training.recorder import Recorder
 
-_BUFFERS = 4  # expanded batches: the host may be that many steps, less one, ahead of the device
+_BUFFERS = 4  # device buffers for expanded batches: the host may queue _BUFFERS - 1 steps that the device has not done
 
 
 class BatchSource(Protocol):
-    """A stream of batches in host memory: index rows, such as `nnue_trainer.data.Loader` gives, or packed records, as
-    `RecordLoader` does. A batch stays valid until the one after the next is asked for. `state_dict` is plain JSON data;
-    a stream that loads it goes on with the very next batch."""
+    """A stream of batches in host memory. `nnue_trainer.data.Loader` yields a `Batch` of index rows; `RecordLoader`
+    yields packed records, uint8 [B, 32]. The newest two batches are valid: the source may overwrite batch k when batch
+    k + 2 is requested. `state_dict` returns plain JSON data; a stream that loads it continues with the batch that would
+    have come next."""
 
     def open(self) -> None: ...
 
@@ -34,15 +35,24 @@ class BatchSource(Protocol):
 
 
 class DeviceBatches:
-    """The batches of `source`, which must be endless, on `device`; records are expanded there into rows of `features`,
-    and each batch goes through `prepare`. For CUDA the next batch is copied, expanded and prepared on a stream of its
-    own, from pinned memory, while the step for this one runs. A batch stays valid for the work that is queued before
-    the next one is asked for. What is prepared of batches that take turns in a few buffers does so, too. `part` cuts
-    batches and records of `source` to those positions that are wanted.
+    """Yields the batches of `source`, which must be endless, on `device`.
 
-    With `record`, expansion and `prepare` are replayed as one CUDA graph per buffer where they do nothing but launch
-    kernels; `alone` is that of `Recorder`. `on_fetch` is called with each batch that lies in a buffer, on the stream
-    that fills the buffer: it may write what only the steps with that buffer read.
+    On CUDA the next batch is copied, expanded and prepared on a stream of its own while the current step runs; the copy
+    is asynchronous only from page-locked memory. All work that uses a batch must be queued before the next batch is
+    requested.
+
+    Args:
+        source: batches or packed records in host memory.
+        device: where the batches are wanted.
+        features: the feature set; packed records are expanded on `device` into its index rows. TypeError at the first
+            batch if `source` yields records and this is None.
+        prepare: a function that is applied to each batch on CUDA, such as `NnueModel.prepare`; the plans of a buffer
+            keep their memory.
+        part: a function that selects positions from each batch or tensor of records, before they are copied.
+        on_fetch: a function that is called with each batch that lies in a buffer, on the stream that fills the buffer.
+            It may write what only the steps with this buffer read.
+        record: replay expansion and `prepare` as one CUDA graph per buffer, where they only launch kernels.
+        alone: as for `Recorder`.
     """
 
     def __init__(
@@ -63,25 +73,26 @@ class DeviceBatches:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._device = self._stream.device  # with its number, whatever the current device is later on
+            self._device = self._stream.device  # has an index, so a later change of the current device does not matter
         self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None
         self._prepare = prepare
         self._part = part
         self._on_fetch = on_fetch
         self._recorder: Recorder[Batch] | None = None
         if record and self._stream is not None and self._expander is not None and self._expander.launches_only:
-            # Batches of several buffers are in use at the same time: each graph has memory of its own.
+            # Batches of several buffers are in use at the same time, so each graph has memory of its own.
             self._recorder = Recorder(self._stream, share=False, alone=alone)
-        self._plans: dict[int, tuple[Any, ...]] = {}  # by buffer
-        # What was queued before each of the last batches was handed out: the steps with the batches before it.
+        self._plans: dict[int, tuple[Any, ...]] = {}  # by the number of the buffer
+        # One event for each of the last batches, recorded just before the batch was returned: it completes when the
+        # steps with all earlier batches have completed.
         self._done: deque[torch.cuda.Event] = deque(maxlen=_BUFFERS - 1)
-        self._ahead: Batch | None = None
-        self._fetched: torch.cuda.Event | None = None  # its copy, and expansion
-        self._place_ahead: dict[str, Any] = {}  # where the source goes on behind the batch that was handed out last
-        self._place_in_hand: dict[str, Any] | None = None  # where it goes on to give the batch in hand once more
+        self._ahead: Batch | None = None  # the batch after the current one
+        self._fetched: torch.cuda.Event | None = None  # completes when `_ahead` is copied, expanded and prepared
+        self._place_ahead: dict[str, Any] = {}  # the source's state from which it yields `_ahead`
+        self._place_in_hand: dict[str, Any] | None = None  # the source's state from which it yields the current batch
 
     def __next__(self) -> Batch:
-        # This comes first: a signal may end the wait for data at any point below.
+        # Set this first: a signal handler may raise at any point below, and the state must be right then, too.
         self._place_in_hand = self._next_place()
         if self._iterator is None:
             self._iterator = iter(self._source)
@@ -94,8 +105,8 @@ class DeviceBatches:
         if batch.buffer is None:
             for tensor in allocations_with_plans(batch):
                 tensor.record_stream(compute)
-        # The next batch may be written where this one lies in host memory. This waits for a copy launched a step ago,
-        # not for that step.
+        # Wait until this batch has left the host memory, which the source uses again for later batches. Its copy was
+        # queued one step ago and does not depend on that step, so it is usually done.
         if self._fetched is not None:
             self._fetched.synchronize()
         self._place_ahead = self._source.state_dict()
@@ -103,31 +114,33 @@ class DeviceBatches:
         return batch
 
     def open(self) -> None:
-        """Starts the source, which raises UserError for files that are not data."""
+        """Opens the source. Its UserError names a file that is missing or is not a data file."""
         self._source.open()
 
     @property
     def passes(self) -> Callable[[], int] | None:
-        """Says how often the source has begun its data, the pass in hand included; None if it does not count."""
+        """A function that returns the number of the current pass over the data, from 1; None if the source does not
+        count passes."""
         source: Any = self._source
         return (lambda: int(source.epoch) + 1) if hasattr(source, "epoch") else None
 
     def finish(self) -> None:
-        """The step with the batch in hand is complete; a state that is saved from now on goes on behind it."""
+        """Call this when the step with the current batch is complete: `state_dict` then continues after that batch."""
         self._place_in_hand = None
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the source such that the batch in hand comes next, or, where its step is complete, the one after
-        it."""
+        """The source's state from which it yields the first batch whose step is not complete."""
         return self._next_place() if self._place_in_hand is None else self._place_in_hand
 
     def _next_place(self) -> dict[str, Any]:
+        """The source's state from which it yields the batch that `__next__` will return."""
         return self._source.state_dict() if self._ahead is None else self._place_ahead
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state)
         self._ahead = self._iterator = self._place_in_hand = None
-        # The batch that was dropped had its turn in the expander's memory: start afresh, behind all steps so far.
+        # The dropped batch took one of the expander's buffers, so `_done` no longer matches the buffers. Wait for all
+        # steps so far instead.
         self._done.clear()
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -136,7 +149,7 @@ class DeviceBatches:
         fresh = next(iterator)
         with torch.cuda.stream(stream):
             if len(self._done) == self._done.maxlen:
-                stream.wait_event(self._done[0])  # the step that used the memory of this batch before
+                stream.wait_event(self._done[0])  # the last step that reads the buffer of this batch
             batch = self._announced(self._made(fresh))
             self._fetched = stream.record_event()
             return batch
@@ -161,7 +174,7 @@ class DeviceBatches:
             return batch
         before = None
         if self._expander is not None and not self._expander.check_records:
-            before = ops.set_index_check("off")  # rows of our own making are sound
+            before = ops.set_index_check("off")  # the expander and the loader make valid rows of the built-in sets
         try:
             return self._prepare(batch)
         finally:
@@ -169,7 +182,7 @@ class DeviceBatches:
                 ops.set_index_check(before)
 
     def _kept(self, batch: Batch) -> Batch:
-        """The batch with its plans where those of its buffer always are: a recorded step reads them there."""
+        """The batch with its plans in the memory of the first plans of its buffer: a recorded step reads fixed addresses."""
         if batch.buffer is None:
             return batch
         kept = self._plans.get(batch.buffer, ())
@@ -192,18 +205,18 @@ class DeviceBatches:
 
 
 def allocations(batch: Batch) -> list[Tensor]:
-    """The tensors that hold a batch: its one allocation, or its fields where it has none."""
+    """The tensors that own the memory of a batch: its single allocation, or its fields if each has its own."""
     whole = batch.allocation()
     return list(batch.fields().values()) if whole is None else [whole]
 
 
 def allocations_with_plans(batch: Batch) -> list[Tensor]:
-    """All that a step reads of a batch."""
+    """All memory that a step reads from a batch: its own and that of its plans."""
     return [*allocations(batch), *(plan.data for plan in batch.plans)]
 
 
 def like(batch: Batch) -> Batch:
-    """A batch of the same size on the same device, in memory of its own and made up of the same allocations."""
+    """A batch of the same size in new memory on the same device, with as many allocations. Its values are undefined."""
     if batch.allocation() is None:
         return batch.clone()
     return Batch.allocate(len(batch), batch.white.shape[1]).to(batch.white.device)

@@ -1,9 +1,8 @@
-"""The checkpoints of one run: named, written in the background, thinned out, and never written in part.
+"""Writes the checkpoints of one run in the background, and deletes old ones. A checkpoint is never written in part.
 
-`last` is the run: writing it is one rename, and everything else follows from what it holds. `epoch-0012.safetensors`,
-after an epoch, and `best`, the one with the lowest validation loss, are hard links that are made after it. A kill
-between two of these steps leaves a link that is missing or stale; `continue_from` mends it. A checkpoint in the middle
-of an epoch is written to `last` alone.
+`last` is always written first, by one rename. `epoch-0012.safetensors` (after an epoch) and `best` (the lowest
+validation loss) are hard links to it that are made afterwards. If the process is killed in between, a link is missing
+or stale; `continue_from` repairs it from what `last` holds. A checkpoint in the middle of an epoch has no link.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from nnue_trainer.training.run_folder import RunFolder
 
 
 class CheckpointStore:
-    """Checkpoints in `folder`, which the caller owns. Use as a context: leaving it waits until everything is on
-    disk."""
+    """The checkpoints in `folder`, whose lock the caller holds. A context manager: its exit waits for the write in
+    progress and raises that write's error. `keep_last`: how many checkpoints of epochs are kept, the newest ones."""
 
     def __init__(self, folder: RunFolder, keep_last: int):
         self.folder = folder
@@ -30,10 +29,11 @@ class CheckpointStore:
         self._pending: Future[None] | None = None
 
     def continue_from(self, path: Path, state: TrainerState) -> Path | None:
-        """Brings the folder into the state that the run had with the checkpoint `path`, which lies in it.
+        """Restores the state that the folder had when `path`, a checkpoint in it, was saved. `state` is the state in
+        `path`.
 
-        Files that an earlier process wrote for later steps go to a folder of their own, which is returned if there is
-        one. `last` becomes `path`; missing or stale links are made again.
+        If there are checkpoints of later steps, they are moved to a folder `superseded-N`, which also gets recipe and
+        metrics, and which is returned. `last` becomes a link to `path`; missing or stale links are repaired.
         """
         folder = self.folder
         later = [file for file in self._files() if _step_of(file) > state.step]
@@ -51,12 +51,12 @@ class CheckpointStore:
         return kept
 
     def best_of_folder(self) -> TrainerState | None:
-        """What `best` says of itself; None where there is none."""
+        """The state in the checkpoint `best`; None if the run has no such checkpoint or it is damaged."""
         return _state_of(self.folder.best) if self.folder.owns(self.folder.best) else None
 
     def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False) -> None:
-        """Takes a copy of `content` and writes it in the background; errors of an earlier write are raised here.
-        `epoch` None: in the middle of an epoch."""
+        """Copies `content` and writes it in the background. Waits for the previous write first, and raises its error.
+        `epoch`: the epoch that has ended, from 1; None in the middle of an epoch."""
         self.wait()
         snapshot = dataclasses.replace(
             content,
@@ -71,14 +71,14 @@ class CheckpointStore:
         self._pending = self._writer.submit(self._write, snapshot, epoch, is_best)
 
     def wait(self) -> None:
-        """Returns when the last save is on disk, or raises what went wrong."""
+        """Waits until the last `save` is on disk; raises the error of that write."""
         pending = self._pending
         if pending is None:
             return
         try:
             pending.result()
         finally:
-            # Only now: another thread may wait for the same save (`Trainer._last_good`).
+            # Clear this only now, because another thread may also wait for this write (`Trainer._last_good`).
             if self._pending is pending:
                 self._pending = None
 
@@ -105,13 +105,14 @@ class CheckpointStore:
             folder.remove(epochs[number])
 
     def _files(self) -> list[Path]:
-        """The checkpoints that the run wrote."""
+        """The existing checkpoints that the run wrote."""
         names = [self.folder.last, self.folder.best]
         return [path for path in names if self.folder.owns(path) and path.is_file()] + [*self.folder.epochs().values()]
 
     def _mend_best(self, state: TrainerState) -> None:
-        """A kill may have come between the links of a save, and `best` may have been superseded: makes it the best
-        checkpoint before `state` if that is still there under the name of its epoch."""
+        """Makes `best` the checkpoint that had the lowest validation loss at the time of `state`, if that checkpoint
+        still exists as `epoch-N`. `best` is wrong if the process was killed before it was linked, or if a later
+        checkpoint was the best one."""
         if state.best_validation_loss is None:
             return
         found = self.best_of_folder()
@@ -131,13 +132,13 @@ def _is_best(one: TrainerState, of: TrainerState) -> bool:
 
 
 def _state_of(path: Path) -> TrainerState | None:
-    """None where the file is missing, damaged, or no checkpoint of a run."""
+    """The state in a checkpoint; None if the file is missing, damaged or not the checkpoint of a run."""
     with contextlib.suppress(UserError):
         return checkpoint.load(path, groups=()).trainer_state(path)
     return None
 
 
 def _step_of(path: Path) -> float:
-    """A damaged checkpoint counts as later than any other, so it is put aside with those."""
+    """The step of a checkpoint. A damaged one counts as later than all others, so `continue_from` sets it aside."""
     state = _state_of(path)
     return float("inf") if state is None else state.step

@@ -1,4 +1,4 @@
-"""A training step recorded as a CUDA graph and replayed, so that the host has one thing to launch."""
+"""Records a training step as a CUDA graph and replays it, so that the host launches one graph and not every kernel."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ def _places(batch: Batch) -> list[int]:
 
 
 class GraphedStep:
-    """`step(batch)` without a result, whose effects are all on tensors of `device` that stay in place. Batches lie on
-    `device`, ordered with its current stream, and must keep their shape. The first calls run eagerly; they train like
-    any other.
+    """Calls `step(batch)`: the first times directly, then by a CUDA graph.
 
-    Batches that take turns in a few buffers are read where they lie: there is a graph per buffer. Any other batch is
-    copied first, to where the one graph for all of these reads it. `alone` is that of `Recorder`.
+    Each buffer of batches (`Batch.buffer`) has a graph of its own, which reads the batch in place. A batch without a
+    buffer is copied to a fixed place, which one graph reads for all such batches.
     """
 
     def __init__(self, step: Callable[[Batch], None], device: torch.device, *, alone: bool = True):
+        """UserError if `device` is not a CUDA device. `alone` is that of `Recorder`."""
         if device.type != "cuda":
             raise UserError(f"training.cuda_graph: found device {device}, expected a CUDA device")
         self._step = step
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._device = stream.device  # with its number, whatever the current device is later on
+        self._device = stream.device  # has an index, so a later change of the current device does not matter
         self._recorder: Recorder[None] = Recorder(stream, share=True, alone=alone)
-        self._read: dict[int | None, Batch] = {}  # what the graph of a buffer reads
+        self._read: dict[int | None, Batch] = {}  # by buffer: the batch whose memory its graph reads
 
     def __call__(self, batch: Batch) -> None:
-        # The current device may be another one, and torch's streams and graphs are those of the current device.
+        # torch creates streams and graphs on the current device, which may be another one here.
         with torch.cuda.device(self._device):
             self._run(batch)
 
     def forget(self) -> None:
-        """Frees the graphs; the next steps record them again. NCCL cannot close its connections while there is a graph
-        that uses them."""
+        """Frees the graphs; the next steps record them again. NCCL cannot close its connections while a graph uses
+        them."""
         self._recorder.forget()
         self._read.clear()
 

@@ -1,4 +1,4 @@
-"""Hints about memory for training on a CPU. A system that does not know a hint ignores it."""
+"""Memory settings that speed up training on a CPU. They do nothing on a system that does not support them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ _HUGE_PAGE = 1 << 21
 
 
 def _from_c_library(name: str) -> Any:
+    """A function of the C library; None if the library has none of this name, or on a system other than Linux."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def keep_freed_memory() -> None:
-    """Lets the C library reuse large blocks. By default it returns each of them to the system, and every step would
-    fault in the pages of its gradients, 100 MB each, again: 40 % of the CPU time of an SFNNv5 step. glibc only."""
-    m_trim_threshold, m_mmap_max = -1, -4  # of malloc.h
+    """Makes glibc keep freed blocks of any size for later allocations. By default glibc returns large blocks to the
+    system, so every step would fault in the pages of its gradients again: for an SFNNv5 net these are 100 MB, and the
+    faults took 40 % of the CPU time of a step. Has no effect with another C library."""
+    m_trim_threshold, m_mmap_max = -1, -4  # constants of malloc.h
     mallopt = _from_c_library("mallopt")
     if mallopt is not None:
         mallopt(m_mmap_max, 0)
@@ -27,10 +29,10 @@ def keep_freed_memory() -> None:
 
 
 def move_to_huge_pages(tensors: Iterable[Tensor]) -> None:
-    """Moves memory from pages of 4 KB into pages of 2 MB, without changing an address. A row of a feature transformer
-    is as large as a small page, and a step visits rows in all places, so with small pages each row would need a page
-    look-up in weight and moments. Linux from 6.1 on."""
-    madv_hugepage, madv_collapse = 14, 25  # of sys/mman.h: for pages to come, and for those that are there
+    """Moves contiguous CPU tensors from pages of 4 KB into pages of 2 MB; their addresses stay the same. A row of 1024
+    fp32 weights fills one small page, and a step reads scattered rows, so with small pages almost every row of the
+    weight and of each moment would miss the TLB. Needs Linux 6.1 or later."""
+    madv_hugepage, madv_collapse = 14, 25  # constants of sys/mman.h: for future pages, and for existing ones
     madvise = _from_c_library("madvise")
     if madvise is None:
         return

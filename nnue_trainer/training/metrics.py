@@ -1,4 +1,4 @@
-"""The records of a run: metrics.jsonl and TensorBoard events."""
+"""Writes the metrics of a run: metrics.jsonl and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from nnue_trainer.training.terminal import say
 
 
 class MetricsWriter:
-    """Appends records to metrics.jsonl of the run folder and, if asked, to a TensorBoard event file.
+    """Appends records to metrics.jsonl of the run folder and, with `tensorboard`, to a new TensorBoard event file.
 
-    Records of an earlier process for steps after `step` are dropped, since the resumed run writes them again. A broken
-    end of the file, which a kill or a power cut can leave, is dropped too. A file that is damaged before its end is
-    renamed and kept.
+    Existing records for steps after `step` are dropped, since the resumed run writes them again. Broken lines at the
+    end of the file, which a kill or a power cut can leave, are dropped too. If there are broken lines before its last
+    record, the old file is kept as metrics-damaged-N.jsonl. UserError if metrics.jsonl exists but cannot be read.
 
-    Neither file ever ends a run: if one cannot be written (a full disk), one message says so, and the next record tries
+    A failed write, for example on a full disk, does not end the run: one message says so, and the next record is tried
     again.
     """
 
@@ -51,8 +51,8 @@ class MetricsWriter:
         self._events = _EventFile(folder, step) if tensorboard else None
 
     def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None:
-        """One record; `event` is "train" or "validation". A number that is not finite becomes null, as JSON has no
-        NaN."""
+        """Writes one record; `event` is "train" or "validation". A number that is not finite becomes null, because JSON
+        has no NaN."""
         finite = {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
         record = {"event": event, "step": step, "time": round(time.time(), 3), **finite}
         self._file.write((json.dumps(record, allow_nan=False) + "\n").encode())
@@ -66,7 +66,7 @@ class MetricsWriter:
 
 
 class _AppendedFile:
-    """A growing file of records. A record that cannot be written as a whole is not written at all."""
+    """A file to which records are appended. A record that was written only in part is cut off before the next one."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -81,7 +81,7 @@ class _AppendedFile:
         with self._saying():
             if self._file is None:
                 return
-            if os.fstat(self._file).st_size != self._size:  # a record that was written in part
+            if os.fstat(self._file).st_size != self._size:  # the last record was written only in part
                 os.ftruncate(self._file, self._size)
             written = os.write(self._file, record)
             if written < len(record):
@@ -96,6 +96,7 @@ class _AppendedFile:
 
     @contextmanager
     def _saying(self) -> Iterator[None]:
+        """Catches OSError, and prints the first one."""
         try:
             yield
         except OSError as error:
@@ -105,8 +106,8 @@ class _AppendedFile:
 
 
 class _EventFile:
-    """A TensorBoard event file. It replaces torch's SummaryWriter, whose thread a full disk ends for good: the run then
-    fails at a later record, or waits for ever when the writer is closed."""
+    """A TensorBoard event file. torch's SummaryWriter is not used, because its thread ends when the disk is full: the
+    run would then fail at a later record, or wait for ever when it closes the writer."""
 
     def __init__(self, folder: RunFolder, step: int):
         from tensorboard.compat.proto import event_pb2  # type: ignore[import-untyped]
@@ -122,7 +123,7 @@ class _EventFile:
             logs.mkdir(exist_ok=True)
         self._file = _AppendedFile(path)
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        # Later records in older files of the folder belong to steps that this run has dropped.
+        # A START event tells TensorBoard to ignore records of later steps in older event files of the folder.
         self._append(
             event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"),
             event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start),
@@ -149,10 +150,10 @@ class _EventFile:
 
 
 def _read(path: Path) -> tuple[list[tuple[str, int]], bool]:
-    """The records of a file, which may be absent, as (line, step), and whether the file is sound up to its last
-    record."""
+    """The records of metrics.jsonl as (line, step), and whether all lines up to the last record are records. A missing
+    file has no records. UserError if the file cannot be read."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # after the last line end comes half a line or nothing
+        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is an incomplete line, or empty
     except FileNotFoundError:
         return [], True
     except OSError as error:
@@ -165,7 +166,7 @@ def _read(path: Path) -> tuple[list[tuple[str, int]], bool]:
 
 
 def _step(line: bytes) -> int | None:
-    """Of a record; None where the line is something else."""
+    """The step of the record in `line`; None if the line is not a record."""
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -175,6 +176,7 @@ def _step(line: bytes) -> int | None:
 
 
 def _unused(path: Path) -> Path:
+    """The first name STEM-damaged-N.SUFFIX that no file has, N = 1, 2, …"""
     number = 1
     while (aside := path.with_name(f"{path.stem}-damaged-{number}{path.suffix}")).exists():
         number += 1
@@ -182,7 +184,7 @@ def _unused(path: Path) -> Path:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """A description of the hardware and software that a run trains on, without the name of the machine."""
+    """The versions and the device that a run trains with, in words; without the name of the machine."""
     from nnue_trainer import __version__
 
     on_cuda = device.type == "cuda"
@@ -197,7 +199,8 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The largest number of bytes in use so far: of the device's memory for CUDA, else of the process."""
+    """The peak memory of this process so far, in bytes: what torch has allocated on a CUDA device, or the resident set
+    size for the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""From a recipe to a trained net: builds the parts, finds what to resume, and hands over to the loop."""
+"""Trains a net from a recipe: finds the checkpoint to resume, builds all parts and starts the training loop."""
 
 from __future__ import annotations
 
@@ -33,11 +33,23 @@ from nnue_trainer.training.trainer import Summary, Trainer
 
 
 def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite: bool = False) -> Summary:
-    """Trains as `recipe` says and writes everything into `run_dir`.
+    """Trains a net as `recipe` says, and writes all files of the run into `run_dir`.
 
-    `resume`: "auto" continues the run in `run_dir` if there is one; a path continues from that checkpoint, or from the
-    last one of that run directory. Raises UserError for what the user can mend; a start that fails leaves nothing.
-    Under torchrun all processes train together.
+    Args:
+        recipe: what to train, and on which data.
+        run_dir: the run folder; it is created if it does not exist.
+        resume: None starts a new run; "auto" continues the run in `run_dir`, or starts a new one if there is none; a
+            path continues from that checkpoint, or from the last checkpoint of that run folder.
+        overwrite: replace a run that is already in `run_dir`; only files that this run wrote are deleted.
+
+    Returns:
+        How the run ended. A signal (SIGINT, SIGTERM, SIGHUP) ends it early, with a checkpoint.
+
+    Raises:
+        UserError: an error that the user can correct, such as a missing file, a checkpoint that does not fit the recipe
+            or too little memory. A new run that fails before its first step is complete leaves no files.
+
+    If torchrun has started several processes, they train one net together.
     """
     with joined() as ranks, contextlib.ExitStack() as stack:
         folder = RunFolder(run_dir)
@@ -79,12 +91,13 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
                 if recipe.data.skip_bad_chunks:
                     allow_skipping(saved)
                 trainer.resume(saved, path)
-            # A file that is missing or no data ends the run before it writes anything.
+            # Open all data files now: for a missing or wrong one the run must end before it writes anything.
             trainer.batches.open()
             if validation is not None:
                 next(iter(validation()), None)
             start = [describe(trainer, parameters, path if saved else None), *([divided] if divided else [])]
-            # All have read what they need of the folder. On several machines a file may be an older copy.
+            # Rank 0 changes the folder after this, so every process must have read from it before. The check also finds
+            # machines that see an older copy of a file.
             ranks.check_same(
                 "recipe, checkpoint, data files and kind of device",
                 {
@@ -105,8 +118,9 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
 
 
 def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[str], weights: list[str]) -> Summary:
-    """Trains in a folder from which everything that an earlier run wrote is removed, unless `keep`. `start` is what the
-    run says first, `weights` what became of its initial weights, which it also writes down."""
+    """Writes the recipe and the first messages, then trains. Files of an earlier run in the folder are deleted first,
+    unless `keep`. `start`: the first lines on the terminal; `weights`: the lines about the initial weights, which are
+    also written to initial_weights.txt."""
     folder.check_free(folder.recipe, folder.metrics, folder.initial_weights, folder.last, folder.best)
     if not keep:
         folder.clear()
@@ -124,12 +138,13 @@ def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[st
         return trainer.train()
     except BaseException:
         if trainer.step == first_step and not folder.holds_run():
-            folder.clear()  # nothing was trained, as where the first step runs out of memory
+            folder.clear()  # no step was completed, for example because the first one ran out of memory
         raise
 
 
 def describe(trainer: Trainer, parameters: int, resumed: Path | None) -> str:
-    """What a run says first."""
+    """The first line that a run prints. `parameters`: how many the whole net has; `resumed`: the checkpoint that the
+    run continues from, or None."""
     return (
         f"{trainer.folder.path}: {trainer.recipe.model.kind} with {parameters:,} parameters on {trainer.device}, "
         f"{trainer.steps:,} steps of {trainer.recipe.data.batch_size:,} positions"
@@ -138,7 +153,8 @@ def describe(trainer: Trainer, parameters: int, resumed: Path | None) -> str:
 
 
 def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, Path]:
-    """The checkpoint to continue from, and its path; None to start afresh."""
+    """The checkpoint to continue from, and its path; the checkpoint is None if the run starts anew. `resume` and
+    `run_dir` are those of `train`. UserError if the checkpoint cannot be read."""
     path = checkpoint_of(run_dir if resume in (None, "auto") else Path(str(resume)))
     if resume is None or (resume == "auto" and not path.exists()):
         return None, path
@@ -146,7 +162,7 @@ def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, 
 
 
 def load_resumed(path: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:
-    """`checkpoint.load`; where it fails, the message names another checkpoint of the folder if there is one."""
+    """`checkpoint.load`, whose error message also names the newest other checkpoint of an epoch in the same folder."""
     try:
         return checkpoint.load(path, groups)
     except UserError as error:
@@ -156,7 +172,8 @@ def load_resumed(path: Path, groups: tuple[str, ...] | None = None) -> Checkpoin
 
 
 def checkpoint_of(path: Path) -> Path:
-    """The last checkpoint of a run directory, or the path itself if it names a checkpoint."""
+    """The path itself if it names a .safetensors file; otherwise the last checkpoint of the run folder `path`: `last`,
+    or the newest one of an epoch. The file need not exist."""
     if path.suffix == ".safetensors" and not path.is_dir():
         return path
     folder = path / "checkpoints"
@@ -165,14 +182,14 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def _epochs(folder: Path) -> list[Path]:
-    """The checkpoints of ends of epochs in a folder, oldest first."""
+    """The checkpoints `epoch-N` in a folder, oldest first."""
     found = [(re.fullmatch(r"epoch-(\d{4,18})\.safetensors", path.name), path) for path in folder.glob("epoch-*")]
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
 
 def run_folder_of(path: Path) -> Path:
-    """The run directory that a checkpoint lies in. UserError for one that lies elsewhere: a file that the user has put
-    somewhere does not say where to write."""
+    """The run folder that contains a checkpoint. UserError if the checkpoint is not in the checkpoints folder of a run,
+    because then it does not say where the continued run is to write."""
     folder = path.absolute().parent
     if folder.name != "checkpoints" or not any((folder.parent / name).exists() for name in (MANIFEST, "recipe.yaml")):
         raise UserError(f"{path}: not in the checkpoints folder of a run: say where to write, --run-dir DIR")
@@ -180,8 +197,9 @@ def run_folder_of(path: Path) -> Path:
 
 
 def check_resumable(recipe: Recipe, saved: Checkpoint, path: Path) -> None:
-    """Says what differs from the recipe in the checkpoint. UserError if it is what cannot change; what decides the
-    order of positions is checked by the loader, what a step is by the trainer."""
+    """Prints how `recipe` differs from the recipe in the checkpoint `saved`, read from `path`. UserError if a
+    difference is not allowed on resume. The loader checks what else decides the order of positions, the trainer the
+    number of steps per epoch."""
     changes = (
         list(differences(_complete(translate_saved(saved.recipe)), schema.to_data(recipe))) if saved.recipe else []
     )
@@ -210,8 +228,8 @@ def check_resumable(recipe: Recipe, saved: Checkpoint, path: Path) -> None:
 
 
 def _complete(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe of an earlier release has not all fields of this one; one that this release cannot read stays as it
-    is."""
+    """A recipe with the default for each field that it lacks, since recipes of earlier releases have fewer fields. A
+    recipe that this release cannot read is returned unchanged."""
     try:
         return schema.to_data(config.parse(recipe))
     except UserError:
@@ -219,6 +237,7 @@ def _complete(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps_per_epoch(recipe: Any) -> int | None:
+    """The steps per epoch of a recipe in plain data; None if it does not state them."""
     try:
         return math.ceil(int(recipe["training"]["positions_per_epoch"]) / int(recipe["data"]["batch_size"]))
     except (ArithmeticError, LookupError, TypeError, ValueError):
@@ -226,13 +245,14 @@ def _steps_per_epoch(recipe: Any) -> int | None:
 
 
 def _short(value: Any) -> str:
+    """A value as a message shows it, cut to 200 characters."""
     text = shown(repr(value))
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 @contextmanager
 def _explaining_out_of_memory(recipe: Recipe) -> Iterator[None]:
-    """What torch says where memory runs out, as one line with what helps."""
+    """Replaces an out-of-memory error by a UserError of one line, which says which fields of the recipe to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -248,8 +268,8 @@ def _explaining_out_of_memory(recipe: Recipe) -> Iterator[None]:
 
 
 def allow_skipping(saved: Checkpoint) -> None:
-    """Lets a run that ended at a damaged chunk go on without it: before that chunk the order of positions is the
-    same."""
+    """Changes the loader's state in `saved` so that a loader with `skip_bad_chunks` accepts it. A run that ended at a
+    damaged chunk can then continue without that chunk: the order of positions before it is the same."""
     batches = saved.state.get("batches")
     order = batches.get("order") if isinstance(batches, dict) else None
     if isinstance(order, dict) and order.get("skip_bad_chunks") is False:
@@ -257,7 +277,8 @@ def allow_skipping(saved: Checkpoint) -> None:
 
 
 def differences(before: Any, after: Any, key: str = "") -> Iterable[tuple[str, Any, Any]]:
-    """(dotted key, value before, value after) of everything that differs in plain data."""
+    """(dotted key, value before, value after) of each difference between two values of plain JSON data. `key` is the
+    prefix of the dotted keys. A missing value is None."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
             inner = f"{key}.{name}" if key else name
@@ -267,8 +288,9 @@ def differences(before: Any, after: Any, key: str = "") -> Iterable[tuple[str, A
 
 
 def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> Loader | RecordLoader:
-    """The endless stream that the recipe trains on. For CUDA packed records, to be expanded there, unless the feature
-    set is in Python; order and state are the same."""
+    """The endless stream of training batches of the recipe. For a CUDA `device` it yields packed records, which are
+    expanded there; otherwise, or if the feature set is written in Python, it yields index rows. The order of positions
+    and the state are the same in both cases."""
     data = recipe.data
     options: dict[str, Any] = {
         "seed": recipe.training.seed,
@@ -287,7 +309,8 @@ def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> 
 
 
 def loader_threads(recipe: Recipe) -> int:
-    """Threads that read; 0: one a CPU. Several processes share the CPUs of their machine."""
+    """The number of the loader's threads in this process; 0: one per CPU. The default divides the CPUs of a machine
+    among the processes on it."""
     here = current().local_size
     if recipe.data.threads or here == 1:
         return recipe.data.threads
@@ -295,8 +318,9 @@ def loader_threads(recipe: Recipe) -> int:
 
 
 class HeldOut:
-    """The held-out positions of the recipe, in file order, the same ones each time it is called. For CUDA they are
-    expanded there, bit for bit as on the CPU. UserError for files that are missing or no data."""
+    """The validation positions of the recipe. Each call returns an iterator over the same batches, in file order, on
+    `device` if that is a CUDA device and on the CPU otherwise; the values are the same. UserError if a file is missing
+    or is not a data file."""
 
     def __init__(self, recipe: Recipe, model: NnueModel, device: torch.device):
         data = recipe.data
@@ -310,18 +334,19 @@ class HeldOut:
             "reuse": True,
         }
         self._positions = data.validation_positions
-        # One loader for the whole run: files are opened, and compressed ones unpacked, once.
+        # All validations use one loader, so that files are opened, and compressed ones unpacked, only once.
         self._loader: Loader | RecordLoader
         self._expander: Expander | None = None
         if device.type == "cuda":
-            # Not from page-locked memory: the copy has left the loader's memory when the call returns.
+            # The memory is not page-locked, so the copy to the device is done when the call returns, and the loader may
+            # use its memory again.
             self._loader = RecordLoader(data.validation, data.batch_size, **options)
             self._expander = Expander(model.feature_set, device)
         else:
             self._loader = Loader(data.validation, model.feature_set, data.batch_size, **options)
         self._loader.open()
         self.files = [list(identity) for identity in self._loader.identities]
-        """name, size and digest of each file, as it was when it was opened"""
+        """name, size and digest of each file when it was opened"""
 
     def __call__(self) -> Iterator[Batch]:
         self._loader.restart()
@@ -345,7 +370,8 @@ class HeldOut:
 
 
 def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
-    """The device of a recipe; UserError for a CUDA device that is not there. Each of several processes has its own."""
+    """The device that `training.device` of a recipe names. If several processes train together on CUDA, each gets the
+    GPU with its local rank. UserError for a CUDA device that does not exist, or for an index with several processes."""
     available = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if available else "cpu"
@@ -360,21 +386,24 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
         found = f"{torch.cuda.device_count()} CUDA devices" if available else "no CUDA device"
         raise UserError(f"training.device: found {name!r}, but torch {torch.__version__} sees {found}{wanted}")
     if several:
-        torch.cuda.set_device(device)  # for NCCL and for code that names no device
+        torch.cuda.set_device(device)  # NCCL, and code that names no device, use the current device
     return device
 
 
 def set_up_torch(recipe: Recipe, device: torch.device) -> None:
-    """Seeds, determinism and the meaning of fp32, for the whole process."""
+    """Sets torch's global options for the process: the seed, deterministic algorithms and TF32. On a CPU it also sets
+    how freed memory is kept, on CUDA when the index rows are checked."""
     training = recipe.training
     torch.manual_seed(training.seed)
     torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
     if training.deterministic and device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this when it starts
     torch.use_deterministic_algorithms(training.deterministic)
-    # Filling every fresh tensor with NaN finds bugs, not differences, and costs a pass over each gradient.
+    # With deterministic algorithms torch fills every uninitialised tensor with NaN. That finds bugs, but it changes no
+    # result of correct code, and it costs a pass over each gradient.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (the type lacks it)
     if device.type == "cpu":
         keep_freed_memory()
     else:
-        ops.set_index_check("async")  # the loader's rows are sound; an error may come a step late, the host never waits
+        # The loader makes valid rows, so an error is not expected. It may be raised a step late: the host never waits.
+        ops.set_index_check("async")

@@ -1,8 +1,8 @@
-"""A run folder has one owner, which knows every file that the run wrote in it.
+"""A run folder: one process at a time may write in it, and it keeps a list of all files that the run wrote.
 
-The owner holds a lock for as long as it works in the folder. The lock belongs to the kernel (`flock`), so a process
-that was killed leaves none behind. The names of all files that a run writes are noted in `run.json` before they are
-written: nothing else in the folder is ever deleted or replaced, whatever its name.
+The process that writes holds a lock on the folder. It is a lock of the kernel (`flock`), which is released when the
+process ends, even if it is killed. The name of each file is added to `run.json` before the file is written, and only
+files in that list are ever deleted or replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nnue_trainer.errors import UserError
 LOCK = ".lock"
 MANIFEST = "run.json"
 _VERSION = 1
-# The files that runs wrote before they kept a list of them.
+# The files of a run. They are taken for the list if a folder has no run.json, as earlier releases left it.
 _USUAL_NAMES = re.compile(
     r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,})\.safetensors|tensorboard/events\.out\.tfevents\..+"
 )
@@ -31,10 +31,12 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class RunFolder:
-    """The folder `path` of one run. Everything but the names needs a `with` block around it, which may be nested: it
-    takes the lock, or raises UserError if another process, or another object of this one, has it.
+    """The folder `path` of one run.
 
-    The folder is created together with the lock, and removed at the end of the `with` block if it is empty.
+    It is a context manager: entering it takes the lock, or raises UserError if another process, or another `RunFolder`
+    of this process, holds the lock. `with` blocks may be nested. Outside of them only the paths may be used.
+
+    The folder is created when the lock is taken. When the lock is released, it is removed if it is empty.
     """
 
     def __init__(self, path: Path):
@@ -47,16 +49,16 @@ class RunFolder:
         self.best = self.checkpoints / "best.safetensors"
         self._depth = 0
         self._lock = -1
-        self._claim: Path | None = None  # the file that replaces the lock where the file system has no locks
+        self._claim: Path | None = None  # the file that takes the place of the lock if the file system has no locks
         self._made: list[Path] = []
         self._files: set[str] = set()
 
     def epoch(self, number: int) -> Path:
-        """The checkpoint of the end of an epoch."""
+        """The path of the checkpoint at the end of an epoch, numbered from 1."""
         return self.checkpoints / f"epoch-{number:04d}.safetensors"
 
     def epochs(self) -> dict[int, Path]:
-        """The checkpoints of ends of epochs that this run wrote and that are still there, oldest first."""
+        """The existing checkpoints of epochs that this run wrote, by the number of the epoch, oldest first."""
         found = {}
         for name in self._files:
             match = re.fullmatch(r"checkpoints/epoch-(\d{4,18})\.safetensors", name)
@@ -87,17 +89,18 @@ class RunFolder:
         return self._name(path) in self._files
 
     def holds_run(self) -> bool:
-        """Whether there is anything to resume: a checkpoint that this run wrote."""
+        """Whether the folder has a checkpoint that this run wrote."""
         return any(path.is_file() for path in (self.last, self.best) if self.owns(path)) or bool(self.epochs())
 
     def check_free(self, *paths: Path) -> None:
-        """UserError where a file that this run did not write has the name of one that it is going to write."""
+        """UserError if one of `paths` exists and this run did not write it."""
         for path in paths:
             if not self.owns(path) and (path.exists() or path.is_symlink()):
                 raise UserError(f"{path}: in the way of a file of the run, which did not write it: move it elsewhere")
 
     def will_write(self, *paths: Path) -> None:
-        """Notes that the run is about to write `paths`, which must be free."""
+        """Adds `paths` to the list of files that the run wrote; call this before writing them. UserError as in
+        `check_free`."""
         self.check_free(*paths)
         fresh = {self._name(path) for path in paths} - self._files
         if fresh:
@@ -108,17 +111,17 @@ class RunFolder:
         """Deletes a file if this run wrote it."""
         if self.owns(path):
             path.unlink(missing_ok=True)
-            self._files.discard(self._name(path))  # the list on disk is updated with the next name
+            self._files.discard(self._name(path))  # the list on disk loses the name when the next one is added
 
     def link(self, source: Path, path: Path) -> None:
-        """Makes `path` another name of the file `source`, in one step; a copy where the file system has no hard
-        links."""
+        """Makes `path` a hard link to the file `source`, atomically, or a copy if the file system has no hard links. A
+        file `path` that the run wrote before is replaced."""
         self.will_write(path)
         link(source, path)
 
     def clear(self) -> None:
-        """Deletes everything that the run wrote, and folders that are then empty. A superseded part of the run that was
-        continued is a separate run by now, and stays."""
+        """Deletes all files that the run wrote, and folders that are empty afterwards. A folder `superseded-N` in which
+        training has been continued has a list of its own; it is a separate run and is kept."""
         folders = set()
         for name in sorted(self._files):
             path = self.path / name
@@ -134,8 +137,8 @@ class RunFolder:
         (self.path / MANIFEST).unlink(missing_ok=True)
 
     def supersede(self, paths: list[Path]) -> Path:
-        """Links files of this run into a fresh folder `superseded-N`, which is a run folder by itself, and returns it.
-        The files themselves stay until `remove`."""
+        """Links files of this run into a new folder `superseded-N`, which can be resumed as a run folder of its own,
+        and returns that folder. The original files stay until `remove`."""
         number = 1
         while (self.path / f"superseded-{number}").exists():
             number += 1
@@ -147,6 +150,7 @@ class RunFolder:
         return folder
 
     def _name(self, path: Path) -> str:
+        """The name of a file in the list."""
         return path.relative_to(self.path).as_posix()
 
     def _read_manifest(self) -> set[str]:
@@ -156,7 +160,7 @@ class RunFolder:
         except FileNotFoundError:
             found = {self._name(file) for pattern in ("*", "*/*") for file in self.path.glob(pattern)}
             names = {name for name in found if _USUAL_NAMES.fullmatch(name)}
-            return names if len(names) > 1 else set()  # a recipe alone is the user's own
+            return names if len(names) > 1 else set()  # a single file, such as a recipe, may be the user's
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
         except (ValueError, RecursionError):
@@ -179,14 +183,14 @@ class RunFolder:
             try:
                 self._make_folder()
                 lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # an owner that wrote nothing has just removed the folder
+            except FileNotFoundError:  # another process has just removed the folder, because it was empty
                 continue
             except OSError as error:
                 raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
             try:
                 self._lock_file(lock)
-                # The last owner deletes its lock file. A process that opened it before has then locked a file without a
-                # name.
+                # A process deletes its lock file when it releases the lock. If this one had opened that file before, it
+                # has now locked a deleted file, and must try again.
                 if _same_file(lock, path):
                     os.ftruncate(lock, 0)
                     os.pwrite(lock, _holder().encode(), 0)
@@ -208,7 +212,8 @@ class RunFolder:
             self._claim_without_locks()
 
     def _claim_without_locks(self) -> None:
-        """Some network file systems have no locks. There the process that created the file is the owner."""
+        """Takes the place of the lock on network file systems that have none: the process that creates the file
+        `.lock.owner` owns the folder."""
         claim = self.path / f"{LOCK}.owner"
         while True:
             try:
@@ -229,6 +234,7 @@ class RunFolder:
             return
 
     def _make_folder(self) -> None:
+        """Creates the folder and its parents. Sets `_made` to the created ones, so that `_release` can remove them."""
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
@@ -244,18 +250,20 @@ class RunFolder:
             (self.path / LOCK).unlink(missing_ok=True)
             os.close(self._lock)
         self._lock, self._claim = -1, None
-        with contextlib.suppress(OSError):  # stops at the first folder that is not empty
+        with contextlib.suppress(OSError):  # rmdir fails at the first folder that is not empty, which ends the loop
             for folder in reversed(self._made):
                 folder.rmdir()
         self._made = []
 
 
 def _is_inside(name: str) -> bool:
+    """Whether a name in the list is a relative path that stays inside the run folder."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one that `path` names."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -263,16 +271,18 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _holder() -> str:
+    """What this process writes into the lock file, for the messages of other processes."""
     return json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
 
 
 def _read_holder(descriptor: int) -> tuple[int, str] | None:
+    """The process id and the host in a lock file; None if they cannot be read."""
     for _ in range(10):
         try:
             data = json.loads(os.pread(descriptor, 4096, 0))
             return int(data["pid"]), str(data["host"])
         except (ValueError, TypeError, KeyError, OSError):
-            time.sleep(0.01)  # its owner may be about to write who it is
+            time.sleep(0.01)  # the process that holds the lock may not have written its id yet
     return None
 
 
@@ -282,7 +292,7 @@ def _describe(descriptor: int) -> str:
 
 
 def _is_dead(claim: Path) -> bool:
-    """Whether the process that wrote `claim` ran on this host and has ended."""
+    """Whether the file `claim` is gone, or the process that wrote it ran on this host and has ended."""
     try:
         with claim.open("rb") as file:
             holder = _read_holder(file.fileno())

@@ -1,5 +1,5 @@
-"""Messages of a run on the terminal. The run may outlive the terminal: what cannot be printed is dropped without an
-error."""
+"""Prints the messages of a run. The terminal may be gone before the run ends: what cannot be printed is dropped without
+an error."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nnue_trainer.parallel import is_first
 
 
 def say(text: str) -> None:
-    """Prints one line on standard error, whatever characters it has. Of several processes of a run only the first one
-    speaks."""
+    """Prints `text` as one line on standard error; control characters are escaped. If several processes train together,
+    only the process of rank 0 prints."""
     if not is_first():
         return
     try:
         print(shown(text), file=sys.stderr, flush=True)
-    except (OSError, ValueError):  # a closed pipe, a terminal that is gone, a full disk below a log file
+    except (OSError, ValueError):  # a closed pipe, a lost terminal, or a log file on a full disk
         _let_go()
 
 
 def _let_go() -> None:
-    """If standard error is gone, it is replaced by /dev/null. Otherwise Python, which writes what is left in its buffer
-    at exit, would complain and change the exit status."""
+    """Replaces standard error by /dev/null. At exit Python flushes the buffer of standard error; without this the flush
+    would fail, print an error and change the exit status."""
     with contextlib.suppress(Exception):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)

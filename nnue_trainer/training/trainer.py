@@ -1,8 +1,9 @@
 """The training loop.
 
-The host never waits for the device but to write a record of metrics, to validate and to save: learning rate and λ live
-on the device, losses are summed there, and the optimiser refuses non-finite steps by itself. All that the future of a
-run depends on is in `checkpoint()`, so a resumed run is bit-identical to one that was never stopped.
+Apart from the copy of a batch, the host waits for the device only to write metrics, to validate and to save. This is
+possible because the learning rate, λ and the sum of the losses are tensors on the device, and because the optimiser
+itself skips a step with a non-finite loss or gradient. `checkpoint()` contains everything that later steps depend on,
+so a resumed run is bit-identical to one that was never stopped.
 """
 
 from __future__ import annotations
@@ -44,31 +45,44 @@ from nnue_trainer.training.terminal import say
 
 
 class _Stopped(BaseException):
-    """Raised by the signal handler while the run waits for data, which can take long."""
+    """Raised when a signal stops the run during a wait for data or a validation, which can take long."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended. Losses are None where there was nothing to measure."""
+    """How a run ended."""
 
     step: int
+    """steps done in the whole run"""
     steps: int
+    """steps of a complete run"""
     positions: int
+    """positions in the steps of this call of `train`"""
     seconds: float
+    """wall-clock time of this call of `train`"""
     validation_loss: float | None
+    """the last validation loss; None: there was no validation, or the loss was not finite"""
     best_validation_loss: float | None
+    """the lowest validation loss of the run folder; None: there is none"""
     interrupted: bool
+    """whether the run ended before its last step and the validation after it"""
     bad_chunks: int = 0
-    """chunks of the training files that were left out since this process started"""
+    """damaged chunks of the training files that were left out since this process started"""
 
 
 class Trainer:
-    """Trains `model`, which is on its device already, on the endless `batches`; `validation` opens the held-out
-    positions, the same ones each time, or is None. Writes into `run_dir`.
+    """Trains one model.
 
-    `validation_files` identifies the held-out positions, as plain JSON data. `bad_chunks` says how many chunks of data
-    were left out so far. `division` says what of the training this process does; of several, the first one has the run
-    folder and the terminal.
+    Args:
+        recipe: the recipe of the run. Of its section `data`, only the batch size is used, and file names in messages.
+        model: the model, already on its device.
+        batches: the endless stream of training batches.
+        validation: a function that returns the same validation batches at each call; None: no validation.
+        run_dir: the run folder, to which all files are written.
+        validation_files: identifies the validation files, as plain JSON data; a resume checks that they are the same.
+        bad_chunks: a function that returns how many damaged chunks of data were left out so far.
+        division: which part of each step this process computes; None: all of it. If several processes train together,
+            only the process of rank 0 writes files and prints.
     """
 
     def __init__(
@@ -89,13 +103,14 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.division = Whole(Ranks(), model) if division is None else division
         self.ranks = self.division.ranks
-        # The compiler is to see the whole forward pass.
+        # torch.compile gets the whole forward pass, so no part of it is computed ahead.
         prepare = None if recipe.training.compile else self.division.prepare
         part = self.division.part if self.ranks.several else None
         self.validation = validation
         self.validation_files = validation_files
         self.bad_chunks = bad_chunks
-        # The compiler and autocast would look at all rows of a weight.
+        # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code and
+        # autocast read the whole weight.
         late = not recipe.training.compile and recipe.training.precision == "fp32" and not self.ranks.several
         self.optimizer = Optimizer(model, recipe.optimizer, late=late, copies=recipe.training.precision == "mixed")
         self.division.adopt(self.optimizer)
@@ -127,12 +142,13 @@ class Trainer:
         self.validation_loss: float | None = None
         self.best_validation_loss: float | None = None
         self.best_step: int | None = None
-        self.net_figures: dict[str, float] = {}  # of the last validation
+        self.net_figures: dict[str, float] = {}  # figures of neurons and weights, from the last validation
         self._saved_step = -1
         self._epoch_end_pending = False
         self._resumed: tuple[Path, TrainerState] | None = None
-        self._updating = False  # whether the step in hand has begun to change the weights
-        # λ of the step, or of each position; for each buffer of batches, since it is set while the step before runs.
+        self._updating = False  # whether the current step has begun to change the weights
+        # λ as the loss gets it, by the buffer of the batch, because the next step's is set while this one runs: fp32, a
+        # scalar for the step, or with jitter [batch_size], one for each position.
         self._lambdas: dict[int | None, Tensor] = {}
         self._steps_ahead = 0  # the number of the step whose λ is set next
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -140,8 +156,9 @@ class Trainer:
         self._waiting = False
 
     def train(self) -> Summary:
-        """Runs to the last step, or until the process is told to stop (SIGINT, SIGTERM, SIGHUP), then saves and
-        returns. An error, such as a damaged chunk of data, is raised when what was trained so far is saved."""
+        """Trains until the last step, or until a signal (SIGINT, SIGTERM, SIGHUP) stops the run, then saves a
+        checkpoint and returns. An error, such as a damaged chunk of data, is raised after a checkpoint of the steps
+        done so far has been saved, where that is possible."""
         first_step, started = self.step, time.monotonic()
         with contextlib.ExitStack() as stack:
             store: CheckpointStore | _Nowhere = _Nowhere()
@@ -202,7 +219,7 @@ class Trainer:
                 run.saved()
 
     def advance(self) -> None:
-        """One step. Launches work and returns."""
+        """Starts one training step and returns without waiting for the device."""
         self._set_rounding()
         self.optimizer.set_lr(self.learning_rate())
         with self._interruptible():
@@ -237,6 +254,7 @@ class Trainer:
         self._steps_ahead += 1
 
     def _recorded_step(self) -> Callable[[Batch], None]:
+        """The function of one step: a new `GraphedStep` if steps are to be recorded, otherwise `_train_step`."""
         if not self._graphed:
             return self._train_step
         step = GraphedStep(self._train_step, self.device, alone=not self.ranks.several)
@@ -244,15 +262,17 @@ class Trainer:
         return step
 
     def _set_rounding(self) -> None:
-        """Whether the step that comes next rounds as the engine does, which depends only on its number."""
+        """Switches the engine's rounding on or off for the next step. Whether a step rounds depends only on its
+        number."""
         rounding = self.recipe.model.awareness.active(self.step, self.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
-            self.train_step = self._recorded_step()  # a recorded step has the other forward pass
+            self.train_step = self._recorded_step()  # a CUDA graph recorded before contains the other forward pass
 
     def validate(self) -> float | None:
-        """Loss over all held-out positions, with the λ of the end of the run, and in a run that becomes aware of
-        quantisation with its rounding from the start, so that epochs compare."""
+        """The loss over all validation positions; None without validation. It always uses the λ of the end of the run,
+        and in quantisation-aware training it always rounds, so that the losses of all epochs can be compared. UserError
+        if there are no positions."""
         if self.validation is None:
             return None
         lam = self.recipe.lambda_.final_lambda(self.steps_per_epoch, self.recipe.training.epochs)
@@ -279,8 +299,9 @@ class Trainer:
         return float(loss / weight)
 
     def checkpoint(self, epoch: int | None = None) -> Checkpoint:
-        """All that the rest of the run depends on. Shares memory with the running training. `epoch`: the one that has
-        ended, None in the middle of one. Several processes have to ask for it together; the first one gets all."""
+        """Everything that the rest of the run depends on. The tensors share memory with the training. `epoch`: the
+        epoch that has just ended, from 1; None in the middle of an epoch. If several processes train together, all must
+        call this at the same step; only the checkpoint of rank 0 is complete."""
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -311,8 +332,9 @@ class Trainer:
         )
 
     def resume(self, saved: Checkpoint, path: Path) -> None:
-        """Continues from a checkpoint of a run with the same model and batches; `path` is for messages, and says
-        whether the checkpoint lies in the run folder. UserError for one that does not fit."""
+        """Continues from the checkpoint `saved`, which was read from `path`. UserError if it is not from a run with the
+        same architecture, optimiser, data and number of steps per epoch, or, if `path` is in the run folder, the same
+        validation files."""
         state = saved.trainer_state(path)
         if saved.architecture != self.model.architecture:
             raise UserError(
@@ -367,7 +389,7 @@ class Trainer:
         generators: dict[str, tuple[Tensor, Callable[[Tensor], object]]] = {
             "cpu": (torch.get_rng_state(), torch.set_rng_state)
         }
-        if self.device.type == "cuda" and "cuda" in states:  # absent where the run was on a CPU before
+        if self.device.type == "cuda" and "cuda" in states:  # missing if the checkpoint was written on a CPU
             restore = functools.partial(torch.cuda.set_rng_state, device=self.device)
             generators["cuda"] = (torch.cuda.get_rng_state(self.device), restore)
         for name, (own, set_state) in generators.items():
@@ -381,8 +403,9 @@ class Trainer:
                 raise UserError(f"{what} is no state of torch's random generator") from None
 
     def _settle(self, store: CheckpointStore | _Nowhere) -> None:
-        """Makes the run folder what it was at the step to continue from."""
-        self.best_validation_loss = self.best_step = None  # "best" is the best of the folder it stands in
+        """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation
+        loss from the folder."""
+        self.best_validation_loss = self.best_step = None  # `best` is the best checkpoint of its own folder
         if self._resumed is None or isinstance(store, _Nowhere):
             return
         path, state = self._resumed
@@ -405,7 +428,7 @@ class Trainer:
         return self.recipe.loss
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a whole batch."""
+        """The mean loss of a whole batch, a scalar with its autograd graph."""
         loss = None
         if not self.recipe.training.compile:
             with self.autocast():
@@ -413,6 +436,7 @@ class Trainer:
         return mean(*self.terms(batch, self.lambdas(batch))) if loss is None else loss
 
     def terms(self, batch: Batch, lam: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ weight · loss and Σ weight of a batch, with their autograd graph: `Loss.terms`."""
         return self._terms(self.forward, batch, lam)
 
     def autocast(self) -> torch.autocast:
@@ -451,20 +475,20 @@ class Trainer:
         run.progress.update(self.step, loss=f"{loss:.6f}")
 
     def _end_epoch(self, run: _Run) -> None:
-        """Validates and saves after the last step of an epoch, as the recipe says."""
+        """Validates and saves a checkpoint after the last step of an epoch, if the recipe asks for it in this epoch."""
         training, final = self.recipe.training, self.step == self.steps
         epoch = self.step // self.steps_per_epoch
         is_best = False
         with run.progress.pause():
             loss = self.validate() if epoch % training.validate_every == 0 or final else None
-            # An error of an earlier write is raised here, while this end of the epoch still counts as to come: a run
-            # that is resumed validates again, and `best` is not missed.
+            # This raises the error of an earlier write while `_epoch_end_pending` is still set. So a resumed run
+            # validates this epoch again, and `best` is not lost.
             run.store.wait()
             if loss is not None:
                 finite = math.isfinite(loss)
                 self.validation_loss = loss if finite else None
                 is_best = finite and (self.best_validation_loss is None or loss < self.best_validation_loss)
-                is_best = bool(self.ranks.same(is_best))  # only one process knows the best of the folder
+                is_best = bool(self.ranks.same(is_best))  # only rank 0 knows the best loss in the folder
                 if is_best:
                     self.best_validation_loss, self.best_step = loss, self.step
                 values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss, **self.net_figures}
@@ -479,7 +503,8 @@ class Trainer:
                 run.saved()
 
     def _check_finite(self, store: CheckpointStore | _Nowhere) -> None:
-        """Nothing that is not finite is ever saved. Waits for the device."""
+        """UserError if a loss, a gradient, a weight or a moment is not finite; called before each record of metrics and
+        each save, so that neither is ever made of such values. Waits for the device."""
         step = self.ranks.least(self.optimizer.good_steps())
         if self.ranks.any(self.optimizer.failed()):
             what = f"loss or gradient was not finite at step {step + 1}"
@@ -493,20 +518,22 @@ class Trainer:
         raise UserError(f"{self.folder.path}: {what}; training stopped, nothing was overwritten, {good}")
 
     def _last_good(self, store: CheckpointStore | _Nowhere) -> str:
-        """What a run that another process has ended leaves behind."""
+        """The end of the message about a lost process: which checkpoint is the last good one."""
         with contextlib.suppress(Exception):
-            store.wait()  # a checkpoint that is being written will be whole
+            store.wait()  # let a write in progress complete
         last = self.folder.last
         return f"; {last} is the last good checkpoint" if last.exists() else "; no checkpoint was written yet"
 
     def _rescue(self, store: CheckpointStore | _Nowhere, first_step: int) -> None:
-        """Saves what was trained before an error, if the error left it whole."""
+        """After an error, saves the steps done since the last save. It does not if the error came while the weights
+        were being updated."""
         if self.step == first_step or self.step == self._saved_step or self._updating:
             return
-        # Ranks that all meet a damaged chunk are all here.
+        # A checkpoint needs all ranks. An error that all of them meet, such as a damaged chunk, brings all of them
+        # here.
         if not self.ranks.meet(f"rescue-{self.step}"):
             return
-        # What fails here (the disk, the device) must not hide the error that ended the run.
+        # An error in here, of the disk or the device, must not hide the error that ended the run.
         with contextlib.suppress(Exception):
             store.wait()
             self._check_finite(store)
@@ -517,8 +544,9 @@ class Trainer:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Waits for data: a signal that ends the run does so at once, and not when the data is there."""
-        if self.ranks.several:  # they stop together
+        """Put around a wait for data: a signal then stops the run at once, and not only when the data has arrived. With
+        several processes it has no effect, because they must stop after the same step."""
+        if self.ranks.several:
             yield
             return
         self._waiting = True
@@ -531,8 +559,9 @@ class Trainer:
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
-        """The first SIGINT, SIGTERM or SIGHUP (a dropped connection, unless `nohup` ignores it) ends the run after the
-        step in hand; the second acts as always."""
+        """Installs signal handlers: the first SIGINT, SIGTERM or SIGHUP (unless `nohup` made the process ignore that)
+        stops the run after the current step, and a second one has its usual effect. Does nothing outside of the main
+        thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -555,7 +584,7 @@ class Trainer:
 
 
 class _Run:
-    """What the loop of one process writes to."""
+    """The outputs of the training loop in one process: checkpoints, metrics and the progress line."""
 
     metrics: MetricsWriter | _Nowhere
     progress: TrainingProgress | _Nowhere
@@ -586,7 +615,7 @@ class _Run:
 
 
 class _Nowhere:
-    """The checkpoints, metrics and progress line of a process that writes none."""
+    """Takes the place of the checkpoint store, the metrics and the progress line in a process that writes nothing."""
 
     def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False) -> None: ...
 
@@ -605,7 +634,7 @@ class _Nowhere:
 
 
 class _Window:
-    """Steps and seconds since the last record."""
+    """Counts steps and seconds since the last record of metrics."""
 
     def __init__(self, step: int):
         self.restart(step)
@@ -618,7 +647,7 @@ class _Window:
 
 
 def _same_files(state: TrainerState, now: list[Any] | None) -> bool:
-    """Whether size and content of the held-out files are what they were; their names do not matter."""
+    """Whether the validation files have the sizes and contents that they had in the checkpoint; names may differ."""
 
     def contents(files: list[Any] | None) -> list[Any]:
         return [file[1:] if isinstance(file, list) else file for file in files or []]

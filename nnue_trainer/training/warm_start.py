@@ -1,10 +1,15 @@
-"""Starting from the weights of another net: one of the same architecture, or one that shares parts of it.
+"""Initialises a net with the weights of another net, whose architecture may be different.
 
-Every net says what its parameters stand for (nets/meaning.py): features, buckets, units. What has the same meaning in
-both nets is copied. A bucket takes the weights of the bucket that its positions had, and a feature those of the feature
-that it was (data/feature_match.py). A new unit keeps its fresh weights, but nothing looks at it yet, and a new feature
-adds nothing to the units that were there: so a larger net begins with the evaluations of the smaller one. What became
-of each tensor is a table, and how far the evaluations differ is measured, not promised.
+Each net describes what each index of its parameters stands for: a feature, a bucket or a unit (nets/meaning.py). A
+weight is copied if the source has one of the same meaning. An output bucket gets the weights of the source's bucket for
+the same numbers of pieces, and a feature those of the same feature in the source (data/feature_match.py).
+
+A new unit keeps its random weights, but known units of the next layer have weights of 0 for it. The weights of a new
+feature for known units are 0, too. So a net that only has more units or features starts with the evaluations of the
+source. The report lists for each tensor how many values were copied, and states how far the evaluations of the two nets
+differ on some positions.
+
+The target is the net that is initialised; the source is the net that the weights come from.
 """
 
 from __future__ import annotations
@@ -27,13 +32,23 @@ from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.nets.base import Net, NnueModel
 from nnue_trainer.nets.meaning import Axis, Buckets, Features, Key, Meaning, Units
 
-_CHUNK = 4096  # rows of a first layer that are copied at once
+_CHUNK = 4096  # rows of a parameter that are copied at once, to limit the memory of temporary tensors
 
 
 def start_from(path: Path, model: NnueModel, note: Callable[[str], None]) -> list[str]:
-    """Gives `model`, which is on the CPU, the weights of a checkpoint, of a run (of its best checkpoint, or else its
-    last) or of a net file. Returns lines that say what became of each tensor, and what cannot be kept; `note` is told
-    what was assumed of a file. UserError where that is no net, or has nothing in common with `model`."""
+    """Initialises `model` with the weights of another net.
+
+    Args:
+        path: a checkpoint, a run folder (its best checkpoint, or its last if there is no best one) or a net file.
+        model: a newly built model on the CPU; its parameters are changed in place.
+        note: is called with a message for each assumption that was needed to read a net file.
+
+    Returns:
+        The lines of the report: what was copied, what could not be kept, and how far the evaluations differ.
+
+    Raises:
+        UserError: `path` is not a net, or it has nothing in common with `model`.
+    """
     path = checkpoint.of_run(path) if path.is_dir() else path
     source = _load(path, note)
     tensors = source.tensors.get("model", {})
@@ -41,7 +56,7 @@ def start_from(path: Path, model: NnueModel, note: Callable[[str], None]) -> lis
         checkpoint.load_into(tensors, model, path)
         return [f"initial weights: all of {path}"]
     before = nets.parse(source.architecture, str(path))
-    if before.architecture == model.architecture:  # written by an earlier release, in other words
+    if before.architecture == model.architecture:  # the same, but as an earlier release wrote it
         checkpoint.load_into(tensors, model, path)
         return [f"initial weights: all of {path}"]
     old_model = _built(before)
@@ -52,6 +67,7 @@ def start_from(path: Path, model: NnueModel, note: Callable[[str], None]) -> lis
 
 
 def _load(path: Path, note: Callable[[str], None]) -> Checkpoint:
+    """Reads a checkpoint (only its model) or a net file. A net file's integers become floats."""
     if path.suffix == ".safetensors" or not path.is_file() or _is_safetensors(path):
         return checkpoint.load(path, ("model",))
     return checkpoint_from_net(read_net(path, note=note), str(path))
@@ -66,25 +82,29 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def _built(net: Net) -> NnueModel:
-    """A model of its own, without touching the random numbers that training draws."""
+    """A new model of the source. The state of torch's random generator, which training uses, is not changed."""
     with torch.random.fork_rng(devices=[]):
         return net.model()
 
 
-# ---- what matches what -----------------------------------------------------------------------------------------------
+# ---- matching the axes of two parameters -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Match:
-    """Along one axis: `source` int64 [n] is the index in the source of each index in the target, −1 where that is new.
-    `straight` bool [n]: where it is new, its weights start at 0, although they are those of outputs. `left_out`: how
-    many indices of the source are not used."""
+    """Matches the n indices of one axis of a target parameter with those of the source parameter. An index that has no
+    match is new."""
 
     source: np.ndarray
+    """int64 [n]: the matching index of the source; −1 where the index is new"""
     is_output: bool
+    """whether the axis holds outputs of a layer: the weights of a new output stay random, unless it is in `straight`"""
     straight: np.ndarray
+    """bool [n]: the unit is added directly to the net's output, so its weights start at 0 if it is new"""
     left_out: int
+    """how many indices of the source are not used"""
     features: FeatureMatch | None = None
+    """for an axis of features: the match of the two feature sets"""
 
     @property
     def known(self) -> np.ndarray:
@@ -92,23 +112,25 @@ class _Match:
 
     @property
     def repeats(self) -> int:
-        """Indices that a source index is used for again."""
+        """How many indices get a source index that an earlier index also gets."""
         known = self.source[self.known]
         return int(known.size - np.unique(known).size)
 
     @property
     def means(self) -> int:
+        """How many features get the mean of several features of the source."""
         return 0 if self.features is None else len(np.unique(self.features.averaged[0]))
 
 
 def _match(target: Axis, source: Axis, stale: set[object]) -> _Match | None:
-    """None for axes of different kinds. `stale` layers are those whose units are not what they were."""
+    """Matches two axes; None for axes of different kinds. `stale`: the layers whose weights are random. Their units
+    compute something new, so they match no unit of the source."""
     if isinstance(target, Features) and isinstance(source, Features):
         found = match_features(target.name, source.name)
         rows = found.source
         return _Match(rows, False, np.zeros(len(rows), bool), found.num_sources - found.used, found)
     if isinstance(target, Buckets) and isinstance(source, Buckets):
-        rows = np.array([_usual(bucket, target, source)[0] for bucket in range(target.count)])
+        rows = np.array([_most_common_bucket(bucket, target, source)[0] for bucket in range(target.count)])
         return _Match(rows, False, np.zeros(len(rows), bool), source.count - len(np.unique(rows)))
     if isinstance(target, Units) and isinstance(source, Units):
         place: dict[Key, int] = {key: index for index, key in enumerate(source.keys) if key[0] not in stale}
@@ -118,20 +140,33 @@ def _match(target: Axis, source: Axis, stale: set[object]) -> _Match | None:
     return None
 
 
-def _usual(bucket: int, target: Buckets, source: Buckets) -> tuple[int, bool]:
-    """The bucket of the source that most numbers of pieces of a bucket had, and whether all had it."""
+def _most_common_bucket(bucket: int, target: Buckets, source: Buckets) -> tuple[int, bool]:
+    """For the numbers of pieces that the target puts into `bucket`: the source's bucket of most of them, and whether it
+    is the bucket of all of them."""
     had = [source.by_pieces[pieces] for pieces in range(2, 33) if target.by_pieces[pieces] == bucket]
     if not had:
         return min(bucket, source.count - 1), True
     return max(sorted(set(had)), key=had.count), len(set(had)) == 1
 
 
-# ---- copying ---------------------------------------------------------------------------------------------------------
+# ---- copying the weights ---------------------------------------------------------------------------------------------
 
 
 def transfer(source: Net, tensors: Mapping[str, Tensor], model: NnueModel, where: str) -> list[str]:
-    """Copies what `tensors`, the parameters of `source`, and the fresh `model` have in common; returns the table and
-    what cannot be kept, in lines. UserError that begins with `where` if a net does not say what its weights mean."""
+    """Copies into `model`, which is newly built, all weights of `source` that have a meaning in both nets.
+
+    Args:
+        source: the net that the weights come from.
+        tensors: the parameters of `source`, by name.
+        model: the target; its parameters are changed in place.
+        where: names the source at the beginning of error messages.
+
+    Returns:
+        Lines: a table of how many values of each tensor were copied, and a line for each thing that could not be kept.
+
+    Raises:
+        UserError: one of the nets has no `Net.meaning()`, or the nets have nothing in common.
+    """
     assert model.net is not None
     new, old = model.net.meaning(), source.meaning()
     for net, found in ((model.net, new), (source, old)):
@@ -183,8 +218,12 @@ def transfer(source: Net, tensors: Mapping[str, Tensor], model: NnueModel, where
 def _fill(
     parameter: Tensor, meaning: Meaning, tensor: Tensor | None, old: Meaning | None, stale: set[object]
 ) -> tuple[tuple[int, int, int, int, int, int], list[_Match]]:
-    """Fills one parameter. Numbers of its values that are copied, repeated, means, zero and fresh, and of values of the
-    source that are left out."""
+    """Fills one parameter of the target from `tensor`, the source's parameter of the same role, or None.
+
+    Returns six counts and the matches of the axes. The counts are values of the target that are copied, repeated
+    (copies of a value that was copied before), means, zero and fresh (left random), and values of the source that are
+    left out. If not all axes match, there are no matches and nothing is copied: the values stay random, or become 0 if
+    they are added directly to the net's output."""
     size, nothing = parameter.numel(), 0 if tensor is None else tensor.numel()
     matches: list[_Match] = []
     if old is not None and len(old.axes) == len(meaning.axes):
@@ -201,8 +240,8 @@ def _fill(
         part = _rows(values, matches[0], rows)
         for dimension, match in enumerate(matches[1:], 1):
             part = part.index_select(dimension, torch.from_numpy(match.source.clip(0)))
-        # Where an input is new, what it adds to known outputs is 0; new outputs are fresh, but for those that have a
-        # say at once.
+        # A known output with a new input: the weight is 0. A new output: the weight stays random, or is 0 if the output
+        # is added directly to the net's output.
         outputs, inputs, straight = torch.tensor(True), torch.tensor(True), torch.tensor(False)
         for dimension, match in enumerate(matches):
             here = rows if dimension == 0 else slice(None)
@@ -219,7 +258,8 @@ def _fill(
 
 
 def _rows(values: Tensor, match: _Match, rows: slice) -> Tensor:
-    """Those of the source that a range of rows of the target takes; a row that stands for several is their mean."""
+    """The source's rows for a range of the target's rows. A row that matches several rows of the source is their
+    weighted mean. Rows without a match have undefined values."""
     part = values[torch.from_numpy(match.source[rows].clip(0))]
     if match.features is not None:
         of, sources, shares = match.features.averaged
@@ -232,12 +272,14 @@ def _rows(values: Tensor, match: _Match, rows: slice) -> Tensor:
 
 
 def _size(axis: Axis) -> int:
+    """How many indices an axis has."""
     if isinstance(axis, Features):
         return data.feature_set(axis.name).num_features
     return axis.count if isinstance(axis, Buckets) else len(axis.keys)
 
 
 def _counts(matches: list[_Match], total: int) -> tuple[int, int, int, int, int, int]:
+    """The six counts of `_fill`; `total` is the number of values in the source's parameter."""
     known = prod(int(match.known.sum()) for match in matches)
     means = matches[0].means * prod(int(match.known.sum()) for match in matches[1:])
     once = prod(int(match.known.sum()) - match.means - _repeats(match) for match in matches)
@@ -251,6 +293,7 @@ def _counts(matches: list[_Match], total: int) -> tuple[int, int, int, int, int,
 
 
 def _repeats(match: _Match) -> int:
+    """`_Match.repeats`, without the features that are means."""
     if match.features is None:
         return match.repeats
     single = np.setdiff1d(np.flatnonzero(match.known), match.features.averaged[0])
@@ -258,11 +301,12 @@ def _repeats(match: _Match) -> int:
 
 
 def _used(match: _Match) -> int:
+    """How many indices of the source are used."""
     return match.features.used if match.features else int(np.unique(match.source[match.known]).size)
 
 
 def _bucket_lines(new: Mapping[str, Meaning], old: Mapping[str, Meaning]) -> list[str]:
-    """What cannot be the same where output buckets are cut otherwise."""
+    """A line that names the output buckets whose positions were in several buckets of the source, if there are any."""
 
     def of(meanings: Mapping[str, Meaning]) -> set[Buckets]:
         return {axis for meaning in meanings.values() for axis in meaning.axes if isinstance(axis, Buckets)}
@@ -272,7 +316,7 @@ def _bucket_lines(new: Mapping[str, Meaning], old: Mapping[str, Meaning]) -> lis
         for target in of(new)
         for source in of(old)
         for bucket in range(target.count)
-        if not _usual(bucket, target, source)[1]
+        if not _most_common_bucket(bucket, target, source)[1]
     ]
     if not mixed:
         return []
@@ -280,6 +324,7 @@ def _bucket_lines(new: Mapping[str, Meaning], old: Mapping[str, Meaning]) -> lis
 
 
 def _clip(model: NnueModel) -> int:
+    """Clips the parameters to the range of the exported net's integers, and counts the changed values."""
     clipped = 0
     with torch.no_grad():
         for bound in model.weight_bounds():
@@ -290,7 +335,8 @@ def _clip(model: NnueModel) -> int:
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Columns, the first two from the left, numbers from the right; columns without a number are left out."""
+    """The lines of a table with aligned columns: the first two left-aligned, the numbers right-aligned. A column
+    without any number is left out."""
     shown_columns = [column for column in zip(*table, strict=True) if any(cell != "–" for cell in column[1:])]
     widths = [max(map(len, column)) for column in shown_columns]
     lines = []
@@ -303,11 +349,12 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-# ---- the proof -------------------------------------------------------------------------------------------------------
+# ---- comparing the evaluations ---------------------------------------------------------------------------------------
 
 
 def _compared(before: NnueModel, after: nn.Module) -> str:
-    """How far the evaluations are apart, in engine units of the source."""
+    """The last line of the report: how far the evaluations of the two models differ on `CHECK_POSITIONS`. Each model's
+    evaluation is in its own engine units."""
     assert isinstance(after, NnueModel)
     records = data.records_from_fens(list(CHECK_POSITIONS))
     with torch.no_grad():
