@@ -1,14 +1,15 @@
-"""The layered net: what engine authors build. Any inputs → a first layer seen from both sides → any number of layers.
+"""The layered net: any feature sets → a first layer for both perspectives → any number of layers → 1.
 
-A recipe states the parts: input features with king buckets of its own, width and activation of the first layer, output
-buckets by the number of pieces, the layers, and how each is quantised. The float model, the integers, their bounds and
-the integer forward all follow from one plan of the layers (`_Plan`).
+A recipe states the parts: feature sets (also with king buckets of one's own), width and activation of the first layer,
+output buckets by the number of pieces, the layers, and the quantisation of each. One plan (`_Plan`) is derived from the
+recipe. It decides the float model, the integers, their limits and the integer forward.
 
-Units. Integers count fractions of 1.0 of the float model: an accumulator counts `quantisation.first.scale` to the unit,
-a layer's inputs u, its weights w, and so its sums u · w. Where an engine's shift does not give the same unit for all
-inputs of a layer (127 · 127 / 128 for 127), the float model carries the quotient: both see the same thresholds.
+Scales. The scale of an integer is its value for 1.0 of the float model. An accumulator has the scale
+`quantisation.first.scale`. If the inputs of a layer have the scale u and its weights the scale w, its sums have u · w.
+An engine's shifts can give the inputs of one layer slightly different scales: with `dual`, for example, 127 for the
+values and 127 · 127 / 128 for the squares. The float model then multiplies the squares by the quotient of the two.
 
-The arithmetic in words: docs/nets.md, "The layered net".
+docs/nets.md, "The layered net", has the formulas.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
 
-# The field clips weights of 16 bits to 1.98: an accumulator of 32 pieces then stays within 16 bits at a scale of 255,
-# and so does a product of an activation and a weight at 255 and 64.
+# The usual bound of 16-bit weights. With it, the sum of 32 weights at scale 255 stays within 16 bits, and so does the
+# product of an activation at scale 255 and a weight at scale 64.
 LARGEST_WEIGHT = 127 / 64
 
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4"}
@@ -67,22 +68,24 @@ LIMITS = {"i8": INT8_MAX, "i16": INT16_MAX, "i32": INT32_MAX}
 Scale = Annotated[int, Field(ge=1, le=2**15)]
 
 
-# ---- what a recipe says ----------------------------------------------------------------------------------------------
+# ---- the sections of a recipe ----------------------------------------------------------------------------------------
 
 
 @section
 class PieceSquares:
-    """A piece-square set with king buckets of your own."""
+    """A piece-square feature set with king buckets of your own."""
 
     kings: list[int] = Field(default_factory=list)
-    """bucket of the own king on each of 64 squares from a1 to h8, or 32 numbers where the board is mirrored: rank by
-    rank, the four files on which the king can stand; none: one bucket"""
+    """the king bucket for each square of the own king: 64 numbers, from a1, b1, … to h8; or 32 with `mirror`, rank by
+    rank for the four files that the king can be on; empty: one bucket"""
     mirror: Literal["none", "a-d", "e-h"] = "none"
-    """a-d, e-h: files are swapped where that brings the own king to these files"""
+    """a-d, e-h: the board is mirrored left to right whenever this brings the own king to these files; none: never"""
     planes: Literal[10, 11, 12] = 12
-    """12; 11: both kings share the last plane; 10: kings are no features"""
+    """number of planes, each with 64 squares, in a king bucket. 12: one for each own and enemy piece type; 11: both
+    kings share the last plane; 10: kings are not features"""
     order: Literal["grouped", "interleaved"] = "grouped"
-    """grouped: own pawn … own king, enemy pawn … enemy king; interleaved: own pawn, enemy pawn, own knight, …"""
+    """order of the planes. grouped: own pawn … own king, enemy pawn … enemy king; interleaved: own pawn, enemy pawn,
+    own knight, …"""
 
     @model_validator(mode="after")
     def _check(self) -> PieceSquares:
@@ -91,7 +94,7 @@ class PieceSquares:
 
     @property
     def name(self) -> str:
-        """Of the feature set."""
+        """The name of the feature set, which contains its whole definition."""
         try:
             return piece_square_set(self.kings, mirror=self.mirror, planes=self.planes, order=self.order)
         except UserError as error:
@@ -99,7 +102,8 @@ class PieceSquares:
 
 
 def _known_set(name: str, info: ValidationInfo) -> str:
-    """A recipe in hand may name files. They are loaded here, so that the set is known from then on."""
+    """Checks that the feature set exists. A recipe from the user may name a file that defines it; this imports the
+    file."""
     try:
         find_feature_set(name, may_import=bool((info.context or {}).get(MAY_IMPORT, False)))
     except UserError as error:
@@ -108,6 +112,8 @@ def _known_set(name: str, info: ValidationInfo) -> str:
 
 
 def _kind_of_input(value: Any) -> str:
+    """The tag of the form in which a recipe states a feature set: a name, a piece-square section, or a section of a set
+    from outside, which has a `kind`."""
     if isinstance(value, Features) or (isinstance(value, dict) and "kind" in value):
         return "outside"
     return "section" if isinstance(value, dict | PieceSquares) else "name"
@@ -123,14 +129,16 @@ Input = Annotated[
 
 @section
 class OutputBuckets:
-    """Which of several stacks of layers, and PSQT columns, a position takes, by its number of pieces, kings counted."""
+    """How the number of pieces, kings included, chooses the layer stack and the PSQT column of a position."""
 
     count: int = Field(1, ge=1, le=32)
-    """how many there are"""
+    """number of buckets; each has its own weights of all layers behind the first, and its own PSQT column"""
     rule: Literal["stockfish", "bullet", "table"] = "stockfish"
-    """stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div ceil(32 / count); table: see `table`"""
+    """the bucket of a position. stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div
+    ceil(32 / count); table: as `table` says"""
     table: list[int] = Field(default_factory=list)
-    """rule table: the bucket for each number of pieces, 33 numbers for 0 … 32 (those for 0 and 1 are never used)"""
+    """only for rule table: the bucket for each number of pieces, 33 numbers for 0 … 32 pieces (those for 0 and 1 are
+    never used)"""
 
     @model_validator(mode="after")
     def _check(self) -> OutputBuckets:
@@ -156,27 +164,29 @@ class OutputBuckets:
 
 @section
 class Layer:
-    """A layer behind the first, of its own for each output bucket."""
+    """A layer between the first layer and the output layer. Each output bucket has its own weights."""
 
     outputs: int = Field(ge=1, le=1024)
-    """how many, those of a skip connection among them"""
+    """number of outputs, including those of a skip connection"""
     activation: Literal["crelu", "screlu", "dual", "none"] = "crelu"
-    """crelu: clamp to [0, 1]; screlu: its square; dual: x², up to 1 and from negatives as well, then crelu, twice as
-    many values; none: as it is"""
+    """crelu: clamp to [0, 1]; screlu: clamp to [0, 1] and square; dual: min(x², 1) of each output, also of negative
+    ones, and then crelu of each output, so twice as many values; none: no activation"""
     skip: Literal["none", "last", "difference"] = "none"
-    """what goes straight to the net's output: the last output, or the last but one minus the last"""
+    """skip connection: what is added directly to the net's output. last: the last output; difference: the last but one
+    minus the last"""
     skip_activated: bool = False
-    """the outputs of the skip connection are inputs of the next layer like the others"""
+    """the outputs of the skip connection are also activated, so they are inputs of the next layer, too"""
     to_output: bool = False
-    """the activations are also inputs of the output layer, before those of the layer in front of it"""
+    """the activations are also inputs of the output layer, in front of those of the last layer"""
     scale: Scale = 64
-    """quantisation: steps in 1.0 of a weight (QB)"""
+    """quantisation: the integer for a weight of 1.0 (QB)"""
     type: Literal["i8", "i16"] = "i16"
-    """quantisation: of weights; biases are i32"""
+    """quantisation: integer type of the weights; biases are i32"""
     shift: int | None = Field(None, ge=0, le=30)
-    """quantisation: sums are shifted right by so many bits; null: so that activations count what the inputs count"""
+    """quantisation: sums are shifted right by this many bits; null: by log2(scale), rounded, which removes the scale of
+    the weights"""
     clip: int | None = Field(None, ge=1, le=INT16_MAX)
-    """quantisation: the largest integer of a clamped output; null: that of 1.0"""
+    """quantisation: the largest integer of a clamped output; null: the integer for 1.0"""
 
     @model_validator(mode="after")
     def _check(self) -> Layer:
@@ -190,71 +200,73 @@ class Layer:
 
     @property
     def skipped(self) -> int:
-        """Outputs of the skip connection."""
+        """The number of outputs of the skip connection; they are the last ones."""
         return {"none": 0, "last": 1, "difference": 2}[self.skip]
 
     @property
     def activated(self) -> int:
-        """Outputs that are activated."""
+        """The number of outputs that are activated; they are the first ones."""
         return self.outputs if self.skip_activated else self.outputs - self.skipped
 
 
 @section
 class FirstQuantisation:
-    """Integers of the first layer."""
+    """Quantisation of the first layer."""
 
     scale: Scale = 255
-    """steps in 1.0 of an accumulator (QA)"""
+    """the integer for 1.0 of an accumulator (QA)"""
     clip: int | None = Field(None, ge=1, le=INT16_MAX)
-    """largest integer of a clamped accumulator; null: scale"""
+    """the largest integer of a clamped accumulator; null: the same as scale"""
     type: Literal["i8", "i16"] = "i16"
-    """of the weights of features in king buckets"""
+    """integer type of the weights of features in king buckets, which include all piece-square features"""
     unbucketed_type: Literal["i8", "i16"] = "i16"
-    """of the weights of features without king buckets: threats, pawn pairs"""
+    """integer type of the weights of features without king buckets, such as threats and pawn pairs"""
     product_shift: int = Field(0, ge=0, le=16)
-    """products (screlu, pairwise) are shifted right by so many bits; 0: they are kept whole and the sums of the next
-    layer are divided by scale, toward zero"""
+    """products (of screlu and pairwise) are shifted right by this many bits; 0: they keep all bits, and the sums of the
+    next layer are divided by scale, rounded toward zero"""
 
 
 @section
 class OutputQuantisation:
-    """Integers of the output layer."""
+    """Quantisation of the output layer."""
 
     scale: Scale = 64
-    """steps in 1.0 of a weight (QB)"""
+    """the integer for a weight of 1.0 (QB)"""
     type: Literal["i8", "i16"] = "i16"
-    """of weights"""
+    """integer type of the weights"""
     bias_type: Literal["i16", "i32"] = "i16"
-    """of biases"""
+    """integer type of the biases"""
 
 
 @section
 class Quantisation(Awareness):
-    """How the net becomes integers; hidden layers say it themselves."""
+    """Quantisation of the first layer and the output layer; each of `layers` has its own fields for it."""
 
     first: FirstQuantisation = Field(default_factory=FirstQuantisation)
     output: OutputQuantisation = Field(default_factory=OutputQuantisation)
 
 
-# ---- what follows ----------------------------------------------------------------------------------------------------
+# ---- the plan of the integer net -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A layer in integers, the output layer among them.
-
-    y = tdiv(Σ weight · x, divide) + bias counts `one` to the unit; x counts `unit`. Behind a hidden layer, a clamped
-    value counts `clamped_one`, a square of `dual` the same but for the quotient `square`, and what the next layer sees
-    `activated_one`."""
+    """A layer of the integer net; the output layer is a step, too. It computes y = tdiv(Σ weight · x, divide) + bias,
+    and a hidden layer then shifts and activates y. A "scale" here is the integer that stands for 1.0."""
 
     inputs: int
     outputs: int
     unit: float
+    """scale of the inputs x"""
     divide: int
     one: int
+    """scale of y"""
     shift: int = 0
+    """bits by which y is shifted right"""
     square_shift: int = 0
+    """further bits by which y² is shifted right, besides 2 · shift"""
     clip: int = 0
+    """the largest integer of a clamped value"""
     activation: str = ""
 
     @property
@@ -263,20 +275,23 @@ class _Step:
 
     @property
     def clamped_one(self) -> float:
+        """The scale of a clamped value, clamp(y >> shift, 0, clip)."""
         return self.one / (1 << self.shift)
 
     @property
     def square(self) -> float:
-        """What a square of the float model is worth in the unit of clamped values."""
+        """The factor of y² in the float model that gives the engine's y² >> (2 · shift + square_shift) at the scale of
+        a clamped value."""
         return self.clamped_one / (1 << self.square_shift)
 
     @property
     def activated_one(self) -> float:
+        """The scale of the activations. For `dual` it is that of the clamped values; `square` corrects the squares."""
         return self.clamped_one * self.square if self.activation == "screlu" else self.clamped_one
 
     @property
     def largest(self) -> int:
-        """Magnitude that an activation can have."""
+        """The largest magnitude of an activation."""
         match self.activation:
             case "screlu":
                 return self.clip**2 >> self.square_shift
@@ -287,10 +302,14 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Plan:
+    """All layers of the integer net."""
+
     first_clip: int
+    """the largest integer of a clamped accumulator"""
     first_one: float
-    """integer of an activation of the first layer that is 1.0"""
+    """scale of the first layer's activations: the integer that stands for 1.0"""
     first_largest: int
+    """the largest integer of the first layer's activations"""
     layers: tuple[_Step, ...]
     output: _Step
 
@@ -300,35 +319,41 @@ class _Plan:
 
 
 def _weight_limit(kind: str, scale: float) -> int:
+    """The largest magnitude of an integer weight of a type, i8 or i16, at a scale."""
     return min(LIMITS[kind], math.floor(LARGEST_WEIGHT * scale + 1e-9)) if kind == "i16" else LIMITS[kind]
 
 
 @NETS.register("layered")
 @section
 class Layered(Net):
-    """Any inputs → hidden layer, seen from both sides → any number of layers, by output buckets → 1."""
+    """Any feature sets → a first layer for both perspectives → any number of layers, chosen by output bucket → 1."""
 
     inputs: Annotated[
         list[Input], BeforeValidator(lambda value: [value] if isinstance(value, str | dict) else value)
     ] = Field(default=["Chess768"], min_length=1)
-    """input features, side by side: names of sets, sums of them, piece-square sets with king buckets of your own as
-    sections, and sets from outside (my_features.py:MySet), as names or as sections with a kind"""
+    """feature sets, side by side. Each is the name of a set, a sum of names (A+B), a section that defines a
+    piece-square set with king buckets of your own, or a set from outside: a name (my_features.py:MySet) or a section
+    with a kind"""
     factorised: bool = True
-    """features in king buckets are trained with a part that all buckets share (which is never part of the net)"""
+    """a factoriser: all king buckets also share trained weights, which are added to the weights of each bucket; the
+    exported net holds the sums, so it has the same size"""
     hidden: int = Field(256, ge=8, le=16384, multiple_of=8)
-    """outputs of the first layer per perspective, a multiple of 8; pairwise: of 16"""
+    """number of outputs of the first layer for each perspective: a multiple of 8, or of 16 with pairwise"""
     activation: Literal["crelu", "screlu", "pairwise"] = "screlu"
-    """of the first layer: clamp to [0, 1], the square of that, or the products of its two halves"""
+    """activation of the first layer. crelu: clamp to [0, 1]; screlu: clamp to [0, 1] and square; pairwise: clamp to
+    [0, 1] and multiply the two halves of the outputs"""
     psqt: bool = False
-    """PSQT columns beside the first layer, one per output bucket, that go straight to the output"""
+    """PSQT columns, one for each output bucket: half the difference of their sums for the two perspectives is added
+    directly to the net's output"""
     output_buckets: OutputBuckets = Field(default_factory=OutputBuckets)
     layers: list[Layer] = Field(default_factory=list, max_length=8)
-    """layers between the first and the output, in order; none: the output follows the first layer"""
+    """layers between the first layer and the output layer, in order; empty: the output layer follows the first layer"""
     shared: bool = False
-    """the layer behind the first is trained with a part that all output buckets share"""
+    """all output buckets also share trained weights of the layer behind the first, which are added to the weights of
+    each bucket; the exported net holds the sums"""
     quantisation: Quantisation = Field(default_factory=Quantisation)
     score_scale: int = Field(400, ge=1, le=10000)
-    """engine units in one unit of output"""
+    """engine units for 1.0 of the net's output"""
 
     @model_validator(mode="after")
     def _check(self) -> Layered:
@@ -365,11 +390,12 @@ class Layered(Net):
                 kept = max(kept, largest)
         return self
 
-    # ---- what it is ----
+    # ---- what every net states ----
 
     @property
     def feature_set(self) -> str:
-        """Those in king buckets first, as the fused operators need it."""
+        """The name of the whole feature set. Parts with king buckets come first, because the fused operators need
+        that."""
         names = [part if isinstance(part, str) else part.name for part in self.inputs]
         parts = [part for name in names for part in find_feature_set(name).parts]
         return "+".join(part.name for part in sorted(parts, key=lambda part: part.bucket_size == 0))
@@ -386,7 +412,7 @@ class Layered(Net):
         return self.quantisation
 
     def plan(self) -> _Plan:
-        """The layers in integers."""
+        """The layers of the integer net."""
         first = self.quantisation.first
         clip = first.clip or first.scale
         is_product = self.activation != "crelu"
@@ -419,10 +445,11 @@ class Layered(Net):
         one = round(unit * self.quantisation.output.scale / divide)
         return _Plan(*plan_first, tuple(steps), _Step(inputs + kept, 1, unit, divide, one))
 
-    # ---- integers ----
+    # ---- the exported integers and their arithmetic ----
 
     def _names(self, tensor: str) -> list[str]:
-        """What the parts of a first-layer tensor are called: after their feature sets, where there are several."""
+        """The names of the parts of a first-layer tensor, one for each feature set: `tensor` itself if there is only
+        one set, otherwise TENSOR.SET, numbered if several sets have the same short name."""
         parts = find_feature_set(self.feature_set).parts
         if len(parts) == 1:
             return [tensor]
@@ -434,7 +461,7 @@ class Layered(Net):
         return [f"{tensor}.{name}" for name in numbered]
 
     def _weights(self) -> list[NetTensor]:
-        """Weights of the layers and of the output."""
+        """The weights of the layers and of the output layer, in this order."""
         return [tensor for tensor in self._layer_tensors() if tensor.name.endswith("weight")]
 
     def tensors(self) -> Sequence[NetTensor]:
@@ -545,8 +572,9 @@ class Layered(Net):
 
 
 class LayeredModel(StackedModel):
-    """Parameters: feature_transformer.{weight [F, hidden], bias [hidden], psqt [F, stacks]}; layers.N and output, each
-    {weight [stacks, out, in], bias [stacks, out]}."""
+    """The float model. Its parameters, all fp32, are feature_transformer.weight [F, hidden], feature_transformer.bias
+    [hidden] and, with PSQT, feature_transformer.psqt [F, stacks]; and for each of layers.N and for output, weight
+    [stacks, out, in] and bias [stacks, out]."""
 
     by_pieces: Tensor
 
@@ -594,7 +622,8 @@ class LayeredModel(StackedModel):
 
 
 def _stack_layer(layer: Layer, step: _Step, output: _Step) -> StackLayer:
-    """A layer of the float model. The output layer counts all its inputs in the unit of its last ones."""
+    """The float model's description of a layer. All inputs of the output layer must have one scale, that of the last
+    layer's activations; `kept`, the output scale, converts the activations of an earlier layer to it."""
     end, kept = layer.outputs - 1, step.activated_one / output.unit if layer.to_output else None
     plus, minus = {"none": (None, None), "last": (end, None), "difference": (end - 1, end)}[layer.skip]
     low, high = -(INT16_MAX + 1), INT16_MAX if step.activation == "none" else step.clip
