@@ -1,13 +1,14 @@
-"""One training on several GPUs, in as many processes: all code that deals with more than one process.
+"""Training one net on several GPUs, with one process for each GPU.
 
-`ranks.py`: the processes, what they exchange and agree on; `watch.py`: how they end together; `division.py`: who has
-what of the net and of a batch; `split.py`: columns of tensors. docs/training.md says what users see of it.
+`ranks.py`: the processes, their exchanges and their common decisions; `watch.py`: how they end together; `division.py`:
+how they divide the net and the batches; `split.py`: how a tensor is split into columns. docs/training.md, "Several
+GPUs", describes it for users.
 """
 
 import os
 
 
 def is_first() -> bool:
-    """Whether this process is the one of the run that prints and writes. Of processes that torchrun has started it is
-    the one of rank 0."""
+    """Whether this process prints and writes files: the process of rank 0 under torchrun, or any process without
+    torchrun."""
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"

@@ -1,15 +1,16 @@
 """How several ranks divide the training of one net. The trainer uses one of three classes:
 
 - `Whole`: a single process trains everything.
-- `Columns`: each rank owns some columns of the feature transformer, the inputs of the next layer that they make, and
+- `Columns`: each rank owns some columns of the feature transformer, the weights of the next layer for these inputs, and
   the optimiser's state of both. It computes its columns for the whole batch. Then the ranks add up their partial sums
-  of the next layer, and each rank computes the rest of the net and the loss for its share of the positions. Only
-  outputs of that layer, and their gradients, cross the wire.
+  of the next layer, and each rank computes the rest of the net and the loss for its share of the positions. The ranks
+  exchange these sums, the gradients with respect to them and to the PSQT outputs, and the gradients of the small
+  parameters that all ranks have.
 - `Positions`: each rank has the whole net and computes its share of the positions; the gradients are added up. This is
-  for nets and optimisers that `Columns` does not fit.
+  for nets and optimisers that `Columns` does not support.
 
 Every rank reads the same batches in the same order, so the order of positions does not depend on the number of ranks.
-All sums have a fixed order: the same number of ranks gives the same bits.
+Every sum over ranks has a fixed order, so runs with the same number of ranks give the same bits.
 """
 
 from __future__ import annotations
@@ -38,26 +39,32 @@ Terms = tuple[Tensor, Tensor]
 
 
 class Step(Protocol):
-    """The part of the trainer that a division uses."""
+    """What a division uses of the trainer."""
 
     @property
-    def loss_kind(self) -> Loss: ...
+    def loss_kind(self) -> Loss:
+        """The loss function of the recipe."""
+        ...
 
     def lambdas(self, batch: Batch) -> Tensor:
-        """λ of the step with this batch, fp32, a scalar or one for each position of the whole batch."""
+        """λ of the step with this batch, fp32: a scalar, or [B] with one value for each position of the whole batch."""
         ...
 
-    def autocast(self) -> AbstractContextManager[Any]: ...
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The autocast context of the recipe's precision."""
+        ...
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a batch, with its graph."""
+        """The mean loss of a whole batch, a scalar with its autograd graph."""
         ...
 
-    def terms(self, batch: Batch, lam: Tensor) -> Terms: ...
+    def terms(self, batch: Batch, lam: Tensor) -> Terms:
+        """Σ weight · loss and Σ weight of a batch, with their autograd graph; `lam` is λ, a scalar or [B]."""
+        ...
 
 
 class Whole:
-    """One process."""
+    """A single process trains the whole net. The other divisions override these methods."""
 
     name = "whole"
 
@@ -70,16 +77,18 @@ class Whole:
         return fresh
 
     def prepare(self, batch: Batch) -> Batch:
-        """`NnueModel.prepare`."""
+        """Computes ahead what the forward pass needs and what depends on the batch alone: `NnueModel.prepare`."""
         return self.model.prepare(batch)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The net's output for a whole batch, without derivative. All ranks must call it together."""
+        """The net's output for a whole batch, fp32 [B]; call it under `torch.no_grad`. All ranks must call it
+        together."""
         output: Tensor = self.model(batch)
         return output
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
-        """Computes the loss of the whole batch, which it returns, and the gradients of this rank's parameters."""
+        """Computes the gradients of this rank's parameters, and returns the mean loss of the whole batch, a scalar
+        without a graph. `batch` has been through `part` and `prepare`. All ranks must call it together."""
         loss = step.loss(batch)
         loss.backward(self._one(loss))  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -91,24 +100,24 @@ class Whole:
         return self._ones
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Called once with the optimiser that trains the model."""
+        """Must be called once with the optimiser that trains the model, before the first step."""
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters, or state of the optimiser, as one process would have them. All ranks must call it together; only
-        the result on rank 0 is complete."""
+        """From this rank's parameters or optimiser state: the whole tensors, as a single process would have them. All
+        ranks must call it together; only the result on rank 0 is complete."""
         return dict(tensors)
 
     def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's part of whole parameters, or of a whole state."""
+        """The inverse of `whole`: this rank's part of the whole parameters, or of the whole optimiser state."""
         return dict(tensors)
 
     def figures(self, figures: dict[str, float]) -> dict[str, float]:
-        """Figures about neurons and weights of the whole net, from those of this rank."""
+        """Combines the figures of neurons and weights of all ranks into those of the whole net."""
         return figures
 
 
 class Positions(Whole):
-    """Data parallel: ranks have the whole net and a share of the positions."""
+    """Data parallel: each rank has the whole net and a share of the positions of each batch."""
 
     name = "positions"
 
@@ -129,7 +138,7 @@ class Positions(Whole):
         totals = self.ranks.all_reduce(torch.stack([weighted.detach().float(), weights.detach().float()]))
         factor = mean(torch.ones_like(totals[0]), totals[1])
         for gradient in self._optimizer.gradients():
-            # 16-bit gradients are added in fp32, so they are rounded only once.
+            # 16-bit gradients are added in fp32, so that their sum is rounded only once.
             total = self.ranks.all_reduce(gradient.float() if gradient.dtype.itemsize < 4 else gradient)
             gradient.copy_(total * factor)
         return mean(totals[0], totals[1])
@@ -139,14 +148,17 @@ class Positions(Whole):
 
 
 class _SharePlan(NamedTuple):
-    """A plan of `Batch.plans`: the positions that a rank computes the rest of the net for, ordered by stack."""
+    """A plan for `Batch.plans`: this rank's share of the positions, ordered by stack (`LayerStacks.order`)."""
 
     data: Tensor
+    """the order, int32"""
     white: Tensor
+    """white's index rows of the batch that the plan was made from"""
 
 
 class Columns(Whole):
-    """Column parallel. The constructor gets a whole model and leaves it with this rank's columns only."""
+    """Column parallel: each rank has some columns of the feature transformer and computes them for the whole batch. The
+    constructor changes the whole model that it gets: it keeps only this rank's columns."""
 
     name = "columns"
 
@@ -154,15 +166,16 @@ class Columns(Whole):
         super().__init__(ranks, model)
         self._stacked = model
         self._begin, self._end = share(batch_size, ranks)
-        self._most = -(-batch_size // ranks.size)  # positions of a rank
+        self._most = -(-batch_size // ranks.size)  # the largest share of positions that a rank has
         first = model.first_layer()
         assert first is not None
         groups = 2 if first.activation == "pairwise" else 1
         cuts = cut(first.weight.shape[1] // groups, ranks.size)
         linear = model.linears()[0]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        # The activated vector holds one perspective after the other, and a pairwise product is made of the same column
-        # of both halves. So a rank that owns the same columns of each half computes just these of each perspective.
+        # The activated vector is the two perspectives, one after the other, and a pairwise product multiplies the same
+        # column of both halves of the accumulator. So a rank that owns the same columns of each half computes exactly
+        # those columns of each perspective.
         splits = [
             (first, "weight", Split(1, groups, cuts)),
             (first, "bias", Split(0, groups, cuts)),
@@ -214,7 +227,7 @@ class Columns(Whole):
                 model.score_scale,
                 next((plan.data for plan in batch.plans if isinstance(plan, _SharePlan)), None),
             )
-        # One exchange carries everything that the other ranks need from these positions.
+        # One exchange sends everything that the other ranks need to know about these positions.
         parts = [self._padded(rest.grad_sums, self._most)]
         parts += [] if rest.grad_psqt is None else [self._padded(rest.grad_psqt, self._most)]
         parts += [*rest.gradients, torch.stack([rest.weighted, rest.weights])]
@@ -223,7 +236,8 @@ class Columns(Whole):
         weighted, weights = in_order(terms)
         factor = mean(torch.ones_like(weighted), weights)
         small = found[len(found) - len(rest.gradients) :]
-        # Gradients of positions are put one after the other; gradients of parameters are added up.
+        # The gradients with respect to the sums and to PSQT are concatenated, rank by rank, since each rank has other
+        # positions. The gradients of the parameters are added up.
         outputs = [(sums, found[0].reshape(-1, sums.shape[1])[:positions])]
         outputs += [] if first.psqt is None else [(first.psqt, found[1].reshape(-1)[:positions])]
         torch.autograd.backward(
@@ -236,7 +250,8 @@ class Columns(Whole):
         return self._guarded(weighted * factor)
 
     def share(self) -> str:
-        """How many columns of the feature transformer a rank has, and of how many, in words."""
+        """How many columns of the feature transformer the ranks have, in words: "512 of 1024", or "320 to 352 of 1024"
+        if the shares differ."""
         split = next(iter(self.splits.values()))
         widths = sorted({split.groups * split.width(rank) for rank in range(self.ranks.size)})
         few_to_many = " to ".join(str(width) for width in (widths[0], widths[-1])[: len(widths)])
@@ -253,7 +268,7 @@ class Columns(Whole):
                 found[name] = tensor
                 continue
             parts = self.ranks.gather(split.padded(tensor.detach(), self.ranks.rank))
-            # Each tensor goes to the host at once, so that the device needs no room for all of them.
+            # Each tensor is moved to the host immediately, so that the device never holds all of them.
             found[name] = tensor if parts is None else split.join([part.cpu() for part in parts])
         return found
 
@@ -274,30 +289,32 @@ class Columns(Whole):
         for number, name in enumerate(figures):
             group, _, of = name.partition("/")
             if of and not any(of.startswith(split) for split in self.splits):
-                found[name] = float(every[0, number])  # all have the whole parameter
+                found[name] = float(every[0, number])  # every rank has the whole parameter
             else:
                 found[name] = float(every[:, number].max() if group == "reach" else shares[number])
         return found
 
     def _split_of(self, name: str) -> Split | None:
-        """Of a parameter `NAME`, or of state `KEY/NAME` or `KEY/NAME.virtual…` of the optimiser."""
+        """The split of a parameter `NAME`, or of the optimiser's state `KEY/NAME` or `KEY/NAME.virtual[.N]`; None if
+        the tensor is not split."""
         return self.splits.get(re.sub(r"\.virtual(\.\d+)?$", "", name.rpartition("/")[2]))
 
     def _padded(self, rows: Tensor, size: int) -> Tensor:
+        """`rows` with rows of zeros behind them, `size` rows in all."""
         if len(rows) == size:
             return rows
         return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
 
     def _guarded(self, loss: Tensor) -> Tensor:
-        """The loss; or NaN if a gradient of any rank's columns is not finite, so that all ranks refuse the same steps.
-        The row gradients of the feature transformer need no check (`covered_gradients`)."""
+        """The loss, or NaN if on any rank a gradient of the split parameters is not finite: then all ranks skip the
+        same step. The gradient of the feature transformer's weight needs no check (`NnueModel.covered_gradients`)."""
         probe = torch.stack([parameter.grad.sum() for parameter in self._sharded[1:] if parameter.grad is not None])
-        # A sum is finite only if all of its terms are, and nothing else comes of a product with zero.
+        # The sum is not finite if one of its terms is not. Times zero it is then NaN, and otherwise it is 0.
         return loss + 0.0 * self.ranks.all_reduce(probe.sum())
 
     def _norm(self, guarded: Sequence[tuple[Part, Tensor]]) -> Tensor:
-        """A few numbers whose norm is the norm of all gradients of all ranks, virtual rows included. All ranks get the
-        same bits."""
+        """Numbers, fp32, whose norm is the norm of all gradients of all ranks, including those of virtual rows. They
+        are bit-identical on all ranks. `guarded`: this rank's parts of parameters, with their gradients."""
         squares = guarded[0][1].new_zeros(2, dtype=torch.float64)
         for part, gradient in guarded:
             kinds = [gradient]
@@ -310,8 +327,10 @@ class Columns(Whole):
 
 
 def divide(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Whole, str]:
-    """Decides how `ranks` train `model`, and says so in words. `Columns` changes the model, so call this when the model
-    has its first weights and before it gets an optimiser. `recipe` is a `config.Recipe`."""
+    """Chooses how `ranks` divide the training of `model`. Returns the division and one line about it for the user,
+    which is empty for a single process. `Columns` changes the model, so call this after the weights have been
+    initialised and before the optimiser is made. `recipe` is a `config.Recipe`. UserError if the batch is too small for
+    the ranks."""
     if not ranks.several:
         return Whole(ranks, model), ""
     size = recipe.data.batch_size
@@ -325,7 +344,7 @@ def divide(ranks: Ranks, model: NnueModel, recipe: Any) -> tuple[Whole, str]:
 
 
 def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
-    """The reason, in words, why `Columns` does not fit; None if it does."""
+    """The reason, in words, why `Columns` cannot train this model; None if it can."""
     if not isinstance(model, StackedModel) or type(model).forward is not StackedModel.forward:
         return "the net has a forward pass of its own"
     first = model.first_layer()
@@ -351,7 +370,7 @@ def why_not_columns(model: NnueModel, recipe: Any, ranks: Ranks) -> str | None:
 
 
 def share(positions: int, ranks: Ranks) -> tuple[int, int]:
-    """The positions of a batch that belong to this rank: [begin, end). UserError if a rank would have none."""
+    """This rank's share of the positions of a batch, as [begin, end). UserError if a rank would have none."""
     most = -(-positions // ranks.size)
     if most * (ranks.size - 1) >= positions:
         raise UserError(f"data.batch_size: found {positions:,}, too few for {ranks.size} processes")
@@ -359,7 +378,8 @@ def share(positions: int, ranks: Ranks) -> tuple[int, int]:
 
 
 def in_order(every: Tensor) -> Tensor:
-    """The sum over the first dimension, added one after the other, so that the order never depends on a kernel."""
+    """The sum over the first dimension, added in the order of the ranks. A kernel's reduction could use another
+    order."""
     total = every[0].clone()
     for part in every[1:]:
         total += part

@@ -1,9 +1,9 @@
-"""The processes of one run, as torchrun starts them: their numbers, their exchanges and their common decisions.
+"""The processes of one run, as torchrun starts them: their ranks, their exchanges and their common decisions.
 
-A process enters by `joined()`; other code asks `current()`, which is a single process outside of it. Tensors on a GPU
-are exchanged by NCCL, tensors on the CPU by gloo. The host decides some things: when to stop, when to save, which loss
-is the best. It does so by `agree`, `any` and `same`, so that all ranks do the same thing after the same step.
-"""
+A process connects to the others by `joined()`. Other code calls `current()` to get the ranks; outside of `joined()`
+that is a single process. Tensors on a GPU are exchanged by NCCL, tensors on the CPU by gloo. Decisions of the host,
+such as when to stop or to save and which loss is the best one, are made by `agree`, `any` and `same`, so that all ranks
+decide the same after the same step."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from torch import Tensor
 from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
 from nnue_trainer.parallel.watch import Watch
 
-_SECONDS_BETWEEN = 0.2  # exchanges of `agree`
-_MOST_BETWEEN = 256  # calls of it
+_SECONDS_BETWEEN = 0.2  # the intended time between two exchanges of `agree`
+_MOST_BETWEEN = 256  # the largest number of calls of `agree` between two exchanges
 _SECONDS_TO_MEET = 10.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-# torch 2.13 has new names for them, and warns of the old ones.
+# torch 2.13 has new names for these functions, and warns about the old names.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Ranks:
-    """`size` processes, of which this one is `rank`; `local_size` of them are on this machine, this one `local_rank`.
-    Without `watch` there is a single one."""
+    """The `size` processes of a run, of which this one has the number `rank`. `local_size` of them are on this machine,
+    where this one has the number `local_rank`. `watch` connects several processes; a single one has none."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1, watch: Any = None):
         self.rank, self.size = rank, size
@@ -53,45 +53,46 @@ class Ranks:
 
     @property
     def writes(self) -> bool:
-        """Whether this process has the run folder, the terminal and the progress line."""
+        """Whether this process writes the run folder and prints; only rank 0 does."""
         return self.rank == 0
 
-    # ---- tensors, on the device of the training ----
+    # ---- exchanges of tensors, on the training device; all ranks must call these together ----
 
     def reduce_scatter(self, whole: Tensor) -> Tensor:
-        """[size · m, …] of each rank → the sum over all ranks of rows rank · m to (rank + 1) · m."""
+        """Adds the tensors [size · m, …] of all ranks, and returns rows rank · m to (rank + 1) · m of the sum."""
         part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
         with self._explaining():
             _reduce_scatter(part, whole)
         return part
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """[…] of each rank, equally large → [size, …] on all, in the order of the ranks."""
+        """Stacks the tensors […] of all ranks, which have one shape, in the order of the ranks: [size, …] on each."""
         every = part.new_empty(self.size * part.numel())
         with self._explaining():
             _all_gather(every, part.contiguous().view(-1))
         return every.view(self.size, *part.shape)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in place; the same bits on all."""
+        """Adds the tensors of all ranks, in place. All ranks get the same bits."""
         with self._explaining():
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, part: Tensor) -> list[Tensor] | None:
-        """Equally large tensors of all ranks, on rank 0."""
+        """On rank 0 the tensors of all ranks, which have one shape; None on the other ranks."""
         parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
         with self._explaining():
             dist.gather(part.contiguous(), parts)
         return parts
 
-    # ---- decisions of the host ----
+    # ---- common decisions of the host; all ranks must call these together ----
 
     def agree(self, stop: bool, save: bool) -> tuple[bool, bool]:
-        """Whether the run stops here, if any rank wants to, and whether it saves, if rank 0 wants to.
+        """Decides whether the run stops now (if `stop` is set on any rank) and whether it saves now (if `save` is set
+        on rank 0). Returns both decisions, the same on all ranks.
 
-        All ranks must call this equally often. They exchange their wishes a few times per second and not in every call,
-        because that would slow down short steps. In between the answer is no."""
+        The ranks exchange their flags only about five times per second, because an exchange in every call would slow
+        down short steps. In between, both answers are False."""
         if not self.several:
             return stop, save
         self._calls += 1
@@ -106,7 +107,7 @@ class Ranks:
         return bool(wishes[:, 0].any()), bool(wishes[0, 1])
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag of any rank is set."""
+        """Whether `flag` is set on any rank."""
         return flag if not self.several else bool(self.all_gather(torch.tensor([int(flag)])).any())
 
     def same(self, value: float) -> float:
@@ -118,7 +119,7 @@ class Ranks:
         return value if not self.several else int(self.all_gather(torch.tensor([value])).min())
 
     def check_same(self, what: str, value: object) -> None:
-        """UserError unless all ranks have the same plain data. `what` is for the message."""
+        """UserError unless `value`, plain JSON data, is the same on all ranks. `what` names it in the message."""
         if not self.several:
             return
         text = json.dumps(value, sort_keys=True, default=str).encode()
@@ -126,22 +127,27 @@ class Ranks:
         if len(set(self.all_gather(torch.tensor([digest])).flatten().tolist())) > 1:
             raise UserError(f"train: the processes do not have the same {what}")
 
+    # ---- errors, and the end of the run ----
+
     def meet(self, key: str) -> bool:
-        """Whether all ranks come to the same place in time. Use it after an error, which may concern one rank alone."""
+        """Whether all ranks call this with the same `key` within about 10 seconds. Use it after an error, which may
+        have happened on one rank only. True for a single process."""
         return self._watch is None or self._watch.meet(key, _SECONDS_TO_MEET)
 
     def speak(self) -> None:
-        """Says that this process has met an error and will save before it ends, so that the others wait for it."""
+        """Tells the watch that this process has met an error and will save a checkpoint before it ends. Rank 0 then
+        gets more time before an error of another rank ends it."""
         if self._watch is not None:
             self._watch.speak()
 
     def before_end(self, release: Callable[[], None]) -> None:
-        """`release`, a method, is called before the connections are closed if its object is still there."""
+        """Registers `release`, a bound method, to be called before the connections are closed. Its object is referenced
+        weakly; if the object is gone by then, nothing is called."""
         if self.several:
             self._releases.append(weakref.WeakMethod(release))
 
     def release(self) -> None:
-        """Calls what `before_end` was given."""
+        """Calls the methods registered by `before_end`."""
         for reference in self._releases:
             release = reference()
             if release is not None:
@@ -149,18 +155,21 @@ class Ranks:
         self._releases.clear()
 
     def on_loss(self, hint: Callable[[], str]) -> None:
-        """`hint` gives the end of the message about a lost rank. It is called from a thread, and it may be slow."""
+        """Sets the function that returns the end of the message about a lost rank. It is called from the watch's
+        thread, and may be slow."""
         if self._watch is not None:
             self._watch.hint = hint
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
+        """Turns a failed exchange into a UserError, unless the watch ends this process first."""
         try:
             yield
         except RuntimeError as error:
             if self._watch is None or isinstance(error, NotImplementedError) or out_of_memory(error):
                 raise
-            # Most likely a rank has ended. Then the watch notices too, prints the message and ends this process.
+            # Most likely a rank has ended. Then the watch notices that as well, prints the message and ends this
+            # process. Give it the time for that.
             time.sleep(_SECONDS_TO_MEET)
             while self._watch.ends_process:
                 time.sleep(1.0)
@@ -172,15 +181,16 @@ _current = Ranks()
 
 
 def current() -> Ranks:
-    """The ranks that this process has joined."""
+    """The ranks of the run that this process has joined; a single process outside of `joined()`."""
     return _current
 
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """Connects this process with the others that torchrun has started, until the end of the block. Without torchrun it
-    is a single process. An error in the block ends all processes, with one message."""
-    global _current  # a process has one
+    yields a single process. An error in the block ends all processes, with one message. UserError if the processes
+    cannot connect."""
+    global _current
     if _current.several or os.environ.get("WORLD_SIZE", "1") == "1":
         yield _current
         return
@@ -190,7 +200,7 @@ def joined() -> Iterator[Ranks]:
     _current = ranks
     try:
         yield ranks
-        # No rank may close its connections while another one still uses them.
+        # Wait for all ranks: none may close its connections while another one still uses them.
         ranks.any(False)
     except BaseException as error:
         own = isinstance(error, UserError)
@@ -226,7 +236,8 @@ def _join() -> Ranks:
 
 
 def _numbers() -> tuple[int, int, int, int]:
-    """rank, size, local rank, local size, as torchrun says them."""
+    """Rank, size, local rank and local size from torchrun's environment variables. UserError if one is missing or not
+    possible."""
     size = os.environ["WORLD_SIZE"]
     for name in _VARIABLES:
         value = os.environ.get(name, "")

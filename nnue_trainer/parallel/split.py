@@ -1,4 +1,4 @@
-"""The columns of a tensor that a rank owns, and how the parts of all ranks become one tensor again."""
+"""Splits a tensor into the columns that each rank owns, and joins the parts of all ranks again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The kernels of a feature transformer like widths that are multiples of many, and need multiples of 16.
+# The fused kernels of the feature transformer need a multiple of 16 columns; a larger power of two suits them better.
 _UNITS = (64, 32, 16, 8, 4, 2, 1)
 _NEEDED = 16
 
 
 def cut(columns: int, size: int) -> tuple[int, ...]:
-    """Where the columns of each of `size` ranks begin, and where the last ones end. All ranks wait for the one that has
-    most columns, so the shares are as equal as multiples of 16 allow; if there are few columns, as equal as possible.
-    ValueError if a rank would have none."""
+    """Divides `columns` among `size` ranks. Returns size + 1 numbers: rank r owns the columns from the r-th to the
+    next. All ranks wait for the one that has most columns, so the shares are as equal as multiples of 16 allow, or just
+    as equal as possible if there are too few columns for that. ValueError if a rank would have none."""
     if columns < size:
         raise ValueError(f"{columns} columns are too few for {size} ranks")
     possible = [unit for unit in _UNITS if columns % unit == 0 and columns // unit >= size]
@@ -28,23 +28,24 @@ def cut(columns: int, size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Split:
-    """Dimension `dim` holds `groups` vectors of `cuts[-1]` columns, one behind the other; a rank owns the same columns
-    of each: those from cuts[rank] to cuts[rank + 1]."""
+    """How a tensor is split. Dimension `dim` consists of `groups` vectors of `cuts[-1]` columns, one after the other. A
+    rank owns the same columns of each group: those from cuts[rank] to cuts[rank + 1]."""
 
     dim: int
     groups: int
     cuts: tuple[int, ...]
 
     def is_of(self, tensor: Tensor) -> bool:
-        """Whether a whole tensor can be split so. A state also has scalars under the name of a parameter."""
+        """Whether `tensor` has the shape of a whole tensor. The optimiser's state also has scalars under the name of a
+        parameter, which are not split."""
         return tensor.dim() > self.dim and tensor.shape[self.dim] == self.groups * self.cuts[-1]
 
     def is_part(self, tensor: Tensor, rank: int) -> bool:
-        """Whether a tensor has the size of a rank's part."""
+        """Whether `tensor` has the shape of this rank's part."""
         return tensor.dim() > self.dim and tensor.shape[self.dim] == self.groups * self.width(rank)
 
     def width(self, rank: int) -> int:
-        """Columns of a rank, in each group."""
+        """How many columns of each group a rank owns."""
         return self.cuts[rank + 1] - self.cuts[rank]
 
     @property
@@ -52,13 +53,14 @@ class Split:
         return max(self.width(rank) for rank in range(len(self.cuts) - 1))
 
     def take(self, whole: Tensor, rank: int) -> Tensor:
-        """The columns of a rank, in memory of their own."""
+        """A copy of the rank's columns, contiguous."""
         apart = self._apart(whole)
         own = apart.narrow(self.dim + 1, self.cuts[rank], self.width(rank))
         return own.flatten(self.dim, self.dim + 1).clone(memory_format=torch.contiguous_format)
 
     def padded(self, part: Tensor, rank: int) -> Tensor:
-        """The part of a rank, padded with zeros to the widest part, because ranks exchange tensors of one size."""
+        """The rank's part, padded with zeros to the width of the widest part, because an exchange needs tensors of one
+        size."""
         if self.width(rank) == self.widest:
             return part
         apart = self._apart(part)
@@ -75,6 +77,6 @@ class Split:
         return torch.cat(own, dim=self.dim + 1).flatten(self.dim, self.dim + 1)
 
     def _apart(self, tensor: Tensor) -> Tensor:
-        """With a dimension for the groups."""
+        """The tensor with a separate dimension for the groups: [..., groups, columns, ...]."""
         shape = tensor.shape
         return tensor.reshape(*shape[: self.dim], self.groups, -1, *shape[self.dim + 1 :])

@@ -1,11 +1,12 @@
-"""How the ranks of a run end together. Each rank keeps a connection to rank 0, which breaks when a process ends.
+"""Ends all ranks of a run together. Each rank keeps a connection to rank 0, which breaks when a process ends.
 
-Without this a lost rank would be noticed late or never: the others wait for it in a collective, where Python runs no
-signal handler. Here a thread waits for the connection to break. One rank prints one line (rank 0, or rank 1 if rank 0
-is lost), and every other process ends silently.
+Without the watch a lost rank would be noticed late or never, because the others wait for it in a collective, during
+which Python runs no signal handler. So a thread of each process waits for its connections to break. Then one rank
+prints one line (rank 0, or rank 1 if rank 0 is lost), and all other processes end silently.
 
-The messages are lines: `done` (this rank ends well, so its connection may close), `error TEXT` (this rank ends with an
-error), `stop` (from rank 0: end now, the reason has been printed), `here KEY` and `go KEY` (for `meet`).
+The messages between the ranks are lines: `done` (this rank ends normally, so its connection may close), `error TEXT`
+(this rank ends with an error), `stop` (from rank 0: end now, the reason has been printed), `here KEY` and `go KEY` (for
+`meet`).
 """
 
 from __future__ import annotations
@@ -24,20 +25,28 @@ from nnue_trainer.errors import UserError, shown
 
 _HELLO = struct.Struct("!QI")  # token, rank
 _SECONDS_TO_JOIN = 60.0
-_SECONDS_TO_SPEAK = 3.0  # what rank 0 has to meet the same error as another rank, and to report it itself
-_SECONDS_TO_SAVE = 600.0  # what rank 0 has to save, and to write a report, after it has met an error itself
-_SECONDS_TO_BE_STOPPED = 15.0
-_SECONDS_TO_PRINT = 1.0  # torchrun ends rank 0 as soon as it sees that another rank has ended
+_SECONDS_TO_SPEAK = 3.0  # after another rank's error, how long rank 0 has to meet the same error and report it itself
+_SECONDS_TO_SAVE = 600.0  # after an error of its own, how long rank 0 has to save, and to write a report
+_SECONDS_TO_BE_STOPPED = 15.0  # beyond that, how long a rank with an error waits until rank 0 ends it
+_SECONDS_TO_PRINT = 1.0  # how long a stopped rank waits: when it has ended, torchrun ends rank 0, which may be printing
 _LONGEST = 4096  # bytes of a line
 
 
 class Watch:
-    """`exchange(port, token)` gives every rank the port and token of rank 0. `host` is the address of rank 0."""
+    """Connects this rank with rank 0, or rank 0 with all others, and starts the thread. UserError if a rank does not
+    connect within a minute.
+
+    Args:
+        rank: the number of this process.
+        size: the number of processes.
+        host: the address of rank 0.
+        exchange: a collective function of (port, token) that returns the port and the token of rank 0 on all ranks.
+    """
 
     def __init__(self, rank: int, size: int, host: str, exchange: Callable[[int, int], tuple[int, int]]):
         self.rank, self.size = rank, size
         self.hint: Callable[[], str] = str
-        """Gives the end of the last message, for example which checkpoint is the last good one. It may be slow."""
+        """returns the end of the last message, for example which checkpoint is the last good one; it may be slow"""
         self._sockets: dict[int, socket.socket] = {}
         self._done: set[int] = set()
         self._ending = threading.Event()
@@ -59,7 +68,8 @@ class Watch:
             self._sockets[0] = connection
         for connection in self._sockets.values():
             connection.settimeout(None)
-            # A machine that has lost its power breaks no connection; these questions do, after a minute.
+            # If a machine loses its power, its connections do not break by themselves. Keep-alive probes break them
+            # after about a minute.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
                 if hasattr(socket, name):
@@ -67,7 +77,7 @@ class Watch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def meet(self, key: str, seconds: float) -> bool:
-        """Whether all ranks call this with the same key within that time, about."""
+        """Whether all ranks call this with the same key within about this time."""
         if self.rank != 0:
             self._send(0, f"here {key}")
             return self._wait_for(lambda: key in self._gone_on, seconds)
@@ -79,33 +89,34 @@ class Watch:
         return True
 
     def speak(self) -> None:
-        """This process has met an error. It will save what it can, and then call `fail`."""
+        """Says that this process has met an error, will save what it can, and will then call `fail`."""
         self._speaking.set()
 
     @property
     def ends_process(self) -> bool:
-        """Whether the thread is about to end this process, after its message."""
+        """Whether the thread is about to end this process; it may still be printing its message."""
         return self._killing.is_set()
 
     def finish(self) -> None:
-        """This process ends well, and the others may go on."""
+        """Says that this process ends normally, and the others may continue."""
         self._ending.set()
         for rank in self._sockets:
             self._send(rank, "done")
 
     def fail(self, text: str) -> None:
-        """This process ends with an error. Rank 0 ends the others and returns, so that it prints the error itself. Any
-        other rank reports to rank 0, which prints it, and does not return."""
+        """Ends the run with the error `text`. Rank 0 ends the other processes and returns, so that its caller prints
+        the error. Any other rank sends the error to rank 0, which prints it, and does not return."""
         self._ending.set()
         if self.rank == 0:
             self._stop_others()
             return
         self._send(0, f"error {text}")
-        # The thread ends the process when rank 0 says so or is lost.
+        # Meanwhile the thread ends this process, when rank 0 tells it to or is lost.
         time.sleep(_SECONDS_TO_SAVE + _SECONDS_TO_BE_STOPPED)
         self._end(f"rank {self.rank}: {text}")
 
     def _listen(self, host: str, exchange: Callable[[int, int], tuple[int, int]]) -> None:
+        """On rank 0: accepts the connections of all other ranks, which know the token. UserError if one is missing."""
         token = int.from_bytes(os.urandom(7), "big")
         with socket.create_server((host if host == "127.0.0.1" else "", 0), backlog=self.size) as server:
             exchange(server.getsockname()[1], token)
@@ -127,6 +138,7 @@ class Watch:
                     connection.close()
 
     def _run(self) -> None:
+        """The thread: reads messages until all connections are closed."""
         with selectors.DefaultSelector() as selector:
             rests = dict.fromkeys(self._sockets, b"")
             for rank, connection in self._sockets.items():
@@ -161,7 +173,7 @@ class Watch:
             self._end(None)
         elif word == "error":
             self._done.add(rank)
-            # All ranks read the same data and the same files, so rank 0 mostly has the same error, and prints it.
+            # All ranks read the same data and files, so rank 0 usually meets the same error and prints it itself.
             same = self._ending.wait(_SECONDS_TO_SPEAK)
             if same or (self._speaking.is_set() and self._ending.wait(_SECONDS_TO_SAVE)):
                 self._send(rank, "stop")
@@ -170,12 +182,12 @@ class Watch:
 
     def _lost(self, rank: int) -> None:
         if self._ending.is_set() and self.rank == 0:
-            return  # it was told to end, or the run is over
+            return  # rank 0 has told that rank to end, or the run is over
         speaks = self.rank == (1 if rank == 0 else 0)
         self._end(f"rank {rank} of {self.size} has ended, and the training with it" if speaks else None)
 
     def _end(self, text: str | None) -> None:
-        """Ends the process at once, whatever its other threads wait for."""
+        """Prints `text`, unless it is None, and ends the process immediately, whatever its other threads wait for."""
         self._killing.set()
         if text is not None:
             if self.rank == 0:
@@ -185,7 +197,7 @@ class Watch:
                 hint = self.hint()
             with contextlib.suppress(Exception):
                 if sys.stderr.isatty():
-                    sys.stderr.write("\x1b[?25h\n")  # the progress line has hidden the cursor, and stands there
+                    sys.stderr.write("\x1b[?25h\n")  # show the cursor again and leave the progress line
                 print(f"nnue: error: {shown(text + hint)}", file=sys.stderr, flush=True)
         os._exit(1)
 

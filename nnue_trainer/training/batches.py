@@ -182,7 +182,7 @@ class DeviceBatches:
                 ops.set_index_check(before)
 
     def _kept(self, batch: Batch) -> Batch:
-        """The batch with its plans in the memory of the first plans of its buffer: a recorded step reads fixed addresses."""
+        """The batch with its plans in the memory of its buffer's first plans: a recorded step reads fixed addresses."""
         if batch.buffer is None:
             return batch
         kept = self._plans.get(batch.buffer, ())
