@@ -1,10 +1,11 @@
-"""Positions per second of reading and writing each format, of shuffling and of what `nnue data info` counts.
+"""Positions per second of reading and writing each data format, of shuffling, and of the statistics of `nnue data
+info`.
 
     python benchmarks/data_formats.py --data FILE.binpack [--times 4] [--folder FOLDER]
 
-The positions of the file, several times over, are written in each format into FOLDER (best in memory) and read back;
-the best of three runs counts. Beside the rate by the clock stands the one by processor time, a position's cost on one
-core, which other programs disturb less. Prints a table and writes benchmarks/results/data_formats.json.
+The positions of the file, repeated --times times, are written in each format into FOLDER and read back; FOLDER should
+be in memory. The best of three runs counts. It reports positions per second of wall-clock time and of CPU time. CPU
+time changes less when other programs use the machine. Prints a table and writes benchmarks/results/data_formats.json.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> None:
             best_clock = min(best_clock, time.perf_counter() - clock)
             best_processor = min(best_processor, time.process_time() - processor)
         rates = [len(records) / best_clock, len(records) / best_processor]
-        print(f"{name:32} {rates[0] / 1e6:8.2f} M/s  {rates[1] / 1e6:8.2f} M/s of processor time")
+        print(f"{name:32} {rates[0] / 1e6:8.2f} M/s  {rates[1] / 1e6:8.2f} M/s of CPU time")
         results.append(
             {
                 "work": name,

@@ -1,9 +1,10 @@
-"""Speed of the integer evaluator from records, full refresh, in CPU time and wall time.
+"""Speed of the integer evaluator in positions per second, by CPU time and by wall-clock time.
 
     python benchmarks/evaluator.py [--positions 65536] [--threads 0] [NET ...]
 
-NET: `sfnnv16` and other golden nets, or `buckets` and other presets with random weights. CPU time is that of all
-threads, so positions per CPU second · CPUs is what an idle machine gives.
+NET is a golden net, such as `sfnnv16`, or a preset with random weights, such as `buckets`. Each position is evaluated
+from its record, with a full refresh of the accumulators. CPU time is that of all threads together, so an idle machine
+should reach about (positions per CPU second) · (number of CPUs).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def net_of(name: str) -> QuantizedNet:
+    """The golden net of an architecture, or the net of a preset with random integers."""
     preset = ROOT / "nnue_trainer" / "presets" / f"{name}.yaml"
     if not preset.exists() or name.startswith("sfnnv"):
         return golden_net(name)

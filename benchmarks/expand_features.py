@@ -1,11 +1,12 @@
-"""Positions per second of feature expansion: the operator alone, and the whole road from a file to index rows.
+"""Positions per second of feature expansion: the operator alone, and the whole way from a file to index rows.
 
     python benchmarks/expand_features.py --data FILE.binpack [--threads 16] [--copies 20]
 
-"operator": records that lie on the device → rows of both perspectives, in memory that is there already; from enough
-different batches that no cache holds them all. "road": file → pipeline → page-locked memory → copy on a side stream →
-expansion, as in training (`DeviceBatches`). The file is first rewritten as a shuffled binpack, chains of one position,
-and read through --copies links to it, so that it is large enough; it then lies in the page cache. Prints a table and
+"operator" expands records that are already on the device into the rows of both perspectives, in memory that is already
+allocated. There are so many different batches that no cache holds them all. "road" is the whole way, as in training
+(`DeviceBatches`): the loader reads the file into page-locked memory, and the records are copied and expanded on a
+stream of their own. For this the file is first rewritten as a shuffled binpack (chains of one position), and read
+through --copies links to it, so that there are enough positions; it is in the page cache then. Prints a table and
 writes JSON into benchmarks/results/.
 """
 
@@ -32,7 +33,7 @@ SMALL, FULL = "HalfKAv2_hm", "HalfKAv2_hm+Full_Threats_v16+PP_3Wide"  # the inpu
 
 
 def seconds_of(step: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median seconds of a call, over `repeats` measurements."""
+    """The median seconds of `repeats` calls, after three that do not count."""
     times = []
     for _ in range(3):
         step()
@@ -52,7 +53,8 @@ def seconds_of(step: Callable[[], object], device: torch.device, repeats: int) -
 
 
 def operator(records: Tensor, name: str, batch_size: int, device: torch.device) -> dict[str, float]:
-    """`records` [n, 32] on the device, in batches."""
+    """The speed of the operator on `records`, uint8 [n, 32] on the device, in batches: positions per second, and the
+    bytes of records and rows per second."""
     batches = records.split(batch_size)
     outs = []
     for part in batches:
@@ -64,7 +66,7 @@ def operator(records: Tensor, name: str, batch_size: int, device: torch.device) 
             ops.expand_features_into(part, name, out, check_records=False)
 
     launch: Callable[[], object] = step
-    if device.type == "cuda":  # so that the device is measured, not how fast Python launches
+    if device.type == "cuda":  # a graph, so that the time is the device's and not that of the launches in Python
         step()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -79,7 +81,7 @@ def operator(records: Tensor, name: str, batch_size: int, device: torch.device) 
 
 
 def road(files: list[str], name: str, batch_size: int, threads: int, device: torch.device, seconds: float) -> float:
-    """Positions per second, after the first shuffle buffers have filled."""
+    """Positions per second from files to rows on the device, after the first two shuffle buffers."""
     loader = RecordLoader(
         files,
         batch_size,
@@ -95,6 +97,7 @@ def road(files: list[str], name: str, batch_size: int, threads: int, device: tor
 
 
 def loader_alone(files: list[str], name: str | None, batch_size: int, threads: int, seconds: float) -> float:
+    """Positions per second of a loader of records, or of rows of the feature set `name`, in host memory."""
     options = {"repeat": True, "reuse": True, "shuffle_buffer": 1 << 21, "threads": threads}
     loader = RecordLoader(files, batch_size, **options) if name is None else Loader(files, name, batch_size, **options)
     rate = measure_stream(iter(loader).__next__, batch_size, torch.device("cpu"), seconds)
@@ -103,6 +106,7 @@ def loader_alone(files: list[str], name: str | None, batch_size: int, threads: i
 
 
 def measure_stream(fetch: Callable[[], object], batch_size: int, device: torch.device, seconds: float) -> float:
+    """Positions per second of a stream of batches, after the first two shuffle buffers."""
     for _ in range((2 << 21) // batch_size):
         fetch()
     synchronize(device)
@@ -121,14 +125,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Feature expansion: the operator, and the road from a file to rows")
+    parser = argparse.ArgumentParser(description="Feature expansion: the operator, and the way from a file to rows")
     parser.add_argument("--data", default=str(report.ROOT / "samples" / "train.binpack"), help="binpack file")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, nargs="+", default=[16_384, 65_536])
-    parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count() or 1], help="of the pipeline")
+    parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count() or 1], help="of the loader")
     parser.add_argument("--positions", type=int, default=0, help="on the device; default 4 Mi on CUDA, 256 Ki on CPU")
-    parser.add_argument("--copies", type=int, default=1, help="links to the road's file: as if it were so much larger")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement of the road")
+    parser.add_argument("--copies", type=int, default=1, help="how often the file is listed, through links to it")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement from the file")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the JSON")
     options = parser.parse_args()
     device = torch.device(options.device)

@@ -1,15 +1,16 @@
-"""The three roads of a feature set from outside, beside a built-in one: positions per second.
+"""The speed of the three ways ("roads") to define a feature set of one's own, compared with a built-in set.
 
     python benchmarks/feature_roads.py --data FILE.binpack [--device cuda] [--rounds 5]
 
-Chess768 on every road (built in; declared in a recipe; in Python; in a C++ header), alone and behind HalfKAv2_hm: the
-same features, so that the figures compare the roads. The roads take turns, and the best of the rounds counts.
+All measured sets have the features of Chess768: the built-in set, and the same set declared in a recipe, written in
+Python and written in a C++ header; each alone and behind HalfKAv2_hm. They take turns, and the best round of each
+counts.
 
-On the CPU this measures the loader, which decodes, shuffles and expands, with one thread, in CPU time, which a busy
-machine changes less than the clock's. With --device cuda it measures `nnue_trainer.data.device.Expander` in seconds of
-the clock: records in page-locked memory are copied to the GPU and expanded there; rows of Python are made on the CPU,
-in one thread, and copied. Prints a table and writes JSON into benchmarks/results/.
-"""
+On the CPU it measures positions per second of CPU time of a loader with one thread, which decodes, shuffles and
+expands. CPU time changes less on a busy machine than wall-clock time. With --device cuda it measures positions per
+second of wall-clock time of `nnue_trainer.data.device.Expander`: records in page-locked memory are copied to the GPU
+and expanded there; the rows of a set in Python are made on the CPU, in one thread, and copied. Prints a table and
+writes JSON into benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ BATCH, BATCHES = 16_384, 32
 
 
 def cpu_seconds(file: Path, name: str) -> float:
-    """CPU time in which a loader with one thread makes the batches."""
+    """The CPU time that a loader with one thread needs to make `BATCHES` batches."""
     start = time.process_time()
     with Loader([file] * 8, name, BATCH, threads=1, repeat=True, reuse=True) as loader:
         for _ in itertools.islice(loader, BATCHES):
@@ -67,9 +68,10 @@ def cpu_seconds(file: Path, name: str) -> float:
 
 
 def device_seconds(records: Tensor, name: str, device: torch.device) -> float:
-    """Time in which batches of `records` in host memory become index rows on the device."""
+    """The wall-clock time that it takes to turn `records` in host memory, batch by batch, into index rows on the
+    device."""
     expander = Expander(name, device)
-    expander(records[:BATCH])  # compiles a header, allocates
+    expander(records[:BATCH])  # the first batch compiles a C++ header and allocates memory
     torch.cuda.synchronize(device)
     start = time.perf_counter()
     for part in records.split(BATCH):

@@ -1,15 +1,17 @@
-"""The feature transformer's operators against F.embedding_bag, forward and backward, on one machine in one run.
+"""The feature transformer's operators against F.embedding_bag, forward and backward, in one run on one machine.
 
     python benchmarks/feature_transformer_op.py --data FILE.binpack
 
-Two comparisons: the plain operator on one perspective, and `perspective_transformer` on both with the pairwise
-activation, against two embedding_bags and torch's functions ("pair"; on a GPU feature_transformer/run.py says more).
-The batch is the first positions of a shuffled file (HalfKAv2_hm), or random rows with their statistics where no file is
-given. embedding_bag gets what suits it best: packed int32 indices with offsets made ahead
-of time, no padding, and no bias; ours reads the padded rows and adds the bias. Both backward passes go through autograd
-and give a dense weight gradient, ours the bias gradient too. Times are medians; memory is the peak over what the inputs
-and outputs of the step before hold. On CUDA our backward is the deterministic one, the default, and below it the
-classic kernel with atomics. Prints a table and writes JSON to benchmarks/results/.
+It makes two comparisons. The plain operator, for one perspective, is compared with one embedding_bag.
+`perspective_transformer`, for both perspectives with the pairwise activation, is compared with two embedding_bags and
+torch's functions ("pair"; for GPUs feature_transformer/run.py has more). The batch is the first shuffled batch of the
+file (HalfKAv2_hm), or random rows with similar statistics if no file is given.
+
+embedding_bag gets the input that suits it best: packed int32 indices without padding, and offsets made in advance. Ours
+reads the padded rows. In the first comparison only ours adds a bias and computes its gradient. All backward passes go
+through autograd and give a dense gradient of the weight. On CUDA our backward is the deterministic one, which is the
+default; the classic kernel with atomics has its own row. Times are medians. Memory is the peak during a call, beyond
+what is allocated before it. Prints a table and writes JSON to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ FEATURES, BUCKET = 24_576, 768  # HalfKAv2_hm, 12 planes
 
 
 def real_rows(path: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """White's rows, black's, and who is to move."""
+    """White's index rows, black's index rows, and `black_to_move`."""
     from nnue_trainer.data import Loader
 
-    # A shuffle buffer of the whole file at most: neighbours in a file are of one game.
+    # The loader shuffles, because neighbouring positions in a file are from one game.
     loader = Loader(path, "HalfKAv2_hm", batch, seed=1, repeat=True, threads=1)
     found = next(iter(loader))
     rows = found.white.clone(), found.black.clone(), found.black_to_move.clone()
@@ -44,7 +46,8 @@ def real_rows(path: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def random_rows(batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts and concentration of HalfKAv2_hm: 7 to 32 active, mean 19.5; the busiest king bucket holds a quarter."""
+    """Random rows like those of HalfKAv2_hm, in the form of `real_rows`: 7 to 32 active features, 19.5 on average, and
+    a quarter of the rows in the most frequent king bucket."""
     g = torch.Generator().manual_seed(1)
 
     def one() -> Tensor:
@@ -58,7 +61,7 @@ def random_rows(batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def time_once(step: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one call."""
+    """Milliseconds of one call, measured by events on CUDA."""
     if device.type == "cuda":
         begin, finish = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -72,7 +75,8 @@ def time_once(step: Callable[[], object], device: torch.device) -> float:
 
 
 def median_ms(steps: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> dict[str, float]:
-    """Medians of each step, taken in turns: what else the machine does meets all of them alike."""
+    """The median milliseconds of each step. The steps take turns, so that other work on the machine slows all of them
+    down alike."""
     for step in steps.values():
         step()
         step()
@@ -85,6 +89,7 @@ def median_ms(steps: dict[str, Callable[[], object]], device: torch.device, seco
 
 
 def proc_status(key: str) -> int:
+    """A figure of /proc/self/status in bytes; 0 if there is none."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key):
             return int(line.split()[1]) * 1024
@@ -92,6 +97,8 @@ def proc_status(key: str) -> int:
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
+    """The peak memory during a call, beyond what is allocated before it: of torch on CUDA, otherwise resident
+    memory."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -99,20 +106,20 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM)
     before = proc_status("VmRSS")
     step()
     return max(proc_status("VmHWM") - before, 0)
 
 
 def packed(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """What embedding_bag reads: indices without padding, and where each row begins."""
+    """The input of embedding_bag: the indices without padding, and the offset of each row."""
     alive = rows != -1
     return rows[alive], F.pad(alive.sum(1).cumsum(0)[:-1], (1, 0)).int()
 
 
 class Table:
-    """Times and peak memory of steps, each against the embedding_bag step of its direction."""
+    """Times and peak memory of steps, each compared with embedding_bag's step of the same direction."""
 
     def __init__(self, outputs: int, dtype: torch.dtype, batch: int, device: torch.device, seconds: float) -> None:
         self.dtype, self.device, self.seconds = str(dtype).removeprefix("torch."), device, seconds
@@ -214,7 +221,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16_384)
     parser.add_argument("--outputs", type=int, nargs="+", default=[1024])
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "float16", "bfloat16"])
-    parser.add_argument("--seconds", type=float, default=1.0, help="of timing for each row of the table")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long each row of the table is timed")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     args = parser.parse_args()

@@ -1,12 +1,14 @@
-"""Graphs of neurons: co-activation counts, random walks against power iteration, densest subgraphs.
+"""Speed and errors of the analysis of neuron graphs: co-activation counts, random walks and densest subgraphs.
 
     python benchmarks/graph.py [--device cuda] [--positions 1000000] [--neurons 3072] [--nodes 1000000] [--out FOLDER]
 
-Times are medians of one process, after one call that does not count. The baselines of co-activation are what torch can
-do: a product of 8-bit integers (`torch._int_mm`, on CUDA), and of float32. The graph of the walks is random, once with
-about as many edges at each node and once with a few nodes that very many lead to. Walks are compared with power
-iteration in units of their standard errors, whose mean square is 1.15 where nothing is wrong. On CUDA a part of the
-walks is walked on the CPU as well, and the visits have to be the same. Writes graph-DEVICE.json and graph-DEVICE.png.
+Times are medians in one process, after one call that does not count. Co-activation is compared with torch's products of
+8-bit integers (`torch._int_mm`, on CUDA) and of float32. The walks run on three random graphs: "even", where all nodes
+have about as many edges; "hubs", where a large part of the edges leads to few nodes; and "weighted", which is like
+"hubs", with random weights of the edges. PageRank by walks is compared with power iteration: the mean square of
+(difference / standard error) should be about 15 / 13 = 1.15, because the standard errors come from 16 groups of walks.
+On CUDA some walks are repeated on the CPU, and the report says whether the visits are the same. Writes
+graph-DEVICE.json and graph-DEVICE.png.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from nnue_trainer.analysis.graph import Graph
 from nnue_trainer.random import Philox
 from report import RESULTS, environment, write
 
+# The goals on an H200.
 BARS = {"co-activation": "1 s for 10^6 positions and 3072 neurons", "walks": "10^9 steps/s"}
-SAMPLE = 1 << 17  # positions at a time, of bytes
+SAMPLE = 1 << 17  # the number of positions for which activations are held as bytes, for packing and the baselines
 
 
 def seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """The median wall-clock seconds of `repeats` calls, after one that does not count."""
     times = []
     for _ in range(repeats + 1):
         synchronize(device)
@@ -50,9 +54,11 @@ def synchronize(device: torch.device) -> None:
 
 
 def coactivation(device: torch.device, positions: int, neurons: int, repeats: int) -> list[dict[str, Any]]:
+    """Times of the co-activation counts of random flags, of packing flags into bits, and of torch's products. Times on
+    fewer positions are scaled to `positions`."""
     words = -(-positions // 64)
     numbers = Philox(1)
-    # Three times as many zeros as ones in every other word, and seven times as many in the others.
+    # A quarter of the bits is 1 in the odd words, and an eighth in the even ones.
     bits = numbers.bits((neurons, words), device=device) & numbers.bits((neurons, words), device=device)
     bits[:, ::2] &= numbers.bits((neurons, -(-words // 2)), device=device)
     counts = graph.bit_counts(bits)
@@ -98,21 +104,23 @@ def coactivation(device: torch.device, positions: int, neurons: int, repeats: in
 
 
 def random_graph(kind: str, nodes: int, edges: int, device: torch.device) -> Graph:
+    """A random graph of a kind: "even", "hubs" or "weighted"."""
     numbers = Philox(2)
     sources = numbers.integers(0, nodes, edges)
     if kind == "even":
         targets = numbers.integers(0, nodes, edges)
-    else:  # the share of edges to the first x of all nodes is x^(1/4)
+    else:  # the first fraction x of the nodes gets the fraction x^(1/4) of the edges
         targets = (numbers.uniform(edges, dtype=torch.float64) ** 4 * nodes).long().clamp_max(nodes - 1)
     weights = numbers.uniform(edges, 0.1, 1.0) if kind == "weighted" else None
     return Graph.from_edges(nodes, sources, targets, weights).to(device)
 
 
 def walks(device: torch.device, nodes: int, edges: int, rounds: int, repeats: int) -> list[dict[str, Any]]:
+    """Times and errors of PageRank by walks on the random graphs, and times of power iteration."""
     cases = []
     for kind in ("even", "hubs", "weighted"):
         g = random_graph(kind, nodes, edges, device)
-        g.reversed, g.thresholds, g.degrees  # noqa: B018 (made once)
+        g.reversed, g.thresholds, g.degrees  # noqa: B018 (these are cached; make them before the times are taken)
         each = max(rounds // 16, 1)
 
         def walk(count: int, g: Graph = g) -> Tensor:
@@ -165,6 +173,7 @@ def walks(device: torch.device, nodes: int, edges: int, rounds: int, repeats: in
 
 
 def densest(device: torch.device, nodes: int, k: int) -> dict[str, Any]:
+    """Looks for a dense subgraph of `k` nodes that was planted in a random graph: times, and how much was found."""
     numbers = Philox(3)
     ends = [numbers.integers(0, nodes, 10 * nodes) for _ in range(2)]
     planted = Philox(4).uniform(nodes).argsort()[:k]
@@ -193,7 +202,8 @@ def densest(device: torch.device, nodes: int, k: int) -> dict[str, Any]:
 
 
 def picture(measured: Path) -> None:
-    """Beside the file of what was measured; nothing where there is no matplotlib."""
+    """Draws the results in the JSON file `measured`, into a PNG file beside it. Without matplotlib it only prints how
+    to draw it elsewhere."""
     if importlib.util.find_spec("matplotlib") is None:
         print(f"no matplotlib, so no picture; where there is: python benchmarks/graph.py --draw {measured}")
         return
@@ -228,7 +238,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="walks from each node; default: 1024 on CUDA, 64 on the CPU")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="only draw what was measured before")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="only draw the results in this file")
     a = parser.parse_args()
     if a.draw is not None:
         picture(a.draw)

@@ -1,14 +1,15 @@
-"""The layers behind the first and the loss, both ways: the operators against torch's (all stacks, then a choice).
+"""The layers behind the first layer and the loss, forward and backward: the fused operators against torch's operators.
 
     python benchmarks/layer_stacks.py [--out FOLDER] [--quick] [--aware]
 
-Times are medians of a replayed graph, in milliseconds, with another 256 MB read before each replay, so that little lies
-in the cache. `order` is the order of positions by stack, which depends on the batch alone and may be made beside the
-step; it is not in the operators' time. `floor` is the time that reading x and writing its gradient once takes at the
-rate of a large copy in the same run. Errors are relative, in the norm, to float64.
+torch's operators compute all stacks for every position and then choose one. Times are medians of a replayed CUDA graph,
+in milliseconds; before each replay another 256 MB are read, so that little of the data is in the cache. `order` is the
+time to order the positions by stack. It is not part of the operators' time, because it depends on the batch alone and
+can be done during the step before. `floor` is the time that reading x once and writing its gradient once takes at the
+rate of a large copy in the same run. Errors are relative to float64: norm of the difference / norm.
 
-With `--aware`, layers round as the engine does (fp32 alone), and making integers of their parameters is in the times.
-Errors are relative to torch's operators there.
+With `--aware` the layers round as the engine does (only x in fp32 is measured), and the times include the rounding of
+their parameters to integers. Errors are then relative to torch's operators.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ NETS: dict[str, dict[str, Any]] = {
     "SFNNv16, N 1024": {"kind": "sfnnv16"},
     "simple, N 2 x 1024": {"kind": "simple", "hidden": 1024},
 }
-# Of the output buckets, from few pieces to many: about those of self-play.
+# Shares of the positions in each output bucket, from few pieces to many: about those of self-play games.
 SHARES = (0.06, 0.14, 0.14, 0.14, 0.14, 0.13, 0.13, 0.12)
-# Batch, type of x; the last ones with --quick are left out.
+# (batch, dtype of x); with --quick only the first three.
 CASES = (
     (16384, torch.float32), (16384, torch.bfloat16), (16384, torch.float16), (65536, torch.float32),
     (65536, torch.bfloat16),
@@ -46,7 +47,7 @@ CASES = (
 
 
 class Problem:
-    """Layers with weights and a batch, on the GPU."""
+    """The layers of a net with weights, and a random batch of their inputs, on the GPU."""
 
     def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
         g = torch.Generator(device="cuda").manual_seed(1)
@@ -54,7 +55,7 @@ class Problem:
         self.stacks: LayerStacks = model.stacks
         self.linears: Sequence[nn.Module] = model.linears()
         self.score_scale = model.score_scale
-        with torch.no_grad():  # freshly built stacks are all the same
+        with torch.no_grad():  # all stacks of a new model have the same weights; make them different
             for linear in self.linears:
                 for parameter in linear.parameters():
                     parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, device="cuda", generator=g))
@@ -72,11 +73,13 @@ class Problem:
         self.order = self.stacks.order(bucket)
 
     def torch_step(self) -> list[Tensor]:
+        """The loss and all gradients, by torch's operators."""
         net = self.stacks._plain(self.first._replace(x=self.x.float()), self.linears)
         loss = mean(*self.loss.terms(net * self.score_scale, *self.targets))
         return [loss, *torch.autograd.grad(loss, self.leaves)]
 
     def step(self) -> list[Tensor]:
+        """The loss and all gradients, by the fused operators."""
         kernel = self.loss.kernel()
         assert kernel is not None
         loss = self.stacks.loss(self.first, self.linears, self.targets, kernel, self.score_scale, self.order)
@@ -84,6 +87,7 @@ class Problem:
         return [loss, *torch.autograd.grad(loss, self.leaves)]
 
     def exact(self) -> list[Tensor]:
+        """The loss and all gradients in float64."""
         leaves = [self.x.detach().double().requires_grad_(), self.psqt.detach().double().requires_grad_()]
         linears: list[nn.Module] = []
         for linear in self.linears:
@@ -100,7 +104,7 @@ class Problem:
 
 
 class Aware(Problem):
-    """The same layers with the engine's rounding."""
+    """The same layers with the engine's rounding. `exact` is what torch's operators compute."""
 
     def __init__(self, net: dict[str, Any], positions: int, dtype: torch.dtype) -> None:
         super().__init__(net, positions, dtype)
@@ -130,7 +134,7 @@ class Aware(Problem):
 
 
 def largest_error(found: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
-    """Of the gradient of x, and of everything else."""
+    """The relative error of the gradient of x, and the largest one of the loss and the other gradients."""
     errors = [
         float((a.double().view_as(b) - b).norm() / b.norm().clamp(min=1e-30)) for a, b in zip(found, exact, strict=True)
     ]
@@ -138,7 +142,7 @@ def largest_error(found: list[Tensor], exact: list[Tensor]) -> tuple[float, floa
 
 
 def kernels(step: Callable[[], Any], repeats: int = 10) -> dict[str, dict[str, float]]:
-    """Kernels of a step: launches, and microseconds of all of them."""
+    """For each of our kernels in a step: the number of launches, and the microseconds of all launches together."""
     flush = torch.ones(64 << 20, device="cuda")
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in range(repeats):

@@ -1,11 +1,12 @@
-"""Positions per second of the loader: what a training loop can take, with nothing else to do.
+"""Positions per second of the loader, while nothing else runs in the process: the most that a training loop can get.
 
     python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3]
 
-Four streams for each number of threads: index rows without filters, with the filters of production runs, packed
-records, and packed records from a shuffled copy of the file (chains of one position). The file is listed so often that
-an epoch hardly ends during a measurement. Where filters drop positions, those read are given too. Prints a table and
-writes JSON into benchmarks/results/. What a busy machine does not change: benchmarks/loader_instructions.py.
+It measures four streams for each number of threads: index rows without filters, index rows with the filters of
+production runs, packed records, and packed records from a shuffled copy of the file (chains of one position). The file
+is listed several times, so that an epoch rarely ends during a measurement. For the stream with filters it also reports
+the positions read per second, dropped ones included. Prints a table and writes JSON into benchmarks/results/. The
+figures depend on the load of the machine; those of benchmarks/loader_instructions.py do not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PRODUCTION = Filters(no_score=True, placeholder_zero=True, quiet=True, wdl=True,
 
 
 def measure(make: Callable[[], Loader | RecordLoader], seconds: float) -> tuple[float, float]:
-    """Positions per second given out and read from the file, once the buffers have been filled."""
+    """Positions per second that the loader yields, and that it reads from the file; after the first 16 batches."""
     loader = make()
     try:
         batches = iter(loader)

@@ -1,12 +1,15 @@
-"""Instructions per position of the loader, counted by callgrind: the figures that a busy machine does not change.
+"""Counts the loader's instructions per position by callgrind. The counts do not depend on the load of the machine.
 
     python benchmarks/loader_instructions.py --data FILE.binpack
 
-Compiles data_loader's data_bench (Release, into build/bench) and runs it under valgrind (apt-get install valgrind). The
-streams are whole pipelines of one thread, everything that a worker does: index rows without and with the filters of
-production runs, and packed records from a shuffled copy of the file (chains of one position); a count is the difference
-of three epochs and one, so that starting and reading ahead cancel. The loops are the kernels alone, in every build.
-Some two minutes. Writes benchmarks/results/loader-instructions.json.
+It compiles data_loader's data_bench (Release, into build/bench) and runs it under valgrind (apt-get install valgrind).
+
+"streams" are whole pipelines with one worker thread, and all that the worker does is counted: index rows without
+filters, index rows with the filters of production runs, and packed records from a shuffled copy of the file (chains of
+one position). A count is that of three epochs minus that of one epoch, so that the costs of starting and of reading
+ahead cancel. "loops" are the hot loops alone, in the build for each instruction set.
+
+Takes about two minutes. Writes benchmarks/results/loader-instructions.json.
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ from loader import FEATURES
 from nnue_trainer.data.binpack import read_binpack, write_binpack
 from report import RESULTS, ROOT, environment, write
 
-CHUNKS = 20  # of the rewritten file: small ones, so that little is read ahead
+CHUNKS = 20  # chunks of the rewritten file: many small ones, so that little is read ahead
 
 
 def build() -> Path:
+    """Compiles data_bench, and returns its path."""
     folder, tools = ROOT / "build" / "bench", Path(sys.executable).parent
     cmake = [str(tools / "cmake"), "-S", str(ROOT / "data_loader"), "-B", str(folder), "-G", "Ninja"]
     options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
@@ -38,7 +42,7 @@ def build() -> Path:
 
 
 def callgrind(arguments: list[str], out: Path, *options: str) -> tuple[int, str]:
-    """Instructions, and what the program printed."""
+    """Runs a program under callgrind. Returns the number of instructions, and what the program printed."""
     command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", *options, *arguments]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
     match = re.search(r"Collected *: *(\d+)", run.stderr)
@@ -47,7 +51,8 @@ def callgrind(arguments: list[str], out: Path, *options: str) -> tuple[int, str]
 
 
 def stream(bench: Path, data: Path, name: str, positions: int, folder: Path) -> dict[str, float]:
-    """Per position that is read, and per position that is given out."""
+    """The instructions of a pipeline per position that it reads and per position that it yields, and the share of the
+    positions that it yields."""
     counts, taken = [], []
     for epochs in ("1", "3"):
         count, text = callgrind(
@@ -67,7 +72,8 @@ def stream(bench: Path, data: Path, name: str, positions: int, folder: Path) -> 
 
 
 def loops(bench: Path, data: Path, folder: Path) -> dict[str, dict[str, float]]:
-    """By build and loop, over one pass of the first chunk."""
+    """The instructions per position of each loop, by the instruction set of the build. Each loop runs once over the
+    first chunk of the file."""
     counts: dict[str, dict[str, float]] = {}
     out = folder / "callgrind"
     _, text = callgrind([str(bench), str(data), FEATURES, "--once"], out)
@@ -77,7 +83,8 @@ def loops(bench: Path, data: Path, folder: Path) -> dict[str, dict[str, float]]:
     best = [line.split()[0] for line in text.splitlines() if " decode " in line][-1]
     annotate = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", str(out)]
     listing = subprocess.run(annotate, check=True, capture_output=True, text=True).stdout
-    # The bench decodes once to begin with, in the best build, and then with and without flags in each.
+    # data_bench decodes once at its start, with the best instruction set, and then twice with each: with and without
+    # flags.
     for line in listing.splitlines():
         found = re.match(
             r"\s*([\d,]+) .*nnue::data::(?:(\w+)::)?(decode_chains|expand_batch|permute|gather|filter_records)", line

@@ -1,10 +1,11 @@
-"""What one of several processes has to do for its part of every batch, with canonical shards and without.
+"""The loader's cost in one of several processes, each of which gets a part of every batch, with one shard and with
+eight.
 
     python benchmarks/loader_processes.py --data FILE.binpack [--processes 1,2,4,8]
 
-CPU seconds for a million positions of the whole batches, so that other work on the machine counts little, and the share
-of the positions that the process decodes. The file is listed as often as makes 20 M positions. Writes
-benchmarks/results/loader-processes.json.
+It reports the process's CPU seconds per million positions of the whole batches, and the share of these positions that
+the process decodes. CPU time depends little on other work on the machine. The file is listed so many times that the
+files have about 20 million positions, but at least eight times. Writes benchmarks/results/loader-processes.json.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ BATCH, BATCHES = 16_384, 640
 
 
 def cost(files: list[Path], processes: int, shards: int) -> dict[str, float]:
-    """Of the first process."""
+    """The two figures for the process of rank 0."""
     loader = RecordLoader(
         files, BATCH, world_size=processes, shards=shards, repeat=True, reuse=True, threads=2, shuffle_buffer=1 << 20
     )
     try:
         batches = iter(loader)
-        for _ in range(70):  # more than a buffer
+        for _ in range(70):  # more positions than the shuffle buffer holds
             next(batches)
         before, read = resource.getrusage(resource.RUSAGE_SELF), loader.filter_counts()["read"]
         for _ in range(BATCHES):

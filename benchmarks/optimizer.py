@@ -1,11 +1,12 @@
-"""The optimizer step alone: fused operators against torch's fused AdamW with factoriser, clip and guard around it.
+"""The optimiser step alone: the fused operators against torch's fused AdamW with factoriser, clipping and guard.
 
     python benchmarks/optimizer.py [--device cuda] [--out FOLDER]
 
-Shapes are those of nets: the feature transformer's weight and PSQT with virtual rows, biases, stacks. Times are
-medians, on CUDA of a replayed graph with another 256 MB read before each step, so that little of it lies in the cache.
-`bytes` is what the rule must move at least: 28 per weight for Adam (read gradient, weight and two moments, write the
-latter three), and more for what else is there. `copy` is the rate of a large element-wise kernel in the same run.
+The parameters have the shapes of real nets: weight and PSQT of the feature transformer with virtual rows, biases, and
+layer stacks. Times are medians. On CUDA they are those of a replayed graph; before each replay another 256 MB are read,
+so that little of the data is in the cache. `bytes` is the least that the rule must move. For Adam in fp32 that is 28
+bytes per weight: gradient, weight and two moments are read, and weight and moments are written. Virtual rows, a 16-bit
+copy, a clipped norm and other rules need more. `copy` is the rate of a large element-wise kernel in the same run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nnue_trainer import fused_optimizer
 from nnue_trainer.fused_optimizer import FusedOptimizer, Part, Rule
 from report import RESULTS, environment, write
 
-# name: rows with virtual rows, virtual rows, rows without, columns
+# For each net: rows that share virtual rows, virtual rows, rows without virtual rows, columns.
 NETS = {
     "HalfKAv2_hm-1024": (24576, 768, 0, 1024),
     "HalfKAv2_hm-3072": (24576, 768, 0, 3072),
@@ -34,6 +35,8 @@ NETS = {
 
 
 def make_parts(net: str, device: torch.device, copy: torch.dtype | None, gradient: torch.dtype) -> list[Part]:
+    """The parameters of a net with random values and gradients. `copy`: the dtype of a 16-bit copy of the feature
+    transformer's weight, or None; `gradient`: the dtype of its gradient."""
     shared, virtual, plain, columns = NETS[net]
     g = torch.Generator(device=device).manual_seed(1)
 
@@ -59,12 +62,14 @@ def make_parts(net: str, device: torch.device, copy: torch.dtype | None, gradien
 
 
 def least_bytes(parts: list[Part], rule: Rule, clips: bool) -> int:
+    """The bytes that a step must read and write at least. `clips`: the norm of the gradients is clipped, for which they
+    are read twice."""
     total = 0
     for part in parts:
         assert part.parameter.grad is not None
         weights = part.rows(part.parameter).numel()
         each = part.parameter.grad.element_size() * (2 if clips else 1) + 24
-        each += 4 if rule.averages == 2 else 0  # the other average is only read
+        each += 4 if rule.averages == 2 else 0  # the second average of the gradient is only read
         each += 12 / rule.lookahead_every if rule.lookahead_every else 0
         each += 0 if part.copy is None else 2
         total += int(weights * each)
@@ -73,7 +78,8 @@ def least_bytes(parts: list[Part], rule: Rule, clips: bool) -> int:
 
 
 def torch_step(parts: list[Part], loss: Tensor, device: torch.device) -> Callable[[], None]:
-    """What the trainer did before there was a fused operator."""
+    """The step that the trainer made before there was a fused operator: torch's AdamW with virtual rows, guard and
+    clipping in torch's operators."""
     parameters = {part.name: part.parameter for part in parts}
     virtual = [(p, nn.Parameter(p.parameter.new_zeros(p.virtual_rows, *p.parameter.shape[1:]))) for p in parts]
     virtual = [(p, rows) for p, rows in virtual if p.virtual_rows]
@@ -115,6 +121,8 @@ def torch_step(parts: list[Part], loss: Tensor, device: torch.device) -> Callabl
 
 
 def median_ms(step: Callable[[], None], device: torch.device, repeats: int) -> float:
+    """The median milliseconds of a step: of `repeats` replays of a graph with cold caches on CUDA, of fewer direct
+    calls on a CPU."""
     times = []
     if device.type == "cpu":
         for _ in range(max(3, repeats // 10)):
@@ -130,7 +138,7 @@ def median_ms(step: Callable[[], None], device: torch.device, repeats: int) -> f
         step()
     flush = torch.ones(64 << 20, device=device)
     for _ in range(repeats):
-        flush.sum()  # reads: writing would leave lines to write back during the step
+        flush.sum()  # only reads; written cache lines would have to be written back during the step
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
@@ -141,7 +149,7 @@ def median_ms(step: Callable[[], None], device: torch.device, repeats: int) -> f
 
 
 def copy_rate(device: torch.device, repeats: int) -> float:
-    """Bytes read and written per second, in TB/s."""
+    """The bytes that a large element-wise kernel reads and writes per second, in TB/s."""
     a = torch.randn((256 if device.type == "cuda" else 32) << 20, device=device)
     b = torch.empty_like(a)
     return 2 * a.numel() * 4 / median_ms(lambda: (torch.neg(a, out=b), None)[1], device, repeats) / 1e9

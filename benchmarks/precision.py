@@ -1,12 +1,12 @@
-"""Whether training in mixed precision costs strength: the same recipe in fp32 and mixed, with several seeds each.
+"""Whether mixed precision makes the validation loss worse: trains a recipe in fp32 and mixed, with several seeds each.
 
     python benchmarks/precision.py [--config configs/quickstart.yaml] [--seeds 3] [--name NAME] [key=value …]
 
-Writes the validation losses of every run as JSON, and their curves as a picture, into benchmarks/results/. A seed
-decides initial weights and the order of positions, the same for both precisions. So two figures come with the last
-losses: the mean difference of pairs with the same seed, with its standard error, and the standard deviation of fp32
-over the seeds, which is the noise to compare it with. Validation computes with fp32 weights for both.
-"""
+Writes the validation losses of all runs as JSON, and their curves as a picture, into benchmarks/results/. A seed
+decides the initial weights and the order of positions; both are the same for the two precisions. So the last losses are
+compared in pairs of runs with the same seed: the mean of their differences (mixed − fp32) with its standard error. The
+noise to compare it with is the standard deviation of the fp32 losses over the seeds. In both precisions validation uses
+the fp32 weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PRECISIONS = ("fp32", "mixed")
 
 
 def run(path: Path, overrides: list[str], precision: str, seed: int) -> dict[str, Any]:
-    """Positions and validation losses of one run."""
+    """Trains once, and returns the validation losses with the number of positions trained on before each."""
     recipe = config.load(path, [*overrides, f"training.precision={precision}", f"training.seed={seed}"])
     if not recipe.data.validation:
         raise SystemExit("data.validation: found no files, expected held-out positions to compare losses on")
@@ -46,7 +46,7 @@ def run(path: Path, overrides: list[str], precision: str, seed: int) -> dict[str
 
 
 def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means of the last losses and how far they are apart, beside what the seed alone changes."""
+    """Compares the last losses of the two precisions: means, mean difference of the pairs, and spread of the seeds."""
     last = {p: [r["losses"][-1] for r in runs if r["precision"] == p] for p in PRECISIONS}
     means = {p: statistics.mean(losses) for p, losses in last.items()}
     pairs = [mixed - fp32 for fp32, mixed in zip(last["fp32"], last["mixed"], strict=True)]
@@ -58,6 +58,7 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def picture(report: dict[str, Any], path: Path) -> None:
+    """Draws the validation losses of all runs over the positions."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -84,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "quickstart.yaml")
     parser.add_argument("--seeds", type=int, default=3, help="runs in each precision")
-    parser.add_argument("--name", default="", help="of the files, behind net and device")
+    parser.add_argument("--name", default="", help="added to the file names, behind net and device")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and picture")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as training.epochs=5")
     options = parser.parse_args()
@@ -94,7 +95,7 @@ def main() -> None:
     recipe = config.load(options.config, options.overrides)
     device = choose_device(recipe.training.device)
     machine = environment(device)
-    # Precisions take turns, so that both see the same of a machine that others use, too.
+    # The precisions take turns, so that other work on the machine affects their times alike.
     runs = [
         run(options.config, options.overrides, precision, recipe.training.seed + number)
         for number in range(options.seeds)

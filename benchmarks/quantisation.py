@@ -1,11 +1,12 @@
-"""What training that is aware of quantisation gains, and what a step of it costs.
+"""What quantisation-aware training gains in accuracy and loss, and what a step of it costs.
 
     python benchmarks/quantisation.py [--steps 300] [--only sfnnv5,simple]
 
-Trains nets on the bundled sample: in floating point, with the engine's rounding from the start, and with it from the
-middle of the run on. Compares float, fake-quantised and integer evaluation on held-out positions, and gives the
-validation loss of the net as the engine computes it. Steps with and without rounding are then timed in turns, in this
-process, as CPU time. Prints a table and writes benchmarks/results/quantisation-cpu.json.
+Trains nets on the bundled sample: in floating point, with the engine's rounding from the start, and with the rounding
+from the middle of the run on. On held-out positions it compares the float, the fake-quantised and the integer
+evaluation, and computes the validation loss with and without the engine's rounding. Then it measures the CPU time of
+steps with and without rounding, in turns in this process. Prints the figures and writes
+benchmarks/results/quantisation-cpu.json.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from report import RESULTS, ROOT, environment, write
 
 SAMPLES = ROOT / "samples"
 BATCH = 1024
-# The presets' nets at a width that two cores train in minutes.
+# Smaller widths of the presets' nets, so that two cores train them in minutes.
 NARROW = {
     "simple": {"hidden": 256},
     "buckets": {"hidden": 256},
     "layered": {"hidden": 128},
     "sfnnv5": {"l1": 256},
 }
-WARM_UP = ("simple", "sfnnv5")  # trained in floating point at first as well
+WARM_UP = ("simple", "sfnnv5")  # nets that are also trained with rounding from the middle on
 WAYS: dict[str, dict[str, Any]] = {
     "float": {"aware": False},
     "aware": {"aware": True},
@@ -50,7 +51,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def recipe(preset: str, steps: int, quantisation: dict[str, Any]) -> Recipe:
-    """The preset's net and loss, `steps` steps of the bundled sample."""
+    """A recipe with the preset's net and loss, for `steps` steps on the bundled sample."""
     data = yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())
     data["model"] |= NARROW.get(preset, {})
     data["model"]["quantisation"] = data["model"].get("quantisation", {}) | quantisation
@@ -67,7 +68,7 @@ def recipe(preset: str, steps: int, quantisation: dict[str, Any]) -> Recipe:
 
 @torch.no_grad()
 def loss(chosen: Recipe, comparison: Comparison, rounding: bool) -> float:
-    """Validation loss of a net with or without the engine's rounding."""
+    """The validation loss of the compared net, with or without the engine's rounding."""
     model, sums = comparison.model, torch.zeros(2, dtype=torch.float64)
     held_out = HeldOut(chosen, model, torch.device("cpu"))
     lam = chosen.lambda_.final_lambda(1, 1)
@@ -80,6 +81,8 @@ def loss(chosen: Recipe, comparison: Comparison, rounding: bool) -> float:
 
 
 def trained(preset: str, steps: int, way: str, positions: int) -> dict[str, Any]:
+    """Trains a net in one of `WAYS`, and compares its evaluations on `positions` held-out positions. Differences are in
+    engine units."""
     chosen = recipe(preset, steps, WAYS[way])
     with tempfile.TemporaryDirectory() as folder:
         train(chosen, Path(folder) / "run")
@@ -105,7 +108,8 @@ def trained(preset: str, steps: int, way: str, positions: int) -> dict[str, Any]
 
 
 def step_times(preset: str, batch_size: int, turns: int) -> dict[str, float]:
-    """Median CPU milliseconds of a step, float and rounded steps in turns on the same batches and weights."""
+    """Median CPU milliseconds of a step. Steps without and with rounding take turns, on the same batches and
+    weights."""
     chosen = recipe(preset, 100, {})
     model = nets.build(chosen.model)
     optimizer = Optimizer(model, chosen.optimizer)
@@ -136,13 +140,13 @@ def main() -> None:
     keep_freed_memory()
     report: dict[str, Any] = {"benchmark": "quantisation", **environment(), "batch_size": BATCH, "nets": {}}
     results = RESULTS / "quantisation-cpu.json"
-    if results.exists():  # nets that are not trained this time keep what was found of them
+    if results.exists():  # keep the results of nets that are not trained this time
         report["nets"] = json.loads(results.read_text())["nets"]
     for preset in arguments.only.split(","):
         chosen = [way for way in WAYS if way != "aware_from_half" or preset in WARM_UP]
         ways = {way: trained(preset, arguments.steps, way, arguments.positions) for way in chosen}
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # waiting threads count as CPU time where others use the machine
+        torch.set_num_threads(1)  # on a busy machine, the time of waiting threads would count as CPU time
         times = {size: step_times(preset, size, arguments.turns) for size in (2048, 16_384)}
         torch.set_num_threads(threads)
         kind = recipe(preset, 1, {}).model.architecture

@@ -1,4 +1,5 @@
-"""What every benchmark writes beside its figures: when, where and with what they were measured."""
+"""Writes the results of a benchmark, with the date, the commit, the machine and the versions they were measured
+with."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """Of the working tree, or NNUE_COMMIT where the sources travelled without their history or with an older one."""
+    """The commit of the working tree. NNUE_COMMIT replaces it, for sources that were copied without their history."""
     if named := os.environ.get("NNUE_COMMIT"):
         return named
     answer = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
@@ -32,16 +33,17 @@ def commit() -> str:
 
 
 def wait_as_training_does() -> None:
-    """Starts the process anew with threads that sleep while they wait, as `nnue train` has them: torch's OpenMP reads
-    that when it is loaded. Spinning threads take the loader's cores, and their time counts as CPU time. Whoever sets
-    OMP_WAIT_POLICY has it as set."""
+    """Restarts this process with OMP_WAIT_POLICY=passive, as `nnue train` sets it, so that OpenMP threads sleep while
+    they wait. torch's OpenMP reads the variable only when it is loaded. Threads that spin take the loader's cores, and
+    their time counts as CPU time. Does nothing if OMP_WAIT_POLICY is already set."""
     if "OMP_WAIT_POLICY" not in os.environ:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"OMP_WAIT_POLICY": "passive"})
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Date, commit, command, machine and versions. Call it before measuring: the load average is that of others."""
+    """Date, commit, command, machine and versions. Call it before measuring: then the load average is that of other
+    programs."""
     device = torch.device(device)
     cuda = device.type == "cuda"
     return {

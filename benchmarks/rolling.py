@@ -1,11 +1,12 @@
-"""Sliding windows and exponential weights against pandas, a naive kernel and a copy.
+"""Sliding-window and exponentially weighted statistics against pandas, torch's `unfold` and a copy.
 
     python benchmarks/rolling.py [--device cuda] [--elements 100000000] [--window 3000] [--out FOLDER]
 
-Times are medians of one process; `copies` is the time in units of a copy of the same tensor on the same device. The
-naive kernel is torch's `unfold` with a mean, in pieces that fit into memory; its time grows with the window.
-pandas runs on fewer elements (--pandas-elements), and its time is scaled to as many as ours: it is linear in them.
-Writes rolling-DEVICE.json and rolling-DEVICE.png: time per element by window length.
+Times are medians in one process, per element. With `--clock cpu` they are the least CPU times instead. `copies` is the
+time divided by that of a copy of the same tensor on the same device. "naive" is torch's `unfold` with a mean, in pieces
+that fit into memory; its time grows with the window. pandas runs on fewer elements (--pandas-elements); its time per
+element does not depend on their number. Writes rolling-DEVICE.json, and rolling-DEVICE.png with the time per element by
+window length.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from report import RESULTS, environment, write
 
 STATISTICS = ("sum", "mean", "std", "min", "max", "skew", "kurt", "median")
 BARS = {"mean": 2, "max": 3, "std": 3, "ewm_mean": 3}
-"""copies at most, for 10^8 float64 and a window of 3000 on an H200"""
+"""the goal: at most this many copies, for 10^8 float64 numbers and a window of 3000 on an H200"""
 CURVES = ("mean", "std", "max", "median")
 
 
@@ -34,6 +35,7 @@ clock = CLOCK["wall"]
 
 
 def median_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """The median seconds of a call, measured by events on CUDA; with `--clock cpu` on a CPU the least CPU time."""
     times = []
     for _ in range(repeats + 1):
         if device.type == "cuda":
@@ -47,11 +49,12 @@ def median_seconds(call: Callable[[], object], device: torch.device, repeats: in
             start = clock()
             call()
             times.append(clock() - start)
-    # What others use of the machine only ever adds to processor time.
+    # Other programs on the machine can only increase the CPU time, so the least one is the best estimate.
     return min(times[1:]) if clock is CLOCK["cpu"] else statistics.median(times[1:])
 
 
 def naive_mean(x: Tensor, window: int, at_a_time: int = 1 << 27) -> Tensor:
+    """The mean of each window, by adding all its elements; about `at_a_time` elements of windows in one call."""
     out = torch.full_like(x, torch.nan)
     windows = x.unfold(0, window, 1)
     step = max(at_a_time // window, 1)
@@ -101,7 +104,7 @@ def main() -> None:
         "--clock",
         choices=CLOCK,
         default="wall",
-        help="cpu: processor time of one thread, for a machine that others use",
+        help="cpu: CPU time of one thread, for a machine that other programs use, too",
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()

@@ -1,11 +1,12 @@
-"""One GPU against several: positions per second of whole training steps.
+"""Compares training on one GPU with training on several: positions per second of whole training steps.
 
     torchrun --nproc-per-node 2 benchmarks/several_gpus.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value]
 
-`data.batch_size` is that of one GPU. Three cases, on batches that lie on the device already and, with --from-file, also
-through the loader: the first process alone; all processes with the same batch for each; all processes with one such
-batch between them. And what they exchange in a step of the second case, by itself. Prints a table; the first process
-writes JSON into benchmarks/results/. On a CPU, where it runs through gloo, it shows that it works and no more.
+With B = `data.batch_size` it measures three cases: the first process alone, with batches of B positions; all processes
+together, with batches of B positions for each process; all processes together, with batches of B positions in all. The
+batches are on the device before the measurement; with --from-file each case is measured again through the loader. The
+exchanges of a step of the second case are also measured alone. Prints a table; the first process writes JSON into
+benchmarks/results/. A run on CPUs, where the exchanges go through gloo, only shows that the program works.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from training_step import PRELOADED, Preloaded, copies, synchronize
 def measure(
     recipe: Recipe, ranks: Ranks, source: Callable[[], BatchSource], device: torch.device, steps: int, warmup: int
 ) -> dict[str, Any]:
-    """Milliseconds per step and positions per second, after `warmup` steps."""
+    """Milliseconds per step (wall-clock) and positions per second over `steps` steps, after `warmup` steps. All of
+    `ranks` must call this together."""
     set_up_torch(recipe, device)
     model = nets.build(recipe.model)
     division, words = divide(ranks, model, recipe)
@@ -62,7 +64,9 @@ def measure(
 
 
 def exchanges(ranks: Ranks, positions: int, outputs: int, device: torch.device) -> dict[str, float]:
-    """Microseconds of the two exchanges of a step of `Columns`, one after the other, without graphs."""
+    """Wall-clock microseconds of each of the two exchanges in a step of `Columns`, launched without a CUDA graph. The
+    sums are fp32 [positions, outputs]. The gradients are those of a rank's positions, with PSQT, and 10,000 more for
+    the parameters that all ranks have."""
     sums = torch.ones(positions, outputs, device=device)
     part = torch.ones(positions // ranks.size * (outputs + 1) + 10_000, device=device)
     found = {}

@@ -1,22 +1,21 @@
-"""Where the time of a training step goes: every operator (on CUDA every kernel), its calls, time, bytes and floor.
+"""Where the time of a training step goes: the calls, time, bytes and floor of each operator, and on CUDA its kernels.
 
     python benchmarks/step_profile.py --config configs/sfnnv5.yaml --data FILE.binpack [--name NAME] [key=value …]
 
-Prints a table, and writes it as JSON and as a picture into benchmarks/results/. It takes two looks at the steps:
+Prints a table, and writes it as JSON and as a picture into benchmarks/results/. All figures are per step:
 
-- `ms` is what torch.profiler says: the time of an operator itself, without the operators that it calls, on the clock.
-  On CUDA it is the time of kernels, each listed below the operator that launched it, and the step is not recorded in a
-  graph, because a replayed graph does not say which operator a kernel belongs to.
-- `CPU ms` is the time that all threads of the process together spent in the operator. It hardly moves where others use
-  the machine, too; the clock does. Not on CUDA.
-- `MB` is counted while a step runs: what an operator must move at least if nothing is in a cache, each argument read
-  once and each result written once. An operator that gathers rows from a table is counted with the whole table.
+- `ms`: on a CPU the wall-clock time of an operator, from torch.profiler, without the operators that it calls. On CUDA
+  the time of its kernels, which are listed below the operator that launched them. The step is not a CUDA graph here,
+  because the profiler cannot assign the kernels of a replayed graph to operators.
+- `CPU ms`: the CPU time of all threads of the process while the operator ran. It changes little when other programs use
+  the machine, which wall-clock time does not. Only on a CPU.
+- `MB`: the bytes that an operator must move if nothing is in a cache: each argument read once and each result written
+  once. An operator that gathers rows from a table counts the whole table.
+- `floor ms`: the time that these bytes take at the rate of a large copy on the same machine, measured in the same run.
+  On a CPU it is CPU time.
 
-Times are medians over the steps. On a busy machine use one thread (OMP_NUM_THREADS=1): with two, each waits for the
-other to be given a core, and this wait counts.
-
-The floor is the time those bytes take at the rate of a large copy on the same machine, in the same run (CPU time on a
-CPU). Operators that take almost no time are added up in one row. The CUDA half of this file has not been run yet.
+Times are medians over the steps. Operators of a phase that take less than 0.4 % of the step share one row. On a busy
+machine use one thread (OMP_NUM_THREADS=1): with two, the time that one waits until the other gets a core counts, too.
 """
 
 from __future__ import annotations
@@ -47,22 +46,23 @@ from report import RESULTS, ROOT, environment, wait_as_training_does, write
 from training_step import Preloaded, copies, synchronize
 
 PHASES = ("forward", "loss", "backward", "optimizer", "rest")
-SMALL = 0.004  # share of the step below which an operator goes into the row of the others
+SMALL = 0.004  # operators below this share of the step are added up in one row of their phase
 
-SUMMED = ("calls", "ms", "cpu_ms", "bytes", "floor_ms")
+SUMMED = ("calls", "ms", "cpu_ms", "bytes", "floor_ms")  # the columns that are added up
 
 Row = tuple[str, str]  # phase, operator
 
 
 class Phases:
-    """Marks the parts of the steps of a trainer, for the profiler and for the counter of bytes."""
+    """Marks the phases of a trainer's steps for the profiler and for `Counter`. It replaces functions of the trainer,
+    of its recipe and of torch; `close` restores the latter two."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.now = "rest"
         recipe: Any = trainer.recipe
         terms, step = recipe.loss.terms, trainer.optimizer.step
         trainer.forward = self._marked("forward", trainer.forward)
-        # Forward and loss in one, where there are operators for both.
+        # Where operators compute the forward pass and the loss together, both count as "forward".
         trainer.model.loss = self._marked("forward", trainer.model.loss)  # type: ignore[method-assign]
         object.__setattr__(recipe.loss, "terms", self._marked("loss", terms))
         self._replaced = recipe.loss
@@ -108,13 +108,14 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_view(function: Any) -> bool:
-    """Whether the operator only gives another name to memory."""
+    """Whether the operator returns only views, so that it moves no bytes."""
     returned = [r.alias_info for r in function._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
 
 
 def moved(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Bytes of all arguments, of those that are written a second time, and of results that are not arguments."""
+    """The bytes that an operator must read and write: all its arguments, those that it changes in place once more, and
+    all results that are not arguments."""
     total, seen = 0, set()
     writes_only = function._schema.name in ("aten::fill_", "aten::zero_", "aten::copy_")
     for index, argument in enumerate(function._schema.arguments):
@@ -127,6 +128,7 @@ def moved(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], resul
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in an argument: itself, the items of a list, or indices and values of a sparse tensor."""
     if isinstance(value, Tensor):
         if value.layout == torch.sparse_coo:
             yield from (value._indices(), value._values())
@@ -138,14 +140,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def size(tensor: Tensor) -> int:
-    """Bytes of the elements that lie apart in memory: a dimension of stride 0 counts once."""
+    """The bytes of a tensor's distinct elements; the elements of an expanded dimension (stride 0) count once."""
     sizes = [length for length, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0]
     return int(torch.Size(sizes).numel()) * tensor.element_size()
 
 
 def times(trainer: Trainer, device: torch.device, steps: int) -> tuple[dict[Row, Any], float]:
-    """For each phase and operator: calls and milliseconds of a step, and its kernels; and the milliseconds of a whole
-    step under the profiler. Medians over the steps."""
+    """For each phase and operator: its calls and milliseconds per step, and on CUDA those of its kernels. Also the
+    wall-clock milliseconds of a whole step under the profiler. Milliseconds are medians over the steps, calls means."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     milliseconds: dict[Row, list[float]] = defaultdict(lambda: [0.0] * steps)
     calls: dict[Row, int] = defaultdict(int)
@@ -165,7 +167,7 @@ def times(trainer: Trainer, device: torch.device, steps: int) -> tuple[dict[Row,
             if "::" not in event.name or event.name.startswith("autograd::"):
                 continue
             start = event.time_range.start
-            # The innermost phase that the call lies in.
+            # The innermost phase that contains the call.
             inside = [(end - begin, name) for begin, end, name in spans if begin <= start <= end]
             row = (min(inside)[1] if inside else "rest", event.name)
             calls[row] += 1
@@ -175,7 +177,8 @@ def times(trainer: Trainer, device: torch.device, steps: int) -> tuple[dict[Row,
                     kernels[row][kernel.name][step] += kernel.duration / 1e3
                     launches[row][kernel.name] += 1
             else:
-                # An operator of ours runs inside of a derivative that is not one, and its time would be nobody's.
+                # Inside the event of one of our operators is the event of its autograd function, which has no row here.
+                # The self time would leave that event out, so take the total time.
                 ours = event.name.startswith("nnue::")
                 milliseconds[row][step] += (event.cpu_time_total if ours else event.self_cpu_time_total) / 1e3
     found: dict[Row, Any] = {}
@@ -190,7 +193,7 @@ def times(trainer: Trainer, device: torch.device, steps: int) -> tuple[dict[Row,
 
 
 def core_copy_rate() -> float:
-    """Bytes that a large copy on all threads moves in a second of CPU time, in TB/s."""
+    """The bytes that a large element-wise kernel on all threads reads and writes per second of CPU time, in TB/s."""
     source = torch.randn(32 << 20)
     to, rates = torch.empty_like(source), []
     for _ in range(6):
@@ -201,7 +204,8 @@ def core_copy_rate() -> float:
 
 
 def step_times(trainer: Trainer, device: torch.device, steps: int) -> dict[str, float]:
-    """Median milliseconds of a step without the profiler, on the clock and on all cores together."""
+    """Milliseconds of a step without the profiler: median and least wall-clock time, and the mean of the CPU time of
+    all threads together."""
     wall, cpu = [], []
     for _ in range(steps):
         synchronize(device)
@@ -218,7 +222,7 @@ def step_times(trainer: Trainer, device: torch.device, steps: int) -> dict[str, 
 
 
 def look(recipe: Recipe, data: Any, device: torch.device, warmup: int, steps: int) -> dict[str, Any]:
-    """All measurements of one trainer."""
+    """Makes all measurements, with one trainer: steps without the profiler, then with it, then with `Counter`."""
     set_up_torch(recipe, device)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
         trainer = Trainer(recipe, nets.build(recipe.model).to(device), data, None, Path(folder))
@@ -248,7 +252,7 @@ def look(recipe: Recipe, data: Any, device: torch.device, warmup: int, steps: in
 
 
 def shortened(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with the small ones of each phase as one row."""
+    """The rows, with the small ones of each phase added up in one row."""
     key = "cpu_ms" if "cpu_ms" in rows[0] else "ms"
     total, short = sum(row[key] for row in rows), []
     for phase in PHASES:
@@ -278,7 +282,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def picture(report: dict[str, Any], path: Path) -> None:
-    """Bars of the operators' times, in the order of the step, with the floor as a mark."""
+    """Draws a bar for the time of each row, phase by phase, with a mark at its floor."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -321,11 +325,11 @@ def rounded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
-    parser.add_argument("--data", required=True, help="data file with as many batches as --batches")
-    parser.add_argument("--batches", type=int, default=32, help="different batches to go through")
-    parser.add_argument("--warmup", type=int, default=0, help="steps before; default: as many as there are batches")
+    parser.add_argument("--data", required=True, help="data file with at least as many batches as --batches")
+    parser.add_argument("--batches", type=int, default=32, help="how many different batches the steps use in turn")
+    parser.add_argument("--warmup", type=int, default=0, help="steps before measuring; default: as many as --batches")
     parser.add_argument("--steps", type=int, default=10, help="steps to measure")
-    parser.add_argument("--name", default="", help="of the files, behind net, device and batch")
+    parser.add_argument("--name", default="", help="added to the file names, behind net, device and batch")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and picture")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()

@@ -1,18 +1,19 @@
-"""Positions per second of whole training steps: forward, loss, backward, AdamW with factoriser and clipping.
+"""Positions per second of whole training steps, as the recipe says: forward, loss, backward and optimiser.
 
     python benchmarks/training_step.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value …]
 
-Twice in one run: on batches that lie on the device already, and from the file through the loader, as in training.
-Prints a table and writes JSON into benchmarks/results/. `--aware` measures the same again with quantisation-aware
-rounding from the first step on.
+It measures two cases in one run: batches that are already on the device, and batches from the file through the loader,
+as in training. With `--aware` it measures both again, with quantisation-aware rounding from the first step on. Prints a
+table and writes JSON into benchmarks/results/.
 
-On a CPU the loader works hard for half a second or more after its first batch: it fills the next shuffle buffer. Few
-steps of a small batch would measure that and not the steady state. So the steps before and under the clock are so many
-positions, not so many batches; with `--steps` those before it stay.
+On a CPU the loader needs much CPU time for half a second or more after its first batch, because it fills the next
+shuffle buffer. A few steps with a small batch would measure that and not the steady state. So on a CPU the warm-up and
+the measurement are each as many steps as a fixed number of positions takes. `--steps` replaces the number of measured
+steps, not that of the warm-up.
 
-With `--ratio`, on a CPU, it measures instead what computing only the own layer stack of each position and updating rows
-late gain: trainers with and without take turns on the same batches in one process, so that others who use the machine
-slow down both. CPU time is that of all threads together.
+With `--ratio`, on a CPU, it measures instead what two optimisations gain: computing only the own layer stack of each
+position, and updating rows late. Trainers with and without them take turns on the same batches in one process, so that
+other work on the machine slows all of them down alike. CPU time is that of all threads together.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from nnue_trainer.training.run import choose_device, set_up_torch, training_batc
 from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, wait_as_training_does, write
 
-PRELOADED = 8  # batches: more than the caches hold
-STEADY_POSITIONS = 400_000  # of a measurement on a CPU; a quarter of that before it
+PRELOADED = 8  # batches on the device: more than the caches hold
+STEADY_POSITIONS = 400_000  # positions of a measurement on a CPU; its warm-up has a quarter of that
 
 
 class Preloaded:
-    """Batches on the device, in a circle."""
+    """A `BatchSource` that yields the same batches, which are on the device, again and again."""
 
     def __init__(self, batches: list[Batch]):
         self._batches = batches
@@ -64,7 +65,7 @@ class Preloaded:
 
 
 def copies(loader: BatchSource, device: torch.device, features: str, count: int = PRELOADED) -> list[Batch]:
-    """The first `count` batches of a loader on the device, in memory of their own."""
+    """Copies of the first `count` batches of a loader, on the device. Each counts as a buffer of its own."""
     batches = DeviceBatches(loader, device, features)
     taken = []
     for number in range(count):
@@ -76,7 +77,8 @@ def copies(loader: BatchSource, device: torch.device, features: str, count: int 
 
 
 def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: int, warmup: int) -> dict[str, float]:
-    """Milliseconds per step, wall clock and CPU, and positions per second over `steps`, after `warmup` steps."""
+    """Milliseconds per step (wall-clock and CPU time) and positions per second over `steps` steps, after `warmup`
+    steps."""
     set_up_torch(recipe, device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, nets.build(recipe.model).to(device), source, None, Path(folder))
@@ -92,19 +94,20 @@ def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: in
         raise SystemExit("a step was not finite: nothing measured here would mean anything")
     return {
         "milliseconds_per_step": round(1e3 * seconds / steps, 3),
-        # Of all cores together; hardly moves where others use the machine, too.
+        # CPU time of all threads together. It changes little when other programs use the machine.
         "cpu_milliseconds_per_step": round(1e3 * cpu_seconds / steps, 3),
         "positions_per_second": round(steps * recipe.data.batch_size / seconds),
     }
 
 
 def ratio(recipe: Recipe, batches: list[Batch], rounds: int) -> dict[str, dict[str, Any]]:
-    """Milliseconds per step of trainers that take turns, with and without what the CPU has of its own; the least of the
-    rounds, each of which goes once through all batches. The first round is not counted."""
+    """Milliseconds per step of trainers with and without the optimisations for CPUs. The trainers take turns: in a
+    round each of them trains once on all batches. The result is the least time of `rounds` rounds, after one that does
+    not count."""
     device = torch.device("cpu")
     set_up_torch(recipe, device)
     fused = stacked_linear.is_fused
-    ways = {  # stacks of their own, late rows
+    ways = {  # (compute only the own stack, update rows late)
         "without": (False, False),
         "own stacks": (True, False),
         "own stacks, late rows": (True, True),
@@ -150,9 +153,9 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches")
     parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 400,000 positions on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
-    parser.add_argument("--ratio", action="store_true", help="compare the ways of a CPU, see above")
-    parser.add_argument("--batches", type=int, default=32, help="different batches of --ratio")
-    parser.add_argument("--rounds", type=int, default=3, help="of --ratio")
+    parser.add_argument("--ratio", action="store_true", help="measure what the optimisations for CPUs gain")
+    parser.add_argument("--batches", type=int, default=32, help="with --ratio: how many different batches")
+    parser.add_argument("--rounds", type=int, default=3, help="with --ratio: how many rounds")
     parser.add_argument("--aware", action="store_true", help="also with quantisation-aware rounding")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()

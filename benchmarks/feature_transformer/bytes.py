@@ -1,12 +1,12 @@
-"""Bytes that the fused operator moves, counted by the GPU: Nsight Compute (ncu) on one forward and backward.
+"""Counts the bytes that the fused operator moves in one forward and backward, by Nsight Compute (ncu).
 
     python benchmarks/feature_transformer/bytes.py --data FILE.binpack [--cases buckets:1024:16384 full:1024:16384]
 
-For each case and dtype, and each kernel of plan, forward and backward: device memory read and written, bytes through
-the L2 cache, and the kernel's time at the clocks as they are. Kernels run one by one, with caches as the kernel before
-left them. Beside the sums stand the fewest bytes that the operator could move: its inputs and outputs, each once.
-NNUE_CUDA_KERNELS=portable counts those of the kernels of every GPU. Needs ncu and the right to read hardware counters.
-Prints a table, writes JSON to benchmarks/results/.
+For each case and dtype it counts, for each kernel of plan, forward and backward, the device memory read and written,
+the bytes through the L2 cache, and the time without fixed clocks. ncu runs the kernels one by one, with the caches as
+the kernel before left them. The table also has the fewest bytes that the operator could move: each input and output
+once. NNUE_CUDA_KERNELS=portable selects the portable kernels, which run on every supported GPU. Needs ncu and the
+permission to read hardware counters. Prints a table and writes JSON to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ UNITS |= {"usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "s": 1.0}
 
 
 def one_step(case: str, dtype: str, data: str | None) -> None:
+    """Runs one forward and backward between cudaProfilerStart and cudaProfilerStop; `count` starts this under ncu."""
     import run
     import torch
 
@@ -61,6 +62,7 @@ def one_step(case: str, dtype: str, data: str | None) -> None:
 
 
 def count(case: str, dtype: str, data: str | None) -> dict[str, Any]:
+    """Runs `one_step` under ncu, and returns bytes and seconds of each kernel."""
     command = ["ncu", "--csv", "--print-units", "base", "--clock-control", "none", "--profile-from-start", "off"]
     command += ["--cache-control", "none", "--metrics", ",".join(METRICS)]
     command += [
@@ -102,7 +104,7 @@ def main() -> None:
     parser.add_argument("--data", help="a binpack file; random rows without one")
     parser.add_argument("--cases", nargs="+", metavar="SET:N:B", default=["buckets:1024:16384", "full:1024:16384"])
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the JSON")
-    parser.add_argument("--one", nargs=2, metavar=("CASE", "DTYPE"), help="one step, for ncu to look at")
+    parser.add_argument("--one", nargs=2, metavar=("CASE", "DTYPE"), help="only run one step; used under ncu")
     args = parser.parse_args()
     if args.one:
         one_step(*args.one, args.data)

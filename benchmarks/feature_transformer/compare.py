@@ -1,11 +1,11 @@
-"""Builds of the CUDA op library against each other: are they right, equal bit for bit from run to run, and how fast.
+"""Compares builds of the CUDA operator library: errors, whether repeated runs give equal bits, and times.
 
     python benchmarks/feature_transformer/compare.py --data FILE.binpack old=PATH/_ops_cuda.so new=PATH/_ops_cuda.so
 
-Each build runs in a process of its own, one after the other on the same positions: outputs and gradients against sums
-in float64, five more runs for equal bits, medians with a cold L2 cache (run.py's timer), and with --profile each
-kernel's time. A change of a kernel is measured with this before it is merged; run.py then makes the figures that are
-kept.
+The builds run one after the other, each in a process of its own, on the same positions. For each build it prints the
+errors of output and gradients against float64, whether five more runs give the same bits, the median times with a cold
+L2 cache (run.py's timer), and with --profile the time of each kernel. Measure a change of a kernel with this before it
+is merged; run.py measures the figures that are kept.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def error(found: Tensor, expected: Tensor) -> float:
+    """The relative error: norm of the difference / norm."""
     return float((found.double() - expected).norm() / expected.norm())
 
 
 class Case:
-    """One batch and one dtype, and what is done with them."""
+    """A batch and parameters of one dtype, with the calls that are checked and timed. `run` is the module run.py."""
 
     def __init__(
         self, run: Any, name: str, rows: tuple[Tensor, Tensor, Tensor], outputs: int, dtype: torch.dtype
@@ -57,7 +58,7 @@ class Case:
         return (out, *torch.autograd.grad(out, (self.weight, self.bias), self.grad))
 
     def reference(self) -> tuple[Tensor, ...]:
-        """What `step` gives, in float64."""
+        """The results of `step`, computed in float64 by embedding_bag."""
         weight, bias = (p.detach().double().requires_grad_() for p in (self.weight, self.bias))
         packed = [self.run.pack(i) for i in (self.white, self.black)]
         out = self.run.bags(packed, self.black_to_move.bool()[:, None], weight, bias)
@@ -91,7 +92,7 @@ class Case:
         return "ms: " + "  ".join(f"{k} {v:.4f}" for k, v in found.items())
 
     def kernels(self, flush: Tensor) -> dict[str, list[float]]:
-        """Microseconds of each launch in ten steps."""
+        """For each of our kernels: the microseconds of all its launches in ten steps."""
         found: dict[str, list[float]] = {}
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(10):
@@ -106,7 +107,7 @@ class Case:
 
 
 def measure(name: str, library: str, args: argparse.Namespace) -> None:
-    """In the build's own process: a library is loaded once."""
+    """Checks and times one build. It must run in a process of its own, because a process can load only one library."""
     from nnue_trainer import _library
 
     _library.CUDA_LIBRARY = Path(library)

@@ -1,16 +1,21 @@
-"""The feature transformer on a GPU: the fused operator for both perspectives against everything below it, in one run.
+"""The feature transformer on a GPU: the fused operator for both perspectives against simpler ways, in one run.
 
     python benchmarks/feature_transformer/run.py --data FILE.binpack
 
-Both perspectives of B positions (shuffled positions of the file, or random rows with their statistics without one),
-HalfKAv2_hm ("buckets"), the full SFNNv16 input with threats and pawn pairs ("full") and Chess768 ("chess768", which has
-no king buckets), through `perspectives.perspective_transformer`, pairwise activation, with the kernels that the device
-takes by itself ("fused") and with those of every GPU ("portable"), against `F.embedding_bag` with torch's activation,
-the plain operator with the classic atomics and with its deterministic backward, and the bare rungs of ladder.cu (fp32;
-they leave the activation out). Making the plan is part of "step". The L2 cache
-is overwritten before each timed call, and the device kept busy until the host has queued the call, so that times
-(medians) are the device's. "floor" is the time that the bytes of the operator's inputs and outputs, each moved once,
-take at the copy bandwidth measured here. Prints a table, and writes JSON and a plot (PNG) to benchmarks/results/.
+The input is both perspectives of B shuffled positions of the file, or random rows with similar statistics if no file is
+given. The feature sets are HalfKAv2_hm ("buckets"), the full input of SFNNv16 with threats and pawn pairs ("full") and
+Chess768 ("chess768", without king buckets). The activation is pairwise. The rows of the table are:
+
+- "fused": `perspectives.perspective_transformer` with the fastest kernels for the device;
+- "portable": the same with the kernels that run on every supported GPU;
+- "embedding_bag": `F.embedding_bag` with torch's activation;
+- "plain": the plain operator with torch's activation, with the classic atomics or the deterministic backward;
+- "rung": the simpler kernels of ladder.cu, only in fp32, without the activation;
+- "floor": the time that the operator's inputs and outputs, each moved once, take at the copy bandwidth of this run.
+
+A "step" is forward and backward, and includes the plan where there is one. Times are medians of the device's time:
+before each timed call the L2 cache is overwritten, and the device is kept busy until the host has queued the call.
+Prints a table, and writes JSON and a plot (PNG) to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import report  # noqa: E402 (a neighbour of this folder)
 
-BUCKET, BUCKETED = 768, 24_576  # HalfKAv2_hm, 12 planes: king buckets; features from there on are unbucketed
+BUCKET, BUCKETED = 768, 24_576  # HalfKAv2_hm: features of a king bucket, and of all; later features have no bucket
 FEATURES = {"HalfKAv2_hm": BUCKETED, "HalfKAv2_hm+Full_Threats_v16+PP_3Wide": 88_944, "Chess768": 768}
 KING_BUCKETS, FULL, CHESS768 = FEATURES
 SHORT = {"buckets": KING_BUCKETS, "full": FULL, "chess768": CHESS768}
@@ -54,13 +59,14 @@ CASES = [
     for name in FEATURES
     for n in ((512, 1024) if name == CHESS768 else (256, 512, 1024, 3072))
 ]
-CHUNK = 768  # rows of rung 4's tile
+CHUNK = 768  # rows in a tile of the fourth backward rung
 BACKWARD_RUNGS = (
     (1, "scalar"), (2, "vector"), (3, "bulk reduce"), (4, "shared-memory segments"), (5, "transposed lists")
 )  # fmt: skip
 
 
 def real_rows(path: str, name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """White's and black's index rows and `black_to_move` of shuffled positions of a file."""
     from nnue_trainer.data import Loader
 
     loader = Loader(path, name, batch, seed=1, repeat=True, threads=4)
@@ -71,9 +77,10 @@ def real_rows(path: str, name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def random_rows(name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """HalfKAv2_hm: 7 to 32 active, mean 19.5; the busiest king bucket holds a quarter. Chess768: the same with one
-    bucket. Full input: also 10 to 54 of
-    the others, mean 32; the 768 most frequent of them have three quarters of their entries, as on real positions."""
+    """Random rows with the statistics of real positions, in the form of `real_rows`. HalfKAv2_hm: 7 to 32 active
+    features, 19.5 on average; the most frequent king bucket has a quarter of the rows. Chess768: the same with one
+    bucket. Full input: also 10 to 54 features without king buckets, 32 on average; the 768 most frequent ones make up
+    three quarters of their entries."""
     g = torch.Generator().manual_seed(1)
 
     def one() -> Tensor:
@@ -100,23 +107,26 @@ def random_rows(name: str, batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def buckets_of(name: str) -> tuple[int | None, int | None]:
-    """bucket_size and num_bucketed of a set."""
+    """The arguments bucket_size and num_bucketed for a feature set."""
     return (None, None) if name == CHESS768 else (BUCKET, BUCKETED)
 
 
 class Timer:
+    """Measures the device's time of a call, with a cold L2 cache."""
+
     def __init__(self, repeats: int) -> None:
         self.repeats = repeats
         self.flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
 
     def __call__(self, step: Callable[[], object]) -> float:
-        """Median milliseconds, caches cold; of fewer repeats, at least five, where they take longer than 0.1 s."""
+        """The median milliseconds of `repeats` calls. It stops early, after at least five, when the calls together have
+        taken 0.1 s."""
         times: list[float] = []
         for _ in range(3):
             step()
         for _ in range(self.repeats):
             self.flush.zero_()
-            torch.cuda._sleep(4_000_000)  # about 2 ms: the host queues the whole step meanwhile
+            torch.cuda._sleep(4_000_000)  # about 2 ms, during which the host queues the whole step
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             step()
@@ -128,13 +138,14 @@ class Timer:
         return statistics.median(times)
 
     def copy_bandwidth(self) -> float:
-        """Bytes read and written per second by a large copy."""
+        """The bytes that a large copy reads and writes per second."""
         half = len(self.flush) // 2
         ms = self(lambda: self.flush[:half].copy_(self.flush[half:]))
         return 2 * half / ms * 1e3
 
 
 def build_ladder(folder: str) -> ctypes.CDLL | None:
+    """Compiles ladder.cu for this GPU and loads it; None if that fails."""
     library = Path(folder) / "ladder.so"
     command = ["nvcc", "-std=c++20", "-O3", "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden", "-cudart", "static"]
     try:
@@ -151,7 +162,8 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
 
 
 def segments(feature: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """Segments of equal numbers in a sorted vector, of at most `most` elements: (first element of each, begins)."""
+    """Cuts a sorted vector into segments of equal numbers with at most `most` elements each. Returns the number of each
+    segment, and the index where each begins, with the length of the vector behind them."""
     first = torch.ones_like(feature, dtype=torch.bool)
     first[1:] = feature[1:] != feature[:-1]
     if most is not None:
@@ -165,6 +177,7 @@ def segments(feature: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
 def rungs(
     ladder: ctypes.CDLL, timer: Timer, features: int, white: Tensor, black: Tensor, outputs: int
 ) -> dict[str, dict[str, float]]:
+    """The times of the kernels of ladder.cu. The results of the backward rungs are compared with each other."""
     rows = torch.cat([white, black])
     order = rows[:, 0].div(BUCKET, rounding_mode="floor").argsort(stable=True).int()
     weight, bias = torch.randn(features, outputs, device="cuda"), torch.randn(outputs, device="cuda")
@@ -172,7 +185,7 @@ def rungs(
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     found: dict[str, dict[str, float]] = {}
 
-    # Lists for the last two rungs; making them is not timed.
+    # The lists that the last two backward rungs read; the time to make them is not measured.
     place_of = torch.empty_like(order)
     place_of[order.long()] = torch.arange(len(rows), dtype=torch.int32, device="cuda")
     row, column = (rows >= 0).nonzero().unbind(1)
@@ -218,7 +231,7 @@ def rungs(
 
 
 def parameters(features: int, outputs: int, batch: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight, bias, and a gradient of the output, always the same."""
+    """Weight, bias and a gradient of the output: random, but the same in each call."""
     g = torch.Generator("cuda").manual_seed(2)
     weight = (torch.randn(features, outputs, generator=g, device="cuda") * 0.1).to(dtype).requires_grad_()
     bias = (torch.rand(outputs, generator=g, device="cuda") * 0.5).requires_grad_()
@@ -226,25 +239,28 @@ def parameters(features: int, outputs: int, batch: int, dtype: torch.dtype) -> t
 
 
 def pack(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries of index rows, and where each row begins in them, for embedding_bag."""
+    """The input of embedding_bag: the indices of all rows without padding, and the offset of each row."""
     alive = indices != -1
     return indices[alive], F.pad(alive.sum(1).cumsum(0)[:-1], (1, 0)).int()
 
 
 def activated(accumulators: list[Tensor], black_first: Tensor) -> Tensor:
+    """The pairwise activation of white's and black's accumulators [B, N], side to move first, in torch's operators."""
     clipped = [a.clamp(0, 1).chunk(2, 1) for a in accumulators]
     own, other = (c[0] * c[1] for c in clipped)
     return torch.cat([torch.where(black_first, other, own), torch.where(black_first, own, other)], 1)
 
 
 def bags(packed: list[tuple[Tensor, Tensor]], black_first: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The operator's output by torch's means, differentiable."""
+    """The output of the fused operator, computed by embedding_bag and torch's operators; differentiable."""
     return activated([F.embedding_bag(p, weight, o, mode="sum") + bias for p, o in packed], black_first)
 
 
 def measure(
     timer: Timer, bandwidth: float, name: str, rows: tuple[Tensor, Tensor, Tensor], outputs: int, dtype: torch.dtype
 ) -> dict[str, Any]:
+    """The milliseconds of plan, forward, backward and step of each way, for one case. The output of the fused operator
+    is compared with that of embedding_bag."""
     features = FEATURES[name]
     white, black, black_to_move = (t.cuda() for t in rows)
     weight, bias, grad = parameters(features, outputs, len(white), dtype)
@@ -372,7 +388,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the JSON and the plot")
     parser.add_argument("--cases", nargs="+", metavar="SET:N:B", help="for example buckets:1024:16384 full:1024:16384")
     args = parser.parse_args()
-    ops.set_index_check("off")  # a training loop checks batches where they are made; here only kernels are timed
+    ops.set_index_check("off")  # only the kernels are timed; training checks index rows where they are made
     cases = [parse_case(c) for c in args.cases] if args.cases else CASES
     record = {
         "benchmark": "feature_transformer",
