@@ -88,7 +88,7 @@ def main() -> None:
         "data": {"file": arguments.data.name, "positions": len(records), "times": repeat},
         "batch_size": arguments.batch_size,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        * 1024,  # of the process, torch included
+        * 1024,  # the whole process, including torch
         "results": rows,
     }
     write(arguments.out / "loader.json", report)

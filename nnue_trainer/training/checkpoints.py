@@ -126,6 +126,7 @@ class CheckpointStore:
 
 
 def _is_best(one: TrainerState, of: TrainerState) -> bool:
+    """Whether the checkpoint with the state `one` is the best one that the state `of` names."""
     if of.best_step is not None:
         return one.step == of.best_step
     return one.validation_loss == of.best_validation_loss  # the first release did not write best_step
