@@ -4,11 +4,12 @@ _ops_cpu   csrc/library.cpp (every op schema) and csrc/cpu/; LibTorch stable ABI
 _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 overrides), never gated on a visible GPU
 _data      data_loader/; torch-free C++20 behind one pybind11 module
 
-Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;90" (compute capabilities; PTX of the last is added), CUDA_HOME,
-CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS. NNUE_NO_EXTENSIONS=1 installs the Python
-files alone, for `make`, which builds the native parts in place.
+Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;90" (compute capabilities; PTX of the last is added; csrc/cuda/hopper/
+is built only where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
+NNUE_NO_EXTENSIONS=1 installs the Python files alone, for `make`, which builds the native parts in place.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -90,16 +91,20 @@ def cuda_build(nvcc: str | None) -> str:
 
 def architectures() -> list[str]:
     archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", "80;90").split(";") if a.strip()]
-    if not archs or not all(a.rstrip("af").isdigit() for a in archs):
+    if not archs or not all(a.isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")
     return archs
 
 
 def architecture_flags(archs: list[str]) -> list[str]:
-    # Hopper's tensor-core instructions are in 90a alone, and every device of capability 9.0 runs it.
-    machine = ["90a" if a == "90" else a for a in archs]
-    flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in machine]
+    flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     return [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+
+
+# Hopper's tensor-core instructions are in 90a alone, which every device of capability 9.0 runs. PTX of 90a runs on no
+# other GPU, so there is none.
+HOPPER_FOLDER = "csrc/cuda/hopper/"
+HOPPER_FLAG = "-gencode=arch=compute_90a,code=sm_90a"
 
 
 def native_parts() -> dict[str, object]:
@@ -126,12 +131,27 @@ def native_parts() -> dict[str, object]:
             return super().get_ext_filename(fullname)
 
         def build_extension(self, ext: Extension) -> None:
-            """Drops CUDA objects older than a header: with a CPU build of torch, ninja is told no headers of theirs."""
+            """Drops CUDA objects older than a header: with a CPU build of torch, ninja is told no headers of theirs.
+
+            Then compiles the sources for Hopper with flags of their own, which an Extension has no place for.
+            """
             newest = max((Path(header).stat().st_mtime for header in ext.depends), default=0)
             for source in (s for s in ext.sources if s.endswith(".cu")):
                 built = Path(self.build_temp, source).with_suffix(".o")
                 if built.exists() and built.stat().st_mtime < newest:
                     built.unlink()
+            hopper = [source for source in ext.sources if source.startswith(HOPPER_FOLDER)]
+            if hopper:
+                ext.sources = [source for source in ext.sources if source not in hopper]
+                nvcc_flags = [f for f in ext.extra_compile_args["nvcc"] if not f.startswith("-gencode")]
+                self.announce(f"building the Hopper kernels of {ext.name!r}", level=logging.INFO)
+                ext.extra_objects += self.compiler.compile(
+                    hopper,
+                    output_dir=self.build_temp,
+                    include_dirs=ext.include_dirs,
+                    debug=self.debug,
+                    extra_postargs={**ext.extra_compile_args, "nvcc": [*nvcc_flags, HOPPER_FLAG]},
+                )
             super().build_extension(ext)
 
     nvcc = find_nvcc()
@@ -180,9 +200,12 @@ def native_parts() -> dict[str, object]:
         cpp_extension.CUDA_HOME = str(cuda_home)
         archs = architectures()
         defines = ["-DUSE_CUDA", f"-DNNUE_CUDA_ARCHS={'+'.join(archs)}"]
+        cuda_sources = sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu", *SHARED_SOURCES)
+        if "90" not in archs:
+            cuda_sources = [source for source in cuda_sources if not source.startswith(HOPPER_FOLDER)]
         cuda_ops = cpp_extension.CppExtension(
             "nnue_trainer._ops_cuda",
-            sources("csrc/cuda/*.cu", "csrc/cuda/*/*.cu", *SHARED_SOURCES),
+            cuda_sources,
             depends=sources("csrc/*.h", "csrc/cuda/*.cuh", "csrc/cuda/*/*.cuh", *SHARED_HEADERS),
             include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader"), str(cuda_home / "include")],
             library_dirs=[

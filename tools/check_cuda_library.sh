@@ -1,16 +1,56 @@
 #!/usr/bin/env bash
-# The CUDA library that was built: machine code for sm_80 and sm_90 inside, libtorch named as needed, no CUDA runtime.
+# The CUDA library that was built: the right kernels for each GPU, libtorch named as needed, no CUDA runtime.
+#
+#   tools/check_cuda_library.sh [ARCHITECTURES [LIBRARY]]    ARCHITECTURES: as in NNUE_CUDA_ARCHS, by default 80;90
 set -euo pipefail
 cd "$(dirname "$0")/.."
-library=$(ls nnue_trainer/_ops_cuda*.so)
-built=$(.venv/bin/nnue info --json)
-for arch in 80 90; do
-    grep -q "\b$arch\b" <<<"$built" || { echo "$library: not built for sm_$arch: $built"; exit 1; }
+read -ra archs <<<"$(tr ';' ' ' <<<"${1:-80;90}")"
+library=${2:-nnue_trainer/_ops_cuda.so}
+fail() {
+    echo "$library: $*"
+    exit 1
+}
+cuobjdump=$(command -v cuobjdump || find -L .venv -name cuobjdump -type f -print -quit)
+[ -n "$cuobjdump" ] || fail "no cuobjdump to look into it with: install requirements-dev.txt"
+
+# Lines of an architecture and a kernel: of machine code, and of PTX.
+code=$("$cuobjdump" -symbols "$library" | awk '/^arch = / {arch = $3} / ENTRY / {print arch, $NF}' | sort)
+ptx=$("$cuobjdump" -ptx "$library" |
+    awk '/^\.target / {arch = $2} sub(/^.*\.entry /, "") {sub(/\(.*/, ""); print arch, $0}' | sort)
+architectures_of() { cut -d ' ' -f 1 | sort -u | paste -s -d ' '; }
+kernels_for() { awk -v arch="sm_$1" '$1 == arch {print $2}'; }
+portable=$(kernels_for "${archs[0]}" <<<"$code")
+hopper=$(kernels_for 90a <<<"$code")
+
+expected=$(printf 'sm_%s\n' "${archs[@]}")
+if [[ " ${archs[*]} " == *" 90 "* ]]; then
+    expected+=$'\nsm_90a'
+    for family in bucket_plan one_hot_product forward_gather unbucketed_lists; do
+        grep -q "$family" <<<"$hopper" || fail "no kernels of $family for sm_90a"
+    done
+fi
+expected=$(architectures_of <<<"$expected")
+found=$(architectures_of <<<"$code")
+[ "$found" = "$expected" ] || fail "machine code for $found, expected $expected"
+for arch in "${archs[@]}"; do
+    [ "$(kernels_for "$arch" <<<"$code")" = "$portable" ] || fail "not the same kernels for sm_$arch and sm_${archs[0]}"
 done
+if grep -E 'bucket_plan|one_hot_product' <<<"$portable"; then fail "these kernels belong in code for sm_90a alone"; fi
+both=$(comm -12 <(sort -u <<<"$hopper") <(sort -u <<<"$portable"))
+[ -z "$both" ] || fail "the same kernels for sm_90a and for every GPU: $both"
+found=$(architectures_of <<<"$ptx")
+[ "$found" = "sm_${archs[-1]}" ] || fail "PTX for $found, expected sm_${archs[-1]}"
+[ "$(kernels_for "${archs[-1]}" <<<"$ptx")" = "$portable" ] || fail "not the same kernels in PTX and for sm_${archs[0]}"
+
+# What the operators go by.
+named=$(IFS=+ && echo "${archs[*]}")
+grep -qaF "\"architectures\": \"$named\"" "$library" || fail "does not say that it was built for $named"
+
 needed=$(readelf -d "$library" | grep NEEDED)
-grep -q 'libtorch.so' <<<"$needed" || { echo "$library: does not need libtorch.so, so it would load nowhere"; exit 1; }
-if grep -q libcudart <<<"$needed"; then echo "$library: needs a CUDA runtime of the machine"; exit 1; fi
-if grep -q libtorch_python <<<"$needed"; then echo "$library: needs libtorch_python"; exit 1; fi
+grep -q 'libtorch.so' <<<"$needed" || fail "does not need libtorch.so, so it would load nowhere"
+if grep -q libcudart <<<"$needed"; then fail "needs a CUDA runtime of the machine"; fi
+if grep -q libtorch_python <<<"$needed"; then fail "needs libtorch_python"; fi
 missing=$(nm -DC --undefined-only "$library" | grep 'nnue::' || true)
-if [ -n "$missing" ]; then echo "$library: would not load, stale objects? $missing"; exit 1; fi
-echo "$library: sm_80 and sm_90 inside, free of the CUDA runtime's and Python's version"
+[ -z "$missing" ] || fail "would not load, stale objects? $missing"
+echo "$library: $(wc -l <<<"$portable") kernels for ${archs[*]/#/sm_} and in PTX for sm_${archs[-1]}," \
+    "$(grep -c . <<<"$hopper" || true) for sm_90a alone; free of the CUDA runtime's and Python's version"

@@ -1,13 +1,14 @@
 // The operators of perspective_transformer.h on CUDA: checks, and the choice between the two sets of kernels. The
 // kernels themselves are elsewhere: those of compute capability 9.0 in hopper/, those of every GPU in portable/.
+// setup.py builds hopper/ only into a library for 9.0.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <cstring>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -38,14 +39,19 @@ Capability capability_of(int device) {
     return found;
 }
 
-// Whether this library has machine code of the kernels for 9.0. When compiled for another GPU, those kernels are empty.
-bool built_for_90() {
-    return std::strstr(NNUE_STRINGIZE(NNUE_CUDA_ARCHS), "90") != nullptr;
-}
+// Whether this library has the kernels for 9.0.
+constexpr std::string_view kArchitectures = NNUE_STRINGIZE(NNUE_CUDA_ARCHS);
+constexpr bool kBuiltFor90 = kArchitectures.find("90") != kArchitectures.npos;
 
 // Whether bucket_size asks for the portable kernels.
 bool is_portable(Buckets buckets) {
     return buckets.size == 0;
+}
+
+// Says that the kernels that bucket_size asks for are not here.
+[[noreturn]] void refuse(const char* op, Buckets buckets, const std::string& where = "") {
+    fail(op, "bucket_size", text(buckets.size) + where + ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
+         "0, which stands for the kernels of every GPU");
 }
 
 // Checks what the kernels require beyond the contract of every device.
@@ -53,13 +59,10 @@ void check_plan_arguments(const char* op, const Tensor& white, const Tensor& bla
                           Buckets buckets) {
     check_index_rows(op, white, black, num_features, Device::cuda);
     if (is_portable(buckets)) return portable::check_sizes(op, white);
-    bucketed::check_sizes(op, white, num_features, buckets);
+    if constexpr (kBuiltFor90) bucketed::check_sizes(op, white, num_features, buckets);
     const auto [major, minor] = capability_of(white.get_device_index());
-    if (major != 9 || minor != 0 || !built_for_90()) {
-        fail(op, "bucket_size",
-             text(buckets.size) + " on a GPU of compute capability " + text(major) + "." + text(minor) +
-                 ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
-             "0, which stands for the kernels of every GPU");
+    if (major != 9 || minor != 0 || !kBuiltFor90) {
+        refuse(op, buckets, " on a GPU of compute capability " + text(major) + "." + text(minor));
     }
 }
 
@@ -76,8 +79,12 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     const int64_t positions = white.size(0), max_active = white.size(1);
     IndexCheck white_check(kPlan, const_data<int32_t>(white), positions, max_active, num_features, device, stream);
     IndexCheck black_check(kPlan, const_data<int32_t>(black), positions, max_active, num_features, device, stream);
-    Tensor plan = is_portable(buckets) ? portable::plan(white, black, black_to_move, num_features)
-                                       : bucketed::plan(white, black, black_to_move, num_features, buckets);
+    Tensor plan;
+    if (is_portable(buckets)) {
+        plan = portable::plan(white, black, black_to_move, num_features);
+    } else if constexpr (kBuiltFor90) {
+        plan = bucketed::plan(white, black, black_to_move, num_features, buckets);
+    }
     white_check.finish();
     black_check.finish();
     return plan;
@@ -99,8 +106,12 @@ Four forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, c
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
     const ScalarType out_dtype = float_dtype(kForward, "output_dtype", output_dtype);
     const Activation kind = check_activation(kForward, activation, num_outputs, kMultiple);
-    if (is_portable(buckets)) return portable::forward(batch, weight, bias, psqt, kind, range, out_dtype, save);
-    return bucketed::forward(batch, buckets, weight, bias, psqt, kind, range, out_dtype, save);
+    if constexpr (kBuiltFor90) {
+        if (!is_portable(buckets)) {
+            return bucketed::forward(batch, buckets, weight, bias, psqt, kind, range, out_dtype, save);
+        }
+    }
+    return portable::forward(batch, weight, bias, psqt, kind, range, out_dtype, save);
 }
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch_in,
@@ -125,10 +136,13 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     if (dtype == ScalarType::Float) check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
     const Tensor grad_output = aligned(grad_output_in), saved = aligned(saved_in);
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
-    if (is_portable(buckets)) {
-        return portable::backward(grad_output, grad_psqt, batch, saved, sizes, kind, range, dtype);
+    if constexpr (kBuiltFor90) {
+        if (!is_portable(buckets)) {
+            return bucketed::backward(grad_output, grad_psqt, batch, buckets, {saved, lists}, sizes, kind, range,
+                                      dtype);
+        }
     }
-    return bucketed::backward(grad_output, grad_psqt, batch, buckets, {saved, lists}, sizes, kind, range, dtype);
+    return portable::backward(grad_output, grad_psqt, batch, saved, sizes, kind, range, dtype);
 }
 
 // Where the pieces of a plan, of the lists and of `saved` lie, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
@@ -137,14 +151,18 @@ std::string layout(int64_t positions, int64_t max_active, int64_t num_features, 
                    int64_t num_bucketed) {
     const Buckets buckets{bucket_size, num_bucketed};
     if (is_portable(buckets)) return portable::layout(positions, max_active, num_features);
-    return bucketed::layout(positions, max_active, num_features, buckets);
+    if constexpr (kBuiltFor90) {
+        return bucketed::layout(positions, max_active, num_features, buckets);
+    } else {
+        refuse("perspective_transformer_layout", buckets);
+    }
 }
 
 // Which kernels a device has, the fastest first, with a space between: "hopper portable", "portable", or none.
 std::string kernels(int64_t device) {
     const auto [major, minor] = capability_of(static_cast<int>(device));
     if (major < 8 || !portable::runs_on(static_cast<int>(device))) return "";
-    return major == 9 && minor == 0 && built_for_90() ? "hopper portable" : "portable";
+    return major == 9 && minor == 0 && kBuiltFor90 ? "hopper portable" : "portable";
 }
 
 }  // namespace
