@@ -1,6 +1,6 @@
 // Thin wrappers over PTX instructions: asynchronous copies, mbarriers, loads and stores, and products on tensor cores.
-// Nothing here knows what is computed. The kernels of hopper/ run on sm_90a only; other kernels use only what every GPU
-// of capability 8.0 has. Instructions that an architecture lacks are left out when compiling for it.
+// Nothing here knows what is computed. The kernels of hopper/ are compiled for sm_90a alone. Other kernels use only the
+// wrappers of instructions that 8.0 has, and the two that belong to launch_early, which do nothing below 9.0.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -62,7 +62,6 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 }
 // Waits until the phase with this parity is complete.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -74,7 +73,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         "}\n" ::"r"(barrier),
         "r"(parity)
         : "memory");
-#endif
 }
 
 // Arrives once, and makes the phase wait for `bytes` more bytes of bulk copies.
@@ -246,9 +244,7 @@ __device__ __forceinline__ int thread_number() {
 
 // Makes the ordinary stores to global memory that this thread sees visible to the bulk copies that it starts.
 __device__ __forceinline__ void fence_global_for_copies() {
-#if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.global;\n" ::: "memory");
-#endif
 }
 
 // kThreads threads wait for each other at hardware barrier kPlace, one of sixteen; __syncthreads uses number 0.

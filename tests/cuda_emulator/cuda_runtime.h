@@ -20,7 +20,6 @@
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
 #define __CUDA_ARCH__ 900
-#define __CUDA_ARCH_FEAT_SM90_ALL 1
 
 struct alignas(8) int2 {
     int x, y;

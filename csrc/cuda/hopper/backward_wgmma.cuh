@@ -771,7 +771,6 @@ __device__ __forceinline__ void multiply_part(const BackwardProblem& p, const Sc
 
 template <int kParts>
 __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gradient_kernel(BackwardProblem p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Shape = BackwardShape<kParts>;
     constexpr int kTasks = Shape::kTasks;
     extern __shared__ char shared_raw[];
@@ -883,7 +882,6 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
     }
     // Later kernels wait only for this one, so this one must wait for the kernels before it.
     wait_for_kernels_before();
-#endif
 }
 
 // If there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel that sums their lists and

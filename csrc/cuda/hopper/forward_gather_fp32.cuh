@@ -195,7 +195,6 @@ __device__ __forceinline__ int fetch_increment(uint32_t address) {
 }
 
 __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
-#if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char shared[];
     __shared__ uint64_t barriers[4];
     __shared__ int next_ticket;
@@ -394,7 +393,6 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(ForwardProblem p) {
         if (buffer == 0) phase ^= 1;
         first_ticket = end_ticket;
     }
-#endif
 }
 
 inline cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {

@@ -255,7 +255,6 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
 
 template <typename Weight>
 __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_kernel(ForwardProblem p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Shape = ForwardShape<Weight>;
     constexpr int kSlab = Shape::kSlab, kWarpgroups = Shape::kWarpgroups;
     constexpr uint32_t kOne = Shape::kBf16 ? kOneBf16 : kOneFp16;
@@ -556,7 +555,6 @@ __global__ void __launch_bounds__(ForwardShape<Weight>::kThreads, 1) forward_ker
             finish_tile<Shape>(p, acc, turn, tile * kTileRows + stored_row, column, targets);
         }
     }
-#endif
 }
 
 template <typename Weight>

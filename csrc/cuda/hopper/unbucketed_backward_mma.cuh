@@ -339,7 +339,6 @@ constexpr int kGrid = 88;  // measured
 
 template <int kParts>
 __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char shared_raw[];
     wait_for_kernels_before();
     if (blockIdx.x == 0 && threadIdx.x == 0) flag_set(&p.sync->begun);
@@ -382,7 +381,6 @@ __global__ void __launch_bounds__(kThreads, 1) list_kernel(BackwardProblem p) {
         rows = rows == shared + kAhead * kTurnBytes ? shared : rows + kTurnBytes;
     }
     copy_async_wait_all();
-#endif
 }
 
 // The gradients of the unbucketed features that have lists.

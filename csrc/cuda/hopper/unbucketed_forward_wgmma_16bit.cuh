@@ -39,7 +39,6 @@ constexpr int kLeftOutThreads = 256;
 template <typename Weight>
 __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlocksPerMultiprocessor)
     forward_kernel(ForwardProblem p, int slabs) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = Shape<Weight>;
     constexpr uint32_t kOne = S::kBf16 ? kOneBf16 : kOneFp16;
     extern __shared__ char shared_raw[];
@@ -162,7 +161,6 @@ __global__ void __launch_bounds__(Shape<Weight>::kThreads, Shape<Weight>::kBlock
             finish_tile<S>(p, acc, turn, tile * kTileRows + stored_row, column, targets);
         }
     }
-#endif
 }
 
 // Adds up the rows that the product leaves out, divided evenly among the thread blocks. Usually there are none.
