@@ -90,6 +90,7 @@ def cuda_build(nvcc: str | None) -> str:
 
 
 def architectures() -> list[str]:
+    # Not 100 and 120 by default: each adds more than 17 MB to a library of 46, and the PTX runs there (docs/ops.md).
     archs = [a.strip() for a in os.environ.get("NNUE_CUDA_ARCHS", "80;90").split(";") if a.strip()]
     if not archs or not all(a.isdigit() for a in archs):
         raise SystemExit(f"NNUE_CUDA_ARCHS is {';'.join(archs)!r}, expected compute capabilities such as '80;90'")
