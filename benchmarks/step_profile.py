@@ -145,6 +145,14 @@ def size(tensor: Tensor) -> int:
     return int(torch.Size(sizes).numel()) * tensor.element_size()
 
 
+def operator_of(event: Any) -> Any:
+    """The operator that an event of the profiler belongs to: itself, or the innermost one that it is part of, such as
+    one of ours for the event of its autograd function. None if there is none."""
+    while event is not None and ("::" not in event.name or event.name.startswith("autograd::")):
+        event = event.cpu_parent
+    return event
+
+
 def times(trainer: Trainer, device: torch.device, steps: int) -> tuple[dict[Row, Any], float]:
     """For each phase and operator: its calls and milliseconds per step, and on CUDA those of its kernels. Also the
     wall-clock milliseconds of a whole step under the profiler. Milliseconds are medians over the steps, calls means."""
@@ -164,19 +172,22 @@ def times(trainer: Trainer, device: torch.device, steps: int) -> tuple[dict[Row,
         events = [e for e in profiler.events() if e.device_type == DeviceType.CPU]
         spans = [(e.time_range.start, e.time_range.end, e.name[6:]) for e in events if e.name.startswith("phase/")]
         for event in events:
-            if "::" not in event.name or event.name.startswith("autograd::"):
+            if event.name.startswith("phase/"):
                 continue
-            start = event.time_range.start
+            operator = operator_of(event)
+            if operator is None:
+                continue
+            start = operator.time_range.start
             # The innermost phase that contains the call.
             inside = [(end - begin, name) for begin, end, name in spans if begin <= start <= end]
-            row = (min(inside)[1] if inside else "rest", event.name)
-            calls[row] += 1
+            row = (min(inside)[1] if inside else "rest", operator.name)
+            calls[row] += event is operator
             if device.type == "cuda":
                 for kernel in event.kernels:
                     milliseconds[row][step] += kernel.duration / 1e3
                     kernels[row][kernel.name][step] += kernel.duration / 1e3
                     launches[row][kernel.name] += 1
-            else:
+            elif event is operator:
                 # Inside the event of one of our operators is the event of its autograd function, which has no row here.
                 # The self time would leave that event out, so take the total time.
                 ours = event.name.startswith("nnue::")

@@ -95,6 +95,8 @@ def export_command(
     if checkpoint.is_dir():
         checkpoint = checkpoints.of_run(checkpoint)
         note(f"exporting {checkpoint}")
+    if checkpoint.suffix == ".nnue":
+        raise UserError(f"{checkpoint}: found a net, expected a checkpoint; `nnue import` makes one of a net")
     loaded = checkpoints.load(checkpoint, ("model", "net"))
     chosen, model = (format_of(loaded, str(checkpoint)), None) if file_format is None else _format(file_format)
     chosen = _with_header(chosen) if header else chosen

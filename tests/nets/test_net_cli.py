@@ -92,6 +92,7 @@ def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
         (["eval", "nowhere.nnue", "--fen", START], "nowhere.nnue: cannot read the net"),
         (["import", "NET", "out.safetensors", "--arch", "sfnnv9"], "expected 0x1C1020F2 (sfnnv9)"),
         (["export", "nowhere.safetensors", "out.nnue"], "nowhere.safetensors: no such checkpoint"),
+        (["export", "net.nnue", "out.nnue"], "net.nnue: found a net, expected a checkpoint; `nnue import` makes one"),
         (["verify", "NET", "--engine", "no-such-engine"], "engine no-such-engine: no such program on PATH"),
     ],
 )

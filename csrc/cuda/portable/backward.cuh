@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kGatherThreads) sum_kernel(Backward p) {
         float sum[2][V] = {};
         gather(static_cast<const Row*>(p.row_gradients), p.rows, p.num_outputs, column, p.plan.list + task.begin,
                task.count, sum);
-        if (!active || part > 1) return;
+        if (!active) return;
         float own[V];
 #pragma unroll
         for (int i = 0; i < V; ++i) own[i] = part == 0 ? sum[0][i] : sum[1][i];

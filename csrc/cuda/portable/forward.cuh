@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
         float sum[2][V] = {};
         gather(static_cast<const Weight*>(p.weight), p.in.num_features, p.num_outputs, column,
                row_pointer(p.in, slot.row), slot.count, sum);
-        if (!active || part > 1) return;
+        if (!active) return;
         // Each half of the warp finishes one half of the outputs.
         float value[V], slope[V], bias[2][V];
         read_columns<V>(p.bias + column, bias[0]);

@@ -26,8 +26,8 @@ namespace nnue::portable {
 
 constexpr int kGatherThreads = 1024;
 constexpr int kGatherWarps = kGatherThreads / cuda::kWarp;
-constexpr int kSlabLanes = 8, kLists = cuda::kWarp / kSlabLanes;
-constexpr int kEntriesAhead = 4;  // of each group of kSlabLanes lanes
+constexpr int kSlabLanes = 16;
+constexpr int kEntriesAhead = 4;  // of each half of a warp
 
 template <class T>
 constexpr int kColumns = cuda::kWide<T>;  // of a lane, in either half
@@ -101,7 +101,7 @@ __device__ __forceinline__ void add(float (&sum)[kColumns<T>], const uint4& pack
 template <class T>
 __device__ __forceinline__ void gather(const T* __restrict__ source, int num_rows, int num_outputs, int column,
                                        const int32_t* __restrict__ list, int count, float (&sum)[2][kColumns<T>]) {
-    constexpr int kTogether = kLists * kEntriesAhead;
+    constexpr int kTogether = 2 * kEntriesAhead;
     const int lane = threadIdx.x % cuda::kWarp, part = lane / kSlabLanes;
     const char* const first = reinterpret_cast<const char*>(source + column);
     const unsigned row_bytes = num_outputs * sizeof(T), half_bytes = row_bytes / 2;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
             const bool all = (rows >> e & ((1u << kTogether) - 1)) == (1u << kTogether) - 1;
 #pragma unroll
             for (int i = 0; i < kEntriesAhead; ++i) {
-                const int entry = e + kLists * i + part, row = __shfl_sync(cuda::kAllLanes, mine, entry);
+                const int entry = e + 2 * i + part, row = __shfl_sync(cuda::kAllLanes, mine, entry);
                 const char* const from = first + uint64_t(static_cast<unsigned>(row)) * row_bytes;
                 if (all || (rows >> entry & 1) != 0) {
                     read[i][0] = __ldg(reinterpret_cast<const uint4*>(from));
@@ -134,10 +134,7 @@ __device__ __forceinline__ void gather(const T* __restrict__ source, int num_row
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int i = 0; i < kColumns<T>; ++i)
-#pragma unroll
-            for (int by = kSlabLanes; by < cuda::kWarp; by *= 2)
-                sum[h][i] += __shfl_xor_sync(cuda::kAllLanes, sum[h][i], by);
+        for (int i = 0; i < kColumns<T>; ++i) sum[h][i] += __shfl_xor_sync(cuda::kAllLanes, sum[h][i], kSlabLanes);
 }
 
 // ---- columns of a lane, of any of the three types; at most 16 bytes at a time
