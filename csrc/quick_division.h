@@ -1,5 +1,5 @@
-// Two operations of the sliding windows that are faster in a special way on CUDA. F is double, or a vector of doubles
-// on the CPU.
+// Operations of the sliding windows that are done in a special way on CUDA, most of them to be faster. F is double, or
+// a vector of doubles on the CPU.
 #pragma once
 
 #include "host_device.h"
@@ -27,6 +27,25 @@ NNUE_HOST_DEVICE double quotient(double a, double b) {
     return found == found ? found : near;  // of an infinite a
 #else
     return a / b;
+#endif
+}
+
+// The same where `inverse` is 1 / b to the last bit.
+NNUE_HOST_DEVICE double quotient(double a, double b, double inverse) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+    const double near = a * inverse, found = fma(fma(-near, b, a), inverse, near);
+    return found == found ? found : near;
+#else
+    return a / b;
+#endif
+}
+
+// a * b, rounded before anything is added to it. nvcc would make one operation of both, and other bits than the CPU.
+NNUE_HOST_DEVICE double rounded_product(double a, double b) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+    return __dmul_rn(a, b);
+#else
+    return a * b;
 #endif
 }
 

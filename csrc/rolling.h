@@ -44,6 +44,14 @@ struct State {
     F at[N];
 };
 
+// What a merge of two ranges has to know of their counts a and b.
+struct alignas(16) Weights {
+    double share, product;  // b / (a + b) and a · b / (a + b); 0 without observations
+
+    Weights() = default;
+    NNUE_HOST_DEVICE constexpr Weights(double a, double b) : share(a + b > 0 ? b / (a + b) : 0), product(a * share) {}
+};
+
 // Of a count.
 template <class F>
 NNUE_HOST_DEVICE F at_least_one(F n) {
@@ -78,6 +86,15 @@ struct Sum {
     static NNUE_HOST_DEVICE State<F, 2> merge(const State<F, 2>& a, const State<F, 2>& b) {
         return {{a.at[0] + b.at[0], a.at[1] + b.at[1]}};
     }
+
+    static constexpr bool kWeighted = false, kSpreads = true;
+    static NNUE_HOST_DEVICE void append(State<double, 1>& s, double x, double /*y*/, const Weights& /*w*/) {
+        s.at[0] += x;
+    }
+    static NNUE_HOST_DEVICE State<double, 1> merge(const State<double, 1>& a, const State<double, 1>& b,
+                                                   const Weights& /*w*/) {
+        return {{a.at[0] + b.at[0]}};
+    }
 };
 
 // count, and the largest of sign · x
@@ -99,6 +116,16 @@ struct Extreme {
     template <class F>
     static NNUE_HOST_DEVICE State<F, 2> merge(const State<F, 2>& a, const State<F, 2>& b) {
         return {{a.at[0] + b.at[0], a.at[1] > b.at[1] ? a.at[1] : b.at[1]}};
+    }
+
+    static constexpr bool kWeighted = false, kSpreads = false;
+    static NNUE_HOST_DEVICE void append(State<double, 1>& s, double x, double /*y*/, const Weights& /*w*/) {
+        const double value = x * sign;
+        s.at[0] = value > s.at[0] ? value : s.at[0];
+    }
+    static NNUE_HOST_DEVICE State<double, 1> merge(const State<double, 1>& a, const State<double, 1>& b,
+                                                   const Weights& /*w*/) {
+        return {{a.at[0] > b.at[0] ? a.at[0] : b.at[0]}};
     }
 };
 
@@ -146,6 +173,35 @@ struct Moments {
         }
         return s;
     }
+
+    static constexpr bool kWeighted = true, kSpreads = true;
+    static NNUE_HOST_DEVICE void append(State<double, kOrder>& s, double x, double /*y*/, const Weights& w) {
+        const double d = x - s.at[0], t = d * w.product * d, nearer = w.share * d, further = w.product * d;
+        if constexpr (kOrder >= 4) {
+            s.at[3] += t * (further * further - further * nearer + nearer * nearer) +
+                       nearer * (6.0 * nearer * s.at[1] - 4.0 * s.at[2]);
+        }
+        if constexpr (kOrder >= 3) s.at[2] += t * (further - nearer) - 3.0 * nearer * s.at[1];
+        s.at[1] += t;
+        s.at[0] += d * w.share;
+    }
+    static NNUE_HOST_DEVICE State<double, kOrder> merge(const State<double, kOrder>& a, const State<double, kOrder>& b,
+                                                        const Weights& w) {
+        const double d = b.at[0] - a.at[0];
+        State<double, kOrder> s;
+        s.at[0] = a.at[0] + d * w.share;
+        s.at[1] = a.at[1] + b.at[1] + d * w.product * d;
+        if constexpr (kOrder >= 3) {
+            // How far the means of a and b are from that of both.
+            const double of_a = d * w.share, of_b = d - of_a, t = d * w.product * d;
+            s.at[2] = a.at[2] + b.at[2] + t * (of_b - of_a) + 3.0 * (of_b * b.at[1] - of_a * a.at[1]);
+            if constexpr (kOrder >= 4) {
+                s.at[3] = a.at[3] + b.at[3] + t * (of_b * of_b - of_b * of_a + of_a * of_a) +
+                          of_b * (6.0 * of_b * b.at[1] + 4.0 * b.at[2]) + of_a * (6.0 * of_a * a.at[1] - 4.0 * a.at[2]);
+            }
+        }
+        return s;
+    }
 };
 
 // count, means of x and y, and the sums of products of their deviations: xy, xx, yy
@@ -176,7 +232,25 @@ struct Pairs {
         return {{n, a.at[1] + sx, a.at[2] + sy, a.at[3] + b.at[3] + tx * dy, a.at[4] + b.at[4] + tx * dx,
                  a.at[5] + b.at[5] + ty * dy}};
     }
+
+    static constexpr bool kWeighted = true, kSpreads = true;
+    static NNUE_HOST_DEVICE void append(State<double, 5>& s, double x, double y, const Weights& w) {
+        s = merge(s, {{x, y, 0, 0, 0}}, w);
+    }
+    static NNUE_HOST_DEVICE State<double, 5> merge(const State<double, 5>& a, const State<double, 5>& b,
+                                                   const Weights& w) {
+        const double dx = b.at[0] - a.at[0], dy = b.at[1] - a.at[1], tx = dx * w.product, ty = dy * w.product;
+        return {{a.at[0] + dx * w.share, a.at[1] + dy * w.share, a.at[2] + b.at[2] + tx * dy,
+                 a.at[3] + b.at[3] + tx * dx, a.at[4] + b.at[4] + ty * dy}};
+    }
 };
+
+NNUE_HOST_DEVICE double correlation(double xy, double xx, double yy) {
+    const double scale = sqrt(xx) * sqrt(yy);
+    if (scale == 0) return std::numeric_limits<double>::quiet_NaN();
+    const double r = xy / scale;
+    return r > 1 ? 1 : r < -1 ? -1 : r;
+}
 
 // The value of a statistic, given its state. n is the number of observations. Without any, the sum is 0 and everything
 // else is NaN.
@@ -213,10 +287,49 @@ struct Finish {
         }
         if constexpr (N == 6) {
             if (statistic == Statistic::cov) return n <= ddof ? nan : s.at[3] / (n - ddof);
-            const double scale = sqrt(s.at[4]) * sqrt(s.at[5]);
-            if (scale == 0) return nan;
-            const double r = s.at[3] / scale;
-            return r > 1 ? 1 : r < -1 ? -1 : r;
+            return correlation(s.at[3], s.at[4], s.at[5]);
+        }
+        return nan;
+    }
+};
+
+// The same for windows that all have n observations; for states without counts.
+struct FinishOf {
+    Statistic statistic;
+    bool none;                                // too few observations for this statistic
+    double divisor, inverse, factor, offset;  // 1 / divisor; of the ratio of moments
+
+    FinishOf() = default;
+    FinishOf(const Finish& finish, double n) : statistic(finish.statistic), none(n < finish.least) {
+        const bool deviates = statistic == Statistic::var || statistic == Statistic::std || statistic == Statistic::cov;
+        divisor = deviates ? n - finish.ddof : n;
+        inverse = 1 / divisor;
+        factor = n * std::sqrt(n - 1) / (n - 2);
+        offset = 0;
+        if (statistic == Statistic::kurt) {
+            factor = (n - 1) / ((n - 2) * (n - 3)) * n * (n + 1);
+            offset = (n - 1) / ((n - 2) * (n - 3)) * 3 * (n - 1);
+        }
+        if (deviates && n <= finish.ddof) none = true;
+        if (n < (statistic == Statistic::skew ? 3 : statistic == Statistic::kurt ? 4 : 0)) none = true;
+    }
+
+    template <int N>
+    NNUE_HOST_DEVICE double operator()(const State<double, N>& s) const {
+        const double nan = std::numeric_limits<double>::quiet_NaN();
+        if constexpr (N == 1) {
+            if (statistic == Statistic::mean) return quotient(s.at[0], divisor, inverse);
+            return statistic == Statistic::min ? -s.at[0] : s.at[0];
+        }
+        if constexpr (N == 2) {
+            const double var = quotient(s.at[1], divisor, inverse);
+            return statistic == Statistic::var ? var : sqrt(var);
+        }
+        if constexpr (N == 3) return s.at[1] == 0 ? nan : factor * (s.at[2] / (s.at[1] * sqrt(s.at[1])));
+        if constexpr (N == 4) return s.at[1] == 0 ? nan : factor * (s.at[3] / s.at[1] / s.at[1]) - offset;
+        if constexpr (N == 5) {
+            if (statistic == Statistic::cov) return quotient(s.at[2], divisor, inverse);
+            return correlation(s.at[2], s.at[3], s.at[4]);
         }
         return nan;
     }
@@ -327,7 +440,7 @@ struct Quantile {
     template <class At>
     NNUE_HOST_DEVICE double operator()(int64_t n, const At& at) const {
         if (n < min_periods || n == 0) return std::numeric_limits<double>::quiet_NaN();
-        const double position = quantile * static_cast<double>(n - 1);
+        const double position = rounded_product(quantile, static_cast<double>(n - 1));
         int64_t below = static_cast<int64_t>(position);
         if (below > n - 1) below = n - 1;
         const double share = position - static_cast<double>(below);
@@ -346,7 +459,7 @@ struct Quantile {
             }
             default: {
                 const double low = at(below);
-                return low + (at(above) - low) * share;
+                return low + rounded_product(at(above) - low, share);
             }
         }
     }

@@ -16,6 +16,7 @@
 #define __global__
 #define __shared__ static thread_local
 #define __forceinline__ inline
+#define __noinline__
 #define __restrict__ __restrict
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
@@ -272,6 +273,9 @@ inline void __syncwarp() {
 }
 inline void __syncthreads() {
     emulator::block_barrier();
+}
+inline bool __syncthreads_and(bool p) {
+    return emulator::block_count(!p) == 0;
 }
 inline int __syncthreads_count(bool p) {
     return emulator::block_count(p);

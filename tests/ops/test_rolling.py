@@ -123,6 +123,53 @@ def test_emulated_kernels(emulator: ctypes.CDLL, seed: int) -> None:
         assert_same(found, expected, 1e-9 if dtype == torch.float64 else 1e-5)
 
 
+def switching(seed: int, n: int, gap: float) -> Tensor:
+    """Rows without gaps but for one element of the first row, at a place of its own for each seed."""
+    x = values(seed, 2, n, missing=0)
+    x[0, int(np.random.default_rng(seed).integers(0, n))] = gap
+    return x
+
+
+# Around the tiles of 320 and 576 elements, and of 640 and 1152, that a thread block has in the emulator and on a GPU.
+LENGTHS = (577, 700, 961, 1152, 1153, 1301, 2000, 3000)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("gap", [0.0, math.nan, math.inf, -math.inf, 1e200])
+def test_emulated_turns_with_and_without_gaps(emulator: ctypes.CDLL, length: int, gap: float) -> None:
+    """Thread blocks that change between the dense and the counted way; at 1e200 squares overflow."""
+    emulator.emulator_configure(3, length)
+    x, y = switching(length, 4001, gap), values(length + 1, 2, 4001, missing=0)
+    for dtype in (torch.float64, torch.float32):
+        for name in STATISTICS:
+            rule = name, 1 - length, length, length if gap == 0 else 2, 1.0
+            found = rolling(x.to(dtype), y.to(dtype), *rule, library="nnue_emulated")
+            assert_same_or_huge(found, rolling(x.to(dtype), y.to(dtype), *rule), dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("length", [*LENGTHS, 6144, 7000])
+@pytest.mark.parametrize("gap", [0.0, math.nan, math.inf, -math.inf, 1e200])
+def test_turns_with_and_without_gaps(cuda: torch.device, length: int, gap: float) -> None:
+    """The same on a GPU, where a row has many thread blocks; and the same bits each time."""
+    x, y = switching(length, 200_001, gap), values(length + 1, 2, 200_001, missing=0)
+    for dtype in (torch.float64, torch.float32):
+        for name in STATISTICS:
+            rule = name, 1 - length, length, length if gap == 0 else 2, 1.0
+            found = rolling(x.to(cuda, dtype), y.to(cuda, dtype), *rule)
+            again = rolling(x.to(cuda, dtype), y.to(cuda, dtype), *rule)
+            assert torch.equal(found.nan_to_num(-77), again.nan_to_num(-77))
+            assert_same_or_huge(found, rolling(x.to(dtype), y.to(dtype), *rule), dtype)
+
+
+def assert_same_or_huge(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """The same, but for what is not finite because of an overflow: that may be infinite or NaN."""
+    finite = expected.isfinite()
+    assert torch.equal(found.cpu().isfinite(), finite)
+    zero = torch.zeros((), dtype=dtype)
+    assert_same(found.cpu().where(finite, zero), expected.where(finite, zero), 1e-9 if dtype == torch.float64 else 1e-5)
+
+
 def quantile_of_window(x: np.ndarray, min_periods: int, q: float, method: str) -> float:
     x = x[np.isfinite(x)]
     return math.nan if len(x) < max(min_periods, 1) else float(np.quantile(x, q, method=method))

@@ -63,6 +63,13 @@ void roll_tiles(Job job, const Tensor& x, cudaStream_t stream) {
         between = states_between<M>(job, x, stream);
         job.between = const_data<double>(between);
     }
+    const double length = static_cast<double>(w.length);
+    job.finish_all = FinishOf(job.finish, length);
+    static_assert(kWindows<M> <= kMostWindows);
+    for (int j = 0; j < kWindows<M>; ++j) {
+        const double k = kWindows<M> - j;
+        job.joined[j] = Weights(k, length - k), job.next[j] = Weights(length - k, 1);
+    }
     const int threads = threads_for(w.tile, kWindows<M>);
     const size_t bytes = Shared<M>(job, kCut).bytes(threads);
     const auto kernel = roll<M, kCut>;

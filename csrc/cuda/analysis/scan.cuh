@@ -26,6 +26,17 @@ int64_t resident_blocks(const char* name, void (*kernel)(Parameters...), int thr
     return static_cast<int64_t>(multiprocessors) * std::max(blocks, 1);
 }
 
+__device__ inline uint64_t bits_of(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+__device__ inline double from_bits(uint64_t bits) {
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 // The state of another lane. A state is a struct of doubles.
 template <class S>
 __device__ S of_lane(const S& mine, int lane) {
@@ -33,8 +44,10 @@ __device__ S of_lane(const S& mine, int lane) {
     S other;
 #pragma unroll
     for (int k = 0; k < static_cast<int>(sizeof(S) / sizeof(double)); ++k) {
-        reinterpret_cast<double*>(&other)[k] =
-            __shfl_sync(kAllLanes, reinterpret_cast<const double*>(&mine)[k], lane & (kWarp - 1));
+        const uint64_t bits = bits_of(reinterpret_cast<const double*>(&mine)[k]);
+        const uint32_t low = __shfl_sync(kAllLanes, static_cast<uint32_t>(bits), lane & (kWarp - 1));
+        const uint32_t high = __shfl_sync(kAllLanes, static_cast<uint32_t>(bits >> 32), lane & (kWarp - 1));
+        reinterpret_cast<double*>(&other)[k] = from_bits(uint64_t{high} << 32 | low);
     }
     return other;
 }
@@ -103,12 +116,30 @@ __device__ inline void load_row(double* to, const void* x, bool is_double, int64
                                 int count, int thread, int threads) {
     const int64_t from = row * n + begin;
     if (is_double && begin >= 0 && begin + count <= n) {
-        const double* const doubles = static_cast<const double*>(x) + from;
-        for (int i = thread; i < count; i += threads) {
-            hopper::copy_async_8(hopper::shared_address(to + i), doubles + i);
+        const double* doubles = static_cast<const double*>(x) + from;
+        uint32_t address = hopper::shared_address(to);
+        const auto copy = [&](int elements, const auto& copy_one) {
+            address += thread * elements * 8, doubles += thread * elements;
+#pragma unroll 4
+            for (int left = count / elements - thread; left > 0; left -= threads) {
+                copy_one(address, doubles);
+                address += threads * elements * 8, doubles += threads * elements;
+            }
+        };
+        const bool odd = address % 16 != 0;
+        if (odd != (reinterpret_cast<uint64_t>(doubles) % 16 != 0)) {
+            copy(1, [](uint32_t shared, const double* from) { hopper::copy_async_8(shared, from); });
+            return;
         }
+        // Pairs, and what is before and behind them.
+        const int last = count - 1;
+        if (thread == 0 && odd) hopper::copy_async_8(address, doubles);
+        if (thread == 0 && odd == (count % 2 == 0)) hopper::copy_async_8(address + last * 8, doubles + last);
+        if (odd) ++doubles, address += 8, --count;
+        copy(2, [](uint32_t shared, const double* from) { hopper::copy_async_16(shared, from, 1); });
         return;
     }
+#pragma unroll 1
     for (int i = thread; i < count; i += threads) {
         const bool has = begin + i >= 0 && begin + i < n;
         to[i] = has ? element(x, from + i, is_double) : static_cast<double>(NAN);
