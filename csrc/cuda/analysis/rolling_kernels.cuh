@@ -15,8 +15,10 @@
 //
 // A turn whose windows have no gap, that is no element that is not finite, is done in a dense way, without counts and
 // divisions. NaN and infinity spread through sums, so the states of chunks show gaps; then the turn is done anew, in
-// the counted way. Which way it is depends on the elements alone. Tiles of windows shorter than a tile are cut where windows would
-// follow on each other: no window reaches over more than one cut, and scans start anew at each; these are counted.
+// the counted way. Which way it is depends on the elements alone.
+//
+// Tiles of windows shorter than a tile are cut where windows would follow on each other: no window reaches over more
+// than one cut, and scans start anew at each. They are always counted.
 #pragma once
 
 #include "../../rolling.h"
