@@ -40,9 +40,8 @@ constexpr int kLongestInRing = 6144;
 template <class M>
 constexpr int kWindows = M::kNumbers <= 3 ? 9 : 5;
 constexpr int kRollThreads = 128;
-// Thread blocks of a multiprocessor that the registers are shared out to.
-template <class M>
-constexpr int kRollBlocks = M::kNumbers <= 3 ? 5 : 4;
+// Thread blocks of a multiprocessor that the registers are shared out to. With 4, sums and extremes spill nothing.
+constexpr int kRollBlocks = 4;
 
 // More than any kWindows.
 constexpr int kMostWindows = 16;
@@ -209,7 +208,7 @@ __device__ __noinline__ void fill_weights(Weights* to, int64_t length, int tile,
 
 // With `kCut` scans start anew where the windows of a tile, one behind the other, would begin.
 template <class M, bool kCut>
-__global__ void __launch_bounds__(kRollThreads, kRollBlocks<M>) roll(const Job job) {
+__global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job) {
     extern __shared__ double memory[];
     constexpr int kMine = kWindows<M>;
     const Windows& w = job.windows;
