@@ -15,7 +15,7 @@ shift $(($# < 2 ? $# : 2))
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-steps=(build info tests memcheck racecheck training portable_training transformer stacks aware_stacks optimizer expand roads windows graph)
+steps=(build info tests memcheck racecheck training timeline portable_training precision transformer stacks aware_stacks optimizer expand roads windows graph)
 if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then steps+=(several); fi
 
 # Of every family of kernels the tests that are short: a sanitizer is a hundred times slower.
@@ -43,6 +43,13 @@ step_racecheck() { sanitize racecheck; }
 step_training() {
     both_precisions sfnnv5 data.batch_size=16384 && both_precisions sfnnv5 data.batch_size=65536 &&
         both_precisions sfnnv16 data.batch_size=16384 && both_precisions buckets data.batch_size=16384
+}
+step_timeline() { python3 benchmarks/step_timeline.py 'data.filters={}' data.batch_size=16384 --data "$positions" --out "$out"; }
+# VALIDATION: held-out positions to compare losses on.
+step_precision() {
+    python3 benchmarks/precision.py --config configs/sfnnv5.yaml --name 100M --seeds 3 --out "$out" 'data.filters={}' \
+        "data.train=[$positions]" "data.validation=[${VALIDATION:-samples/val.binpack}]" data.batch_size=16384 \
+        training.epochs=10 training.positions_per_epoch=10000000
 }
 step_portable_training() {
     # In a folder of their own: the results have the same names.

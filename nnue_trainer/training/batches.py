@@ -162,12 +162,15 @@ class DeviceBatches:
     def _made(self, fresh: Batch | Tensor) -> Batch:
         """A batch on the device, with all that is prepared of it."""
         expander = self._expander
-        if self._recorder is None or expander is None or isinstance(fresh, Batch):
+        # Records that are on the device already are not copied to where a graph reads them.
+        if self._recorder is None or expander is None or isinstance(fresh, Batch) or fresh.device == self._device:
             return self._kept(self._prepared(self._to_device(fresh)))
         records, batch = expander.load(fresh if self._part is None else self._part(fresh))
         if batch.buffer is None:
             return self._prepared(expander.expand(records, batch))
-        return self._recorder(batch.buffer, lambda: self._prepared(expander.expand(records, batch)))
+        # A larger batch moves the buffers.
+        key = (batch.buffer, batch.white.data_ptr())
+        return self._recorder(key, lambda: self._prepared(expander.expand(records, batch)))
 
     def _prepared(self, batch: Batch) -> Batch:
         if self._prepare is None:

@@ -14,7 +14,7 @@ from made_up import MadeUpSource, made_up_batch
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.cuda_graph import GraphedStep
-from nnue_trainer.training.recorder import EAGER_CALLS
+from nnue_trainer.training.recorder import EAGER_CALLS, Recorder
 
 
 class FakeStream:
@@ -31,7 +31,8 @@ class FakeStream:
 class FakeCuda:
     """As much of `torch.cuda` as a graphed step uses, with two devices of which 0 is current."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, share: bool = True) -> None:
+        self.share = share
         self.current = 0
         self.waits = self.captures = self.replays = 0
         self.error_mode = ""
@@ -67,7 +68,8 @@ class FakeCuda:
     @contextmanager
     def graph(self, graph: FakeCuda, pool: str | None, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
         self.error_mode = capture_error_mode
-        assert pool == (self.pool() if self.captures else None), "recordings share their memory"
+        shared = self.pool() if self.captures and self.share else None
+        assert pool == shared, "whether recordings share their memory"
         assert self.current == stream.device.index, f"a capture for {stream.device} while {self.current} is current"
         self.captures += 1
         with self.stream(stream):
@@ -92,6 +94,28 @@ def test_a_graphed_step_asks_for_its_own_device(monkeypatch: pytest.MonkeyPatch)
     assert current == [1] * (EAGER_CALLS + 1)
     assert (fake.waits, fake.captures, fake.replays) == (2 * EAGER_CALLS, 1, 3)
     assert (fake.current, fake.error_mode) == (0, "global")
+
+
+def test_a_recorder_keeps_the_result_of_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda(share=False)
+    monkeypatch.setattr(torch, "cuda", fake)
+    recorder: Recorder[object] = Recorder(fake.Stream("cuda:1"), share=False)  # type: ignore[arg-type]
+    calls: list[int] = []
+
+    def work(key: int) -> object:
+        calls.append(key)
+        return object()
+
+    with fake.device("cuda:1"):
+        first = [recorder(0, lambda: work(0)) for _ in range(EAGER_CALLS)]
+        assert (len(set(first)), fake.captures, recorder.settled) == (EAGER_CALLS, 0, True)
+        results = {key: recorder(key, lambda key=key: work(key)) for key in (0, 1)}  # type: ignore[misc]
+        for key in (1, 0, 1):
+            assert recorder(key, lambda: pytest.fail("is replayed")) is results[key]
+        assert (calls[EAGER_CALLS:], fake.captures, fake.replays) == ([0, 1], 2, 5)
+        recorder.forget(1)
+        assert recorder(1, lambda: work(1)) is not results[1]
+        assert recorder(0, lambda: pytest.fail("is replayed")) is results[0]
 
 
 def test_a_step_with_collectives_is_recorded_beside_the_thread_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
