@@ -48,9 +48,15 @@ def _name(dtype: torch.dtype) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _sizes_of(namespace: str, shape: tuple[int, ...]) -> dict[str, int]:
+def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Where the pieces of a plan, of the lists and of `saved` lie on CUDA, for rows of these sizes."""
     with _disable_current_modes():
-        layout = json.loads(getattr(torch.ops, namespace).perspective_transformer_layout(*shape))
+        found: dict[str, Any] = json.loads(getattr(torch.ops, namespace).perspective_transformer_layout(*shape))
+    return found
+
+
+def _sizes_of(namespace: str, shape: tuple[int, ...]) -> dict[str, int]:
+    layout = _layout(namespace, shape)
     return {"slots": layout["slots"], "plan": layout["plan"]["bytes"], "lists": layout["lists"]["bytes"]}
 
 
@@ -300,6 +306,16 @@ class PerspectivePlan(NamedTuple):
     def buckets(self) -> list[int]:
         """What the operators take with this plan."""
         return _buckets(self.kernels, self.num_features, self.bucket_size, self.num_bucketed)
+
+    def irregular_rows(self, namespace: str = "nnue") -> int:
+        """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
+        capability 9.0 add these row by row, which is slow where there are many; for other kernels the result is 0.
+        Waits for the device."""
+        if self.kernels != "hopper":
+            return 0
+        sizes = (*self.white.shape, self.num_features, self.bucket_size, self.num_bucketed)
+        begin, size = _layout(namespace, sizes)["plan"]["pieces"]["row_slot"]
+        return int((self.data[begin : begin + size].view(torch.int32) < 0).sum().item())
 
     def is_for(self, num_features: int, bucket_size: int | None, num_bucketed: int | None) -> bool:
         """Whether it was made with these arguments of `perspective_plan`."""

@@ -34,6 +34,7 @@ from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.division import Whole
 from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.perspectives import PerspectivePlan
 from nnue_trainer.progress import TrainingProgress
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
@@ -151,6 +152,8 @@ class Trainer:
         # scalar for the step, or with jitter [batch_size], one for each position.
         self._lambdas: dict[int | None, Tensor] = {}
         self._steps_ahead = 0  # the number of the step whose λ is set next
+        self._plans: tuple[Any, ...] = ()  # of the last batch
+        self._said_irregular = False
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._stop = threading.Event()
         self._waiting = False
@@ -224,6 +227,7 @@ class Trainer:
         self.optimizer.set_lr(self.learning_rate())
         with self._interruptible():
             batch = next(self.batches)
+        self._plans = batch.plans
         if batch.buffer is None:
             self._set_lambda(batch, self.step)
         self.train_step(batch)
@@ -472,7 +476,20 @@ class Trainer:
         if self.bad_chunks is not None:
             values["bad_chunks"] = self.bad_chunks()
         run.metrics.write("train", self.step, values)
+        self._say_irregular(run)
         run.progress.update(self.step, loss=f"{loss:.6f}")
+
+    def _say_irregular(self, run: _Run) -> None:
+        """Says once that a feature set keeps the kernels for compute capability 9.0 from their speed."""
+        plans = () if self._said_irregular else self._plans
+        for plan in (each for each in plans if isinstance(each, PerspectivePlan)):
+            if found := plan.irregular_rows():
+                self._said_irregular = True
+                rows = 2 * len(plan.white)
+                run.progress.say(
+                    f"{found:,} of {rows:,} rows of a batch have a feature twice, or features of several king buckets: "
+                    "they are added one by one, which is slow; another bucket_size may fit the features"
+                )
 
     def _end_epoch(self, run: _Run) -> None:
         """Validates and saves a checkpoint after the last step of an epoch, if the recipe asks for it in this epoch."""

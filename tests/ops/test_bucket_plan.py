@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nnue_trainer.perspectives import perspective_plan
+from nnue_trainer.perspectives import PerspectivePlan, perspective_plan
 
 NEAR = 384
 DENSE = 640  # unbucketed features in a product at the most
@@ -100,6 +100,10 @@ def check_lists(
     target[slot] = 2 * (np.arange(2 * positions) % positions) + (is_black != np.tile(black_to_move.numpy() != 0, 2))
     np.testing.assert_array_equal(found["slot_target"][:slots], target)
     assert found["bucket_cost"][771 * buckets] == (~regular).sum()
+    sizes = (num_features, bucket_size, num_bucketed)
+    plan = PerspectivePlan(torch.from_numpy(memory), white, black, black_to_move, *sizes, "hopper")
+    assert plan.irregular_rows(library) == (~regular).sum()
+    assert plan._replace(kernels="portable").irregular_rows(library) == 0
 
     ranked = found["ranked"].reshape(buckets, 768)
     features_at = np.where(ranked < 0, ~ranked, ranked)
