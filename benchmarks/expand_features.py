@@ -3,9 +3,9 @@
     python benchmarks/expand_features.py --data FILE.binpack [--threads 16] [--copies 20]
 
 "operator" expands records that are already on the device into the rows of both perspectives, in memory that is already
-allocated. There are so many different batches that no cache holds them all. "road" is the whole way, as in training
-(`DeviceBatches`): the loader reads the file into page-locked memory, and the records are copied and expanded on a
-stream of their own. For this the file is first rewritten as a shuffled binpack (chains of one position), and read
+allocated. There are so many different batches that no cache holds them all. "file to rows" is the whole way, as in
+training (`DeviceBatches`): the loader reads the file into page-locked memory, and the records are copied and expanded
+on a stream of their own. For this the file is first rewritten as a shuffled binpack (chains of one position), and read
 through --copies links to it, so that there are enough positions; it is in the page cache then. Prints a table and
 writes JSON into benchmarks/results/.
 """
@@ -80,7 +80,9 @@ def operator(records: Tensor, name: str, batch_size: int, device: torch.device) 
     }
 
 
-def road(files: list[str], name: str, batch_size: int, threads: int, device: torch.device, seconds: float) -> float:
+def file_to_rows(
+    files: list[str], name: str, batch_size: int, threads: int, device: torch.device, seconds: float
+) -> float:
     """Positions per second from files to rows on the device, after the first two shuffle buffers."""
     loader = RecordLoader(
         files,
@@ -169,8 +171,9 @@ def main() -> None:
                 show(f"pipeline alone, records, {what}", {
                     "positions_per_second": loader_alone(files, None, batch, threads, seconds)})  # fmt: skip
                 for name in (SMALL, FULL):
-                    show(f"road to rows on {device.type}, {name}, {what}", {
-                        "positions_per_second": road(files, name, batch, threads, device, seconds)})  # fmt: skip
+                    show(f"file to rows on {device.type}, {name}, {what}", {
+                        "positions_per_second": file_to_rows(files, name, batch, threads, device, seconds),
+                    })  # fmt: skip
                     show(f"pipeline alone, rows of {name}, {what}", {
                         "positions_per_second": loader_alone(files, name, batch, threads, seconds)})  # fmt: skip
 

@@ -15,7 +15,8 @@ shift $(($# < 2 ? $# : 2))
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-steps=(build info tests memcheck racecheck training timeline portable_training precision transformer stacks aware_stacks optimizer expand roads windows graph)
+steps=(build info tests memcheck racecheck training timeline portable_training precision transformer stacks aware_stacks
+    optimizer expand own_sets windows graph)
 if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then steps+=(several); fi
 
 # Of every family of kernels the tests that are short: a sanitizer is a hundred times slower.
@@ -64,7 +65,7 @@ step_stacks() { python3 benchmarks/layer_stacks.py --out "$out"; }
 step_aware_stacks() { python3 benchmarks/layer_stacks.py --aware --out "$out"; }
 step_optimizer() { python3 benchmarks/optimizer.py --device cuda --out "$out"; }
 step_expand() { python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --out "$out"; }
-step_roads() { python3 benchmarks/feature_roads.py --device cuda --data "$positions" --out "$out"; }
+step_own_sets() { python3 benchmarks/own_feature_sets.py --device cuda --data "$positions" --out "$out"; }
 step_windows() { python3 benchmarks/rolling.py --device cuda --out "$out"; }
 step_graph() { python3 benchmarks/graph.py --device cuda --out "$out"; }
 step_several() {

@@ -167,8 +167,8 @@ def test_batch_is_one_allocation_and_moves_in_one_copy() -> None:
     moved = batch.to("meta")
     assert moved.white.shape == batch.white.shape
     assert moved.score.dtype == torch.int16
-    loose = Batch(**{name: torch.from_numpy(array) for name, array in batch.arrays().items()})
-    assert loose.to("meta").black.device.type == "meta"
+    separate = Batch(**{name: torch.from_numpy(array) for name, array in batch.arrays().items()})
+    assert separate.to("meta").black.device.type == "meta"
 
 
 def test_a_batch_has_the_fields_of_the_table() -> None:

@@ -240,7 +240,7 @@ def test_a_feature_set_from_outside(walk, folder, project_root, monkeypatch):
 
 @pytest.mark.compiler
 @pytest.mark.usefixtures("compiled_once")
-def test_all_roads_in_one_net_and_a_process_that_is_killed(folder, project_root):
+def test_all_ways_in_one_net_and_a_process_that_is_killed(folder, project_root):
     """features.yaml beside the examples, with real processes and SIGKILL."""
     files = ["my_features.py", "my_features.h"]
     for file in [*files, "features.yaml"]:

@@ -1,4 +1,4 @@
-"""A net in a file of the user's takes the same roads as ours: trained, resumed, exported, read, imported, evaluated."""
+"""A net in a file of the user's is treated as ours are: trained, resumed, exported, read, imported, evaluated."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, project_root: Path, monkeypatch: pytest.MonkeyPatch) 
     return tmp_path
 
 
-def test_a_net_from_outside_takes_every_road(folder: Path, nnue) -> None:
+def test_a_net_from_outside_goes_all_the_way(folder: Path, nnue) -> None:
     status, _, error = nnue("train", "--config", "recipe.yaml", "--run-dir", "run", "training.epochs=1")
     assert status == 0, error
     last = folder / "run" / "checkpoints" / "last.safetensors"

@@ -128,7 +128,7 @@ def test_an_illegal_bucket_is_named(wrong: int) -> None:
         module(x, bucket)
 
 
-def test_other_roads_agree() -> None:
+def test_other_ways_agree() -> None:
     """Forward mode, float64 and autocast take torch's operators."""
     x, bucket, module = sample(40, 12, 4, 5)
     expected = module(x, bucket)

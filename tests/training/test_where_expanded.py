@@ -1,4 +1,4 @@
-"""Two roads from a file to index rows: the loader expands, or it hands out records and the device does. Order, losses,
+"""A file becomes index rows in the loader, or the loader hands out records and the device expands them. Order, losses,
 weights and saved states are the same to the bit."""
 
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_records_need_a_feature_set(file: Path) -> None:
         next(DeviceBatches(RecordLoader(file, 1_000), torch.device("cpu")))
 
 
-def test_a_place_of_one_road_is_one_of_the_other(file: Path) -> None:
+def test_a_place_in_one_is_a_place_in_the_other(file: Path) -> None:
     rows = DeviceBatches(Loader(file, "HalfKAv2_hm", 1_000, **OPTIONS), torch.device("cpu"))
     for _ in range(7):
         next(rows)

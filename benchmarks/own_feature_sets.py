@@ -1,6 +1,6 @@
-"""The speed of the three ways ("roads") to define a feature set of one's own, compared with a built-in set.
+"""The speed of the three ways to define a feature set of one's own, compared with a built-in set.
 
-    python benchmarks/feature_roads.py --data FILE.binpack [--device cuda] [--rounds 5]
+    python benchmarks/own_feature_sets.py --data FILE.binpack [--device cuda] [--rounds 5]
 
 All measured sets have the features of Chess768: the built-in set, and the same set declared in a recipe, written in
 Python and written in a C++ header; each alone and behind HalfKAv2_hm. They take turns, and the best round of each
@@ -94,29 +94,29 @@ def main() -> None:
             records = torch.cat([batch.clone() for batch in itertools.islice(loader, BATCHES)]).pin_memory()
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "roads.py").write_text(PYTHON)
-        (Path(folder) / "roads.h").write_text(HEADER)
-        roads = {
+        (Path(folder) / "own.py").write_text(PYTHON)
+        (Path(folder) / "own.h").write_text(HEADER)
+        ways = {
             "built in": "Chess768",
             "declared": "PieceSquare(planes=12)",
-            "Python": feature_set(f"{folder}/roads.py:Squares", may_import=True).name,
-            "C++ header": feature_set(f"{folder}/roads.h:Squares", may_import=True).name,
+            "Python": feature_set(f"{folder}/own.py:Squares", may_import=True).name,
+            "C++ header": feature_set(f"{folder}/own.h:Squares", may_import=True).name,
         }
-        names = roads | {f"HalfKAv2_hm + {road}": f"HalfKAv2_hm+{name}" for road, name in roads.items()}
+        names = ways | {f"HalfKAv2_hm + {way}": f"HalfKAv2_hm+{name}" for way, name in ways.items()}
         best = dict.fromkeys(names, float("inf"))
         for _ in range(arguments.rounds):
-            for road, name in names.items():
+            for way, name in names.items():
                 if device.type == "cuda":
                     seconds = device_seconds(records, name, device)
                 else:
                     seconds = cpu_seconds(arguments.data, name)
-                best[road] = min(best[road], seconds)
-    rows = [{"road": road, "positions_per_second": round(BATCHES * BATCH / best[road])} for road in names]
+                best[way] = min(best[way], seconds)
+    rows = [{"features": way, "positions_per_second": round(BATCHES * BATCH / best[way])} for way in names]
     for row in rows:
         of = " on the device" if device.type == "cuda" else " of CPU time"
-        print(f"{row['road']:<28} {row['positions_per_second']:>12,} positions per second{of}")
-    report = {"benchmark": "feature_roads", **environment(device), "isa": _data.isa(), "batch_size": BATCH}
-    name = "feature_roads-cuda.json" if device.type == "cuda" else "feature_roads.json"
+        print(f"{row['features']:<28} {row['positions_per_second']:>12,} positions per second{of}")
+    report = {"benchmark": "own_feature_sets", **environment(device), "isa": _data.isa(), "batch_size": BATCH}
+    name = "own_feature_sets-cuda.json" if device.type == "cuda" else "own_feature_sets.json"
     write(arguments.out / name, report | {"results": rows})
 
 
