@@ -12,7 +12,7 @@ namespace nnue::cuda::analysis {
 constexpr int kLaneElements = 9;
 constexpr int kTurn = kLaneElements * kWarp;
 constexpr int kEwmWarps = 8;
-// Thread blocks per multiprocessor for which there are enough registers.
+// Thread blocks per multiprocessor; there are enough registers for them.
 template <bool kVariance>
 constexpr int kEwmBlocks = kVariance ? 2 : 3;
 
@@ -23,11 +23,11 @@ struct EwmJob {
     bool is_double;
     int64_t rows, n;
     int64_t part, parts;  // elements of a part, a multiple of kTurn; parts of a row
-    double* last;         // [rows, parts] the last observation's place in a part, then before it; -1: none. Or null.
-    double* states;       // [rows, parts] the part's state, then that of all before it
+    double* last;  // [rows, parts], or null: place of a part's last observation, later of the last before it; -1: none
+    double* states;  // [rows, parts]: the state of a part, later that of all parts before it
 };
 
-// The place of an observation; a double can be scanned as states are.
+// The place of an observation, as a double because exclusive_scan takes structs of doubles.
 struct Place {
     double at = -1;
 };
@@ -41,7 +41,7 @@ struct EwmMerge {
     }
 };
 
-// The last observation of each part.
+// Finds the last observation of each part.
 __global__ void __launch_bounds__(kEwmWarps* kWarp) ewm_last(const EwmJob job) {
     const int lane = threadIdx.x % kWarp;
     const int64_t warps = static_cast<int64_t>(gridDim.x) * kEwmWarps;

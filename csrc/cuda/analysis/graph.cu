@@ -14,7 +14,8 @@ using graph::Bits;
 using graph::Flags;
 using graph::Walks;
 
-// Thread blocks for each multiprocessor, more than are resident at once: the last ones to finish leave little idle.
+// Thread blocks per multiprocessor. There are more than run at a time, so that little is idle while the last ones
+// finish.
 constexpr int kCountBlocks = 16, kWalkBlocks = 8;
 
 int multiprocessors() {

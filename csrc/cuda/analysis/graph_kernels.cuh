@@ -3,11 +3,11 @@
 // pack_bits: a warp reads 64 flags of each of 32 neurons, and eight warps fill a cache line of words per neuron.
 //
 // bit_counts: tiles of 128 x 128 counts, 8 x 8 for each thread, from slices of both matrices in shared memory. The
-// population counts bound it: 16 per cycle and multiprocessor. Several thread blocks share the words of a tile where
-// there are few tiles; counts are added up with atomics, which are exact, so the order does not matter.
+// speed is limited by the population counts: 16 per cycle and multiprocessor. If there are few tiles, several thread
+// blocks share the words of one. Counts are added up with atomics; they are integers, so the order does not matter.
 //
-// random_walks: a thread works on one coupon at a time and takes its next one when that ends. So the lanes of a warp do
-// not wait for each other, whatever the lengths of walks and the degrees of nodes.
+// random_walks: a thread works on one coupon at a time and takes its next one when that one is done. So the lanes of a
+// warp do not wait for each other, whatever the lengths of walks and the degrees of nodes are.
 #pragma once
 
 #include "../../graph.h"
@@ -53,11 +53,12 @@ struct CountJob {
     int64_t slice;  // words of each thread block
 };
 
-// Two neighbouring rows' words are read at once; a pair more than needed keeps stores of several words apart.
+// The words of two neighbouring rows are read at once. Rows of the tile have one pair more than needed, so that stores
+// of several words go to different banks.
 using WordPair = Pack<unsigned long long, 2>;
 constexpr int kPairs = kCountTile / 2;
 
-// 8 words of 128 rows, word by word; zeros where there are none.
+// Copies 8 words of 128 rows to shared memory, ordered by word; zeros where there are none.
 __device__ inline void load_words(const unsigned long long* from, int64_t rows, int64_t words, int64_t row,
                                   int64_t word, int64_t end, WordPair (*to)[kPairs + 1]) {
 #pragma unroll

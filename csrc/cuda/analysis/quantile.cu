@@ -17,7 +17,7 @@ namespace {
 
 using rolling::kQuantileName;
 
-// The elements in ascending order, and their places before that, int64.
+// The elements in ascending order, and the index int64 that each of them had in x.
 std::pair<Tensor, Tensor> sort(const Tensor& x) {
     std::array<StableIValue, 3> stack{torch::stable::detail::from(x), torch::stable::detail::from<int64_t>(-1),
                                       torch::stable::detail::from(false)};
@@ -48,7 +48,7 @@ void long_quantiles(QuantileJob job, const Tensor& x, int64_t first, int64_t las
     launch("quantile_ranks", long_ranks, grid(size), kCellsTogether, 0, stream, const_data<int64_t>(order), size,
            ranks);
     const Matrix matrix{const_data<Cell>(levels), job.bits, static_cast<uint32_t>(size)};
-    // First of all the level of what is an observation.
+    // The first level to be made is the one that says which elements are observations.
     for (int bit = job.bits; bit >= 0; --bit) {
         Cell* const level = mutable_data<Cell>(levels) + bit * cells;
         auto* const found = mutable_data<Ones>(ones);
@@ -65,7 +65,7 @@ void long_quantiles(QuantileJob job, const Tensor& x, int64_t first, int64_t las
            const_data<double>(in_order), reach.begin, first, last);
 }
 
-// Bytes that a thread block of the current device may have.
+// The most shared memory in bytes that a thread block of the current device may have.
 size_t shared_memory_limit(const char* name) {
     int device = 0, bytes = 0;
     check_cuda(cudaGetDevice(&device), name);
@@ -81,7 +81,7 @@ void quantiles(const Tensor& x, const rolling::Windows& w, const rolling::Quanti
     job.low = std::clamp<int64_t>(w.first, -w.n, 0), job.high = std::clamp<int64_t>(w.first + w.length, 1, w.n);
     const cudaStream_t stream = current_stream(x);
     const int64_t all = w.rows * w.n, halo = job.high - job.low - 1;
-    // A power of 2 that a warp or more can sort in the shared memory of the device.
+    // The elements of a matrix in shared memory: a power of 2, no less than one warp sorts and no more than fit.
     const int64_t least = kSortedByThread * kWarp, most = std::clamp<int64_t>(all, least, kMostSorted);
     job.bits = std::bit_width(static_cast<uint64_t>(most - 1));
     const size_t room = shared_memory_limit(kQuantileName);

@@ -1,14 +1,15 @@
 // Quantiles of sliding windows on CUDA: a wavelet matrix over the ranks of the elements that some windows reach.
 //
-// Level by level, from the highest bit of the ranks on, places are sorted stably by that bit; a table has the bits, and
-// how many ones are before every 32 places. The k-th smallest element of a window is found by walking down: where more
-// than k of the window's elements have a 0, the window goes on with those, else with the ones. So a window costs two
-// look-ups for each bit, however long it is; the value is exact, and nothing depends on the order of threads. Rows lie
-// one behind the other, so that a matrix may serve windows of several rows.
+// Level by level, starting with the highest bit of the ranks, the places are sorted stably by that bit. A table per
+// level has the bits and, for every 32 places, how many ones are before them. The k-th smallest element of a window is
+// found by going down the levels: if more than k of the remaining elements have a 0, the search goes on with those,
+// otherwise with the ones. So a window costs two look-ups per bit, however long it is; the value is exact, and nothing
+// depends on the order of threads. Rows lie one behind the other, so a matrix may serve windows of several rows.
 //
-// Where the elements of enough windows fit into shared memory, a thread block makes a matrix of its own. It sorts by
-// merging runs: the place of an element in the merged run is its own, plus what a binary search finds before it in the
-// other run. For longer windows torch sorts millions of elements, and the levels are made in device memory.
+// If the elements of enough windows fit into shared memory, each thread block makes a matrix of its own. It sorts by
+// merging runs: the place of an element in the merged run is its place in its own run, plus the number of smaller
+// elements in the other run, which a binary search finds. For longer windows torch sorts millions of elements, and the
+// levels are made in device memory.
 #pragma once
 
 #include "../../rolling.h"
@@ -16,17 +17,17 @@
 
 namespace nnue::cuda::analysis {
 
-// Elements of a thread, and of a thread block at most, a power of 2. At least an eighth of them are the places of the
-// tile's own windows.
+// Elements per thread; the most elements per thread block, a power of 2. A matrix in shared memory is used if at least
+// 1 / kLeastShare of its elements are places of the tile's own windows.
 constexpr int kSortedByThread = 8;
 constexpr int kMostSorted = 8192;
 constexpr int kLeastShare = 8;
 
-// Cells that a thread block of the kernels for long windows works on, one to a thread; and elements of a matrix.
+// For long windows: cells per thread block, one per thread; and the elements of a matrix.
 constexpr int kCellsTogether = 256;
 constexpr int kLongMatrix = 1 << 22;
 
-// Places are those of all rows together.
+// A place is the index of an element or window among those of all rows.
 struct QuantileJob {
     rolling::Windows windows;
     const void* x;  // double, or float
@@ -34,20 +35,20 @@ struct QuantileJob {
     bool is_double;
     rolling::Quantile quantile;
     int64_t low,
-        high;      // what a window and its own place have in common with each row lies in [place + low, place + high)
-    int bits;      // of a rank
+        high;      // the window of a place, and the place itself, lie in [place + low, place + high)
+    int bits;      // per rank
     int64_t tile;  // windows that share a matrix
 
     struct Range {
         int64_t begin, end;
     };
-    // What lies in the row of place i, of [i + low, i + high).
+    // The part of [i + from, i + to) that lies in the row of place i.
     __host__ __device__ Range range(int64_t i, int64_t from, int64_t to) const {
         const int64_t row = i / windows.n * windows.n;
         const auto inside = [&](int64_t at) { return at < row ? row : at > row + windows.n ? row + windows.n : at; };
         return {inside(i + from), inside(i + to)};
     }
-    // The elements that windows [first, last) reach.
+    // The elements that windows [first, last) consist of.
     __host__ __device__ Range reach(int64_t first, int64_t last) const {
         return {range(first, low, high).begin, range(last - 1, low, high).end};
     }
@@ -63,14 +64,16 @@ __device__ inline uint32_t ones_before(const Cell* level, uint32_t place) {
     return cell.before + __popc(cell.bits & ((1u << place % kWarp) - 1));
 }
 
-// The levels of a matrix of `size` places, that of bit 0 first, and above all that of what is an observation. Ranks are
-// 0 ... size - 1.
+// The levels of a matrix of `size` places, that of bit 0 first. One more level comes last, where a bit says whether the
+// element is an observation, that is finite. Ranks are 0 … size - 1.
 struct Matrix {
     const Cell* levels;
     int bits;
     uint32_t size;
 
-    __host__ __device__ static uint32_t cells(uint32_t size) { return size / kWarp + 1; }  // the last for the end
+    __host__ __device__ static uint32_t cells(uint32_t size) {
+        return size / kWarp + 1;
+    }  // the last one is for the end
     __device__ const Cell* level(int bit) const { return levels + static_cast<size_t>(bit) * cells(size); }
 
     __device__ static uint32_t zeros(uint32_t size, int bit) {
@@ -94,7 +97,8 @@ struct Matrix {
         }
         return found;
     }
-    // The quantile of window i; place `base` is the matrix's first, and `keys` are its elements in order.
+    // Writes the quantile of window i. `base` is the first place of the matrix; `keys` are its elements in ascending
+    // order.
     __device__ void write(const QuantileJob& job, int64_t i, int64_t base, const double* keys) const {
         const auto window = job.range(i, job.windows.first, job.windows.first + job.windows.length);
         const uint32_t begin = static_cast<uint32_t>(window.begin - base),
@@ -109,12 +113,12 @@ struct Matrix {
     }
 };
 
-// What is no observation sorts behind all that are.
+// Elements that are not observations are sorted behind all observations.
 __device__ inline double key_of(double x) {
     return is_finite(x) ? x : static_cast<double>(INFINITY);
 }
 
-// Counts what is before each cell, by one warp.
+// Counts the ones before each cell. Called by one warp.
 __device__ inline void count_before(Cell* level, int cells) {
     const int lane = threadIdx.x, share = (cells + kWarp - 1) / kWarp, first = lane * share;
     int mine = 0;
@@ -165,7 +169,7 @@ __global__ void __launch_bounds__(kMostSorted / kSortedByThread, 1) roll_quantil
             const int i = me + j * threads;
             const double key = keys[i];
             const bool is_second = (i & run) != 0;
-            // Of equal elements those of the first run come first.
+            // Among equal elements, those of the first run come first.
             const double bound = is_second ? next_above(key) : key;
             const double* const other = keys + ((i ^ run) & -run);
             int less = 0;
@@ -184,13 +188,13 @@ __global__ void __launch_bounds__(kMostSorted / kSortedByThread, 1) roll_quantil
     }
     __syncthreads();
 
-    // The tables take the room of the other half of the keys.
+    // The tables reuse the memory of `merged`.
     uint16_t *ranks = places_merged, *moved = places;
     Cell* const levels = reinterpret_cast<Cell*>(merged);
     for (int i = me; i < size; i += threads) ranks[places[i]] = static_cast<uint16_t>(i);
     __syncthreads();
     for (int bit = bits; bit >= 0; --bit) {
-        // First of all the level of what is an observation.
+        // The first level to be made is the one that says which elements are observations.
         Cell* const level = levels + bit * cells;
         for (int i = me; i < size; i += threads) {
             const int rank = ranks[i];
@@ -234,7 +238,7 @@ __global__ void __launch_bounds__(kCellsTogether) long_ranks(const int64_t* orde
     }
 }
 
-// A number of ones; a double can be scanned as states are.
+// A number of ones, as a double because exclusive_scan takes structs of doubles.
 struct Ones {
     double count = 0;
 };
@@ -242,8 +246,8 @@ struct AddOnes {
     __device__ Ones operator()(const Ones& a, const Ones& b) const { return {a.count + b.count}; }
 };
 
-// The bits of a level, and how many ones each thread block has found. `keys` is not null for the level of what is an
-// observation.
+// Writes the bits of a level, and how many ones each thread block has found. `keys` is null, except for the level that
+// says which elements are observations.
 __global__ void __launch_bounds__(kCellsTogether)
     mark_ones(const uint32_t* ranks, const double* keys, uint32_t size, int bit, Cell* level, Ones* ones) {
     __shared__ double memory[kWarp];
@@ -261,8 +265,8 @@ __global__ void __launch_bounds__(kCellsTogether)
     if (threadIdx.x == 0) ones[blockIdx.x] = total;
 }
 
-// How many ones are before each cell, and the ranks in the order of the next level, if `moved` is not null. `ones` are
-// those before each thread block.
+// Writes how many ones are before each cell and, if `moved` is not null, the ranks in the order of the next level.
+// `ones` has the number before each thread block.
 __global__ void __launch_bounds__(kCellsTogether)
     sort_by_bit(const uint32_t* ranks, uint32_t size, int bit, Cell* level, const Ones* ones, uint32_t* moved) {
     __shared__ double memory[kWarp];

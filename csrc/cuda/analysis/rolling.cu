@@ -17,7 +17,8 @@ namespace {
 
 using rolling::kName;
 
-// The states between the tiles in which windows begin and end, [rows, tiles], in device memory.
+// The states of what lies between the tile where windows begin and the tile where they end: [rows, tiles], in device
+// memory.
 template <class M>
 Tensor states_between(const Job& job, const Tensor& x, cudaStream_t stream) {
     const Windows& w = job.windows;

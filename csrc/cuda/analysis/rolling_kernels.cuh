@@ -1,24 +1,25 @@
 // Sliding windows on CUDA; rolling.h says how a window is cut.
 //
-// A thread block walks along a row, tile of windows by tile. The elements from the tile where the windows begin to the
-// one where they end lie in a ring in shared memory; the next tile is on its way while one is worked on. In each turn
-// the thread block scans the tile of beginnings from behind, which gives suffixes, and the tile of ends from the front,
-// which gives prefixes. A thread has a chunk of neighbouring windows.
+// A thread block walks along a row, one tile of windows after the other; each tile is one *turn*. A ring buffer of
+// tiles in shared memory holds the elements from the tile where the windows of the turn begin (the tile of beginnings)
+// to the tile where they end (the tile of ends). The tile of the next turn is loaded during the present one. In each
+// turn the thread block scans the tile of beginnings from its end, which gives suffixes, and the tile of ends from its
+// start, which gives prefixes. Each thread has a *chunk* of neighbouring windows.
 //
 //   | tile t     | t + 1      | t + 2      | t + 3      |    length = 2 tiles + rest
 //       [ suffix ]            |            |            |
 //                [rest][ of the turns before ][ prefix ]
 //
-// What lies between is a few elements, and the tiles of ends of the turns before, whose states are at hand. Windows
-// that do not fit into the ring have their states between made in device memory, by doubling, and the tiles of
-// beginnings and of ends are loaded each for itself.
+// Between the suffix and the prefix lie `rest` elements and the tiles of ends of earlier turns, whose states are kept.
+// If the windows are too long for the ring, the states between are computed beforehand, in device memory and by
+// doubling, and the tiles of beginnings and of ends are loaded separately.
 //
-// A turn whose windows have no gap, that is no element that is not finite, is done in a dense way, without counts and
-// divisions. NaN and infinity spread through sums, so the states of chunks show gaps; then the turn is done anew, in
-// the counted way. Which way it is depends on the elements alone.
+// A *gap* is an element that is not finite. A turn whose windows have no gap is computed in the dense way, without
+// counts and divisions. NaN and infinity spread through sums, so the states of the chunks show whether there is a gap;
+// if so, the turn is computed again in the counted way. The choice depends on the elements alone.
 //
-// Tiles of windows shorter than a tile are cut where windows would follow on each other: no window reaches over more
-// than one cut, and scans start anew at each. They are always counted.
+// If windows are shorter than a tile, the tile is cut at every multiple of the window's length. A window crosses at
+// most one cut, and the scans start again at each cut. Such tiles are always computed in the counted way.
 #pragma once
 
 #include "../../rolling.h"
@@ -35,12 +36,13 @@ using rolling::Windows;
 // The longest window whose elements go into the ring.
 constexpr int kLongestInRing = 6144;
 
-// Neighbouring windows of a thread. An odd number: threads that read the same place of their chunks use different
-// banks.
+// Neighbouring windows per thread. The number is odd, so that threads which read the same place of their chunks use
+// different banks.
 template <class M>
 constexpr int kWindows = M::kNumbers <= 3 ? 9 : 5;
 constexpr int kRollThreads = 128;
-// Thread blocks of a multiprocessor that the registers are shared out to. With 4, sums and extremes spill nothing.
+// Thread blocks per multiprocessor, which determines how many registers a thread may have. With 4, sums and extremes
+// spill nothing.
 constexpr int kRollBlocks = 4;
 
 // More than any kWindows.
@@ -52,15 +54,17 @@ struct Job {
     void* out;
     bool is_double, in_ring;
     Finish finish;
-    int tile, segment;      // elements; and with cuts those from one to the next
-    int whole, rest, lead;  // the tile of ends is `whole` tiles and `rest` elements on, and ends before tile lead + 1
-    int slots;              // tiles of the ring
-    int64_t run, runs;      // tiles that a thread block walks over, and walks of a row
+    int tile, segment;  // elements of a tile; elements from one cut to the next
+    int whole, rest,
+        lead;   // the tile of ends is `whole` tiles and `rest` elements further on; it lies before tile lead + 1
+    int slots;  // tiles in the ring
+    int64_t run, runs;      // tiles of a walk of a thread block; walks per row
     const double* between;  // [rows, tiles] states between the tiles of beginnings and of ends; only outside the ring
 
-    // Of windows without gaps: a window is the last k elements of a chunk and `length - k` others.
+    // For windows without gaps: a window is the last k elements of a chunk and `length - k` others. `joined` merges
+    // these two; `next` adds one more element to the others. Both are indexed by kWindows - k.
     FinishOf finish_all;
-    Weights joined[kMostWindows], next[kMostWindows];  // of those k and the others, of the others and one more; by -k
+    Weights joined[kMostWindows], next[kMostWindows];
 };
 
 template <class M>
@@ -71,8 +75,8 @@ struct Merge {
     __device__ StateOf<M> operator()(const StateOf<M>& a, const StateOf<M>& b) const { return M::merge(a, b); }
 };
 
-// How a turn works with states. The counted way goes for all elements. The dense way is for turns without gaps, that is
-// if all elements of all windows are finite: counts are known, so states have none, and merges take weights.
+// How a turn computes with states. The counted way takes any elements. The dense way is for turns without gaps: there
+// the counts are known, so that states hold none and merges take weights made of the counts.
 template <class M, bool kDense>
 struct Way {
     using S = State<double, M::kNumbers - (kDense ? 1 : 0)>;
@@ -121,7 +125,8 @@ struct Way {
     }
 };
 
-// Neither a gap nor an overflow. For max and min, whose states do not show them, elements are looked at.
+// Whether a state shows neither a gap nor an overflow. The states of max and min show none; there the elements
+// themselves are checked.
 template <class M, int N>
 __device__ bool all_finite(const State<double, N>& state) {
     bool finite = true;
@@ -130,18 +135,19 @@ __device__ bool all_finite(const State<double, N>& state) {
     return finite;
 }
 
-// The pieces of a tile: the whole chunks of each warp, and the chunk that is not whole, if there is one.
+// The pieces of a tile: one per warp, which is its whole chunks, and the incomplete chunk, if there is one.
 constexpr int kPieces = kRollThreads / kWarp + 1;
 constexpr int kSteps = 5;  // of a scan over a warp
 
-// Shared memory: weights, states, the ring of x, with its first `rest` elements once more behind it, that of y; with
-// cuts results too, which else take the place of the tile of beginnings. Threads read up to a chunk beyond the end. The
-// ring begins where copies of 16 bytes are mostly possible.
+// Shared memory: weights; states; the ring of x, followed by a copy of its first `rest` elements; the same of y; with
+// cuts also the results, which otherwise replace the tile of beginnings. Threads read up to a chunk beyond the end. The
+// ring begins where most copies can have 16 bytes.
 template <class M>
 struct Shared {
     static constexpr int kRings = M::kPair ? 2 : 1;
-    // Weights of merges of chunks in scans [kSteps, kWarp] and of what is after and before a chunk in its warp
-    // [2, kWarp], of pieces with what came before them [3, kPieces], of pieces of a tile, and of what is between.
+    // Where the weights begin: those of the steps of a scan over chunks [kSteps, kWarp]; kLanes: of what a warp has
+    // behind and before a chunk [2, kWarp]; kOthers: of pieces with what was merged before them [3, kPieces]; kTotal:
+    // of the pieces of a tile; kBetween: of the tiles and elements between.
     static constexpr int kLanes = kSteps * kWarp, kOthers = kLanes + 2 * kWarp, kTotal = kOthers + 3 * kPieces,
                          kBetween = kTotal + kPieces;
     int weights, states;
@@ -160,7 +166,7 @@ struct Shared {
     }
 };
 
-// Fills in the weights of tiles without gaps. Their chunks are whole, but for the last one.
+// Fills in the weights of tiles without gaps. All chunks are whole, except perhaps the last one.
 template <class M>
 __device__ __noinline__ void fill_weights(Weights* to, int64_t length, int tile, int whole, int rest, int warps) {
     using Places = Shared<M>;
@@ -172,7 +178,7 @@ __device__ __noinline__ void fill_weights(Weights* to, int64_t length, int tile,
     };
 #pragma unroll 1
     for (int i = threadIdx.x; i < kPieces; i += blockDim.x) {
-        // As the first warp, as the last one, and as the chunk that is not whole sees the others.
+        // The other pieces as they are for every warp but the last, for the last warp, and for the incomplete chunk.
 #pragma unroll 1
         for (int kind = 0; kind < 3; ++kind) {
             const int mine = kind == 0 ? 0 : warps - 2 + kind;
@@ -206,7 +212,7 @@ __device__ __noinline__ void fill_weights(Weights* to, int64_t length, int tile,
     }
 }
 
-// With `kCut` scans start anew where the windows of a tile, one behind the other, would begin.
+// With `kCut` a tile is cut at every multiple of the window's length, and scans start again there.
 template <class M, bool kCut>
 __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job) {
     extern __shared__ double memory[];
@@ -220,20 +226,23 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
     const Places shared(job, kCut);
     Weights* const weights = reinterpret_cast<Weights*>(memory);
     double* const states = memory + shared.weights * 2;
-    StateOf<M>* const ends = reinterpret_cast<StateOf<M>*>(states) + 2 * kPieces;  // [whole] of turns
+    StateOf<M>* const ends = reinterpret_cast<StateOf<M>*>(states) + 2 * kPieces;  // [whole]: those of the last turns
     double *const x = states + shared.states * M::kNumbers + (shared.odd ? 1 : 0), *const y =
                                                                                        x + (M::kPair ? shared.ring : 0);
 
-    // How many lanes back or on a scan goes. Without cuts a chunk that is not whole is a piece for itself.
+    // How many lanes before and behind this one a scan covers. Without cuts, an incomplete chunk is a piece of its own.
     const int chunks = kCut ? kWarp : max(min(tile / kMine - warp * kWarp, kWarp), 0);
     const bool odd = !kCut && count > 0 && count < kMine;
     int lanes_back = lane < chunks ? lane : 0, lanes_on = lane < chunks ? chunks - 1 - lane : 0;
-    // Without cuts windows are at the end of a chunk, so that all threads have suffixes of the same length.
+    // Without cuts, an incomplete chunk has its windows at its end, so that suffix j has the same length in all
+    // threads.
     const int missing = kCut ? 0 : kMine - count;
-    // How far before its place a thread that has not all of a chunk takes one: the last one of the tile.
+    // A thread whose chunk is incomplete or empty reads the last kMine elements of the tile instead, which begin so
+    // many elements earlier.
     const int spare = kCut ? 0 : max(begin + kMine - tile, 0);
 
-    // Bits of the chunk where it is cut, how many threads back or on there is no cut, and from and up to which warp.
+    // As bits, where the chunk is cut. `back`, `on`: over how many threads before and behind this one there is no cut;
+    // first_warp, last_warp: the same in warps.
     unsigned cut_before = 0, cut_behind = 0;
     int back = me + 1, on = threads - me, first_warp = 0, last_warp = warps - 1;
     if constexpr (kCut) {
@@ -273,9 +282,9 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
     for (int64_t walk = blockIdx.x; walk < w.rows * job.runs; walk += gridDim.x) {
         const int64_t row = walk / job.runs, first_tile = walk % job.runs * job.run;
         const int64_t last_tile = min(first_tile + job.run, w.tiles);
-        // Turns without output come first, for the states of the tiles of ends.
+        // The first turns make no output, only the states of their tiles of ends.
         const int early = !kCut && job.in_ring ? job.whole - 1 : 0;
-        const int64_t base = w.first + (first_tile - early) * tile;  // of slot 0 at first
+        const int64_t base = w.first + (first_tile - early) * tile;  // of the first tile in slot 0
         const int turns = static_cast<int>(last_tile - first_tile) + early;
 
         const auto load_turn = [&](int turn, int slot) {
@@ -291,17 +300,17 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
         hopper::copy_async_commit();
 
         int begin_slot = 0, end_slot = kCut || job.in_ring ? job.whole % job.slots : 1;
-        int end = 0;    // of `ends`, for the turn
-        int dense = 0;  // turns before this one, whose ends have no gap
+        int end = 0;    // the place in `ends` of this turn
+        int dense = 0;  // how many turns directly before this one have no gap in their tiles of ends
         for (int turn = 0; turn < turns; ++turn) {
             hopper::copy_async_wait_all();
             __syncthreads();
-            // Where the results of the turn before were, or its beginnings.
+            // The next tile replaces the results of the turn before, or its tile of beginnings.
             if (turn + 1 < turns) load_turn(turn + 1, begin_slot > 0 ? begin_slot - 1 : job.slots - 1);
             const int begins = begin_slot * tile + begin, finishes = end_slot * tile + job.rest + begin;
-            const int following = begin_slot + 1 < job.slots ? begin_slot + 1 : 0;  // the slot behind it
+            const int following = begin_slot + 1 < job.slots ? begin_slot + 1 : 0;  // the next slot
 
-            // Returns whether it could do the turn. With gaps, the dense way cannot.
+            // Returns false if the dense way met a gap.
             const auto work = [&]<bool kDense>() {
                 using W = Way<M, kDense>;
                 using S = typename W::S;
@@ -327,7 +336,7 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
                 }
                 if constexpr (kDense) {
                     gap = gap || !all_finite<M>(before) || !all_finite<M>(after);
-                    if (odd) {  // has taken elements of the chunk before it, too
+                    if (odd) {  // the incomplete chunk has also read elements of the chunk before it
                         before = identity;
 #pragma unroll
                         for (int j = 0; j < kMine - 1; ++j) {
@@ -356,7 +365,8 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
                     __syncthreads();
                 }
 
-                // A window is a suffix of the chunk, what is after that, and before and in the chunk of ends.
+                // A window is a suffix of its chunk, everything from there to the chunk where it ends, and a prefix of
+                // that.
                 if constexpr (kCut) {
                     S all_before = identity, all_behind = identity;
 #pragma unroll 1
@@ -457,8 +467,8 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
     }
 }
 
-// The states of ranges of `count` elements, `step` apart from `begin` on, `ranges` for each row. They go into `states`,
-// or with `more` are merged into what is there.
+// The states of ranges of `count` elements. Each row has `ranges` of them; the first one starts at `begin`, and their
+// starts are `step` apart. They are stored in `states`, or with `more` merged into what is there.
 template <class M>
 __global__ void __launch_bounds__(kRollThreads) sum_ranges(const Job job, int64_t begin, int64_t step, int64_t count,
                                                            int64_t ranges, StateOf<M>* states, bool more) {
@@ -479,8 +489,8 @@ __global__ void __launch_bounds__(kRollThreads) sum_ranges(const Job job, int64_
     }
 }
 
-// One turn of doubling: between ⊕= the state of `size` tiles at the offset, if the turn has it; then the states of
-// twice as many tiles go from `sums` to `doubled`.
+// One step of doubling. With `takes`, the state of the `size` tiles at `offset` is merged into `between`; with `more`,
+// `doubled` gets the states of twice as many tiles, made of those in `sums`.
 template <class M>
 __global__ void __launch_bounds__(kRollThreads)
     double_tiles(const Windows w, const StateOf<M>* sums, StateOf<M>* doubled, StateOf<M>* between, int64_t offset,

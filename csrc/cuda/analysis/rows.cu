@@ -14,7 +14,7 @@ namespace {
 using rows::Matrices;
 using rows::Norms;
 
-// The side of a tile: rows of it are 128 bytes or more on both sides.
+// The side of a tile. Its rows have at least 128 bytes, before and after the transposition.
 template <class T>
 constexpr int kSide = sizeof(T) == 8   ? 32
                       : sizeof(T) == 1 ? 128
@@ -24,7 +24,7 @@ constexpr int kAcross = 32, kDown = 8;
 template <class T>
 __global__ void __launch_bounds__(kAcross* kDown) transpose(const T* x, T* out, const Matrices m) {
     constexpr int kTile = kSide<T>;
-    // Rows are a bank apart, so that a column is in as many banks as it has words.
+    // Each row begins one bank further on than the row before, so that the words of a column are in different banks.
     __shared__ T tile[kTile][kTile + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
     const int64_t down = divide_up(m.rows, kTile), across = divide_up(m.columns, kTile);
     const int lane = threadIdx.x % kAcross, line = threadIdx.x / kAcross;
@@ -76,7 +76,7 @@ struct NormsOut {
     T *sums, *roots, *largest;
 };
 
-// A thread block for each row.
+// One thread block per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) row_norms(const T* x, int64_t count, int64_t n, const NormsOut<T> out) {
     __shared__ double memory[kWarp * sizeof(Norms) / sizeof(double)];

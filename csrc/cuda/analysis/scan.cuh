@@ -1,4 +1,4 @@
-// Scans of states over a thread block, and elements of rows in shared memory, where they are doubles.
+// Scans of states over a thread block; copies of rows between device memory and shared memory, where they are doubles.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,12 @@ namespace nnue::cuda::analysis {
 // Threads of a thread block that scans states in device memory.
 constexpr int kThreads = 512;
 
-// Whole warps for `count` elements, `each` to a thread.
+// The number of threads, in whole warps, for `count` elements with `each` elements per thread.
 inline int threads_for(int64_t count, int each, int most = kThreads) {
     return static_cast<int>(std::min<int64_t>(divide_up(divide_up(count, each), kWarp) * kWarp, most));
 }
 
-// The multiprocessors of the current device, times the thread blocks that each of them holds of a kernel.
+// How many thread blocks of a kernel the current device runs at a time.
 template <class... Parameters>
 int64_t resident_blocks(const char* name, void (*kernel)(Parameters...), int threads, size_t bytes) {
     int device = 0, multiprocessors = 0, blocks = 0;
@@ -52,8 +52,8 @@ __device__ S of_lane(const S& mine, int lane) {
     return other;
 }
 
-// The merged states of all threads before this one; with `backward` of all threads behind it. `total` is that of all.
-// `warps` is shared memory for 32 states. All threads of the block call it.
+// The merged states of all threads before this one; with `backward`, of all threads behind it. `total` gets the merged
+// states of all threads. `warps` is shared memory for 32 states. Called by all threads of the thread block.
 template <bool backward, class S, class Merge>
 __device__ S exclusive_scan(const S& mine, const S& identity, S* warps, const Merge& merge, S* total) {
     const auto join = [&](const S& done, const S& next) { return backward ? merge(next, done) : merge(done, next); };
@@ -86,7 +86,7 @@ __device__ S exclusive_scan(const S& mine, const S& identity, S* warps, const Me
     return order == 0 ? before : join(before, neighbour);
 }
 
-// What each part has, replaced by what all parts of the row before it have.
+// Replaces the state of each part by the merged states of all parts before it in the row.
 template <class S, class M>
 __global__ void __launch_bounds__(kThreads)
     carry(S* states, int64_t rows, int64_t parts, const S identity, const M merge) {
@@ -110,8 +110,8 @@ __device__ inline double element(const void* from, int64_t i, bool is_double) {
     return is_double ? static_cast<const double*>(from)[i] : static_cast<const float*>(from)[i];
 }
 
-// Elements [begin, begin + count) of a row of n into shared memory, by threads 0 … threads - 1; NaN where the row has
-// none. Doubles are there once the thread's asynchronous copies are.
+// Copies elements [begin, begin + count) of a row of n to shared memory, with threads 0 … threads - 1; NaN for places
+// outside the row. Doubles are copied asynchronously: wait for the thread's copies.
 __device__ inline void load_row(double* to, const void* x, bool is_double, int64_t row, int64_t n, int64_t begin,
                                 int count, int thread, int threads) {
     const int64_t from = row * n + begin;
@@ -131,7 +131,7 @@ __device__ inline void load_row(double* to, const void* x, bool is_double, int64
             copy(1, [](uint32_t shared, const double* from) { hopper::copy_async_8(shared, from); });
             return;
         }
-        // Pairs, and what is before and behind them.
+        // Pairs of elements; before that, the single elements in front of the pairs and behind them.
         const int last = count - 1;
         if (thread == 0 && odd) hopper::copy_async_8(address, doubles);
         if (thread == 0 && odd == (count % 2 == 0)) hopper::copy_async_8(address + last * 8, doubles + last);
@@ -146,7 +146,7 @@ __device__ inline void load_row(double* to, const void* x, bool is_double, int64
     }
 }
 
-// `count` results from shared memory to `out`, as doubles or floats, from its element `first` on.
+// Copies `count` results from shared memory to `out`, as doubles or floats, starting at its element `first`.
 __device__ inline void store_row(const double* from, void* out, bool is_double, int64_t first, int64_t count,
                                  int thread, int threads) {
     if (is_double) {

@@ -1,7 +1,8 @@
 // The backward of the portable path.
 //
-// 1. `row_gradient_kernel` multiplies the gradients of the outputs by the slopes: the gradient of every sum, by slot,
-// in fp32 for fp32 weights and in bf16 for 16-bit ones; and the sums of these over parts of the slots, for the bias.
+// 1. `row_gradient_kernel` multiplies the gradients of the outputs by the slopes, which gives the gradient of every
+// sum, ordered by slot, in fp32 for fp32 weights and in bf16 for 16-bit ones. For the bias it also adds these up over
+// parts of the slots.
 // 2. `sum_kernel` adds up the row gradients of each task. The sum of a list of one piece is the gradient of its
 // feature; those of the pieces of longer lists are stored as partial sums. 3. `combine_kernel` adds these up, and the
 // parts of the bias. Every element of the gradient is written once and every sum has one order, so nothing is cleared

@@ -89,7 +89,7 @@ inline Plan carve_plan(Carver& carver, const IndexRows& in) {
     return plan;
 }
 
-// What is needed while the plan is made.
+// Scratch memory for making the plan.
 struct PlanScratch {
     int32_t *keys, *sorted_keys, *values, *order;  // of the rows, then of the places, then of the tasks
     int32_t* starts;                               // [num_features + 1]: where the list of a feature begins
@@ -122,7 +122,7 @@ inline PlanScratch carve_plan_scratch(Carver& carver, const IndexRows& in) {
 }
 
 constexpr int kPlanThreads = 256, kPlanWarps = kPlanThreads / cuda::kWarp;
-// The work of a slot or a task beside its entries, in entries. Only the division of the work depends on these.
+// What a slot or a task costs beside its entries, measured in entries. Only the division of the work depends on it.
 constexpr int kSlotCost = 6, kTaskCost = 4;
 
 __device__ inline const int32_t* row_pointer(const IndexRows& in, int row) {
@@ -173,8 +173,8 @@ __global__ void __launch_bounds__(kPlanThreads)
     if (!black) plan.black_first[position] = black_first;
 }
 
-// Three counts of the features before one: their tasks, their pieces of longer lists, and these lists. One sum makes
-// all three: the last two stay far below 2^16 (sorted_lists.cuh).
+// Three counts over all features before this one, packed into one number: tasks, pieces of longer lists, and longer
+// lists. One prefix sum makes all three: the last two stay far below 2^16 (sorted_lists.cuh).
 struct PieceCount {
     int64_t packed;
     __host__ __device__ int tasks() const { return static_cast<int>(packed & 0xffffffff); }

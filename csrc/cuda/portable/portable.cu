@@ -179,7 +179,7 @@ Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt
     carve(carver, in);
 
     using Run = void (*)(const Backward&, int, cudaStream_t);
-    // By the type of the weight and that of the gradient; an fp32 weight has an fp32 gradient.
+    // Calls the kernel for the types of weight and gradient; an fp32 weight has an fp32 gradient.
     constexpr Run kRuns[3][3] = {
         {launch_backward<float, float>, nullptr, nullptr},
         {launch_backward<__half, float>, launch_backward<__half, __half>, launch_backward<__half, __nv_bfloat16>},
@@ -199,7 +199,7 @@ std::string layout(int64_t positions, int64_t max_active, int64_t num_features) 
 }
 
 bool runs_on(int device) {
-    // Asking once is enough, and keeps the question out of the capture of a CUDA graph.
+    // Ask once, before any capture of a CUDA graph, and remember the answer.
     static std::array<std::atomic<bool>, 64> known{};
     const bool has_place = device >= 0 && device < static_cast<int>(known.size());
     if (has_place && known[device]) return true;

@@ -18,9 +18,9 @@ using integers::Problem;
 using integers::Range;
 using integers::Tensors;
 
-constexpr int kThreads = 256, kEach = 16;  // elements of a thread: as many loads are on their way at once
+constexpr int kThreads = 256, kEach = 16;  // elements per thread, all of which it loads at once
 constexpr int64_t kPiece = kThreads * kEach;
-constexpr int kMostRanges = 32;  // of a launch
+constexpr int kMostRanges = 32;  // per launch
 
 struct Ranges {
     Range at[kMostRanges];

@@ -75,14 +75,14 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
     } while (next < placed.size());
 }
 
-// Whether a kernel of the device can start before the one before it is done.
+// Whether the device can start a kernel before the kernel before it is done.
 bool starts_early(int device) {
     int major = 0;
     check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
     return major >= 9;
 }
 
-// Whether V elements of everything can be loaded at once.
+// Whether V elements can be loaded at once from every tensor of the part.
 bool is_wide_part(const Part& part, int64_t element, int64_t width) {
     bool wide = part.columns % width == 0 && is_aligned(part.gradient, width * bytes_of(part.gradient_kind)) &&
                 is_aligned(part.copy, width * 2);
@@ -96,7 +96,7 @@ bool is_wide_part(const Part& part, int64_t element, int64_t width) {
 
 template <class R, class T, bool k16, int V>
 void launch_update(std::vector<Part> parts, UpdateArguments a, bool early, cudaStream_t stream) {
-    // Thread blocks look for their part from the first one on.
+    // The largest parts come first, because each thread block searches for its part from the front.
     std::stable_sort(parts.begin(), parts.end(),
                      [](const Part& x, const Part& y) { return x.rows * x.columns > y.rows * y.columns; });
     for (size_t next = 0; next < parts.size();) {

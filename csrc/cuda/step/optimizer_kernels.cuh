@@ -1,11 +1,12 @@
 // The optimizer step on CUDA: two kernels that stream through memory.
 //
-// `begin` sums squares of what the guard looks at and, in the thread block that is done last, decides whether the step
-// is made and with which numbers. `update` reads every byte of gradients, weights and moments once and writes weights
-// and moments once. A thread block takes 32 wide columns of up to kWarps * kRows rows of a part: all of its loads are
-// out before it waits for the first one. Where the rows share virtual rows, the threads add up their gradients in
-// shared memory, the first ones move the virtual elements, and all take the change along. A part without virtual rows
-// is the same with rows that follow each other in memory, and without the sum.
+// `begin` adds up the squares of the gradients that the guard checks. Its last thread block to finish decides whether
+// the step is made, and with which numbers. `update` reads every byte of gradients, weights and moments once and writes
+// weights and moments once. A thread block takes 32 lanes' columns of up to kWarps * kRows rows of a part, and starts
+// all of its loads before it waits for the first one. If the rows share virtual rows, the threads add up the gradients
+// of the rows in shared memory, the first threads update the virtual elements, and all threads add the change to their
+// own elements. A part without virtual rows is treated in the same way, as rows that follow each other in memory, but
+// without the sum.
 #pragma once
 
 #include "../../optimizer.h"
@@ -16,7 +17,7 @@ namespace nnue::cuda::optimizer_step {
 
 using namespace nnue::optimizer;
 
-// A launch takes this many parts: kernel arguments have 4 KB.
+// The most parts per launch: all arguments of a kernel together have at most 4 KB.
 constexpr int kMostParts = 20;
 
 struct PlacedPart {
@@ -33,7 +34,7 @@ struct UpdateArguments {
 };
 
 constexpr int kBeginThreads = 256;
-// What a thread of `begin` reads of a part without virtual rows: this many times 16 bytes.
+// How many times 16 bytes a thread of `begin` reads, in a part without virtual rows.
 constexpr int kBeginTurns = 4;
 
 struct PlacedSummand {
@@ -45,10 +46,10 @@ struct PlacedSummand {
 struct BeginArguments {
     PlacedSummand summands[kMostParts];
     int count;
-    double* partial;    // [blocks of this launch]
-    const double* all;  // [blocks of all launches]
-    unsigned blocks;    // of all launches
-    bool last;          // launch
+    double* partial;    // [thread blocks of this launch]
+    const double* all;  // [thread blocks of all launches]
+    unsigned blocks;    // thread blocks of all launches
+    bool last;          // whether this is the last launch
     const void *loss, *lr;
     bool loss_is_double, lr_is_double;
     int64_t* step;
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin(const BeginArguments a) {
     if (threadIdx.x == 0) {
         a.partial[blockIdx.x] = total;
         __threadfence();
-        // All blocks of earlier launches are done.
+        // All thread blocks of earlier launches are done.
         auto* const ticket = reinterpret_cast<unsigned*>(a.numbers + kTicket);
         is_last = a.last && atomicAdd(ticket, 1u) == gridDim.x - 1;
         if (is_last) *ticket = 0;
@@ -179,7 +180,7 @@ __device__ inline void store_pack(void* to, int64_t at, const Pack<T, V>& from) 
     *reinterpret_cast<Pack<T, V>*>(static_cast<T*>(to) + at) = from;
 }
 
-// V gradients as they lie in memory: k16 stands for two types of 16 bits.
+// V gradients as they are stored. With k16 they are fp16 or bf16, which is known at run time.
 template <class T, bool k16, int V>
 struct Gradients {
     using Bits = std::conditional_t<k16, uint16_t, T>;
@@ -208,7 +209,7 @@ struct State {
         square = load_pack<T, V>(part.square, at);
     }
 
-    // One step, back to memory. Returns whether all gradients were finite.
+    // Makes one step and stores the results. Returns whether all gradients were finite.
     template <bool k16>
     __device__ bool move(const Part& part, const Common<T>& c, int turn, int64_t at,
                          const Gradients<T, k16, V>& gradients, const T (&changes)[V]) {
@@ -266,10 +267,10 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
     const auto exists = [&](int64_t row) {
         return shares ? row < part.rows && column < part.columns : column + row * stride < part.columns;
     };
-    // Where a row is, and for one that does not exist a legal address.
+    // The place of a row in its tensors; for a row that does not exist, one that may be read.
     const auto place = [&](int64_t row) { return exists(row) ? column + row * stride : 0; };
 
-    // All loads that do not depend on the numbers go out first.
+    // First start all loads that do not depend on the numbers of `begin`.
     Gradients<T, k16, V> gradients[kRows];
 #pragma unroll
     for (int k = 0; k < kRows; ++k) gradients[k].load_from(part, place(warp + k * kWarps));
