@@ -1,7 +1,7 @@
 """Translates recipes of the first release, in files and in checkpoints, into the keys of today.
 
 In that release λ was part of the loss, with opposite signs in the two losses that had it (`start_lambda` and
-`start_wdl`), and the optimizer section had no `kind`. No other file knows about this.
+`start_wdl`), the optimizer section had no `kind`, and mixed precision was called bf16. No other file knows about this.
 """
 
 from __future__ import annotations

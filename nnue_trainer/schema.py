@@ -143,7 +143,8 @@ def _explain(kind: type[Any], data: Any, detail: ErrorDetails) -> tuple[tuple[st
     match detail["type"]:
         case "unexpected_keyword_argument":
             close = difflib.get_close_matches(path[-1], siblings, n=1)
-            known = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(siblings)}"
+            expected = f"expected one of {', '.join(siblings)}" if siblings else "expected none"
+            known = f"did you mean {close[0]!r}?" if close else expected
             return path, f": unknown key ({known})"
         case "missing" if isinstance(found, list):
             return path, f": found {_show(found)}, expected more items"

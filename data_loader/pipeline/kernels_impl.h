@@ -34,7 +34,7 @@ inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size,
             unscored += found;
             if (result.error) break;
         }
-        constexpr unsigned kNone = 2 * kScoreNone;  // as it lies in a record: zig-zag
+        constexpr unsigned kNone = 2 * kScoreNone;  // as a record stores it: zig-zag
         unscored += load_be16(chain + 26) == kNone;
         result.offset += kStem + used;
         result.positions += plies + 1;

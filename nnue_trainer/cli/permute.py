@@ -51,11 +51,13 @@ def permute(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Measure the speed of this Stockfish; none: of no engine. Default: stockfish, if found.",
+            help="Measure the speed of this Stockfish; 'none' measures nothing. Default: stockfish, if found.",
         ),
     ] = None,
     runs: Annotated[int, typer.Option(metavar="N", min=1, max=99, help="Runs of the engine with each net.")] = 3,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Of walks and directions.")] = 1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed of the random walks and directions.")
+    ] = 1,
     png: Annotated[Path | None, png_option("Draw which neurons are active together.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     arch: Annotated[

@@ -211,7 +211,7 @@ class LayerMeter:
         return [_layer_inputs(name, values) for name, values in self._values.items() if values]
 
 
-_TIES = 8  # so many values equal to the largest are behind a clamp
+_TIES = 8  # if at least this many values equal the largest one, that is where the values are clamped
 
 
 def _layer_inputs(name: str, values: list[tuple[Tensor, Tensor | None]]) -> LayerInputs:
