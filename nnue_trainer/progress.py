@@ -186,7 +186,7 @@ class Line:
 class TrainingProgress:
     """Progress of a training: a bar, how long it has taken and will take, and the figures of the last record.
 
-    `passes`, if given, says how often the training data has been begun, the pass in hand included.
+    `passes`, if given, says how often the training data has been begun, the current pass included.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The `nnue` command in the process of the test, which spares it to import torch anew."""
+"""The `nnue` command in the process of the test, which saves importing torch again."""
 
 from typing import NamedTuple
 

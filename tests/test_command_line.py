@@ -41,7 +41,7 @@ def nnue(
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process, which spares it to import torch anew."""
+    """The command in this process, which saves importing torch again."""
 
     def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["nnue", *arguments])

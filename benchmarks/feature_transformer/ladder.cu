@@ -20,7 +20,7 @@ __global__ void forward_scalar(const int32_t* indices, const float* weight, cons
     }
 }
 
-// 2: the same, four columns a thread.
+// 2: the same, four columns per thread.
 __global__ void forward_vector(const int32_t* indices, const float* weight, const float* bias, float* out, int K,
                                int N) {
     const int32_t* row = indices + size_t(blockIdx.x) * K;

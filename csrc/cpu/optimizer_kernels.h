@@ -29,8 +29,8 @@ void convert_run(const From* __restrict__ from, To* __restrict__ to, int64_t cou
     for (int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
 }
 
-// Asks for elements that will be read and written soon. Rows lie all over the place, and the processor's own
-// prefetching begins anew with each.
+// Prefetches elements that will be read and written soon. The rows are scattered over memory, so the processor's own
+// prefetching starts again with each of them.
 template <class T>
 void prefetch_run(const T* from, int64_t count) {
     constexpr int64_t kLine = 64 / sizeof(T);

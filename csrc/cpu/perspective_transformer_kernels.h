@@ -51,7 +51,7 @@ template <class F, class O>
     store(out + half, second * a.scale);
 }
 
-// Rows of the weight are asked for so many entries early.
+// How many entries ahead the rows of the weight are prefetched.
 constexpr int64_t kForwardAhead = 2;
 
 // V times F columns of either half, of one row.

@@ -37,8 +37,8 @@ _MOST_TENSORS = len(SERIES)
 @dataclass(frozen=True)
 class Verdict:
     """Whether a curve still moves: `change` is what its last third gains (negative: falls) by a line through the means
-    of eight equal parts, `error` the standard error of that. The parts are long, so that what one record has to do
-    with the next does not count as evidence."""
+    of eight equal parts, `error` the standard error of that. The parts are long, so that the correlation of
+    neighbouring records does not count as evidence."""
 
     change: float
     error: float
@@ -111,7 +111,7 @@ def _raw(axes: Axes, curve: Curve, divisor: float, alpha: float = 0.3) -> None:
 
 
 def _fit(axes: Axes, values: Sequence[Floats]) -> None:
-    """Leaves out of sight what the first steps of a training are beyond everything that follows."""
+    """Limits the axis to the values after the first twentieth of a training, if those before are far above them."""
     every = np.concatenate([value[np.isfinite(value)] for value in values]) if values else np.zeros(0)
     settled = [value[max(1, len(value) // 20) :] for value in values if len(value) >= 20]
     if not settled or len(every) < 20:
@@ -248,7 +248,7 @@ def _course_plots(runs: Sequence[Run]) -> Iterator[Plot]:
         note="Faint: each record. Line: rolling median.",
     )  # fmt: skip
     yield from _plain_plot(
-        runs, "train", "pass", "Passes over the data", "pass in hand", steps=True, zero=True,
+        runs, "train", "pass", "Passes over the data", "current pass", steps=True, zero=True,
         note="Where it grows past 1, the net sees positions again.",
     )  # fmt: skip
     yield from _plain_plot(
@@ -263,7 +263,12 @@ _NEURON_FIGURES = (
     ("dead_neurons", "Dead neurons", "% of first-layer neurons", "Never above 0 on the positions looked at."),
     ("saturated", "Saturation", "% of accumulators", "At or above the upper limit of the activation."),
     ("zero_activations", "Zero activations", "% of what the layers see", "Engines skip zeros, so more are faster."),
-    ("stuck_neurons", "Stuck neurons", "% of first-layer neurons", "At the upper limit always, so they say nothing."),
+    (
+        "stuck_neurons",
+        "Stuck neurons",
+        "% of first-layer neurons",
+        "Always at the upper limit, so they carry no information.",
+    ),
 )
 
 

@@ -55,8 +55,8 @@ class Awareness:
         return self.aware and step >= self.aware_from * steps
 
 
-# fp32 sums of products count as exact if so many of the largest ones stay below 2^24: with bytes a quarter of all
-# products would have to be the largest to pass it.
+# fp32 sums of products count as exact if the sum of this many products of the largest size stays below 2^24: with
+# bytes, a quarter of all products would have to be of the largest size to pass it.
 _LARGE_PRODUCTS = 256
 # TF32 holds factors of 11 bits.
 _LARGEST_TF32 = 2**11

@@ -34,8 +34,8 @@ def encode(values: np.ndarray) -> bytes:
 
 
 def decode(payload: bytes | bytearray, ranges: Sequence[tuple[int, np.dtype[Any]]]) -> list[np.ndarray]:
-    """For each (count, dtype) the next so many integers. LebError unless the payload holds exactly all of them, each
-    fits its dtype, and each is written with as few bytes as hold it."""
+    """The integers of each (count, dtype) in `ranges`, one after the other. LebError unless the payload holds exactly
+    all of them, each fits its dtype, and each is written with as few bytes as hold it."""
     count = sum(n for n, _ in ranges)
     # Every number has one byte below 0x80, its last. Counted first, so that a wrong count costs no memory.
     held = int(np.count_nonzero(np.frombuffer(payload, np.int8) >= 0))

@@ -22,7 +22,7 @@ class Work:
 
     `parameters` by name: first those of the model in its order, then the virtual rows as separate parameters, which
     `virtual` names. They start each step at zero and hold their update afterwards, so a rule must not decay them: the
-    decay of the weight that the layer adds them to counts for both. `lr` is the learning rate of the step in hand,
+    decay of the weight that the layer adds them to counts for both. `lr` is the learning rate of the current step,
     fp32, a scalar; `failed` is 1 from the first step on whose loss or gradient was not finite, else 0, fp32, a scalar.
     Both are on the device of the parameters and always the same tensors.
 
@@ -59,7 +59,7 @@ class Rule(ABC):
     time, and no number of Python's changes from step to step"""
 
     loss: Tensor | None = None
-    """the loss of the step in hand, for rules that replace the guard"""
+    """the loss of the current step, for rules that replace the guard"""
     step_count: Tensor | None = None
     """int64 on the device: the updates that were made, for rules that replace the guard and count them"""
 

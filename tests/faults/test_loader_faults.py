@@ -231,7 +231,7 @@ print(os.waitstatus_to_exitcode(status))
 
 
 def build_shim(folder: Path) -> Path:
-    """A library that lets the process start so many more threads, and then no more."""
+    """A library that lets the process start a given number of further threads, and no more."""
     source = folder / "shim.c"
     source.write_text(
         "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <errno.h>\n#include <pthread.h>\n"

@@ -1,4 +1,4 @@
-"""The layer with one set of weights a bucket, against eight layers of torch's."""
+"""The layer with one set of weights per bucket, against eight layers of torch's."""
 
 import torch
 from torch.nn import functional as F

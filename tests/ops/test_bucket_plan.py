@@ -215,7 +215,7 @@ CASES = {
     "as many entries as features": (40, 1000, 2, 768),
     "entries that are not aligned": (300, 27, 3, 96, 7),
     "several chunks": (1500, 12, 5, 300),
-    "several tiles a thread block": (17500, 5, 5, 96),
+    "several tiles per thread block": (17500, 5, 5, 96),
     "no entries": (64, 0, 2, 96),
     "unbucketed features": (400, 90, 5, 96, 0, 3000),
     "unbucketed features behind a bucket that is not full": (400, 40, 3, 96, 40, 300),

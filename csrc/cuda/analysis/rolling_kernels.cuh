@@ -55,9 +55,9 @@ struct Job {
     bool is_double, in_ring;
     Finish finish;
     int tile, segment;  // elements of a tile; elements from one cut to the next
-    int whole, rest,
-        lead;   // the tile of ends is `whole` tiles and `rest` elements further on; it lies before tile lead + 1
-    int slots;  // tiles in the ring
+    // The tile of ends is `whole` tiles and `rest` elements behind that of beginnings, and lies before tile lead + 1.
+    int whole, rest, lead;
+    int slots;              // tiles in the ring
     int64_t run, runs;      // tiles of a walk of a thread block; walks per row
     const double* between;  // [rows, tiles] states between the tiles of beginnings and of ends; only outside the ring
 
