@@ -84,5 +84,6 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "onnx": no_onnx,
     "rust": lambda: no_tool("rustc")() or no_tool("cargo")(),
     "browser": no_browser,
+    "pandas": lambda: None if importlib.util.find_spec("pandas") else "no pandas",
 }
 """Marker → what is missing here for the tests that have it."""

@@ -108,10 +108,12 @@ def tolerance(name: str, x: np.ndarray, y: np.ndarray, window: int) -> float:
     }.get(name, 0)
 
 
+@pytest.mark.pandas
 @pytest.mark.parametrize("seed", range(65))
 def test_rolling_against_pandas(seed: int) -> None:
     """13 statistics of 10 random series each: 8,450 cases."""
-    pd = pytest.importorskip("pandas")
+    import pandas as pd
+
     r = np.random.default_rng(seed)
     for case in range(10):
         n = int(r.integers(2000, 3000)) if case == 0 and seed % 4 == 0 else int(r.integers(0, 60))
@@ -137,10 +139,12 @@ def test_rolling_against_pandas(seed: int) -> None:
             )  # fmt: skip
 
 
+@pytest.mark.pandas
 @pytest.mark.parametrize("seed", range(50))
 def test_ewm_against_pandas(seed: int) -> None:
     """mean, var, biased var and std of 10 random series each: 2,000 cases."""
-    pd = pytest.importorskip("pandas")
+    import pandas as pd
+
     r = np.random.default_rng(1000 + seed)
     for case in range(10):
         n = int(r.integers(2000, 3000)) if case == 0 and seed % 4 == 0 else int(r.integers(0, 60))
