@@ -144,6 +144,7 @@ def native_parts() -> dict[str, object]:
             hopper = [source for source in ext.sources if source.startswith(HOPPER_FOLDER)]
             if hopper:
                 ext.sources = [source for source in ext.sources if source not in hopper]
+                ext.depends = [*ext.depends, *hopper]  # the library is linked again when one of them changed
                 nvcc_flags = [f for f in ext.extra_compile_args["nvcc"] if not f.startswith("-gencode")]
                 self.announce(f"building the Hopper kernels of {ext.name!r}", level=logging.INFO)
                 ext.extra_objects += self.compiler.compile(

@@ -194,7 +194,8 @@ NNUE_HOST_DEVICE Common<T> common(const Factors& f, const double* numbers, doubl
 
 // On CUDA sqrtf and the division of floats branch where a number is zero or tiny, as all moments of a feature are that
 // no position has had for long: with them the update of HalfKAv2_hm-1024 took 240 us on an H200, and 190 without. These
-// do not branch there, and have the same bits, but for roots of numbers below 2^-100, which are exact to 1e-5.
+// do not branch there, and have the same bits, but for roots of numbers below 2^-100 (exact to 1e-5) and quotients of
+// numbers below 2^-100 (to a bit).
 NNUE_HOST_DEVICE float root_of(float x) {
 #ifdef __CUDA_ARCH__
     float inverse;

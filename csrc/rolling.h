@@ -17,6 +17,10 @@
 //
 // For all windows that begin in one tile, suffixes and prefixes are running states, and the whole tiles in between are
 // the same. The states of whole tiles are merged by doubling, so the time hardly depends on the length of the window.
+//
+// Where all elements are observations, states need no count: each monoid has the same operations on a state without its
+// first number. kWeighted: such a merge needs the counts of both ranges (Weights). kSpreads: an element that is not
+// finite makes the state, and all that it is merged into, not finite.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +56,7 @@ struct alignas(16) Weights {
     NNUE_HOST_DEVICE constexpr Weights(double a, double b) : share(a + b > 0 ? b / (a + b) : 0), product(a * share) {}
 };
 
-// Of a count.
+// n, or 1 where n is 0.
 template <class F>
 NNUE_HOST_DEVICE F at_least_one(F n) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)

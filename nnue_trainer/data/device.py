@@ -59,6 +59,10 @@ class Expander:
         """Whether `expand` does nothing but launch kernels, so that it can be recorded in a CUDA graph."""
         return self._on_device and not self.check_records
 
+    def grows(self, records: Batch | Tensor) -> bool:
+        """Whether `load` gives up its buffers for larger ones."""
+        return isinstance(records, Tensor) and len(records) > self._size
+
     def __call__(self, records: Tensor) -> Batch:
         return self.expand(*self.load(records))
 

@@ -140,7 +140,8 @@ class Optimizer:
         return all(bool(extreme.isfinite().all()) for extreme in extremes)
 
     def good_steps(self) -> int:
-        """How many updates were made, those before `load_state_dict` included. Waits for the device."""
+        """How many updates were made, those before `load_state_dict` included. A fused rule counts those that it began:
+        one too many if it found only while it wrote that a gradient is not finite. Waits for the device."""
         count = self._good_steps if self.rule.step_count is None else self.rule.step_count
         return int(count.item())
 

@@ -49,8 +49,8 @@ class DeviceBatches:
         prepare: a function that is applied to each batch on CUDA, such as `NnueModel.prepare`; the plans of a buffer
             keep their memory.
         part: a function that selects positions from each batch or tensor of records, before they are copied.
-        on_fetch: a function that is called with each batch that lies in a buffer, on the stream that fills the buffer.
-            It may write what only the steps with this buffer read.
+        on_fetch: a function that is called once for each batch, in their order, on the stream that copies it. For a
+            batch in a buffer it may write what only the steps with this buffer read.
         record: replay expansion and `prepare` as one CUDA graph per buffer, where they only launch kernels.
         alone: as for `Recorder`.
     """
@@ -97,7 +97,7 @@ class DeviceBatches:
         if self._iterator is None:
             self._iterator = iter(self._source)
         if self._stream is None:
-            return self._announced(self._to_device(next(self._iterator)))
+            return self._announced(self._to_device(self._wanted(next(self._iterator))))
         batch = self._ahead or self._fetch(self._iterator, self._stream)
         compute = torch.cuda.current_stream(self._device)
         self._done.append(compute.record_event())
@@ -146,8 +146,11 @@ class DeviceBatches:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def _fetch(self, iterator: Iterator[Batch | Tensor], stream: torch.cuda.Stream) -> Batch:
-        fresh = next(iterator)
+        fresh = self._wanted(next(iterator))
+        compute = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(stream):
+            if self._expander is not None and self._expander.grows(fresh):
+                stream.wait_stream(compute)  # queued steps still read the buffers that it gives up
             if len(self._done) == self._done.maxlen:
                 stream.wait_event(self._done[0])  # the last step that reads the buffer of this batch
             batch = self._announced(self._made(fresh))
@@ -155,7 +158,7 @@ class DeviceBatches:
             return batch
 
     def _announced(self, batch: Batch) -> Batch:
-        if self._on_fetch is not None and batch.buffer is not None:
+        if self._on_fetch is not None:
             self._on_fetch(batch)
         return batch
 
@@ -165,12 +168,17 @@ class DeviceBatches:
         # Records that are on the device already are not copied to where a graph reads them.
         if self._recorder is None or expander is None or isinstance(fresh, Batch) or fresh.device == self._device:
             return self._kept(self._prepared(self._to_device(fresh)))
-        records, batch = expander.load(fresh if self._part is None else self._part(fresh))
+        records, batch = expander.load(fresh)
         if batch.buffer is None:
             return self._prepared(expander.expand(records, batch))
         # A larger batch moves the buffers.
-        key = (batch.buffer, batch.white.data_ptr())
-        return self._recorder(key, lambda: self._prepared(expander.expand(records, batch)))
+        key, settled = (batch.buffer, batch.white.data_ptr()), self._recorder.settled
+        made = self._recorder(key, lambda: self._prepared(expander.expand(records, batch)))
+        return made if settled else self._kept(made)
+
+    def _wanted(self, fresh: Batch | Tensor) -> Batch | Tensor:
+        """The positions that `part` selects."""
+        return fresh if self._part is None else self._part(fresh)
 
     def _prepared(self, batch: Batch) -> Batch:
         if self._prepare is None:
@@ -199,7 +207,6 @@ class DeviceBatches:
         return replace(batch, plans=kept)
 
     def _to_device(self, fresh: Batch | Tensor) -> Batch:
-        fresh = fresh if self._part is None else self._part(fresh)
         if isinstance(fresh, Batch):
             return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
         if self._expander is None:

@@ -18,8 +18,9 @@ class Recorder(Generic[Result]):
     whose tensors every replay writes again.
 
     With `share` all graphs use the same memory for what they compute, which nobody may read after the next call;
-    without it a result is valid until the next call with the same key. `alone`: no other thread of this process calls
-    CUDA. NCCL has one that asks how collectives are doing, which a capture would otherwise take for an error.
+    without it a recorded result is valid until the next call with the same key. A result that is not recorded belongs
+    to the caller, who must keep it until all queued work that reads it is done. `alone`: no other thread of this
+    process calls CUDA. NCCL has one that asks how collectives are doing, which would make a capture fail.
     """
 
     def __init__(self, stream: torch.cuda.Stream, *, share: bool, alone: bool = True):

@@ -254,7 +254,9 @@ class Trainer:
             lambdas.copy_(self.recipe.lambda_.of_positions(lam, seed, step, len(lambdas), self.device))
 
     def _set_lambda_ahead(self, batch: Batch) -> None:
-        self._set_lambda(batch, self._steps_ahead)
+        """For each batch that is fetched. One more is fetched than there are steps."""
+        if batch.buffer is not None:
+            self._set_lambda(batch, min(self._steps_ahead, self.steps - 1))
         self._steps_ahead += 1
 
     def _recorded_step(self) -> Callable[[Batch], None]:
@@ -271,7 +273,9 @@ class Trainer:
         rounding = self.recipe.model.awareness.active(self.step, self.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
-            self.train_step = self._recorded_step()  # a CUDA graph recorded before contains the other forward pass
+            # A CUDA graph recorded before contains the other forward pass. Those that prepare batches stay: what they
+            # make does not depend on rounding, and what is missing the forward pass makes itself.
+            self.train_step = self._recorded_step()
 
     def validate(self) -> float | None:
         """The loss over all validation positions; None without validation. It always uses the λ of the end of the run,

@@ -16,7 +16,8 @@
 //
 // A *gap* is an element that is not finite. A turn whose windows have no gap is computed in the dense way, without
 // counts and divisions. NaN and infinity spread through sums, so the states of the chunks show whether there is a gap;
-// if so, the turn is computed again in the counted way. The choice depends on the elements alone.
+// if so, the turn is computed again in the counted way. The choice depends on the elements, and behind a gap also on
+// where the walk of the thread block began: there the last bits may differ between GPUs.
 //
 // If windows are shorter than a tile, the tile is cut at every multiple of the window's length. A window crosses at
 // most one cut, and the scans start again at each cut. Such tiles are always computed in the counted way.
@@ -399,7 +400,10 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
                         for (int i = 0; i < job.rest; ++i) {
                             append(others, following * tile + i, weights[Places::kBetween + job.whole - 1 + i]);
                         }
-                        if (kDense && (gap || !all_finite<M>(others))) return false;
+                        if (kDense && (gap || !all_finite<M>(others))) {
+                            __syncthreads();  // the counted way writes to `ahead` and `behind`, which others may read
+                            return false;
+                        }
                     } else {
                         others = W::without_count(
                             reinterpret_cast<const StateOf<M>*>(job.between)[row * w.tiles + first_tile + turn]);
