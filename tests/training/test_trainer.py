@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from made_up import BATCH, MadeUpSource, made_up_batch, trainer
 
 from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.training.trainer import Trainer
 
 
 def assert_same(first, second):
@@ -341,6 +343,17 @@ def test_cuda_graph_wants_cuda(tmp_path):
 def test_a_graph_wants_an_optimiser_that_can_be_recorded(tmp_path):
     with pytest.raises(UserError, match=r"training\.cuda_graph: a step of the optimizer 'torch' cannot be recorded"):
         trainer(tmp_path, "training.cuda_graph=true", "optimizer={kind: torch, name: SGD}")
+
+
+def test_lambda_is_set_ahead_for_steps_of_the_run_alone(tmp_path, monkeypatch):
+    """One batch more is fetched than there are steps, and a batch without a buffer is the next step's, too."""
+    run, asked = trainer(tmp_path), []
+    monkeypatch.setattr(Trainer, "lambda_at", lambda self, step: asked.append(step) or 0.5)
+    batch = replace(made_up_batch(0), buffer=0)
+    run._set_lambda_ahead(replace(batch, buffer=None))
+    for _ in range(run.steps):
+        run._set_lambda_ahead(batch)
+    assert asked == [*range(1, run.steps), run.steps - 1]
 
 
 def test_what_does_not_change_is_not_written_again(tmp_path):
