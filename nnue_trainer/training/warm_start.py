@@ -200,17 +200,21 @@ def transfer(source: Net, tensors: Mapping[str, Tensor], model: NnueModel, where
                 stale |= {key[0] for axis in outputs for key in axis.keys}
             shape = " × ".join(map(str, parameter.shape))
             table.append((name, shape, *(f"{count:,}" if count else "–" for count in counts)))
+    changed = [
+        f"{fact} was {old.facts[fact]}, is {new.facts[fact]}"
+        for fact in sorted(new.facts.keys() & old.facts.keys())
+        if new.facts[fact] != old.facts[fact]
+    ]
     if not kept:
-        raise UserError(f"{where}: is {source.name}, which has nothing in common with {model.net.name}")
+        why = f" ({', '.join(changed)})" if changed else ""
+        raise UserError(f"{where}: is {source.name}, which has nothing in common with {model.net.name}{why}")
     lines = _aligned(table)
     features = next((match.features for match in matches if match.features), None)
     if features is not None:
         lines += [f"inputs: {shown(text)}" for text in features.notes]
     lines += _bucket_lines(new.parameters, old.parameters)
     lines += [f"left out: {origin} of the source, which is not in this net" for origin in by_role.values()]
-    for fact in sorted(new.facts.keys() & old.facts.keys()):
-        if new.facts[fact] != old.facts[fact]:
-            lines.append(f"{fact} was {old.facts[fact]}, is {new.facts[fact]}: the same weights give other evaluations")
+    lines += [f"{fact}: the same weights give other evaluations" for fact in changed]
     clipped = _clip(model)
     return lines + ([f"clipped: {clipped:,} values to what the exported net can hold"] if clipped else [])
 

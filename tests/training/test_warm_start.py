@@ -259,7 +259,8 @@ def test_what_the_net_cannot_hold_is_clipped(tmp_path: Path) -> None:
 
 
 def test_nothing_in_common(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is simple, which has nothing in common with sfnnv5") as caught:
+    words = r"simple, which has nothing in common with sfnnv5-l1-32 \(activation was screlu, is pairwise, "
+    with pytest.raises(UserError, match=words) as caught:
         start_from(saved(made(SIMPLE), tmp_path / "a.safetensors"), nets.build({"kind": "sfnnv5", "l1": 32}), print)
     assert "\n" not in str(caught.value)
 
