@@ -113,7 +113,10 @@ def export_command(
     if chosen.header_wanted():
         text = quantized.net.header()
         if text is None:
-            raise UserError(f"{checkpoint}: examples/engine does not know nets like this one ({quantized.net.name})")
+            raise UserError(
+                f"{checkpoint}: examples/engine does not know nets like this one ({quantized.net.name} of "
+                f"{shown(quantized.net.feature_set)})"
+            )
         if out.suffix == ".h":
             raise UserError(f"{out}: expected another name: the header beside the net ends in .h")
         files[out.with_suffix(".h")] = text.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,8 +110,9 @@ def _set_in_cpp(name: str, kings_name: str) -> tuple[str, list[str]] | None:
     if known is None:
         return None
     planes, interleaved, mirror, kings = known
+    title = re.sub(",kings=[0-9.]+", "", name)
     return f"nnue::PieceSquares<{kings_name}>", [
-        f"// {name.partition(',kings')[0]}: the king bucket of each square, a1 first, as the perspective sees it",
+        f"// {title}: the king bucket of each square, a1 first, as the perspective sees it",
         f"struct {kings_name} {{",
         f"    static constexpr int kPlanes = {planes}, kMirror = {_MIRRORS.index(mirror)};",
         f"    static constexpr int kBuckets = {max(kings) + 1};",
