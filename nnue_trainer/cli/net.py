@@ -44,7 +44,7 @@ OfModel = Annotated[
     typer.Option(
         "--model",
         metavar="FILE",
-        help="With --format: a recipe, checkpoint or net that has the architecture; FILE.yaml may have it under model.",
+        help="With --format: what has the architecture, a recipe, checkpoint, run or net; or FILE.yaml under model.",
     ),
 ]
 
@@ -179,11 +179,13 @@ def _read(
 
 
 def _architecture(path: Path) -> Net:
-    """Of a recipe, a checkpoint or a net."""
+    """Of a recipe, a checkpoint, a run or a net."""
     from nnue_trainer import checkpoint as checkpoints
     from nnue_trainer import config, nets
     from nnue_trainer.export import read_net
 
+    if path.is_dir():
+        path = checkpoints.of_run(path)
     if path.suffix in (".yaml", ".yml"):
         data = config.read_yaml(path)
         model = data.get("model") if isinstance(data, dict) else None

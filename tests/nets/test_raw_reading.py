@@ -42,11 +42,12 @@ Made = Callable[..., None]
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """net.nnue and net.bin of a random checkpoint, the latter by --format; model.yaml with its architecture."""
+    """net.nnue and net.bin of a random checkpoint, the latter by --format; a run; model.yaml with its architecture."""
     monkeypatch.chdir(tmp_path)
 
     def make(architecture: dict[str, Any], file_format: str) -> None:
         checkpoint.save("c.safetensors", random_checkpoint(architecture))
+        checkpoint.save("run/checkpoints/best.safetensors", random_checkpoint(architecture))
         Path("model.yaml").write_text(yaml.safe_dump({"model": architecture}))
         Path("fens.txt").write_text("\n".join(CHECK_POSITIONS[:40]))
         nnue("export", "c.safetensors", "net.nnue", "--any-l1")
@@ -65,7 +66,7 @@ def test_a_raw_net_is_read_back(name: str, made: Made) -> None:
     made(NETS[name], "raw")
     expected = scores("net.nnue")
     assert len(set(expected)) > 20
-    for model in ("model.yaml", "c.safetensors", "net.nnue"):
+    for model in ("model.yaml", "c.safetensors", "run", "net.nnue"):
         assert scores("net.bin", "--format", "raw", "--model", model) == expected
     assert "note" not in nnue("import", "net.bin", "again.safetensors", "--format", "raw", "--model", "model.yaml")
     nnue("export", "again.safetensors", "again.bin", "--any-l1", "--format", "raw")
