@@ -166,6 +166,8 @@ def load(path: str | os.PathLike[str], groups: tuple[str, ...] | None = None) ->
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint")
+    if path.suffix == ".nnue":
+        raise UserError(f"{path}: found a net, expected a checkpoint; `nnue import` makes one of a net")
     try:
         with safe_open(path, framework="pt") as handle:
             header = _header(path, handle.metadata() or {})

@@ -95,8 +95,6 @@ def export_command(
     if checkpoint.is_dir():
         checkpoint = checkpoints.of_run(checkpoint)
         note(f"exporting {checkpoint}")
-    if checkpoint.suffix == ".nnue":
-        raise UserError(f"{checkpoint}: found a net, expected a checkpoint; `nnue import` makes one of a net")
     loaded = checkpoints.load(checkpoint, ("model", "net"))
     chosen, model = (format_of(loaded, str(checkpoint)), None) if file_format is None else _format(file_format)
     chosen = _with_header(chosen) if header else chosen
@@ -109,6 +107,7 @@ def export_command(
     sha256 = hashlib.sha256(data).hexdigest()
     if out.is_dir():
         out = out / f"nn-{sha256[:12]}{chosen.suffix}"
+    _check_other(checkpoint, out, "is the checkpoint itself, expected another name for the net")
     files = {out: data}
     if chosen.header_wanted():
         text = quantized.net.header()
@@ -129,6 +128,12 @@ def export_command(
     print(f"{shown(out)}: {quantized.net.name}, {len(data):,} bytes, sha256 {sha256}")
     for line in chosen.listing(net):
         print(f"  {line}")
+
+
+def _check_other(source: Path, out: Path, mistake: str) -> None:
+    """UserError where the output would replace the file that it is made of."""
+    if out.exists() and out.samefile(source):
+        raise UserError(f"{out}: {mistake}")
 
 
 def _format(name: str) -> tuple[NetFormat, Net | None]:
@@ -221,6 +226,7 @@ def import_command(
 
     plugins.load(plugin)
     quantized, checkpoint = _read(net, arch, file_format, model)
+    _check_other(net, out, "is the net itself, expected another name for the checkpoint")
     checkpoint = checkpoint or checkpoint_from_net(quantized, str(net))
     checkpoints.save(out, checkpoint)
     print(f"{shown(out)}: {json.dumps(checkpoint.architecture)}")

@@ -132,6 +132,8 @@ class NetFile:
         """Version, file hash and description. UserError for a version that is none of `versions`."""
         version = self.u32(0, "version")
         if version not in versions:
+            if self.size > 8 and self.take(8, 1, "") == b"{":
+                raise UserError(f"{self.path}: found a checkpoint, expected a net; `nnue export` makes one of it")
             expected = ", ".join(f"0x{known:08X}" for known in versions)
             raise self.error(0, "version", f"found 0x{version:08X}, expected one of {expected}")
         file_hash = self.u32(4, "file hash")

@@ -92,12 +92,20 @@ def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:
         (["eval", "nowhere.nnue", "--fen", START], "nowhere.nnue: cannot read the net"),
         (["import", "NET", "out.safetensors", "--arch", "sfnnv9"], "expected 0x1C1020F2 (sfnnv9)"),
         (["export", "nowhere.safetensors", "out.nnue"], "nowhere.safetensors: no such checkpoint"),
-        (["export", "net.nnue", "out.nnue"], "net.nnue: found a net, expected a checkpoint; `nnue import` makes one"),
+        (["export", "NET", "out.nnue"], ".nnue: found a net, expected a checkpoint; `nnue import`"),
+        (["check", "NET", "--data", "x"], ".nnue: found a net, expected a checkpoint; `nnue import`"),
+        (["eval", "CHECKPOINT", "--fen", START], "c: found a checkpoint, expected a net; `nnue export`"),
+        (["export", "CHECKPOINT", "CHECKPOINT"], "c: is the checkpoint itself, expected another name for the net"),
+        (["import", "NET", "NET"], ".nnue: is the net itself, expected another name for the checkpoint"),
         (["verify", "NET", "--engine", "no-such-engine"], "engine no-such-engine: no such program on PATH"),
     ],
 )
-def test_mistakes_are_one_line(nnue, arguments, words, small_net) -> None:
-    done = nnue(*[small_net if a == "NET" else a for a in arguments])
+def test_mistakes_are_one_line(nnue, arguments, words, small_net, tmp_path) -> None:
+    saved = tmp_path / "c"
+    checkpoint.save(saved, random_checkpoint({"kind": "simple", "hidden": 8}))
+    before = saved.read_bytes(), small_net.read_bytes()
+    done = nnue(*[{"NET": small_net, "CHECKPOINT": saved}.get(a, a) for a in arguments])
+    assert (saved.read_bytes(), small_net.read_bytes()) == before
     assert done.returncode == 1
     assert done.stderr.startswith("nnue: error: ")
     assert done.stderr.count("\n") == 1
