@@ -69,9 +69,10 @@ class Journal:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if self.games == 0:
+            # A signal may have come between the first game and its count.
+            if self.games == 0 and self._entry(len(self._line)) is None:
                 self.remove()  # otherwise it would block the same command with other options
-            elif self._on_disk < self.games:
+            elif self._on_disk < max(self.games, 1):
                 self._sync()
         except UserError:
             if kind is None:

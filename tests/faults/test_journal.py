@@ -126,6 +126,27 @@ def test_a_journal_without_a_game_does_not_stand_in_the_way(tmp_path: Path) -> N
         assert path.read_bytes() != header
 
 
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_signal_right_behind_a_game_loses_no_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Also the first one, which was not counted yet: its journal was taken for an empty one and deleted."""
+    path, played = tmp_path / "j", games(before + 1)
+    write_all = Journal._write
+
+    def write_and_stop(self: Journal, data: bytes) -> None:
+        write_all(self, data)
+        if self.games == before and len(data) > len(self._line):
+            raise KeyboardInterrupt
+
+    played[before] = np.zeros((100, 32), np.uint8)  # longer than the first line
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "_write", write_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            write(path, played)
+    assert read(path) == ([game.tobytes() for game in played], 0)
+
+
 def test_only_regular_files_are_journals(tmp_path: Path) -> None:
     target = tmp_path / "target"
     (tmp_path / "link").symlink_to(target)
