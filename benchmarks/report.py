@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+from nnue_trainer import schema
+from nnue_trainer.config import Recipe
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -59,6 +62,16 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
     }
+
+
+def recipe_data(recipe: Recipe, file: str) -> dict[str, Any]:
+    """The recipe as plain data; of the training file `file` only the name, without its folder."""
+    return schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(file).name]}}
+
+
+def precision_suffix(recipe: Recipe) -> str:
+    """What the precision adds to the name of a result: nothing for fp32."""
+    return "" if recipe.training.precision == "fp32" else f"-{recipe.training.precision}"
 
 
 def write(path: Path, report: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import config, nets, schema
+from nnue_trainer import config, nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
@@ -29,7 +29,7 @@ from nnue_trainer.training.batches import BatchSource
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
-from report import RESULTS, ROOT, environment, wait_as_training_does, write
+from report import RESULTS, ROOT, environment, precision_suffix, recipe_data, wait_as_training_does, write
 from training_step import PRELOADED, Preloaded, copies, synchronize
 
 
@@ -147,7 +147,7 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
         print(f"{case:36}  {figures['milliseconds_per_step']:10.3f} ms  {speed:12,.0f} pos/s  {times:6.3f} x")
     for case, microseconds in wires.items():
         print(f"{case:36}  {microseconds:10.1f} us")
-    precision = "" if recipe.training.precision == "fp32" else f"-{recipe.training.precision}"
+    precision = precision_suffix(recipe)
     report = {
         "benchmark": "several_gpus",
         **machine,
@@ -155,7 +155,7 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
         "data": Path(options.data).name,
         "steps": steps,
         "preloaded_batches": PRELOADED,
-        "recipe": schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(options.data).name]}},
+        "recipe": recipe_data(recipe, options.data),
         "peak_memory_bytes": peak_memory(device),
         "results": results,
         "exchange_microseconds": wires,

@@ -37,12 +37,12 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nnue_trainer import config, nets, schema
+from nnue_trainer import config, nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
 from optimizer import copy_rate
-from report import RESULTS, ROOT, environment, wait_as_training_does, write
+from report import RESULTS, ROOT, environment, recipe_data, wait_as_training_does, write
 from training_step import Preloaded, copies, synchronize
 
 PHASES = ("forward", "loss", "backward", "optimizer", "rest")
@@ -361,7 +361,7 @@ def main() -> None:
         "batches": options.batches,
         "steps": options.steps,
         "title": f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {machine['device']}",
-        "recipe": schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(options.data).name]}},
+        "recipe": recipe_data(recipe, options.data),
         **look(recipe, data, device, options.warmup or options.batches, options.steps),
     }
     print(report["title"])

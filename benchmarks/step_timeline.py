@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from nnue_trainer import config, nets, schema
+from nnue_trainer import config, nets
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
-from report import RESULTS, ROOT, environment, wait_as_training_does, write
+from report import RESULTS, ROOT, environment, precision_suffix, recipe_data, wait_as_training_does, write
 
 WARMUP, STEPS = 60, 24  # the first steps run eagerly and are recorded
 LAST = "optimizer_step::update"  # the kernel that ends a step
@@ -126,6 +126,7 @@ def main() -> None:
     if device.type != "cuda":
         raise SystemExit(f"found device {device}, expected a CUDA device: step_profile.py looks at CPUs, too")
     set_up_torch(recipe, device)
+    machine = environment(device)
     with tempfile.TemporaryDirectory() as folder:
         model = nets.build(recipe.model).to(device)
         kernels = kernels_of(Trainer(recipe, model, training_batches(recipe, model, device), None, Path(folder)))
@@ -135,18 +136,18 @@ def main() -> None:
     print()
     for row in sums:
         print(f"{row['microseconds']:9.1f}  {row['launches']:5.1f}x  stream {row['stream']:<4} {row['name'][:90]}")
-    precision = "" if recipe.training.precision == "fp32" else f"-{recipe.training.precision}"
+    precision = precision_suffix(recipe)
     name = f"step_timeline-{options.config.stem}{precision}-cuda-{recipe.data.batch_size}"
     report = {
         "benchmark": "step_timeline",
-        **environment(device),
+        **machine,
         "data": Path(options.data).name,
-        "recipe": schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(options.data).name]}},
+        "recipe": recipe_data(recipe, options.data),
         "step": step,
         "per_step": sums,
     }
     write(options.out / f"{name}.json", report)
-    title = f"{options.config.stem}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {report['device']}"
+    title = f"{options.config.stem}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {machine['device']}"
     picture(step, title, options.out / f"{name}.png")
 
 

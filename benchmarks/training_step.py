@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import config, nets, schema
+from nnue_trainer import config, nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
 from nnue_trainer.modules import stacked_linear
@@ -38,7 +38,7 @@ from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocation
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
-from report import RESULTS, ROOT, environment, wait_as_training_does, write
+from report import RESULTS, ROOT, environment, precision_suffix, recipe_data, wait_as_training_does, write
 
 PRELOADED = 8  # batches on the device: more than the caches hold
 STEADY_POSITIONS = 400_000  # positions of a measurement on a CPU; its warm-up has a quarter of that
@@ -187,7 +187,7 @@ def main() -> None:
         **machine,
         "data": Path(options.data).name,
         "steps": options.rounds * options.batches if options.ratio else steps,
-        "recipe": schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(options.data).name]}},
+        "recipe": recipe_data(recipe, options.data),
         "peak_memory_bytes": peak_memory(device),
         "results": results,
     }
@@ -197,7 +197,7 @@ def main() -> None:
         wall, cpu = figures["milliseconds_per_step"], figures["cpu_milliseconds_per_step"]
         print(f"{case:21}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
     print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB")
-    precision = "" if recipe.training.precision == "fp32" else f"-{recipe.training.precision}"
+    precision = precision_suffix(recipe)
     name = f"training_step-{options.config.stem}{precision}-{device.type}-{recipe.data.batch_size}"
     write(options.out / f"{name}{'-ratio' if options.ratio else ''}.json", report)
 

@@ -20,24 +20,17 @@ NNUE_HOST_DEVICE F divide(F a, F b) {
 #endif
 }
 
-// a / b for b from 1e-300 to 1e300, to the last bit.
-NNUE_HOST_DEVICE double quotient(double a, double b) {
+// a / b for b from 1e-300 to 1e300, to the last bit. `inverse` is 1 / b to a bit or two.
+NNUE_HOST_DEVICE double quotient(double a, double b, [[maybe_unused]] double inverse) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
-    const double inverse = divide(1.0, b), near = a * inverse, found = fma(fma(-near, b, a), inverse, near);
+    const double near = a * inverse, found = fma(fma(-near, b, a), inverse, near);
     return found == found ? found : near;  // of an infinite a
 #else
     return a / b;
 #endif
 }
-
-// The same where `inverse` is 1 / b to the last bit.
-NNUE_HOST_DEVICE double quotient(double a, double b, double inverse) {
-#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
-    const double near = a * inverse, found = fma(fma(-near, b, a), inverse, near);
-    return found == found ? found : near;
-#else
-    return a / b;
-#endif
+NNUE_HOST_DEVICE double quotient(double a, double b) {
+    return quotient(a, b, divide(1.0, b));
 }
 
 // a * b, rounded before anything is added to it. nvcc would make one operation of both, and other bits than the CPU.

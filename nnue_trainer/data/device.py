@@ -69,7 +69,7 @@ class Expander:
     def load(self, records: Tensor) -> tuple[Tensor, Batch]:
         """The records on the device, and the buffer that is next, for `expand`. The records are valid until the next
         call."""
-        if len(records) > self._size:
+        if self.grows(records):
             self._allocate(len(records))
         batch = self._batches[self._turn]
         self._turn = (self._turn + 1) % self.buffers

@@ -116,6 +116,12 @@ class Whole:
         return figures
 
 
+def lambdas_of(step: Step, batch: Batch, positions: slice) -> Tensor:
+    """λ of some positions of the whole batch: a scalar, or one value for each of them."""
+    lam = step.lambdas(batch)
+    return lam if lam.dim() == 0 else lam[positions]
+
+
 class Positions(Whole):
     """Data parallel: each rank has the whole net and a share of the positions of each batch."""
 
@@ -131,8 +137,7 @@ class Positions(Whole):
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         assert self._optimizer is not None
-        lam = step.lambdas(batch)
-        lam = lam if lam.dim() == 0 else lam[self._begin : self._end]
+        lam = lambdas_of(step, batch, slice(self._begin, self._end))
         weighted, weights = step.terms(batch, lam)
         weighted.backward()  # type: ignore[no-untyped-call]
         totals = self.ranks.all_reduce(torch.stack([weighted.detach().float(), weights.detach().float()]))
@@ -215,8 +220,7 @@ class Columns(Whole):
             sums = model.stacks.first_sums(first.x, linears, first.bucket, model.stacks.order_of(batch))
         complete = ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most))
         mine, share = slice(self._begin, self._end), self._end - self._begin
-        lam = step.lambdas(batch)
-        lam = lam if lam.dim() == 0 else lam[mine]
+        lam = lambdas_of(step, batch, mine)
         psqt = None if first.psqt is None else first.psqt.detach()[mine]
         with step.autocast():
             rest = model.stacks.after_first(

@@ -57,7 +57,7 @@ class GraphedStep:
                 read = self._read[None] = like(batch)
             for static, tensor in zip(allocations(read), allocations(batch), strict=True):
                 static.copy_(tensor)
-        elif read is None or _places(read) != _places(batch):
+        elif read is not batch and (read is None or _places(read) != _places(batch)):
             self._recorder.forget(batch.buffer)
             read = self._read[batch.buffer] = batch
         return read
