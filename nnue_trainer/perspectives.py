@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args, overload
 
 import torch
@@ -122,6 +122,7 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         activation: str,
         bound_and_scale: list[float],
         weight_dtype: str,
+        behind: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor, Tensor]:
         num_features, num_outputs, psqt_buckets = sizes
         return (
@@ -192,7 +193,7 @@ def _gradients(
             rows[None], values, ctx.weight_shape, check_invariants=False, is_coalesced=True
         )
     else:
-        grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward(*arguments)
+        grad_weight, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward(*arguments, [])
     return grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None
 
 
@@ -370,6 +371,79 @@ def _check_plan(
             raise ValueError(f"{op}: found one that was made for {name} = {made}, expected {wanted}")
 
 
+class FusedCall(NamedTuple):
+    """The arguments of the fused forward operator but the last, in its order."""
+
+    batch: list[Tensor]
+    buckets: list[int]
+    weight: Tensor
+    bias: Tensor
+    psqt: Tensor | None
+    activation: Activation
+    bound_and_scale: list[float]
+    output_dtype: str
+
+
+def fused_call(
+    white: Tensor,
+    black: Tensor,
+    black_to_move: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    activation: Activation,
+    bound: float,
+    scale: float,
+    bucket_size: int | None,
+    num_bucketed: int | None,
+    output_dtype: torch.dtype,
+    plan: PerspectivePlan | None,
+    psqt: Tensor | None,
+    psqt_bucket: Tensor | None,
+    values: tuple[Tensor, Tensor] | None = None,
+) -> FusedCall | None:
+    """What `perspective_transformer` calls for these arguments, which it checks; None where it is not fused."""
+    num_bucketed = weight.shape[0] if num_bucketed is None else num_bucketed
+    _check_arguments(weight, activation, bound, num_bucketed, psqt, psqt_bucket)
+    if plan is not None:
+        _check_plan(plan, (white, black, black_to_move), weight.shape[0], bucket_size or 0, num_bucketed)
+    fused = values is None and output_dtype in _DTYPES and is_fused(weight, bucket_size, num_bucketed)
+    if not fused or _needs_formulas(weight, bias, psqt):
+        return None
+    if plan is None:
+        plan = perspective_plan(white, black, black_to_move, weight.shape[0], bucket_size, num_bucketed)
+    batch = [white, black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
+    range_ = [bound, scale]
+    return FusedCall(batch, plan.buckets, weight, bias.float(), psqt, activation, range_, _name(output_dtype))
+
+
+def _check_arguments(
+    weight: Tensor,
+    activation: Activation,
+    bound: float,
+    num_bucketed: int,
+    psqt: Tensor | None,
+    psqt_bucket: Tensor | None,
+) -> None:
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"perspective_transformer: activation: found {activation!r}, expected one of {', '.join(_ACTIVATIONS)}"
+        )
+    if activation == "pairwise" and weight.shape[1] % 2:
+        raise ValueError(
+            f"perspective_transformer: weight: found N = {weight.shape[1]}, expected an even N for pairwise"
+        )
+    if not bound > 0:
+        raise ValueError(f"perspective_transformer: bound: found {bound}, expected a positive number")
+    if (psqt is None) != (psqt_bucket is None):
+        found, missing = ("psqt", "psqt_bucket") if psqt_bucket is None else ("psqt_bucket", "psqt")
+        raise ValueError(f"perspective_transformer: {missing}: found none, expected a tensor, since there is {found}")
+    if not 0 <= num_bucketed <= weight.shape[0]:
+        raise ValueError(
+            f"perspective_transformer: num_bucketed: found {num_bucketed}, expected 0 to F = {weight.shape[0]}"
+        )
+
+
 @overload
 def perspective_transformer(
     white: Tensor,
@@ -472,48 +546,19 @@ def perspective_transformer(
     Raises:
         RuntimeError, ValueError: an argument has the wrong shape, dtype or device, or an index is out of range.
     """
-    if activation not in _ACTIVATIONS:
-        raise ValueError(
-            f"perspective_transformer: activation: found {activation!r}, expected one of {', '.join(_ACTIVATIONS)}"
-        )
-    if activation == "pairwise" and weight.shape[1] % 2:
-        raise ValueError(
-            f"perspective_transformer: weight: found N = {weight.shape[1]}, expected an even N for pairwise"
-        )
-    if not bound > 0:
-        raise ValueError(f"perspective_transformer: bound: found {bound}, expected a positive number")
-    if (psqt is None) != (psqt_bucket is None):
-        found, missing = ("psqt", "psqt_bucket") if psqt_bucket is None else ("psqt_bucket", "psqt")
-        raise ValueError(f"perspective_transformer: {missing}: found none, expected a tensor, since there is {found}")
     output_dtype = weight.dtype if output_dtype is None else output_dtype
-    if num_bucketed is None:
-        num_bucketed = weight.shape[0]
-    if not 0 <= num_bucketed <= weight.shape[0]:
-        raise ValueError(
-            f"perspective_transformer: num_bucketed: found {num_bucketed}, expected 0 to F = {weight.shape[0]}"
-        )
-    if plan is not None:
-        _check_plan(plan, (white, black, black_to_move), weight.shape[0], bucket_size or 0, num_bucketed)
-    fused = values is None and output_dtype in _DTYPES and is_fused(weight, bucket_size, num_bucketed)
-    if fused and not _needs_formulas(weight, bias, psqt):
-        if plan is None:
-            plan = perspective_plan(white, black, black_to_move, weight.shape[0], bucket_size, num_bucketed)
+    call = fused_call(
+        white, black, black_to_move, weight, bias, activation=activation, bound=bound, scale=scale,
+        bucket_size=bucket_size, num_bucketed=num_bucketed, output_dtype=output_dtype, plan=plan, psqt=psqt,
+        psqt_bucket=psqt_bucket, values=values,
+    )  # fmt: skip
+    if call is not None:
         parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
         saves = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
         forward: Any = torch.ops.nnue.perspective_transformer_forward
         if sparse_grad and saves and weight.device.type == "cpu":
             forward = _SparseGradient.apply
-        out, psqt_out, *_ = forward(
-            [white, black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])],
-            plan.buckets,
-            weight,
-            bias.float(),
-            psqt,
-            activation,
-            [bound, scale],
-            _name(output_dtype),
-            saves,
-        )
+        out, psqt_out, *_ = forward(*call, saves)
         return out if psqt is None else (out, psqt_out)
 
     # Swapping index rows moves a few dozen integers per position, and swapping accumulators thousands of floats.

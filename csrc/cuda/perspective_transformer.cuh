@@ -14,6 +14,7 @@
 #include "common.cuh"
 #include "float_type.cuh"
 #include "index_check.cuh"
+#include "output_gradient.cuh"
 #include "psqt_forward.cuh"
 
 namespace nnue::perspective_transformer {
@@ -53,6 +54,13 @@ constexpr const char* kMadeByPlan = "what perspective_plan makes for these sizes
 template <class Carve, class Rows>
 Tensor memory_for(const Carve& carve, const Rows& in, const Tensor& like) {
     return torch::stable::new_empty(like, {bytes_of(carve, in)}, ScalarType::Byte);
+}
+
+// The gradient of the output for the kernels. The tensors must outlive the launches.
+inline OutputGradient output_gradient(const OutputGradients& of) {
+    if (!of.behind) return {of.output.const_data_ptr(), nullptr, nullptr, 0};
+    return {of.output.const_data_ptr(), const_data<float>(of.behind->gradient), const_data<int64_t>(of.behind->stack),
+            static_cast<int>(of.output.size(0))};
 }
 
 inline Float float_type(const char* op, const char* argument, ScalarType dtype) {

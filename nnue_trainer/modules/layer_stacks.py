@@ -24,6 +24,7 @@ from nnue_trainer import _derivatives, ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel
 from nnue_trainer.modules.stacked_linear import StackedLinear, choose, stacked_linear
+from nnue_trainer.perspectives import FusedCall
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -202,6 +203,33 @@ class LayerStacks:
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
             self._description, kernel, score_scale, first.x, first.psqt, order, score, result, lam, *parameters
         )
+        return loss
+
+    def loss_through(
+        self,
+        transformer: FusedCall,
+        bucket: Tensor,
+        linears: Sequence[nn.Module],
+        targets: tuple[Tensor, Tensor, Tensor],
+        kernel: LossKernel,
+        score_scale: float,
+        order: Tensor | None = None,
+    ) -> Tensor | None:
+        """`loss`, where x is what the feature transformer `transformer` gives: without the gradient of x, which the
+        backward of the transformer makes of its two factors. So there must be one layer, which has one output. None
+        for any others, and where the operators cannot compute it."""
+        parameters = _parameters(linears)
+        if self.hidden or self.integers is not None or transformer.psqt is not None or not _targets_are_known(targets):
+            return None
+        like_x = transformer.weight  # has the type and the device that x will have
+        if not self._is_fused(FirstOutputs(like_x, None, bucket), parameters):
+            return None
+        order = self.order(bucket) if order is None else order
+        score, result, lam = targets
+        loss: Tensor = _LossThrough.apply(  # type: ignore[no-untyped-call]
+            self._description, transformer, kernel, score_scale, bucket, order, score, result, lam,
+            transformer.weight, transformer.bias, *parameters,
+        )  # fmt: skip
         return loss
 
     # ---- in two parts, for a net whose first layer's inputs are on several devices ----
@@ -442,6 +470,41 @@ class _Loss(torch.autograd.Function):
             ctx, ctx.of, (x, order, parameters), found, straight, [grad_loss, totals]
         )
         return None, None, None, grad_x, grad_psqt, None, None, None, None, *gradients
+
+
+class _LossThrough(torch.autograd.Function):
+    """The feature transformer and the loss behind a layer with one output."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, of: _Description, transformer: FusedCall, kernel: LossKernel, score_scale: float, bucket: Tensor,
+        order: Tensor, score: Tensor, result: Tensor, lam: Tensor, weight: Tensor, bias: Tensor, *parameters: Tensor,
+    ) -> Tensor:  # fmt: skip
+        name, constants = kernel
+        x, _, saved, lists = _operators.perspective_transformer_forward(*transformer, True)
+        totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
+            x, order, parameters, None, [score, result, lam], of.layers, name, [score_scale, *constants]
+        )
+        ctx.layers, ctx.buckets, ctx.sizes = of.layers, transformer.buckets, [*weight.shape, 0]
+        ctx.activation = [transformer.activation, transformer.bound_and_scale, transformer.output_dtype]
+        ctx.of_batch = len(transformer.batch)
+        ctx.save_for_backward(
+            bucket, order, x, saved, lists, totals, grad_sums, grad_output, partials, *transformer.batch, *parameters
+        )
+        return totals[2]  # type: ignore[no-any-return]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        bucket, order, x, saved, lists, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
+        batch, parameters = others[: ctx.of_batch], others[ctx.of_batch :]
+        _, grad_first, grad_sum, flat = _operators.layer_stacks_gradients(
+            x, order, parameters, grad_sums, partials, grad_output, [grad_loss, totals], ctx.layers, "none"
+        )
+        grad_weight, grad_bias, _ = _operators.perspective_transformer_backward(
+            parameters[0], None, batch, ctx.buckets, [saved, lists], ctx.sizes, *ctx.activation, [grad_sum, bucket]
+        )
+        return *[None] * 9, grad_weight, grad_bias, grad_first, *_cut_gradients(flat, parameters)
 
 
 class _FirstSums(torch.autograd.Function):

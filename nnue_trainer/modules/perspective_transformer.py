@@ -107,10 +107,15 @@ class PerspectiveTransformer(nn.Module):
         """
         if self.psqt is not None and bucket is None:
             raise ValueError("PerspectiveTransformer with PSQT columns needs the bucket of every position")
-        scale = self.product_scale if self.activation == "pairwise" else 1.0
         weight, sparse_grad = self._weight_for(batch)
-        bounds = {"bound": self.bound, "scale": scale}
+        bounds = {"bound": self.bound, "scale": self._scale}
         return self.apply_with(batch, bucket, weight, self.bias, self.psqt, **bounds, sparse_grad=sparse_grad)
+
+    def fused_call(self, batch: Batch) -> perspectives.FusedCall | None:
+        """The operator that `forward` calls, without PSQT; None where it is not fused."""
+        weight, _ = self._weight_for(batch)
+        arguments = self._arguments(batch, weight, self.bias, bound=self.bound, scale=self._scale)
+        return perspectives.fused_call(**arguments, output_dtype=weight.dtype, psqt=None, psqt_bucket=None)
 
     def apply_with(
         self,
@@ -126,27 +131,37 @@ class PerspectiveTransformer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` with other weights in any unit; the whole output is multiplied by `scale`. `sparse_grad` as in
         `perspective_transformer`."""
-        made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
-        plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
-        # Any: psqt and plan are optional, and mypy does not try that many combinations of the overloads.
-        plan: Any = next((plan for plan in plans if plan.is_for(*made_for)), None)
         result = perspectives.perspective_transformer(
-            batch.white,
-            batch.black,
-            batch.black_to_move,
-            weight,
-            bias,
-            activation=self.activation,
-            bound=bound,
-            scale=scale,
-            bucket_size=self.bucket_size,
-            num_bucketed=self.num_bucketed,
-            plan=plan,
+            **self._arguments(batch, weight, bias, bound=bound, scale=scale),
             psqt=psqt,
             psqt_bucket=None if psqt is None else bucket,
             sparse_grad=sparse_grad,
         )
         return result if isinstance(result, tuple) else (result, None)
+
+    # Any: psqt and plan are optional, and mypy does not try that many combinations of the overloads.
+    def _arguments(self, batch: Batch, weight: Tensor, bias: Tensor, *, bound: float, scale: float) -> dict[str, Any]:
+        """Those of `perspective_transformer` that do not concern PSQT."""
+        made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
+        plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
+        return {
+            "white": batch.white,
+            "black": batch.black,
+            "black_to_move": batch.black_to_move,
+            "weight": weight,
+            "bias": bias,
+            "activation": self.activation,
+            "bound": bound,
+            "scale": scale,
+            "bucket_size": self.bucket_size,
+            "num_bucketed": self.num_bucketed,
+            "plan": next((plan for plan in plans if plan.is_for(*made_for)), None),
+        }
+
+    @property
+    def _scale(self) -> float:
+        """The factor of the output: `product_scale` where there are products."""
+        return self.product_scale if self.activation == "pairwise" else 1.0
 
     # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----
 

@@ -394,8 +394,13 @@ class StackedModel(NnueModel):
             return None
         if self.rounded is not None:
             return self.rounded.loss(self, batch, targets, kernel)
-        first, linears = self.first_outputs(batch), self.linears()
-        order = self.stacks.order_of(batch)
+        linears, order = self.linears(), self.stacks.order_of(batch)
+        if not self.stacks.hidden and (layer := self.first_layer()) is not None and torch.is_grad_enabled():
+            call, arguments = layer.fused_call(batch), (linears, targets, kernel, self.score_scale, order)
+            fused = None if call is None else self.stacks.loss_through(call, self.buckets_of(batch), *arguments)
+            if fused is not None:
+                return fused
+        first = self.first_outputs(batch)
         fused = self.stacks.loss(first, linears, targets, kernel, self.score_scale, order)
         if fused is not None:
             return fused

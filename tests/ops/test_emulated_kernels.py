@@ -52,7 +52,7 @@ class Case:
         grad_psqt = None if pair.psqt is None else torch.randn(len(pair.white), generator=g)
         gradients = namespace.perspective_transformer_backward(
             grad, grad_psqt, batch, buckets, [saved, lists],
-            [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype,
+            [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype, [],
         )  # fmt: skip
         return [out, values, *gradients]
 
@@ -205,7 +205,7 @@ def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool)
         )
         sizes = [features, outputs, 0]
         gradients = op.perspective_transformer_backward(
-            grad * out, None, batch, buckets, [saved, lists], sizes, case.activation, numbers, dtype
+            grad * out, None, batch, buckets, [saved, lists], sizes, case.activation, numbers, dtype, []
         )
         return (out, *gradients)
 

@@ -758,7 +758,7 @@ def test_opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
         (
             torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.buckets,
-            [saved.detach(), lists], [features, 64, psqt_buckets], *constants,
+            [saved.detach(), lists], [features, 64, psqt_buckets], *constants, [],
         ),
     )  # fmt: skip
 

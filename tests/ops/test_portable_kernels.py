@@ -58,7 +58,7 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
         )
         sizes = [FEATURES, outputs, 40]
         gradients = op.perspective_transformer_backward(
-            grad, grad_psqt, batch, [0, FEATURES], [saved, lists], sizes, *constants, _name(dtype)
+            grad, grad_psqt, batch, [0, FEATURES], [saved, lists], sizes, *constants, _name(dtype), []
         )
         return (out, values, *gradients)
 
@@ -101,7 +101,7 @@ def test_non_finite_shows_where_it_belongs(emulator: ctypes.CDLL) -> None:
     grad = torch.zeros_like(out)
     grad[4, 2] = float("inf")  # the side to move's, which is White
     gradient, *_ = op.perspective_transformer_backward(
-        grad, None, batch, [0, FEATURES], [saved, lists], [FEATURES, 32, 0], *constants, "float32"
+        grad, None, batch, [0, FEATURES], [saved, lists], [FEATURES, 32, 0], *constants, "float32", []
     )
     shows = torch.zeros(FEATURES, 32, dtype=torch.bool)
     shows[white[4][: int((white[4] == -1).int().argmax())].long(), 2] = True

@@ -186,6 +186,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     for (int tile = first; tile < last; ++tile) {
         char* operand = static_cast<char*>(p.grad_rows) + (size_t(slab) * max_tiles + tile) * Shape::kOperandBytes;
         int targets[kPasses];
+        float factors[kPasses];
         Eight<Grad> grads[kPasses][kPairwise ? 1 : 2];
         Eight<Saved> sums_saved[kPasses][2];
 #pragma unroll
@@ -193,12 +194,13 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
             targets[pass] = column < half ? __ldg(p.plan.slot_target + tile * kTileRows + pass * kRows + row) : -1;
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {  // all loads first
+            factors[pass] = p.scale;
             if (targets[pass] < 0) continue;
-            const Grad* grad = static_cast<const Grad*>(p.grad_out) +
-                               size_t(targets[pass]) * (kPairwise ? half : p.num_outputs) + column;
+            const auto [grad, factor] = p.grad_out.template row<Grad>(targets[pass], kPairwise ? half : p.num_outputs);
+            factors[pass] *= factor;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                if (h == 0 || !kPairwise) grads[pass][h].load(grad + h * half);
+                if (h == 0 || !kPairwise) grads[pass][h].load(grad + column + h * half);
                 if constexpr (kActivation != Activation::kIdentity)
                     sums_saved[pass][h].load(static_cast<const Saved*>(p.saved) +
                                              saved_at(tile * kTileRows + pass * kRows + row, h, column, p.num_outputs));
@@ -215,8 +217,8 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
             }
 #pragma unroll
             for (int j = 0; j < 8; ++j) {  // all are zeros where there is no row
-                g[0][j] *= p.scale;
-                g[1][j] *= p.scale;
+                g[0][j] *= factors[pass];
+                g[1][j] *= factors[pass];
                 differentiate<kActivation>(g[0][j], g[1][j], s[0][j], s[1][j], p.bound, limit);
                 bias[0][j] += g[0][j];
                 bias[1][j] += g[1][j];

@@ -15,6 +15,7 @@ using perspective_transformer::Batch;
 using perspective_transformer::Buckets;
 using perspective_transformer::Four;
 using perspective_transformer::Kept;
+using perspective_transformer::OutputGradients;
 using perspective_transformer::Range;
 using perspective_transformer::Sizes;
 using perspective_transformer::Three;
@@ -28,8 +29,8 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
 Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
              const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save);
 
-Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, const Batch& batch, Buckets given,
-               const Kept& kept, Sizes sizes, Activation activation, Range range, ScalarType dtype);
+Three backward(const OutputGradients& gradients, const Batch& batch, Buckets given, const Kept& kept, Sizes sizes,
+               Activation activation, Range range, ScalarType dtype);
 
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, Buckets given);
 

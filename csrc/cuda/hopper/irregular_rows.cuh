@@ -91,19 +91,20 @@ __global__ void irregular_backward_kernel(BackwardProblem p) {
     const int half = p.num_outputs / 2, c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= half) return;
     const float limit = sizeof(Weight) == 2 ? __half2float(__float2half_ru(p.bound)) : p.bound;
-    const auto gradient = [&](size_t at) {
+    const auto number = [&](const Grad* at) {
         if constexpr (sizeof(Grad) == 4)
-            return static_cast<const float*>(p.grad_out)[at];
+            return *at;
         else
-            return unpack(static_cast<const uint16_t*>(p.grad_out)[at], p.grad_type).x;
+            return unpack(*at, p.grad_type).x;
     };
     for (int row = 0; row < 2 * p.in.positions; ++row) {
         const bool irregular = p.plan.row_slot[row] < 0;
         if (!irregular && !(any_left_out && p.unbucketed.left_out[row])) continue;
         const int slot = irregular ? ~p.plan.row_slot[row] : p.plan.row_slot[row], target = p.plan.slot_target[slot];
         constexpr bool kPairwise = kActivation == Activation::kPairwise;
-        const size_t at = size_t(target) * (kPairwise ? half : p.num_outputs) + c;
-        float g[2] = {gradient(at) * p.scale, gradient(kPairwise ? at : at + half) * p.scale}, s[2] = {0, 0};
+        const auto [at, factor] = p.grad_out.template row<Grad>(target, kPairwise ? half : p.num_outputs);
+        const float scale = p.scale * factor;
+        float g[2] = {number(at + c) * scale, number(at + c + (kPairwise ? 0 : half)) * scale}, s[2] = {0, 0};
         if constexpr (kActivation != Activation::kIdentity) {
             for (int h = 0; h < 2; ++h)
                 s[h] = cuda::to_sum(static_cast<const Saved*>(p.saved)[saved_at(slot, h, c, p.num_outputs)]);

@@ -21,6 +21,7 @@
 #include "../../activation.h"
 #include "../float_type.cuh"
 #include "../hopper.cuh"
+#include "../output_gradient.cuh"
 #include "bucket_plan.cuh"
 #include "tile_features.cuh"
 #include "unbucketed_lists.cuh"
@@ -52,7 +53,7 @@ struct BackwardProblem {
     IndexRows in;
     BucketPlan plan;
     UnbucketedLists unbucketed;
-    const void* grad_out;  // [2 · positions, width], as out
+    OutputGradient grad_out;
     const void* saved;
     void* grad_weight;   // [num_features, num_outputs]; all of it is written
     float* grad_bias;    // [num_outputs]

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "../../activation.h"
+#include "../output_gradient.cuh"
 #include "forward.cuh"
 #include "gather.cuh"
 #include "plan.cuh"
@@ -21,13 +22,13 @@ namespace nnue::portable {
 
 struct Backward {
     Plan plan;
-    const void* grad_out;  // [2 · positions, width], as out of the forward
-    const void* slopes;    // as of the forward; null for the identity
-    void* row_gradients;   // scratch [rows, num_outputs], by slot
-    float* partials;       // scratch [max_partials, num_outputs]
-    float* bias_parts;     // scratch [bias_parts(rows), num_outputs]
-    void* grad_weight;     // [num_features, num_outputs]
-    float* grad_bias;      // [num_outputs]
+    OutputGradient grad_out;
+    const void* slopes;   // as of the forward; null for the identity
+    void* row_gradients;  // scratch [rows, num_outputs], by slot
+    float* partials;      // scratch [max_partials, num_outputs]
+    float* bias_parts;    // scratch [bias_parts(rows), num_outputs]
+    void* grad_weight;    // [num_features, num_outputs]
+    float* grad_bias;     // [num_outputs]
     int rows, max_tasks, max_long_lists;
     int num_outputs;
     Activation activation;
@@ -60,15 +61,17 @@ __global__ void __launch_bounds__(kPartThreads) row_gradient_kernel(Backward p, 
     if (active) {
 #pragma unroll 2
         for (int slot = begin + warp; slot < end; slot += kPartRows) {
-            const size_t out = size_t(p.plan.slots[slot].target) * (pairwise ? half : p.num_outputs) + column;
+            const auto [grad, factor] =
+                p.grad_out.template row<Grad>(p.plan.slots[slot].target, pairwise ? half : p.num_outputs);
+            const float scale = p.slope_scale * factor;
             const size_t row = size_t(slot) * p.num_outputs + column;
             float gradient[2][V];
-            read_columns<V>(static_cast<const Grad*>(p.grad_out) + out, gradient[0]);
+            read_columns<V>(grad + column, gradient[0]);
             if (pairwise) {
 #pragma unroll
                 for (int i = 0; i < V; ++i) gradient[1][i] = gradient[0][i];
             } else {
-                read_columns<V>(static_cast<const Grad*>(p.grad_out) + out + half, gradient[1]);
+                read_columns<V>(grad + column + half, gradient[1]);
             }
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -77,7 +80,7 @@ __global__ void __launch_bounds__(kPartThreads) row_gradient_kernel(Backward p, 
                     read_columns<V>(static_cast<const slope_t<Weight>*>(p.slopes) + row + h * half, slope);
 #pragma unroll
                 for (int i = 0; i < V; ++i) {
-                    gradient[h][i] *= p.slope_scale;
+                    gradient[h][i] *= scale;
                     if (p.slopes != nullptr) gradient[h][i] *= slope[i];
                     bias[h][i] += gradient[h][i];
                 }

@@ -135,8 +135,9 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
     return {out, psqt_out, slopes, no_lists};
 }
 
-Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, const Batch& batch,
-               const Tensor& saved, Sizes sizes, Activation activation, Range range, ScalarType weight_dtype) {
+Three backward(const OutputGradients& gradients, const Batch& batch, const Tensor& saved, Sizes sizes,
+               Activation activation, Range range, ScalarType weight_dtype) {
+    const Tensor& grad_output = gradients.output;
     const cudaStream_t stream = current_stream(grad_output);
     const auto [num_features, num_outputs, psqt_buckets] = sizes;
     const IndexRows in = index_rows(batch.white, batch.black, num_features);
@@ -150,7 +151,7 @@ Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt
     Tensor grad_bias = floats(grad_output, {num_outputs});
     Tensor grad_of_psqt = psqt_buckets == 0
                               ? floats(grad_output, {0})
-                              : psqt_backward(in, plan, *grad_psqt, *batch.psqt_bucket, psqt_buckets, stream);
+                              : psqt_backward(in, plan, *gradients.psqt, *batch.psqt_bucket, psqt_buckets, stream);
     if (in.positions == 0) {
         const size_t bytes = size_t(num_features) * num_outputs * (is_float ? 4 : 2);
         check_cuda(cudaMemsetAsync(grad_weight.mutable_data_ptr(), 0, bytes, stream), "memset");
@@ -159,7 +160,7 @@ Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt
     }
     Backward p{};
     p.plan = plan;
-    p.grad_out = grad_output.const_data_ptr();
+    p.grad_out = output_gradient(gradients);
     p.slopes = has_slopes ? saved.const_data_ptr() : nullptr;
     p.grad_weight = grad_weight.mutable_data_ptr();
     p.grad_bias = mutable_data<float>(grad_bias);

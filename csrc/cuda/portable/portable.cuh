@@ -12,6 +12,7 @@ namespace nnue::portable {
 
 using perspective_transformer::Batch;
 using perspective_transformer::Four;
+using perspective_transformer::OutputGradients;
 using perspective_transformer::Range;
 using perspective_transformer::Sizes;
 using perspective_transformer::Three;
@@ -25,8 +26,8 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
 Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& psqt,
              Activation activation, Range range, ScalarType output_dtype, bool save);
 
-Three backward(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, const Batch& batch,
-               const Tensor& saved, Sizes sizes, Activation activation, Range range, ScalarType weight_dtype);
+Three backward(const OutputGradients& gradients, const Batch& batch, const Tensor& saved, Sizes sizes,
+               Activation activation, Range range, ScalarType weight_dtype);
 
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features);
 

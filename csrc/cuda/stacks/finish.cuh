@@ -23,6 +23,8 @@ struct Finish {
     const float* partials;
     float* gradients;
     Pieces pieces;
+    int tile_numbers;    // of a tile in `partials`
+    int weight_numbers;  // the first ones of these: the gradient of the weight of layer 0, if one_output_kernel made it
     int blocks_per_stack;
     // For psqt.
     const float* grad_output;
@@ -57,8 +59,8 @@ __device__ inline void finish_weight(const Finish& a, int block) {
     *reinterpret_cast<float4*>(a.grad_weight + item * 4) = {sum[0], sum[1], sum[2], sum[3]};
 }
 
-// The gradients of the other parameters. A thread block takes kColumns numbers of a stack. Each of its kStrips warps
-// adds up an equal share of the stack's tiles; then the shares are added in order.
+// The gradients that tiles have in `partials`. A thread block takes kColumns numbers of a stack. Each of its kStrips
+// warps adds up an equal share of the stack's tiles; then the shares are added in order.
 __device__ inline void finish_pieces(const Finish& a, int block) {
     __shared__ float shares[kStrips][kColumns];
     const int stack = block / a.blocks_per_stack, strip = threadIdx.x / kColumns;
@@ -66,20 +68,26 @@ __device__ inline void finish_pieces(const Finish& a, int block) {
     const int* const first_tile = a.order + Order::first_tile + stack;
     const int first = first_tile[0], count = first_tile[1] - first;
     float sum = 0.0f;
-    if (number < a.pieces.tile) {
+    if (number < a.weight_numbers + a.pieces.tile) {
         const int begin = first + static_cast<int>(static_cast<int64_t>(count) * strip / kStrips);
         const int end = first + static_cast<int>(static_cast<int64_t>(count) * (strip + 1) / kStrips);
         const float* const from = a.partials + number;
 #pragma unroll 8
-        for (int t = begin; t < end; ++t) sum += __ldcg(from + static_cast<int64_t>(t) * a.pieces.tile);
+        for (int t = begin; t < end; ++t) sum += __ldcg(from + static_cast<int64_t>(t) * a.tile_numbers);
     }
     shares[strip][threadIdx.x % kColumns] = sum;
     __syncthreads();
-    if (strip != 0 || number >= a.pieces.tile) return;
+    if (strip != 0) return;
     for (int s = 1; s < kStrips; ++s) sum += shares[s][threadIdx.x];
+    if (number < a.weight_numbers) {
+        a.grad_weight[static_cast<int64_t>(stack) * a.weight_numbers + number] = sum * a.scale.read();
+        return;
+    }
+    const int other = number - a.weight_numbers;
+    if (other >= a.pieces.tile) return;
     int piece = 0;
-    while (piece + 1 < a.pieces.count && number >= a.pieces.in_tile[piece + 1]) ++piece;
-    a.gradients[a.pieces.in_result[piece] + static_cast<int64_t>(stack) * a.pieces.size[piece] + number -
+    while (piece + 1 < a.pieces.count && other >= a.pieces.in_tile[piece + 1]) ++piece;
+    a.gradients[a.pieces.in_result[piece] + static_cast<int64_t>(stack) * a.pieces.size[piece] + other -
                 a.pieces.in_tile[piece]] = sum * a.scale.read();
 }
 

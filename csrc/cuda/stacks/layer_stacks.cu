@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "finish.cuh"
+#include "one_output.cuh"
 #include "order.cuh"
 
 namespace nnue::cuda::stacks {
@@ -172,6 +173,17 @@ void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a,
     });
 }
 
+void run_one_output(const Tensor& x, const TileArguments& a, cudaStream_t stream) {
+    const unsigned tiles = static_cast<unsigned>(a.of_order.most_tiles());
+    dispatch_input(x.scalar_type(), false, [&]<class T, bool>() {
+        const int rounds = static_cast<int>(divide_up(a.layers.at[0].inputs, kNumbersPerRound<T>));
+        const auto kernel = rounds == 1   ? one_output_kernel<T, 1>
+                            : rounds == 2 ? one_output_kernel<T, 2>
+                                          : one_output_kernel<T, kMostPacks>;
+        launch("one_output_kernel", kernel, tiles, kThreads, 0, stream, const_data<T>(x), a);
+    });
+}
+
 // Checks x, or the sums of layer 0 that are given in its place, and returns it contiguous.
 Tensor check_start(const char* op, const Tensor& x_in, bool is_sums, const Layers& layers, const Tensor& like) {
     if (is_sums)
@@ -286,6 +298,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     const Tensor totals = floats_like(x, {3}), tile_totals = floats_like(x, {o.most_tiles(), 2});
     const Tensor grad_output = floats_like(x, {o.positions});
     const Tensor grad_sums = floats_like(x, {o.positions, layers.at[0].outputs});
+    const bool in_one_pass =
+        !is_sums && is_one_output(layers, x.scalar_type() == ScalarType::Float ? sizeof(float) : sizeof(__half));
+    if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, Pieces(layers));
     const Tensor partials = floats_like(x, {o.most_tiles(), a.tile_numbers});
     a.psqt = const_data<float>(psqt);
     a.backward = true;
@@ -300,7 +315,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     a.grad_output = mutable_data<float>(grad_output);
     a.grad_sums = mutable_data<float>(grad_sums);
     a.partials = mutable_data<float>(partials);
-    run_tiles(x, is_sums, false, a, current_stream(x));
+    if (in_one_pass)
+        run_one_output(x, a, current_stream(x));
+    else
+        run_tiles(x, is_sums, false, a, current_stream(x));
     return {totals, grad_sums, grad_output, partials};
 }
 
@@ -322,7 +340,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     if (scales.size() > 0) check_floats(op, "scales[0]", scales[0], {}, "[]", like);
     if (scales.size() > 1) check_floats(op, "scales[1]", scales[1], {3}, "[3]", like);
     const Pieces pieces(layers);
-    if (partials_in) check_floats(op, "partials", *partials_in, {o.most_tiles(), pieces.tile}, "[tiles, …]", like);
+    // Whether one_output_kernel has made the gradient of weight_0, too.
+    const bool has_weight = layers.count == 1 && partials_in && partials_in->dim() == 2 &&
+                            partials_in->size(1) == numbers_with_weight(layers, pieces);
+    if (partials_in) {
+        const int64_t numbers = has_weight ? numbers_with_weight(layers, pieces) : pieces.tile;
+        check_floats(op, "partials", *partials_in, {o.most_tiles(), numbers}, "[tiles, …]", like);
+    }
     if (grad_output_in) check_floats(op, "grad_output", *grad_output_in, {positions}, "[B]", like);
     ScalarType to = ScalarType::Float;
     const bool needs_x_grad = grad_dtype != "none";
@@ -349,7 +373,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     f.scale = by;
     f.pieces = pieces;
     std::optional<Tensor> segments, partials = contiguous(partials_in), grad_output = contiguous(grad_output_in);
-    if (x_in) {
+    if (x_in && (needs_x_grad || !has_weight)) {
         const Tensor x = check_start(op, *x_in, false, layers, like);
         if (!grad_sums_in) fail(op, "grad_sums", "none", "a tensor, since there is x");
         check_floats(op, "grad_sums", *grad_sums_in, {positions, first.outputs}, "[B, O]", like);
@@ -380,19 +404,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
             };
             depth == 1 ? run.template operator()<1>() : run.template operator()<2>();
         });
-        f.segments = a.segments;
-        f.grad_weight = mutable_data<float>(grad_weight);
-        f.inputs = a.inputs;
-        f.outputs = a.outputs;
-        f.padded_outputs = depth * 16;
-        f.slabs = a.slabs;
-        f.workers = workers;
-        f.of_weight = static_cast<int>(divide_up(layers.stacks * first.outputs * (first.inputs / 4), kThreads));
+        if (!has_weight) {
+            f.segments = a.segments;
+            f.grad_weight = mutable_data<float>(grad_weight);
+            f.inputs = a.inputs;
+            f.outputs = a.outputs;
+            f.padded_outputs = depth * 16;
+            f.slabs = a.slabs;
+            f.workers = workers;
+            f.of_weight = static_cast<int>(divide_up(layers.stacks * first.outputs * (first.inputs / 4), kThreads));
+        }
     }
     if (partials) {
         f.partials = const_data<float>(*partials);
         f.gradients = mutable_data<float>(gradients);
-        f.blocks_per_stack = static_cast<int>(divide_up(pieces.tile, kColumns));
+        f.tile_numbers = static_cast<int>(partials->size(1));
+        if (has_weight) {
+            if (!x_in) fail(op, "x", "none", "a tensor, since partials has the gradient of weight_0");
+            f.grad_weight = mutable_data<float>(grad_weight);
+            f.weight_numbers = first.inputs;
+        }
+        f.blocks_per_stack = static_cast<int>(divide_up(f.weight_numbers + pieces.tile, kColumns));
         f.of_pieces = static_cast<int>(f.blocks_per_stack * layers.stacks);
     }
     if (grad_output) {
