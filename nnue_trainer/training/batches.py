@@ -52,7 +52,6 @@ class DeviceBatches:
         on_fetch: a function that is called once for each batch, in their order, on the stream that copies it. For a
             batch in a buffer it may write what only the steps with this buffer read.
         record: replay expansion and `prepare` as one CUDA graph per buffer, where they only launch kernels.
-        alone: as for `Recorder`.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class DeviceBatches:
         *,
         on_fetch: Callable[[Batch], None] | None = None,
         record: bool = False,
-        alone: bool = True,
     ):
         self._source = source
         self._device = device
@@ -81,7 +79,7 @@ class DeviceBatches:
         self._recorder: Recorder[Batch] | None = None
         if record and self._stream is not None and self._expander is not None and self._expander.launches_only:
             # Batches of several buffers are in use at the same time, so each graph has memory of its own.
-            self._recorder = Recorder(self._stream, share=False, alone=alone)
+            self._recorder = Recorder(self._stream, share=False)
         self._plans: dict[int, tuple[Any, ...]] = {}  # by the number of the buffer
         # One event for each of the last batches, recorded just before the batch was returned: it completes when the
         # steps with all earlier batches have completed.

@@ -23,14 +23,14 @@ class GraphedStep:
     buffer is copied to a fixed place, which one graph reads for all such batches.
     """
 
-    def __init__(self, step: Callable[[Batch], None], device: torch.device, *, alone: bool = True):
-        """UserError if `device` is not a CUDA device. `alone` is that of `Recorder`."""
+    def __init__(self, step: Callable[[Batch], None], device: torch.device):
+        """UserError if `device` is not a CUDA device."""
         if device.type != "cuda":
             raise UserError(f"training.cuda_graph: found device {device}, expected a CUDA device")
         self._step = step
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._device = stream.device  # has an index, so a later change of the current device does not matter
-        self._recorder: Recorder[None] = Recorder(stream, share=True, alone=alone)
+        self._recorder: Recorder[None] = Recorder(stream, share=True)
         self._read: dict[int | None, Batch] = {}  # by buffer: the batch whose memory its graph reads
 
     def __call__(self, batch: Batch) -> None:

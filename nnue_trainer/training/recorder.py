@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -12,6 +14,19 @@ EAGER_CALLS = 3  # torch's advice: libraries and the allocator settle before a c
 Result = TypeVar("Result")
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """What an earlier run in this process has left behind may include graphs and pinned memory. To free them makes
+    calls that no capture survives, and the collector may come at any time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Recorder(Generic[Result]):
     """Calls `work` on `stream`: the first times as it is, later as a CUDA graph, one for each key. What `work` launches
     for a key must be the same every time, on tensors that stay in place. Its result is then that of the recording,
@@ -19,14 +34,14 @@ class Recorder(Generic[Result]):
 
     With `share` all graphs use the same memory for what they compute, which nobody may read after the next call;
     without it a recorded result is valid until the next call with the same key. A result that is not recorded belongs
-    to the caller, who must keep it until all queued work that reads it is done. `alone`: no other thread of this
-    process calls CUDA. NCCL has one that asks how collectives are doing, which would make a capture fail.
+    to the caller, who must keep it until all queued work that reads it is done.
+
+    Other threads of this process may call CUDA meanwhile, as that of NCCL does.
     """
 
-    def __init__(self, stream: torch.cuda.Stream, *, share: bool, alone: bool = True):
+    def __init__(self, stream: torch.cuda.Stream, *, share: bool):
         self._stream = stream
         self._share = share
-        self._error_mode = "global" if alone else "thread_local"
         self._calls = 0
         self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Result]] = {}
 
@@ -55,7 +70,8 @@ class Recorder(Generic[Result]):
         """Records the work without running it."""
         graph = torch.cuda.CUDAGraph()
         pool = next((graph.pool() for graph, _ in self._recordings.values()), None) if self._share else None
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode=self._error_mode):
+        capture = torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
+        with _no_garbage_collection(), capture:
             result = work()
         return graph, result
 

@@ -135,7 +135,6 @@ class Trainer:
             part,
             on_fetch=self._set_lambda_ahead,
             record=self._graphed,
-            alone=not self.ranks.several,
         )
         self.steps_per_epoch = math.ceil(recipe.training.positions_per_epoch / recipe.data.batch_size)
         self.steps = recipe.training.epochs * self.steps_per_epoch
@@ -263,7 +262,7 @@ class Trainer:
         """The function of one step: a new `GraphedStep` if steps are to be recorded, otherwise `_train_step`."""
         if not self._graphed:
             return self._train_step
-        step = GraphedStep(self._train_step, self.device, alone=not self.ranks.several)
+        step = GraphedStep(self._train_step, self.device)
         self.ranks.before_end(step.forget)
         return step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -93,7 +94,7 @@ def test_a_graphed_step_asks_for_its_own_device(monkeypatch: pytest.MonkeyPatch)
         step(batch)
     assert current == [1] * (EAGER_CALLS + 1)
     assert (fake.waits, fake.captures, fake.replays) == (2 * EAGER_CALLS, 1, 3)
-    assert (fake.current, fake.error_mode) == (0, "global")
+    assert (fake.current, fake.error_mode) == (0, "thread_local")
 
 
 def test_a_recorder_keeps_the_result_of_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,13 +119,25 @@ def test_a_recorder_keeps_the_result_of_each_key(monkeypatch: pytest.MonkeyPatch
         assert recorder(0, lambda: pytest.fail("is replayed")) is results[0]
 
 
-def test_a_step_with_collectives_is_recorded_beside_the_thread_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeCuda()
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
+    """Garbage of an earlier run may include graphs, and to free one makes a capture fail."""
+    fake = FakeCuda(share=False)
     monkeypatch.setattr(torch, "cuda", fake)
-    step = GraphedStep(lambda batch: None, torch.device("cuda:1"), alone=False)
-    for _ in range(EAGER_CALLS + 1):
-        step(made_up_batch(0))
-    assert (fake.captures, fake.error_mode) == (1, "thread_local")
+    recorder: Recorder[None] = Recorder(fake.Stream("cuda:1"), share=False)  # type: ignore[arg-type]
+    seen: list[bool] = []
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with fake.device("cuda:1"):
+            for _ in range(EAGER_CALLS + 1):
+                recorder(0, lambda: seen.append(gc.isenabled()))
+            assert seen == [enabled] * EAGER_CALLS + [False]
+            with pytest.raises(ZeroDivisionError):
+                recorder(1, lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_graphed_step_is_recorded_once_per_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
