@@ -1,10 +1,11 @@
-"""The loss of a net with one layer of one output behind the feature transformer, without the gradient between them.
+"""The loss of a net with one layer of one output, together with its feature transformer.
 
 Against float64, in the emulator of tests/cuda_emulator and on a GPU, with either set of kernels."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import pytest
 import torch
@@ -13,53 +14,47 @@ from torch import Tensor
 
 from nnue_trainer.losses import NO_SCORE, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
-from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
+from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
 from nnue_trainer.perspectives import FusedCall, _name, perspective_transformer
 
 FEATURES, ACTIVE, RANGE = 40, 12, [0.75, 127 / 128]
+HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # what asks the operators for each set of kernels
 LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)}
-
-
-@pytest.fixture(params=["hopper", "portable"])
-def buckets(request: pytest.FixtureRequest) -> list[int]:
-    """What asks the operators for each set of kernels."""
-    return [20, FEATURES] if request.param == "hopper" else [0, FEATURES]
 
 
 @pytest.fixture
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
+    monkeypatch.setattr(FusedCall, "takes_factors", True)
     return emulator
 
 
 def make_rows(positions: int, g: torch.Generator) -> Tensor:
-    """Rows of every length, most of them within one king bucket of 20 features; some that break the kernels' rule."""
-    rows = torch.randint(0, 20, (positions, ACTIVE), generator=g, dtype=torch.int32)
+    """Rows of every length in one of two king buckets of 20 features; a few break the rule of the kernels of 9.0."""
+    rows = torch.rand(positions, 20, generator=g).argsort(1)[:, :ACTIVE].int()
     rows += 20 * torch.randint(0, 2, (positions, 1), generator=g, dtype=torch.int32)
+    rows[5::50] = torch.randint(0, FEATURES, (len(rows[5::50]), ACTIVE), generator=g, dtype=torch.int32)
     lengths = torch.arange(positions)[:, None] % (ACTIVE + 1)
-    columns = torch.arange(ACTIVE)[None]
-    return torch.where(columns >= lengths, -1, rows).int()
+    return torch.where(torch.arange(ACTIVE)[None] >= lengths, -1, rows).int()
 
 
 class Case:
     """A batch and a net; weights are multiples of 1/64, so no sum lies on another side of the clip in another type."""
 
     def __init__(
-        self, positions: int, outputs: int, stacks: int, activation: str, dtype: torch.dtype, device: str = "cpu"
+        self, positions: int, columns: int, stacks: int, activation: Any, dtype: torch.dtype, device: str = "cpu"
     ) -> None:
-        g = torch.Generator().manual_seed(positions + outputs)
+        g = torch.Generator().manual_seed(positions + columns)
         self.rows = [make_rows(positions, g).to(device) for _ in range(2)]
         self.black_to_move = torch.randint(0, 2, (positions,), generator=g, dtype=torch.uint8).to(device)
-        self.weight = (torch.randint(-24, 25, (FEATURES, outputs), generator=g) / 64).to(device, dtype).requires_grad_()
-        self.bias = (torch.randint(-16, 65, (outputs,), generator=g) / 64).to(device).requires_grad_()
+        self.weight = (torch.randint(-24, 25, (FEATURES, columns), generator=g) / 64).to(device, dtype)
+        self.bias = (torch.randint(-16, 65, (columns,), generator=g) / 64).to(device)
         self.activation = activation
-        inputs = outputs if activation == "pairwise" else 2 * outputs
-        self.layer = StackedLinear(stacks, inputs, 1)
+        inputs = columns if activation == "pairwise" else 2 * columns
+        self.stacks, self.layer = LayerStacks(inputs, stacks), StackedLinear(stacks, inputs, 1)
         for parameter in self.layer.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=g) / inputs**0.5
-        self.layer.to(device)
-        self.stacks = LayerStacks(inputs, stacks)
+            parameter.data = (torch.randn(parameter.shape, generator=g) / inputs**0.5).to(device)
         self.bucket = torch.randint(0, stacks, (positions,), generator=g).to(device)
         score = torch.randint(-900, 900, (positions,), generator=g)
         score[::7] = NO_SCORE
@@ -67,48 +62,55 @@ class Case:
         lam = torch.rand(positions, generator=g)
         self.targets = (score.short().to(device), result.to(torch.int8).to(device), lam.to(device))
 
+    def call(self, plan: Tensor, buckets: list[int]) -> FusedCall:
+        dtype = _name(self.weight.dtype)
+        return FusedCall([*self.rows, plan], buckets, self.weight, self.bias, None, self.activation, RANGE, dtype)
+
     def through(self, loss: str, namespace: str, buckets: list[int]) -> dict[str, Tensor]:
+        leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), self.layer)
         operators = getattr(torch.ops, namespace)
         plan = operators.perspective_plan(*self.rows, self.black_to_move, FEATURES, *buckets)
-        call = FusedCall(
-            [*self.rows, plan], buckets, self.weight, self.bias, None, self.activation, RANGE, _name(self.weight.dtype)
-        )
         kernel = LOSSES[loss].kernel()
         assert kernel is not None
+        call = self.call(plan, buckets)
         found = self.stacks.loss_through(call, self.bucket, [self.layer], self.targets, kernel, 400.0)
         assert found is not None
-        return self.gradients(found, self.weight, self.bias, self.layer)
+        return gradients(found, leaves)
 
     def exact(self, loss: str) -> dict[str, Tensor]:
         weight, bias = (t.detach().double().requires_grad_() for t in (self.weight, self.bias))
         layer = StackedLinear(self.stacks.stacks, self.stacks.inputs, 1).double().to(weight.device)
         layer.load_state_dict(self.layer.state_dict())
-        x = perspective_transformer(
-            *self.rows, self.black_to_move, weight, bias, activation=self.activation, bound=RANGE[0], scale=RANGE[1]
-        )
+        rows, bounds = (*self.rows, self.black_to_move), {"bound": RANGE[0], "scale": RANGE[1]}
+        x = perspective_transformer(*rows, weight, bias, activation=self.activation, **bounds)
         net = self.stacks._plain(FirstOutputs(x, None, self.bucket), [layer]) * 400.0
         score, result, lam = self.targets
-        return self.gradients(mean(*LOSSES[loss].terms(net, score, result, lam.double())), weight, bias, layer)
-
-    def gradients(self, loss: Tensor, weight: Tensor, bias: Tensor, layer: StackedLinear) -> dict[str, Tensor]:
-        leaves = {"weight": weight, "bias": bias, "layer's weight": layer.weight, "layer's bias": layer.bias}
-        factor = torch.tensor(100.0, dtype=loss.dtype, device=loss.device)  # so that 16 bits hold gradients
-        found = torch.autograd.grad(loss, list(leaves.values()), factor)
-        return dict(zip(leaves, found, strict=True)) | {"loss": loss.detach()}
+        exact = mean(*LOSSES[loss].terms(net, score, result, lam.double()))
+        return gradients(exact, leaves_of(weight, bias, layer))
 
     def check(self, found: dict[str, Tensor], loss: str) -> None:
-        wide = self.weight.dtype == torch.float32
-        for name, value in self.exact(loss).items():
+        wide, expected = self.weight.dtype == torch.float32, self.exact(loss)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
             assert found[name].dtype == (self.weight.dtype if name == "weight" else torch.float32)
             assert_close(found[name], value, 3e-6 if wide else 1e-2, name)
+
+
+def leaves_of(weight: Tensor, bias: Tensor, layer: StackedLinear) -> dict[str, Tensor]:
+    return {"weight": weight, "bias": bias, "layer's weight": layer.weight, "layer's bias": layer.bias}
+
+
+def gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    factor = torch.tensor(100.0, dtype=loss.dtype, device=loss.device)  # so that 16 bits hold gradients
+    found = torch.autograd.grad(loss, list(leaves.values()), factor)
+    return dict(zip(leaves, found, strict=True)) | {"loss": loss.detach()}
 
 
 @pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("stacks", [1, 3])
-def test_emulated(
-    emulated: ctypes.CDLL, buckets: list[int], activation: str, dtype: torch.dtype, stacks: int
-) -> None:
+@pytest.mark.parametrize("buckets", [HOPPER, PORTABLE], ids=["hopper", "portable"])
+def test_emulated(emulated: ctypes.CDLL, buckets: list[int], activation: str, dtype: torch.dtype, stacks: int) -> None:
     """And equal bits with other schedules."""
     case, loss = Case(151, 144, stacks, activation, dtype), "win rate" if stacks == 1 else "sigmoid"
     emulated.emulator_configure(4, 1)
@@ -119,14 +121,15 @@ def test_emulated(
         assert torch.equal(value, found[name]), f"{name}: other bits in the second run"
 
 
-@pytest.mark.parametrize(("positions", "outputs"), [(1, 16), (64, 528), (65, 1040), (70, 2064)])
-def test_emulated_sizes(emulated: ctypes.CDLL, positions: int, outputs: int) -> None:
+@pytest.mark.parametrize(("positions", "columns"), [(1, 16), (64, 528), (65, 1040), (70, 2064)])
+def test_emulated_sizes(emulated: ctypes.CDLL, positions: int, columns: int) -> None:
     """A tile that is not full, one, two and four packs per thread, and more inputs than one pass takes."""
-    case = Case(positions, outputs, 2, "crelu", torch.float32)
+    case = Case(positions, columns, 2, "crelu", torch.float32)
     emulated.emulator_configure(4, 7)
-    case.check(case.through("sigmoid", "nnue_emulated", [0, FEATURES]), "sigmoid")
+    case.check(case.through("sigmoid", "nnue_emulated", PORTABLE), "sigmoid")
 
 
+@pytest.mark.parametrize("buckets", [HOPPER, PORTABLE], ids=["hopper", "portable"])
 def test_emulated_bucket_outside(emulated: ctypes.CDLL, buckets: list[int]) -> None:
     """Such a position has the nearest stack in both operators; who computes the buckets reports it."""
     case = Case(80, 32, 3, "crelu", torch.float32)
@@ -162,25 +165,30 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
         call(weight, [gradient, stack.int()])
 
 
-def test_others_are_left_to_other_operators(emulated: ctypes.CDLL) -> None:
-    """A layer behind the first, PSQT columns, targets of other types."""
+def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer behind the first, PSQT columns, targets of other types, a CPU."""
     case = Case(20, 16, 1, "crelu", torch.float32)
-    plan = torch.zeros(0, dtype=torch.uint8)
-    call = FusedCall([*case.rows, plan], [0, FEATURES], case.weight, case.bias, None, "crelu", RANGE, "float32")
-    kernel = LOSSES["sigmoid"].kernel()
+    call, kernel = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE), LOSSES["sigmoid"].kernel()
     assert kernel is not None
-    loss, layers = case.stacks.loss_through, [case.layer]
-    assert loss(call._replace(psqt=torch.zeros(FEATURES, 8)), case.bucket, layers, case.targets, kernel, 1.0) is None
     score, result, lam = case.targets
-    assert loss(call, case.bucket, layers, (score, result, lam.double()), kernel, 1.0) is None
+
+    def loss(call: FusedCall, stacks: LayerStacks, *targets: Tensor) -> Tensor | None:
+        return stacks.loss_through(call, case.bucket, [case.layer], targets, kernel, 1.0)  # type: ignore[arg-type]
+
+    assert loss(call._replace(psqt=torch.zeros(FEATURES, 8)), case.stacks, *case.targets) is None
+    assert loss(call, LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),)), *case.targets) is None
+    assert loss(call, case.stacks, score, result, lam.double()) is None
+    monkeypatch.undo()
+    assert loss(call, case.stacks, *case.targets) is None
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("activation", ["crelu", "screlu", "pairwise"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("stacks", [1, 8])
+@pytest.mark.parametrize("buckets", [HOPPER, PORTABLE], ids=["hopper", "portable"])
 def test_cuda(cuda: torch.device, buckets: list[int], activation: str, dtype: torch.dtype, stacks: int) -> None:
-    if buckets[0] and torch.cuda.get_device_capability() != (9, 0):
+    if buckets == HOPPER and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("those kernels need compute capability 9.0")
     case = Case(3000, 1024, stacks, activation, dtype, "cuda")
     found = case.through("win rate", "nnue", buckets)

@@ -76,30 +76,23 @@ psqt::Problem psqt_problem(const IndexRows& in, const BucketPlan& plan, const Te
             static_cast<int>(psqt_buckets)};
 }
 
-// The gradient of the PSQT columns, and what its kernels read and write. This must live until the stream they run on
-// has been joined, because the memory may be given away after that.
-struct PsqtBackward {
-    Tensor grad, psqt_bucket, memory, grad_psqt;
-    psqt::Scratch scratch{};
-
-    PsqtBackward(const IndexRows& in, const Tensor& grad_in, const Tensor& psqt_bucket_in, int64_t psqt_buckets)
-        : grad(torch::stable::contiguous(grad_in)), psqt_bucket(torch::stable::contiguous(psqt_bucket_in)) {
-        grad_psqt = torch::stable::new_empty(grad, {in.num_bucketed + in.num_unbucketed, psqt_buckets});
-        const size_t bytes = psqt::carve_scratch(nullptr, grad_psqt.numel(), nullptr);
-        memory = torch::stable::new_empty(grad, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
-        psqt::carve_scratch(mutable_data<char>(memory), grad_psqt.numel(), &scratch);
+Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& grad_in, const Tensor& psqt_bucket_in,
+                     int64_t psqt_buckets, cudaStream_t stream) {
+    const Tensor grad = torch::stable::contiguous(grad_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
+    Tensor grad_psqt = torch::stable::new_empty(grad, {in.num_bucketed + in.num_unbucketed, psqt_buckets});
+    if (in.positions == 0) {  // there are no tiles
+        check_cuda(cudaMemsetAsync(mutable_data<float>(grad_psqt), 0, grad_psqt.numel() * sizeof(float), stream),
+                   "memset");
+        return grad_psqt;
     }
-
-    void launch(const IndexRows& in, const BucketPlan& plan, cudaStream_t stream) const {
-        if (in.positions == 0) {  // there are no tiles
-            check_cuda(cudaMemsetAsync(mutable_data<float>(grad_psqt), 0, grad_psqt.numel() * sizeof(float), stream),
-                       "memset");
-            return;
-        }
-        psqt::launch_backward(psqt_problem(in, plan, psqt_bucket, grad_psqt.size(1)), const_data<float>(grad),
-                              mutable_data<float>(grad_psqt), scratch, stream);
-    }
-};
+    const size_t bytes = psqt::carve_scratch(nullptr, grad_psqt.numel(), nullptr);
+    const Tensor memory = torch::stable::new_empty(grad, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+    psqt::Scratch scratch;
+    psqt::carve_scratch(mutable_data<char>(memory), grad_psqt.numel(), &scratch);
+    psqt::launch_backward(psqt_problem(in, plan, psqt_bucket, psqt_buckets), const_data<float>(grad),
+                          mutable_data<float>(grad_psqt), scratch, stream);
+    return grad_psqt;
+}
 
 // Runs the forward. Where the backward needs lists of unbucketed features, they are made beside it on another stream.
 template <class Weight>
@@ -253,16 +246,15 @@ Three backward(const OutputGradients& gradients, const Batch& batch, Buckets giv
     }
     Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, dtype);
     Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
-    std::optional<PsqtBackward> psqt;
-    if (psqt_buckets > 0) psqt.emplace(p.in, *gradients.psqt, *psqt_bucket, psqt_buckets);
-    Tensor grad_psqt = psqt ? psqt->grad_psqt : torch::stable::new_empty(grad_output, {0}, ScalarType::Float);
+    Tensor grad_psqt = psqt_buckets == 0
+                           ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
+                           : psqt_backward(p.in, p.plan, *gradients.psqt, *psqt_bucket, psqt_buckets, stream);
     p.grad_weight = grad_weight.mutable_data_ptr();
     p.grad_bias = static_cast<float*>(grad_bias.mutable_data_ptr());
     if (p.in.positions == 0) {
         const size_t bytes = size_t(num_features) * num_outputs * (dtype == ScalarType::Float ? 4 : 2);
         check_cuda(cudaMemsetAsync(p.grad_weight, 0, bytes, stream), "memset");
         check_cuda(cudaMemsetAsync(p.grad_bias, 0, num_outputs * sizeof(float), stream), "memset");
-        if (psqt) psqt->launch(p.in, p.plan, stream);
         return {grad_weight, grad_bias, grad_psqt};
     }
     p.grad_out = output_gradient(gradients);
@@ -273,18 +265,10 @@ Three backward(const OutputGradients& gradients, const Batch& batch, Buckets giv
         torch::stable::new_empty(grad_output, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
     Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
     one_hot_product::carve_scratch(carver, p);
-    // The gradient of PSQT is made of atomics, which leave the memory idle: the row gradients are written beside it.
-    std::optional<Fork> fork;
-    if (psqt) {
-        check_cuda(fork.emplace(stream).ok(), kBackward);
-        psqt->launch(p.in, p.plan, fork->stream());
-    }
     const cudaError_t error = p.weight_type == Float::kFloat32   ? run_backward<float, float>(p, stream)
                               : p.weight_type == Float::kFloat16 ? run_backward_16<__half>(p, stream)
                                                                  : run_backward_16<__nv_bfloat16>(p, stream);
-    const cudaError_t joined = fork ? fork->join() : cudaSuccess;
     check_cuda(error, kBackward);
-    check_cuda(joined, kBackward);
     return {grad_weight, grad_bias, grad_psqt};
 }
 

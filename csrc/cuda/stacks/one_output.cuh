@@ -51,7 +51,7 @@ template <class T, int kPacks>
 __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, const TileArguments a) {
     using In = Input<T>;
     constexpr int kNumbers = 16 / sizeof(T), kPairs = kNumbers / 2;
-    constexpr int kTogether = 16 / kPacks;  // positions
+    constexpr int kTogether = 16 / kPacks;          // positions
     __shared__ double sums_of_tiles[2 * kThreads];  // for add_totals
     __shared__ Tile tile;
     __shared__ Target targets[kTile];
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
         for (int i = 0; i < kNumbers; i += 4) {
             if (column_of(k) + i >= inputs) continue;
             *reinterpret_cast<float4*>(partials + column_of(k) + i) = {sums[k][i], sums[k][i + 1], sums[k][i + 2],
-                                                                      sums[k][i + 3]};
+                                                                       sums[k][i + 3]};
         }
     }
     if (warp == 0) {
