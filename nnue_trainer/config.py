@@ -64,6 +64,9 @@ class DataConfig:
     """threads that read and expand positions; 0: one per CPU. The number changes only the speed, never the order"""
 
 
+Precision = Literal["auto", "fp32", "tf32", "mixed"]
+
+
 @section
 class TrainingConfig:
     """How long to train, on which device, and what to keep."""
@@ -76,9 +79,10 @@ class TrainingConfig:
     """seed of the initial weights and of the sample order"""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")
     """auto (cuda if there is one), cpu, cuda or cuda:N"""
-    precision: Literal["fp32", "tf32", "mixed"] = "fp32"
-    """fp32; tf32: matrix products of fp32 numbers in TF32 (CUDA); mixed: forward and backward pass in bfloat16, with a
-    copy of the feature transformer's weights; the weights themselves, sums and the optimizer's state stay fp32"""
+    precision: Precision = "auto"
+    """auto: mixed on GPUs from compute capability 8.0 on, else fp32; a resumed run keeps what it began with. tf32:
+    matrix products of fp32 numbers in TF32 (CUDA); mixed: forward and backward pass in bfloat16, with a copy of the
+    feature transformer's weights; the weights themselves, sums and the optimizer's state stay fp32"""
     deterministic: bool = True
     """the same recipe on the same machine gives the same bits; off: allow faster kernels that do not"""
     compile: bool = False
@@ -177,6 +181,11 @@ def with_files(recipe: Recipe) -> tuple[Recipe, list[str]]:
         notes += [f"data.{key}: {note}"] if note else []
         data = _changed(data, key, files)
     return _changed(recipe, "data", data), notes
+
+
+def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
+    """The recipe with this `training.precision`."""
+    return _changed(recipe, "training", _changed(recipe.training, "precision", precision))
 
 
 def _changed(instance: T, name: str, value: Any) -> T:

@@ -383,6 +383,12 @@ class FusedCall(NamedTuple):
     bound_and_scale: list[float]
     output_dtype: str
 
+    @property
+    def takes_factors(self) -> bool:
+        """Whether the backward takes the gradient of the output as two factors: `behind` in
+        csrc/perspective_transformer.h."""
+        return self.weight.is_cuda
+
 
 def fused_call(
     white: Tensor,

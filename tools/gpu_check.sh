@@ -5,8 +5,9 @@
 #   tools/gpu_check.sh OUT_FOLDER [BINPACK [STEP ...]]    BINPACK: real positions (default: the bundled sample)
 #                                                         STEP: only these of `steps` below
 #
-# PREBUILT=1: use the libraries that lie in nnue_trainer/. TESTS: what to test (default: everything). PYTEST: more
-# arguments for it, such as "-n 8" with pytest-xdist. Logs, JSON and pictures are written to OUT_FOLDER.
+# PREBUILT=1: use the libraries that lie in nnue_trainer/. TESTS: what to test (default: everything). SANITIZED: what to
+# run under the sanitizers (default: short tests of all operators). PYTEST: more arguments for both, such as "-n 8" with
+# pytest-xdist. Logs, JSON and pictures are written to OUT_FOLDER.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?where to write logs and results}
@@ -23,9 +24,10 @@ if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; t
 subset="test_forward_backward or test_any_number_of_rows or test_hot_features or test_rows_outside_the_rule or illegal_index \
 or either_output or test_on_cuda or test_cuda or test_it_is_what_torch_gives or test_against_the_definition or test_quantiles \
 or test_mean or test_16_bit_gradients_and_copies or test_norms or test_transpose or test_bits or test_counts"
+# shellcheck disable=SC2086  # PYTEST may be several words
 sanitize() {
-    timeout "${SECONDS_TO_SANITIZE:-300}" compute-sanitizer --tool "$1" --error-exitcode 9 \
-        python3 -m pytest -q tests/ops -m cuda -k "$subset" -p no:cacheprovider
+    timeout "${SECONDS_TO_SANITIZE:-300}" compute-sanitizer --tool "$1" --target-processes all --error-exitcode 9 \
+        python3 -m pytest -q ${SANITIZED:-tests/ops} ${PYTEST:-} -m cuda -k "$subset" -p no:cacheprovider
 }
 # Whole training from the file: recipe, batch, then more fields.
 train() { # recipe, overrides...
@@ -33,7 +35,7 @@ train() { # recipe, overrides...
     shift
     python3 benchmarks/training_step.py 'data.filters={}' "$@" --config "configs/$recipe.yaml" --data "$positions" --out "$out"
 }
-both_precisions() { train "$@" && train "$@" training.precision=mixed; }
+both_precisions() { train "$@" training.precision=fp32 && train "$@" training.precision=mixed; }
 
 step_build() { [ "${PREBUILT:-0}" = 1 ] || NNUE_CUDA_ARCHS=${NNUE_CUDA_ARCHS:-90} FORCE_CUDA=1 python3 setup.py build_ext --inplace; }
 step_info() { python3 -m nnue_trainer info; }
@@ -43,11 +45,13 @@ step_memcheck() { sanitize memcheck; }
 step_racecheck() { sanitize racecheck; }
 step_training() {
     both_precisions sfnnv5 data.batch_size=16384 && both_precisions sfnnv5 data.batch_size=65536 &&
-        both_precisions sfnnv16 data.batch_size=16384 && both_precisions buckets data.batch_size=16384
+        both_precisions sfnnv16 data.batch_size=16384 && both_precisions buckets data.batch_size=16384 &&
+        both_precisions simple data.batch_size=16384 model.hidden=1024
 }
 step_timeline() { python3 benchmarks/step_timeline.py 'data.filters={}' data.batch_size=16384 --data "$positions" --out "$out"; }
 # VALIDATION: held-out positions to compare losses on.
 step_precision() {
+    python3 benchmarks/precision.py --name quickstart --seeds 6 --out "$out" training.device=cuda
     python3 benchmarks/precision.py --config configs/sfnnv5.yaml --name 100M --seeds 3 --out "$out" 'data.filters={}' \
         "data.train=[$positions]" "data.validation=[${VALIDATION:-samples/val.binpack}]" data.batch_size=16384 \
         training.epochs=10 training.positions_per_epoch=10000000

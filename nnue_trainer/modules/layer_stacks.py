@@ -219,7 +219,8 @@ class LayerStacks:
         backward of the transformer makes of its two factors. So there must be one layer, which has one output. None
         for any others, and where the operators cannot compute it."""
         parameters = _parameters(linears)
-        if self.hidden or self.integers is not None or transformer.psqt is not None or not _targets_are_known(targets):
+        one_output = not self.hidden and self.integers is None and transformer.psqt is None
+        if not one_output or not transformer.takes_factors or not _targets_are_known(targets):
             return None
         like_x = transformer.weight  # has the type and the device that x will have
         if not self._is_fused(FirstOutputs(like_x, None, bucket), parameters):

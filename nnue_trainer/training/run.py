@@ -27,6 +27,7 @@ from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, current, joined
 from nnue_trainer.training import warm_start
 from nnue_trainer.training.memory import keep_freed_memory
+from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
 from nnue_trainer.training.terminal import say
 from nnue_trainer.training.trainer import Summary, Trainer
@@ -57,6 +58,8 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             stack.enter_context(folder)
         stack.enter_context(_explaining_out_of_memory(recipe))
         saved, path = find_resumed(resume, run_dir)
+        device = choose_device(recipe.training.device, ranks)
+        recipe = settled(recipe, device, translate_saved(saved.recipe) if saved and saved.recipe else None)
         if saved is not None:
             check_resumable(recipe, saved, path)
         in_place = saved is not None and path.resolve().parent == folder.checkpoints.resolve()
@@ -65,7 +68,6 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
                 f"{run_dir}: already holds a run; --resume auto continues it, --run-dir DIR starts another, "
                 "--overwrite replaces it"
             )
-        device = choose_device(recipe.training.device, ranks)
         set_up_torch(recipe, device)
         model = nets.build(recipe.model)
         weights: list[str] = []
@@ -145,9 +147,11 @@ def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[st
 def describe(trainer: Trainer, parameters: int, resumed: Path | None) -> str:
     """The first line that a run prints. `parameters`: how many the whole net has; `resumed`: the checkpoint that the
     run continues from, or None."""
+    recipe = trainer.recipe
+    precision = "mixed precision" if recipe.training.precision == "mixed" else recipe.training.precision
     return (
-        f"{trainer.folder.path}: {trainer.recipe.model.kind} with {parameters:,} parameters on {trainer.device}, "
-        f"{trainer.steps:,} steps of {trainer.recipe.data.batch_size:,} positions"
+        f"{trainer.folder.path}: {recipe.model.kind} with {parameters:,} parameters on {trainer.device} "
+        f"in {precision}, {trainer.steps:,} steps of {recipe.data.batch_size:,} positions"
         + (f", resumed at step {trainer.step:,} from {resumed}" if resumed else "")
     )
 

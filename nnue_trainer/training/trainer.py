@@ -41,6 +41,7 @@ from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
 from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.metrics import MetricsWriter, environment, peak_memory
+from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.terminal import say
 
@@ -98,10 +99,11 @@ class Trainer:
         bad_chunks: Callable[[], int] | None = None,
         division: Whole | None = None,
     ):
-        self.recipe = recipe
         self.model = model
         self.folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
         self.device = next(model.parameters()).device
+        recipe = settled(recipe, self.device)
+        self.recipe = recipe
         self.division = Whole(Ranks(), model) if division is None else division
         self.ranks = self.division.ranks
         # torch.compile gets the whole forward pass, so no part of it is computed ahead.

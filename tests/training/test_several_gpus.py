@@ -26,7 +26,7 @@ AWARE = LAYERED.replace("quantisation: {", "quantisation: {aware: true, aware_fr
 def _train(folder: Path, *overrides: str) -> None:
     """12 steps: some eager, some recorded, some replayed."""
     with joined() as ranks:
-        chosen = recipe("training.device=cuda", *overrides)
+        chosen = recipe("training.device=cuda", "training.precision=fp32", *overrides)
         device = choose_device(chosen.training.device, ranks)
         set_up_torch(chosen, device)
         model = nets.build(chosen.model)
