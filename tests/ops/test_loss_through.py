@@ -5,6 +5,7 @@ Against float64, in the emulator of tests/cuda_emulator and on a GPU, with eithe
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from sample_inputs import assert_close
 from torch import Tensor
 
+from nnue_trainer import data, nets
 from nnue_trainer.losses import NO_SCORE, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
@@ -19,6 +21,11 @@ from nnue_trainer.perspectives import FusedCall, _name, perspective_transformer
 
 FEATURES, ACTIVE, RANGE = 40, 12, [0.75, 127 / 128]
 HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # what asks the operators for each set of kernels
+FENS = [
+    "4k3/8/8/8/8/8/8/4K3 w - - 0 1",
+    "4k3/pp6/8/3q4/8/8/PPP5/4K2R b - - 0 1",
+    "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1",
+]
 LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)}
 
 
@@ -26,6 +33,7 @@ LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetr
 def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
+    monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
     monkeypatch.setattr(FusedCall, "takes_factors", True)
     return emulator
 
@@ -180,6 +188,35 @@ def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: 
     assert loss(call, case.stacks, score, result, lam.double()) is None
     monkeypatch.undo()
     assert loss(call, case.stacks, *case.targets) is None
+
+
+def test_emulated_model(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the trainer calls for `simple`, against forward and loss apart."""
+    torch.manual_seed(4)
+    model: Any = nets.build({"kind": "simple", "hidden": 48})
+    batch = data.expand(data.records_from_fens(FENS * 30), model.feature_set)
+    batch = dataclasses.replace(batch, score=torch.randint(-900, 900, (len(batch),)).short())
+    loss, lam, transformer = LOSSES["win rate"], torch.tensor(0.8), model.feature_transformer
+
+    def fused_call(batch: data.Batch) -> FusedCall:
+        rows = (batch.white, batch.black)
+        plan = torch.ops.nnue_emulated.perspective_plan(*rows, batch.black_to_move, 768, 0, 768)
+        weight, bias = transformer.weight, transformer.bias
+        return FusedCall([*rows, plan], [0, 768], weight, bias, None, "screlu", [transformer.bound, 1.0], "float32")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transformer, "fused_call", fused_call)
+        patched.setattr(transformer, "forward", None)  # x is not asked for
+        emulated.emulator_configure(4, 7)
+        found = model.loss(batch, loss, lam)
+        assert found is not None
+        gradients_found = torch.autograd.grad(found, list(model.parameters()))
+    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
+    expected = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))
+    assert_close(found, expected, 1e-6, "loss")
+    names = [name for name, _ in model.named_parameters()]
+    for name, a, b in zip(names, gradients_found, torch.autograd.grad(expected, list(model.parameters())), strict=True):
+        assert_close(a, b, 3e-6, f"gradient of {name}")
 
 
 @pytest.mark.cuda
