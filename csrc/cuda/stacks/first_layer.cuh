@@ -1,9 +1,8 @@
 // Layer 0 of a tile of positions on tensor cores: sums[o][position] = Σ weight[o][i] · x[position][i].
 //
-// x is read once. It does not matter which input has which place in the product's depth, as long as the weights have
-// the same order. So a lane copies 16 neighbouring bytes of a row and uses them as its operands of `mma` for that row:
-// four inputs in each step. The copies go through a ring in shared memory, because registers could not hold as many as
-// must be on their way. A lane reads only what it has copied itself, so it need not wait for others.
+// x is read once, from global memory straight into the operand registers of `mma`. It does not matter which input has
+// which place in the product's depth, as long as the weights have the same order. So a lane loads 16 neighbouring bytes
+// of a row and uses them as its operands for that row: four inputs in each step.
 #pragma once
 
 #include "parts.cuh"
@@ -18,15 +17,9 @@ constexpr int kPitch = 68;  // floats per row of a tile's values: 64 positions, 
 template <int MT>
 constexpr int kShares = kWarps* MT / 4;
 
-// Stages of the ring. In each a lane copies 16 bytes of 2 · MT rows.
-constexpr int kRingStages = 4;
-template <int MT>
-constexpr int kRingFloats = kRingStages * 2 * MT* kThreads * 4;
-
-// Writes the sums of each share of the inputs to shares[share][output][position]; the caller adds the shares up. The
-// same memory is the ring before. `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8
-// ≥ outputs. kRounds: x is rounded down. Called by all threads; asynchronous copies that they have begun before are
-// complete when it returns.
+// Writes the sums of each share of the inputs to shares[share][output][position]; the caller adds the shares up.
+// `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8 ≥ outputs. kRounds: x is rounded
+// down.
 template <class T, int MT, int NT, bool kRounds>
 __device__ void first_layer_sums(const T* x, const float* weight, int inputs, int outputs, const int* positions,
                                  float* shares) {
@@ -47,6 +40,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
         weights[n] = weight + static_cast<int64_t>(min(n * 8 + row, outputs - 1)) * inputs + mine;
 
     float sums[MT][NT][4] = {};
+    uint4 raw[MT][2];
     float4 raw_weights[NT];  // of one step
     const auto load_weights = [&](int column, int step) {
 #pragma unroll
@@ -56,36 +50,19 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
                                  : float4{0.0f, 0.0f, 0.0f, 0.0f};
         }
     };
-    uint4* const ring = reinterpret_cast<uint4*>(shares) + threadIdx.x;
-    const auto place = [&](int stage, int m, int h) { return ring + ((stage * MT + m) * 2 + h) * kThreads; };
-    const auto copy_inputs = [&](int stage, int column) {
-        const bool exists = column + mine < inputs;
+    const auto load_inputs = [&](int m, int column) {
 #pragma unroll
-        for (int m = 0; m < MT; ++m) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-                hopper::copy_async_16(hopper::shared_address(place(stage, m, h)), exists ? rows[m][h] + column : x,
-                                      exists);
+        for (int h = 0; h < 2; ++h) {
+            raw[m][h] =
+                column + mine < inputs ? __ldg(reinterpret_cast<const uint4*>(rows[m][h] + column)) : uint4{0, 0, 0, 0};
         }
-        hopper::copy_async_commit();
     };
-    constexpr int kStride = kShares<MT> * kColumns;
-    int column = share * kColumns, stage = 0;
+    int column = share * kColumns;
 #pragma unroll
-    for (int s = 0; s + 1 < kRingStages; ++s) copy_inputs(s, column + s * kStride);
+    for (int m = 0; m < MT; ++m) load_inputs(m, column);
     load_weights(column, 0);
     while (column < inputs) {
-        const int next = column + kStride;
-        hopper::copy_async_wait<kRingStages - 2>();
-        uint4 raw[MT][2];
-#pragma unroll
-        for (int m = 0; m < MT; ++m) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) raw[m][h] = *place(stage, m, h);
-        }
-        // The stage that was read in the last turn is free.
-        copy_inputs(stage == 0 ? kRingStages - 1 : stage - 1, column + (kRingStages - 1) * kStride);
-        stage = stage + 1 == kRingStages ? 0 : stage + 1;
+        const int next = column + kShares<MT> * kColumns;
 #pragma unroll
         for (int s = 0; s < KS; ++s) {
             uint32_t right[NT][kWeightParts][2];
@@ -112,6 +89,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
 #pragma unroll
                     for (int p = 0; p < P; ++p) left[p][i] = parts[p];
                 }
+                if (s + 1 == KS) load_inputs(m, next);
 #pragma unroll
                 for (int n = 0; n < NT; ++n) {
                     // Tensor cores round towards zero. So a step makes a sum of its own, which is added with rounding
@@ -125,8 +103,6 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
         }
         column = next;
     }
-    hopper::copy_async_wait_all();
-    __syncthreads();  // other threads may still read the ring
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
 #pragma unroll

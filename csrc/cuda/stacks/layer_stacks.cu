@@ -49,11 +49,9 @@ void dispatch_outputs(int outputs, const Body& body) {
     return body.template operator()<2, 4>();
 }
 
-// What first_layer_sums needs: the ring, then the sums. The ring leaves room for all layers whose values fit.
 int share_floats(int outputs) {
     int floats = 0;
-    dispatch_outputs(outputs,
-                     [&]<int MT, int NT>() { floats = std::max(kShares<MT> * NT * 8 * kPitch, kRingFloats<MT>); });
+    dispatch_outputs(outputs, [&]<int MT, int NT>() { floats = kShares<MT> * NT * 8 * kPitch; });
     return floats;
 }
 

@@ -28,7 +28,7 @@ struct Places {
 
 struct TileLayout {
     Places at[kMostHidden + 1];
-    int shares;  // of first_layer_sums, and its ring; the memory behind is written when they have been read
+    int shares;  // of first_layer_sums; the memory behind is written when they have been read
     int floats;
 };
 
@@ -614,6 +614,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only
     float* const shares = memory + a.places.shares;
     const float* const weight = a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs;
     first_layer_sums<T, MT, NT, kRounds>(x, weight, first.inputs, first.outputs, tile.positions, shares);
+    if (!only_first) hopper::copy_async_wait_all();
     __syncthreads();
     // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored
     // only when all threads have read their shares.
