@@ -316,17 +316,17 @@ inline Layers read_layers(const char* op, const Tensors& parameters, const std::
     return layers;
 }
 
-// Gradients of the parameters but weight_0, in the order bias_0, weight_1, bias_1, …: numbers per stack, where they
-// begin in a tile's sums, and where the parameter begins in the flat result.
-struct Pieces {
+// Where the gradients of the parameters but weight_0 lie, in the order bias_0, weight_1, bias_1, …: numbers per stack,
+// where they begin in a tile's sums, and where the parameter begins in the flat result.
+struct GradientLayout {
     int count = 0;
     int size[2 * kMostHidden + 1]{}, in_tile[2 * kMostHidden + 1]{};
     int64_t in_result[2 * kMostHidden + 1]{};
     int tile = 0;  // all numbers of a tile
     int64_t result = 0;
 
-    Pieces() = default;
-    explicit Pieces(const Layers& layers) {
+    GradientLayout() = default;
+    explicit GradientLayout(const Layers& layers) {
         for (int l = 0; l < layers.count; ++l) {
             if (l > 0) add(layers.at[l].inputs * layers.at[l].outputs, layers.stacks);
             add(layers.at[l].outputs, layers.stacks);

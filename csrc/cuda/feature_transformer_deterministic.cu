@@ -28,8 +28,8 @@ struct Scratch {
     int64_t *places, *sorted_places;
     int64_t *starts, *pieces, *first_piece;  // [num_features + 1]
     void* sums;                              // [max_pieces, num_outputs]
-    void* library;                           // what cub asks for
-    size_t library_bytes, total_bytes;
+    void* cub_memory;                        // see CubScratch
+    size_t cub_bytes, total_bytes;
 };
 
 Scratch lay_out(void* base, int64_t places, int64_t num_features, int64_t num_outputs, size_t sum_bytes) {
@@ -48,8 +48,8 @@ Scratch lay_out(void* base, int64_t places, int64_t num_features, int64_t num_ou
         *array = static_cast<int64_t*>(take((num_features + 1) * sizeof(int64_t)));
     }
     s.sums = take(max_pieces(places, num_features) * num_outputs * sum_bytes);
-    s.library_bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + 1));
-    s.library = take(s.library_bytes);
+    s.cub_bytes = std::max(sort_bytes<int64_t>(places, num_features), sums_before_bytes(num_features + 1));
+    s.cub_memory = take(s.cub_bytes);
     s.total_bytes = at;
     return s;
 }
@@ -216,12 +216,12 @@ void launch_weight_gradient_deterministic(const Rows<T>& batch, const T* grad_ou
     Scratch s = lay_out(scratch, places, features, n, sizeof(sum_t<T>));
     launch("weight_gradient_keys", key_kernel, thread_blocks_for(batch.rows, kWarpsPerBlock), kBlock, 0, stream,
            batch.indices, batch.rows, batch.max_active, batch.num_features, s.keys, s.places);
-    const Library library{s.library, s.library_bytes};
-    sort(library, s.keys, s.sorted_keys, s.places, s.sorted_places, places, features, stream);
+    const CubScratch cub{s.cub_memory, s.cub_bytes};
+    sort(cub, s.keys, s.sorted_keys, s.places, s.sorted_places, places, features, stream);
     launch_starts(s.sorted_keys, places, features, s.starts, stream);
     launch("weight_gradient_pieces", piece_kernel, thread_blocks_for(features + 1, 256), 256, 0, stream, s.starts,
            features, piece_length(places), s.pieces);
-    sums_before(library, s.pieces, s.first_piece, features + 1, stream);
+    sums_before(cub, s.pieces, s.first_piece, features + 1, stream);
     const Lists<T> lists{grad_output,
                          batch.values,
                          s.sorted_places,

@@ -33,7 +33,7 @@ inline int key_bits(int64_t last) {
     return bits;
 }
 
-// Bytes of scratch memory that `sort` and `sums_before` need.
+// Bytes of CubScratch that `sort` and `sums_before` need.
 template <class Value>
 size_t sort_bytes(int64_t pairs, int64_t last_key) {
     size_t bytes = 0;
@@ -51,25 +51,25 @@ inline size_t sums_before_bytes(int64_t count) {
     return bytes;
 }
 
-// Scratch memory for cub.
-struct Library {
-    void* scratch;
+// Scratch memory that cub, the library of the sort and the sums, works in.
+struct CubScratch {
+    void* memory;
     size_t bytes;
 };
 
 // Orders pairs by their keys, which are in [0, last_key].
 template <class Value>
-void sort(Library library, const int32_t* keys, int32_t* sorted_keys, const Value* values, Value* sorted_values,
+void sort(CubScratch scratch, const int32_t* keys, int32_t* sorted_keys, const Value* values, Value* sorted_values,
           int64_t pairs, int64_t last_key, cudaStream_t stream) {
     if (pairs == 0) return;
-    cuda::check_cuda(cub::DeviceRadixSort::SortPairs(library.scratch, library.bytes, keys, sorted_keys, values,
+    cuda::check_cuda(cub::DeviceRadixSort::SortPairs(scratch.memory, scratch.bytes, keys, sorted_keys, values,
                                                      sorted_values, pairs, 0, key_bits(last_key), stream),
                      "radix sort");
 }
 
 // sums[i] = the sum of numbers[0 … i − 1].
-inline void sums_before(Library library, const int64_t* numbers, int64_t* sums, int64_t count, cudaStream_t stream) {
-    cuda::check_cuda(cub::DeviceScan::ExclusiveSum(library.scratch, library.bytes, numbers, sums, count, stream),
+inline void sums_before(CubScratch scratch, const int64_t* numbers, int64_t* sums, int64_t count, cudaStream_t stream) {
+    cuda::check_cuda(cub::DeviceScan::ExclusiveSum(scratch.memory, scratch.bytes, numbers, sums, count, stream),
                      "scan");
 }
 

@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
 // one part, pieces 0…7 are 64 columns of the first half and 8…15 the same columns of the second half. With two parts,
 // pieces 0…7 are the high parts of 32 columns of each half, and 8…15 the low parts.
 template <int kParts>
-struct Slab : GradientShape<kParts> {
+struct GradientPieces : GradientShape<kParts> {
     using GradientShape<kParts>::kSlab, GradientShape<kParts>::kHalfPieces;
     // The first column of a piece within its half, and which half it is in.
     __device__ static int column(int slab, int piece) { return slab * kSlab + piece % kHalfPieces * 8; }
@@ -289,7 +289,7 @@ struct Piece {
 // The slot and the slab must exist.
 template <int kParts>
 __device__ __forceinline__ Piece load_piece(const BackwardProblem& p, int slot, int slab, int piece) {
-    using Shape = Slab<kParts>;
+    using Shape = GradientPieces<kParts>;
     const int tile = slot / kTileRows;
     const size_t operand = size_t(slab) * p.max_tiles + tile;
     const char* from = static_cast<const char*>(p.grad_rows) + operand * Shape::kOperandBytes +
@@ -315,7 +315,7 @@ __device__ __forceinline__ void add_piece(float (&sum)[8], const Piece& piece) {
 // Called by all lanes. Neighbouring lanes hold neighbouring pieces.
 template <int kParts>
 __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&sum)[8], int row, int slab, int piece) {
-    using Shape = Slab<kParts>;
+    using Shape = GradientPieces<kParts>;
     if constexpr (kParts == 2) {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
@@ -341,7 +341,7 @@ __device__ __forceinline__ void store_piece(const BackwardProblem& p, float (&su
 // and 400 us became 1,060.)
 template <int kParts, int kRows>
 __device__ __forceinline__ void add_rows(float (&sum)[2][8], const BackwardProblem& p, int slot, int first, int base) {
-    const int last_slab = Slab<kParts>::slabs(p.num_outputs) - 1;
+    const int last_slab = GradientPieces<kParts>::slabs(p.num_outputs) - 1;
     Piece pieces[kRows][2];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -515,7 +515,7 @@ constexpr int kShareTiles = 1024;
 
 template <int kParts>
 __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProblem p) {
-    const int parts = (Slab<kParts>::slabs(p.num_outputs) + 3) / 4;  // per row
+    const int parts = (GradientPieces<kParts>::slabs(p.num_outputs) + 3) / 4;  // per row
     __shared__ MergeUnit units[kMaxMergeUnits + 1];
     // The products are not done at this point. But the flag says that the row gradients, the lists and the merge units
     // are there.
@@ -539,7 +539,7 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     for (int i = thread; i < unit_words; i += kFinishThreads)
         reinterpret_cast<int*>(units)[i] = i == thread ? own_word : unit_word(i);
     __syncthreads();
-    const int slabs = Slab<kParts>::slabs(p.num_outputs),
+    const int slabs = GradientPieces<kParts>::slabs(p.num_outputs),
               unbucketed_dense = p.in.num_unbucketed > 0 ? p.unbucketed.summary->dense : 0;
     const unsigned merges = units[num_units].begin / kMergeRanks<kParts> * slabs;
     int unit = 0;

@@ -274,7 +274,7 @@ __device__ __forceinline__ int sum_before(int x, int (&warp_sums)[kWarps], int w
 }
 
 // Shared memory of count_rows for the chunk whose rows are being listed.
-struct ListShared {
+struct ChunkShared {
     uint16_t found[2][BucketPlan::kChunkRows];  // of two chunks: each row's bucket, and whether it is irregular
     uint16_t places[kListWarps][kListThreads];  // how many rows of each bucket a warp has; then where they go
     int warp_sums[kListWarps];
@@ -282,7 +282,7 @@ struct ListShared {
 
 // Lists the rows of a chunk by bucket, in their order. Threads 0 … kListThreads − 1 take one row each. Thread b returns
 // how many rows bucket b has.
-__device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan& out, ListShared& s, int chunk,
+__device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan& out, ChunkShared& s, int chunk,
                                           int found) {
     const auto wait = hopper::named_barrier<1, kListThreads>;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
@@ -319,7 +319,7 @@ __device__ __forceinline__ int list_chunk(const IndexRows& in, const BucketPlan&
 // Irregular rows are counted as well, since only make_tiles finds those that have a feature twice.
 template <bool kShared>
 __global__ void __launch_bounds__(kCountThreads, 1) count_rows(IndexRows in, BucketPlan out) {
-    __shared__ ListShared s;
+    __shared__ ChunkShared s;
     extern __shared__ __align__(16) int counts[];  // [num_buckets, 768] if kShared
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = 2 * in.positions;
     constexpr int kLanes = kCountThreads / BucketPlan::kChunkRows, kEach = 8;

@@ -103,7 +103,8 @@ class Turns {
 
     // First long and medium lists, slab by slab, then short lists, several slabs at a time.
     __device__ __forceinline__ Bundle open(unsigned task) const {
-        const int slabs = Slab<kParts>::slabs(p_.num_outputs), stretches = (slabs + kShortSlabs - 1) / kShortSlabs;
+        const int slabs = GradientPieces<kParts>::slabs(p_.num_outputs),
+                  stretches = (slabs + kShortSlabs - 1) / kShortSlabs;
         const auto bundles = [](int begin, int end, int lists) { return unsigned(end - begin + lists - 1) / lists; };
         constexpr int kLongLists = kLists / kLongParts;
         const unsigned long_bundles = bundles(summary_.dense, summary_.first_middle, kLongLists),
@@ -146,7 +147,7 @@ __device__ __forceinline__ int slab_of(uint32_t word) {
 // entries 0 and 2, the other lanes those of entries 1 and 3.
 template <int kParts>
 __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t turn, uint32_t rows) {
-    using Shape = Slab<kParts>;
+    using Shape = GradientPieces<kParts>;
     const int lane = threadIdx.x % 32, piece = lane % 16, h = lane / 16;
     const int most = int(load_shared_4(turn + Turn::kMost)), slab = slab_of(load_shared_4(turn + Turn::kSlab));
     const int left = int(load_shared_4(turn + Turn::kLeft + lane / kEach * 16));
@@ -192,7 +193,7 @@ __device__ __forceinline__ void copy_rows(const BackwardProblem& p, uint32_t tur
 template <int kParts>
 class Sums {
   public:
-    using Shape = Slab<kParts>;
+    using Shape = GradientPieces<kParts>;
 
     __device__ __forceinline__ void add(uint32_t turn, int most, uint32_t rows) {
         const int lane = threadIdx.x % 32, list = lane / 4, t = lane % 4;

@@ -390,6 +390,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
 // In a batch of 16,384 positions each warp has 28 chunks, and usually loads all their entries at once.
 constexpr int kListWarps = 5, kListThreads = 32 * kListWarps, kListFeatures = 256, kListAhead = 10;
 
+// Shared memory of make_lists.
 struct ListShared {
     uint32_t places[kListWarps][kListFeatures];  // the number of each warp's slots; later the place of the next one
     int warp_sums[kListWarps];

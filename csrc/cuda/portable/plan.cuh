@@ -97,7 +97,7 @@ struct PlanScratch {
     int64_t* pieces_before;
     int64_t* cost;
     Task* tasks;  // by feature
-    sorted_lists::Library library;
+    sorted_lists::CubScratch cub;
 };
 
 inline PlanScratch carve_plan_scratch(Carver& carver, const IndexRows& in) {
@@ -112,12 +112,12 @@ inline PlanScratch carve_plan_scratch(Carver& carver, const IndexRows& in) {
     s.pieces_before = carver.take<int64_t>("pieces_before", in.num_features + 1);
     s.cost = carver.take<int64_t>("cost", std::max(rows, tasks) + 1);
     s.tasks = carver.take<Task>("tasks", tasks);
-    s.library.bytes = std::max({sorted_lists::sort_bytes<int32_t>(rows, in.num_features),
-                                sorted_lists::sort_bytes<int32_t>(in.places(), in.num_features),
-                                sorted_lists::sort_bytes<int32_t>(tasks, rows + 1),
-                                sorted_lists::sums_before_bytes(in.num_features + 1),
-                                sorted_lists::sums_before_bytes(std::max(rows, tasks) + 1)});
-    s.library.scratch = carver.take<char>("library", s.library.bytes);
+    s.cub.bytes = std::max({sorted_lists::sort_bytes<int32_t>(rows, in.num_features),
+                            sorted_lists::sort_bytes<int32_t>(in.places(), in.num_features),
+                            sorted_lists::sort_bytes<int32_t>(tasks, rows + 1),
+                            sorted_lists::sums_before_bytes(in.num_features + 1),
+                            sorted_lists::sums_before_bytes(std::max(rows, tasks) + 1)});
+    s.cub.memory = carver.take<char>("cub", s.cub.bytes);
     return s;
 }
 
@@ -234,24 +234,24 @@ inline void make_plan(const IndexRows& in, const Plan& plan, const PlanScratch& 
     const int length = static_cast<int>(sorted_lists::piece_length(places));
     const auto blocks = [](int64_t threads) { return cuda::thread_blocks_for(threads, kPlanThreads); };
     cuda::launch("row keys", row_key_kernel, blocks(rows), kPlanThreads, 0, stream, in, scratch.keys, scratch.values);
-    sorted_lists::sort(scratch.library, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, rows,
-                       features, stream);
+    sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, rows, features,
+                       stream);
     cuda::launch("slots", slot_kernel, cuda::thread_blocks_for(rows, kPlanWarps), kPlanThreads, 0, stream, in,
                  scratch.order, plan, scratch.keys, scratch.values, scratch.cost);
-    sorted_lists::sums_before(scratch.library, scratch.cost, plan.slot_cost, rows + 1, stream);
-    sorted_lists::sort(scratch.library, scratch.keys, scratch.sorted_keys, scratch.values, plan.list, places, features,
+    sorted_lists::sums_before(scratch.cub, scratch.cost, plan.slot_cost, rows + 1, stream);
+    sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, plan.list, places, features,
                        stream);
     sorted_lists::launch_starts(scratch.sorted_keys, places, features, scratch.starts, stream);
     cuda::launch("pieces", piece_kernel, blocks(features + 1), kPlanThreads, 0, stream, scratch.starts,
                  static_cast<int>(features), length, scratch.pieces);
-    sorted_lists::sums_before(scratch.library, scratch.pieces, scratch.pieces_before, features + 1, stream);
+    sorted_lists::sums_before(scratch.cub, scratch.pieces, scratch.pieces_before, features + 1, stream);
     cuda::launch("tasks", task_kernel, blocks(tasks), kPlanThreads, 0, stream, plan, scratch,
                  static_cast<int>(features), static_cast<int>(rows), length, static_cast<int>(tasks));
-    sorted_lists::sort(scratch.library, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, tasks,
-                       rows + 1, stream);
+    sorted_lists::sort(scratch.cub, scratch.keys, scratch.sorted_keys, scratch.values, scratch.order, tasks, rows + 1,
+                       stream);
     cuda::launch("task order", order_tasks_kernel, blocks(tasks + 1), kPlanThreads, 0, stream, plan, scratch,
                  static_cast<int>(tasks));
-    sorted_lists::sums_before(scratch.library, scratch.cost, plan.task_cost, tasks + 1, stream);
+    sorted_lists::sums_before(scratch.cub, scratch.cost, plan.task_cost, tasks + 1, stream);
 }
 
 }  // namespace nnue::portable

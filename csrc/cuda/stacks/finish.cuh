@@ -14,7 +14,7 @@ struct Finish {
     Order of_order;
     Scale scale;
     // How many thread blocks do each kind of work. They follow one another in the grid, in this order.
-    int of_weight, of_pieces, of_psqt;
+    int of_weight, of_partials, of_psqt;
     // For the weight of layer 0.
     const float* segments;
     float* grad_weight;  // [S, O, N]
@@ -22,7 +22,7 @@ struct Finish {
     // For the other parameters.
     const float* partials;
     float* gradients;
-    Pieces pieces;
+    GradientLayout layout;
     int tile_numbers;    // of a tile in `partials`
     int weight_numbers;  // the first ones of these: the gradient of the weight of layer 0, if one_output_kernel made it
     int blocks_per_stack;
@@ -61,14 +61,14 @@ __device__ inline void finish_weight(const Finish& a, int block) {
 
 // The gradients that tiles have in `partials`. A thread block takes kColumns numbers of a stack. Each of its kStrips
 // warps adds up an equal share of the stack's tiles; then the shares are added in order.
-__device__ inline void finish_pieces(const Finish& a, int block) {
+__device__ inline void finish_partials(const Finish& a, int block) {
     __shared__ float shares[kStrips][kColumns];
     const int stack = block / a.blocks_per_stack, strip = threadIdx.x / kColumns;
     const int number = block % a.blocks_per_stack * kColumns + threadIdx.x % kColumns;
     const int* const first_tile = a.order + Order::first_tile + stack;
     const int first = first_tile[0], count = first_tile[1] - first;
     float sum = 0.0f;
-    if (number < a.weight_numbers + a.pieces.tile) {
+    if (number < a.weight_numbers + a.layout.tile) {
         const int begin = first + static_cast<int>(static_cast<int64_t>(count) * strip / kStrips);
         const int end = first + static_cast<int>(static_cast<int64_t>(count) * (strip + 1) / kStrips);
         const float* const from = a.partials + number;
@@ -84,19 +84,19 @@ __device__ inline void finish_pieces(const Finish& a, int block) {
         return;
     }
     const int other = number - a.weight_numbers;
-    if (other >= a.pieces.tile) return;
-    int piece = 0;
-    while (piece + 1 < a.pieces.count && other >= a.pieces.in_tile[piece + 1]) ++piece;
-    a.gradients[a.pieces.in_result[piece] + static_cast<int64_t>(stack) * a.pieces.size[piece] + other -
-                a.pieces.in_tile[piece]] = sum * a.scale.read();
+    if (other >= a.layout.tile) return;
+    int parameter = 0;
+    while (parameter + 1 < a.layout.count && other >= a.layout.in_tile[parameter + 1]) ++parameter;
+    a.gradients[a.layout.in_result[parameter] + static_cast<int64_t>(stack) * a.layout.size[parameter] + other -
+                a.layout.in_tile[parameter]] = sum * a.scale.read();
 }
 
 __global__ void __launch_bounds__(kThreads) finish_kernel(const Finish a) {
     int block = blockIdx.x;
     if (block < a.of_weight) return finish_weight(a, block);
     block -= a.of_weight;
-    if (block < a.of_pieces) return finish_pieces(a, block);
-    block -= a.of_pieces;
+    if (block < a.of_partials) return finish_partials(a, block);
+    block -= a.of_partials;
     const int64_t position = static_cast<int64_t>(block) * kThreads + threadIdx.x;
     if (position < a.of_order.positions)
         a.grad_psqt[position] = a.grad_output[position] * a.scale.read() * a.psqt_slope;

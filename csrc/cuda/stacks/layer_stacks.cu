@@ -143,16 +143,16 @@ Tensor order_op(const Tensor& bucket_in, int64_t stacks) {
 // alive.
 TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, const Tensor& order, const Order& o) {
     TileArguments a{};
-    const Pieces pieces(layers);
+    const GradientLayout layout(layers);
     a.layers = layers;
     a.places = tile_layout(layers, share_floats(layers.at[0].outputs));
     for (int l = 0; l < layers.count; ++l) {
         a.weights[l] = const_data<float>(parameters[2 * l]);
         a.biases[l] = const_data<float>(parameters[2 * l + 1]);
-        a.of_bias[l] = pieces.of_bias(l);
-        if (l > 0) a.of_weight[l] = pieces.of_weight(l);
+        a.of_bias[l] = layout.of_bias(l);
+        if (l > 0) a.of_weight[l] = layout.of_weight(l);
     }
-    a.tile_numbers = pieces.tile;
+    a.tile_numbers = layout.tile;
     a.order = const_data<int>(order);
     a.of_order = o;
     return a;
@@ -300,7 +300,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     const Tensor grad_sums = floats_like(x, {o.positions, layers.at[0].outputs});
     const bool in_one_pass =
         !is_sums && is_one_output(layers, x.scalar_type() == ScalarType::Float ? sizeof(float) : sizeof(__half));
-    if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, Pieces(layers));
+    if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, GradientLayout(layers));
     const Tensor partials = floats_like(x, {o.most_tiles(), a.tile_numbers});
     a.psqt = const_data<float>(psqt);
     a.backward = true;
@@ -339,12 +339,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     if (scales.size() > 2) fail(op, "scales", text(scales.size()) + " tensors", "at most two: a factor, and totals");
     if (scales.size() > 0) check_floats(op, "scales[0]", scales[0], {}, "[]", like);
     if (scales.size() > 1) check_floats(op, "scales[1]", scales[1], {3}, "[3]", like);
-    const Pieces pieces(layers);
+    const GradientLayout layout(layers);
     // Whether one_output_kernel has made the gradient of weight_0, too.
     const bool has_weight = layers.count == 1 && partials_in && partials_in->dim() == 2 &&
-                            partials_in->size(1) == numbers_with_weight(layers, pieces);
+                            partials_in->size(1) == numbers_with_weight(layers, layout);
     if (partials_in) {
-        const int64_t numbers = has_weight ? numbers_with_weight(layers, pieces) : pieces.tile;
+        const int64_t numbers = has_weight ? numbers_with_weight(layers, layout) : layout.tile;
         check_floats(op, "partials", *partials_in, {o.most_tiles(), numbers}, "[tiles, …]", like);
     }
     if (grad_output_in) check_floats(op, "grad_output", *grad_output_in, {positions}, "[B]", like);
@@ -365,13 +365,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     const Tensor grad_weight =
         floats_like(like, {x_in ? layers.stacks : 0, static_cast<int64_t>(first.outputs), first.inputs});
     const Tensor grad_psqt = floats_like(like, {grad_output_in ? positions : 0});
-    const Tensor gradients = floats_like(like, {partials_in ? pieces.result : 0});
+    const Tensor gradients = floats_like(like, {partials_in ? layout.result : 0});
 
     Finish f{};
     f.order = const_data<int>(order);
     f.of_order = o;
     f.scale = by;
-    f.pieces = pieces;
+    f.layout = layout;
     std::optional<Tensor> segments, partials = contiguous(partials_in), grad_output = contiguous(grad_output_in);
     if (x_in && (needs_x_grad || !has_weight)) {
         const Tensor x = check_start(op, *x_in, false, layers, like);
@@ -424,8 +424,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
             f.grad_weight = mutable_data<float>(grad_weight);
             f.weight_numbers = first.inputs;
         }
-        f.blocks_per_stack = static_cast<int>(divide_up(f.weight_numbers + pieces.tile, kColumns));
-        f.of_pieces = static_cast<int>(f.blocks_per_stack * layers.stacks);
+        f.blocks_per_stack = static_cast<int>(divide_up(f.weight_numbers + layout.tile, kColumns));
+        f.of_partials = static_cast<int>(f.blocks_per_stack * layers.stacks);
     }
     if (grad_output) {
         f.grad_output = const_data<float>(*grad_output);
@@ -433,7 +433,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         f.psqt_slope = layers.integers.psqt_slope;
         f.of_psqt = static_cast<int>(divide_up(positions, kThreads));
     }
-    launch("finish_kernel", finish_kernel, f.of_weight + f.of_pieces + f.of_psqt, kThreads, 0, stream, f);
+    launch("finish_kernel", finish_kernel, f.of_weight + f.of_partials + f.of_psqt, kThreads, 0, stream, f);
     return {grad_x, grad_weight, grad_psqt, gradients};
 }
 

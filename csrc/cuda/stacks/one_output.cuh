@@ -23,8 +23,8 @@ inline bool is_one_output(const Layers& layers, int bytes_per_input) {
 }
 
 // The numbers of a tile in `partials`: the gradient of the stack's weight, then that of its bias.
-inline int numbers_with_weight(const Layers& layers, const Pieces& pieces) {
-    return round4(layers.at[0].inputs + pieces.tile);
+inline int numbers_with_weight(const Layers& layers, const GradientLayout& layout) {
+    return round4(layers.at[0].inputs + layout.tile);
 }
 
 // Sums each of the numbers over the lanes of a warp. Lane l gets the sum of number l · kCount / 32.

@@ -85,8 +85,8 @@ struct TileArguments {
     int* counter;
     float* grad_output;                                                      // [B]
     float* grad_sums;                                                        // [B, O]
-    float* partials;                                                         // [tiles, pieces.tile]
-    int of_weight[kMostHidden + 1], of_bias[kMostHidden + 1], tile_numbers;  // as in Pieces
+    float* partials;                                                         // [tiles, tile_numbers]
+    int of_weight[kMostHidden + 1], of_bias[kMostHidden + 1], tile_numbers;  // see GradientLayout
 };
 
 // What all threads of a thread block know about its tile.
