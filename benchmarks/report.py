@@ -9,12 +9,13 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nnue_trainer import schema
+from nnue_trainer import config, schema
 from nnue_trainer.config import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,6 +68,11 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
 def recipe_data(recipe: Recipe, file: str) -> dict[str, Any]:
     """The recipe as plain data; of the training file `file` only the name, without its folder."""
     return schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(file).name]}}
+
+
+def load_recipe(path: Path, data: str, overrides: Iterable[str]) -> Recipe:
+    """The recipe that is measured, on this data file: in fp32, as that is comparable, unless an override says more."""
+    return config.load(path, [f"data.train={json.dumps([data])}", "training.precision=fp32", *overrides])
 
 
 def precision_suffix(recipe: Recipe) -> str:

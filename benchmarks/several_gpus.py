@@ -12,7 +12,6 @@ benchmarks/results/. A run on CPUs, where the exchanges go through gloo, only sh
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import config, nets
+from nnue_trainer import nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
@@ -29,7 +28,7 @@ from nnue_trainer.training.batches import BatchSource
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
-from report import RESULTS, ROOT, environment, precision_suffix, recipe_data, wait_as_training_does, write
+from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 from training_step import PRELOADED, Preloaded, copies, synchronize
 
 
@@ -104,7 +103,7 @@ def main() -> None:
 def compare(options: argparse.Namespace, ranks: Ranks) -> None:
     def recipe_for(batch: int | None = None) -> Recipe:
         more = [] if batch is None else [f"data.batch_size={batch}"]
-        return config.load(options.config, [f"data.train={json.dumps([options.data])}", *options.overrides, *more])
+        return load_recipe(options.config, options.data, [*options.overrides, *more])
 
     recipe = recipe_for()
     one = recipe.data.batch_size

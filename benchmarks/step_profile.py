@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import tempfile
 import time
@@ -37,12 +36,12 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nnue_trainer import config, nets
+from nnue_trainer import nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
 from optimizer import copy_rate
-from report import RESULTS, ROOT, environment, recipe_data, wait_as_training_does, write
+from report import RESULTS, ROOT, environment, load_recipe, recipe_data, wait_as_training_does, write
 from training_step import Preloaded, copies, synchronize
 
 PHASES = ("forward", "loss", "backward", "optimizer", "rest")
@@ -346,8 +345,7 @@ def main() -> None:
     options = parser.parse_args()
     wait_as_training_does()
 
-    overrides = [f"data.train={json.dumps([options.data])}", "training.cuda_graph=false", *options.overrides]
-    recipe = config.load(options.config, overrides)
+    recipe = load_recipe(options.config, options.data, ["training.cuda_graph=false", *options.overrides])
     device = choose_device(recipe.training.device)
     machine = environment(device)
     model = nets.build(recipe.model)

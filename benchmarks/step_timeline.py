@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from nnue_trainer import config, nets
+from nnue_trainer import nets
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
-from report import RESULTS, ROOT, environment, precision_suffix, recipe_data, wait_as_training_does, write
+from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
 WARMUP, STEPS = 60, 24  # the first steps run eagerly and are recorded
 LAST = "optimizer_step::update"  # the kernel that ends a step
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=65536")
     options = parser.parse_args()
     wait_as_training_does()
-    recipe = config.load(options.config, [f"data.train={json.dumps([options.data])}", *options.overrides])
+    recipe = load_recipe(options.config, options.data, options.overrides)
     device = choose_device(recipe.training.device)
     if device.type != "cuda":
         raise SystemExit(f"found device {device}, expected a CUDA device: step_profile.py looks at CPUs, too")

@@ -19,7 +19,6 @@ other work on the machine slows all of them down alike. CPU time is that of all 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import config, nets
+from nnue_trainer import nets
 from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
 from nnue_trainer.modules import stacked_linear
@@ -38,7 +37,7 @@ from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocation
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
-from report import RESULTS, ROOT, environment, precision_suffix, recipe_data, wait_as_training_does, write
+from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
 PRELOADED = 8  # batches on the device: more than the caches hold
 STEADY_POSITIONS = 400_000  # positions of a measurement on a CPU; its warm-up has a quarter of that
@@ -161,8 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     wait_as_training_does()
 
-    overrides = [f"data.train={json.dumps([options.data])}", *options.overrides]
-    recipe = config.load(options.config, overrides)
+    recipe = load_recipe(options.config, options.data, options.overrides)
     device = choose_device(recipe.training.device)
     machine = environment(device)
     batch_size = recipe.data.batch_size
@@ -177,7 +175,7 @@ def main() -> None:
         results = ratio(recipe, batches, options.rounds)
     for aware in () if options.ratio else (False, True) if options.aware else (False,):
         rounds = ["model.quantisation.aware=true", "model.quantisation.aware_from=0"] if aware else []
-        now = config.load(options.config, [*overrides, *rounds])
+        now = load_recipe(options.config, options.data, [*options.overrides, *rounds])
         name = "aware, " if aware else ""
         results[name + "preloaded"] = measure(now, Preloaded(batches), device, steps, warmup)
         results[name + "from file"] = measure(now, training_batches(now, model, device), device, steps, warmup)

@@ -46,7 +46,7 @@
 // layer_stacks_forward gives (output float32 [B], sums). With `is_sums` x is these sums, and layer 0 is left out.
 //
 // layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients
-// of all parameters but weight_0, tile by tile. Its contents are private.
+// of all parameters but weight_0, tile by tile. What else it has is private.
 //
 // layer_stacks_loss does all of this for a loss that is known by name: it gives (totals, grad_sums, grad_output,
 // partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B]; `constants` are the number
@@ -58,9 +58,11 @@
 // multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is: totals, so Σ weight.
 // `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x the first two have no
 // elements; without partials the last; without grad_output the third. grad_x is of `grad_dtype`, whatever x is; "none":
-// nobody needs it. Where there is one layer, and it has one output, layer_stacks_loss reads x once and puts the
-// gradient of weight_0 into `partials`, too; then without grad_x x is not read again. grad_x[b] would be grad_psqt[b] ·
-// weight_0[s], which perspective_transformer_backward takes as these two factors (perspective_transformer.h).
+// nobody needs it.
+//
+// If there is one layer, nothing rounds, and a position's x has at most 16 KB, layer_stacks_loss reads x once: then
+// `partials` has more than N numbers per tile, the gradient of weight_0 among them, and x is needed for grad_x alone.
+// grad_x[b] is grad_psqt[b] · weight_0[s]; perspective_transformer_backward takes it as these two factors.
 //
 // Exactness: a product of layer 0 is made of bfloat16 parts, three of a float32 number, whose products are exact; those
 // of at most 2^-25 of the whole are left out. Sums are float32. The rest is float32. Sums have a fixed order on every

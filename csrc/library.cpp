@@ -29,7 +29,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "-> (Tensor output, Tensor psqt_output, Tensor saved, Tensor lists)");
     m.def(
         "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "
-        "Tensor[] kept, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype, Tensor[] behind) "
+        "Tensor[] kept, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype, Tensor[] factors) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
         "perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "

@@ -21,10 +21,10 @@
 //   kept             [saved, lists]: what the forward leaves for the backward if `save` is set
 //   sizes            [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
 //
-// Where the one layer behind the transformer has one output, its gradient of `output` need not be made. Then the
-// backward on CUDA takes `behind` = [g, stack], g float32 [B] and stack int64 [B], and as grad_output that layer's
-// weight, float32 [S, 1, 2 W]. The gradient of row b of the output is g[b] · weight[stack[b], 0]; a stack that does not
-// exist stands for the nearest one.
+// If the layer behind has one output, the gradient of `output` need not be made: on CUDA the backward takes its two
+// factors. `factors` = [g, stack] has the gradient of that layer's output, float32 [B], and the stack of each position,
+// int64 [B]; grad_output then is the layer's weight, float32 [S, 1, 2 W]. The gradient of row b of `output` is g[b] ·
+// weight[stack[b], 0]; a stack that does not exist stands for the nearest one. No tensors: grad_output is the gradient.
 //
 // The layouts of `plan`, `saved` and `lists` are private to this version of the library and to the kernels;
 // perspective_transformer_layout describes those of CUDA, for fake kernels and tests. A PSQT bucket outside [0, P) is
@@ -104,15 +104,15 @@ inline Range range_of(const char* op, const std::vector<double>& bound_and_scale
     return {static_cast<float>(given[0]), static_cast<float>(given[1])};
 }
 
-// What is behind the transformer, if the gradient of the output is given as factors.
-struct Behind {
+// What the layer behind the transformer has for each position, where the gradient of the output is given as factors.
+struct Factors {
     Tensor gradient, stack;
 };
 
 // The gradients that the backward is given.
 struct OutputGradients {
     Tensor output;
-    std::optional<Behind> behind;
+    std::optional<Factors> factors;
     std::optional<Tensor> psqt;
 };
 
@@ -125,10 +125,11 @@ inline Kept kept_of(const std::vector<Tensor>& kept) {
     return {kept[0], kept[1]};
 }
 
-inline std::optional<Behind> behind_of(const std::vector<Tensor>& behind) {
-    if (behind.empty()) return std::nullopt;
-    if (behind.size() != 2) fail(kBackward, "behind", text(behind.size()) + " tensors", "none, or gradient and stack");
-    return Behind{behind[0], behind[1]};
+inline std::optional<Factors> factors_of(const std::vector<Tensor>& factors) {
+    if (factors.empty()) return std::nullopt;
+    if (factors.size() != 2)
+        fail(kBackward, "factors", text(factors.size()) + " tensors", "none, or gradient and stack");
+    return Factors{factors[0], factors[1]};
 }
 
 // What the backward takes in the place of tensors.

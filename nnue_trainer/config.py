@@ -80,9 +80,10 @@ class TrainingConfig:
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")
     """auto (cuda if there is one), cpu, cuda or cuda:N"""
     precision: Precision = "auto"
-    """auto: mixed on GPUs from compute capability 8.0 on, else fp32; a resumed run keeps what it began with. tf32:
-    matrix products of fp32 numbers in TF32 (CUDA); mixed: forward and backward pass in bfloat16, with a copy of the
-    feature transformer's weights; the weights themselves, sums and the optimizer's state stay fp32"""
+    """auto: mixed where it is faster, which is on GPUs, with built-in nets and fused optimizers, else fp32; a resumed
+    run keeps what it began with. tf32: matrix products of fp32 numbers in TF32 (CUDA); mixed: forward and backward pass
+    in bfloat16, with a copy of the feature transformer's weights; the weights themselves, sums and the optimizer's
+    state stay fp32"""
     deterministic: bool = True
     """the same recipe on the same machine gives the same bits; off: allow faster kernels that do not"""
     compile: bool = False

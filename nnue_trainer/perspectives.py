@@ -122,7 +122,7 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         activation: str,
         bound_and_scale: list[float],
         weight_dtype: str,
-        behind: Sequence[Tensor] = (),
+        factors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         num_features, num_outputs, psqt_buckets = sizes
         return (
@@ -372,7 +372,7 @@ def _check_plan(
 
 
 class FusedCall(NamedTuple):
-    """The arguments of the fused forward operator but the last, in its order."""
+    """All arguments of `perspective_transformer_forward` but `save`, in their order."""
 
     batch: list[Tensor]
     buckets: list[int]
@@ -385,8 +385,7 @@ class FusedCall(NamedTuple):
 
     @property
     def takes_factors(self) -> bool:
-        """Whether the backward takes the gradient of the output as two factors: `behind` in
-        csrc/perspective_transformer.h."""
+        """Whether the backward takes the gradient of the output as two factors (csrc/perspective_transformer.h)."""
         return self.weight.is_cuda
 
 
@@ -419,8 +418,8 @@ def fused_call(
     if plan is None:
         plan = perspective_plan(white, black, black_to_move, weight.shape[0], bucket_size, num_bucketed)
     batch = [white, black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
-    range_ = [bound, scale]
-    return FusedCall(batch, plan.buckets, weight, bias.float(), psqt, activation, range_, _name(output_dtype))
+    bound_and_scale, dtype = [bound, scale], _name(output_dtype)
+    return FusedCall(batch, plan.buckets, weight, bias.float(), psqt, activation, bound_and_scale, dtype)
 
 
 def _check_arguments(

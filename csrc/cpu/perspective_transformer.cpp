@@ -351,8 +351,8 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
 Three backward_op(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
                   std::vector<int64_t> buckets, std::vector<Tensor> kept, std::vector<int64_t> sizes,
                   const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype,
-                  std::vector<Tensor> behind) {
-    if (!behind.empty()) fail(kBackward, "behind", text(behind.size()) + " tensors", "none on a CPU");
+                  std::vector<Tensor> factors) {
+    if (!factors.empty()) fail(kBackward, "factors", text(factors.size()) + " tensors", "none on a CPU");
     const Gradients found = gradients_of(grad_output, grad_psqt, batch, buckets, kept, sizes, activation,
                                          bound_and_scale, weight_dtype, true);
     return {found.weight, found.bias, found.psqt};

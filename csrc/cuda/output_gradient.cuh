@@ -9,7 +9,7 @@ namespace nnue {
 // Rows [2 · positions, width], the side to move first. If a layer with one output is behind the transformer, they need
 // not exist: a position's gradient is that of the layer's output × the layer's weight, [stacks, 2, width].
 struct OutputGradient {
-    const void* rows;      // the gradient; with `factors` the weight, fp32
+    const void* rows;      // the gradient; with `factors` the layer's weight, fp32
     const float* factors;  // [positions], or null
     const int64_t* stack;  // [positions]; a stack that does not exist stands for the nearest one
     int stacks;
@@ -17,7 +17,7 @@ struct OutputGradient {
     template <class T>
     struct Row {
         const T* at;
-        float factor;  // of everything there
+        float factor;  // multiplies every number of the row
     };
 
     // The row of 2 · position + (0 for the side to move, 1 for the other side).

@@ -117,7 +117,7 @@ Four forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, c
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch_in,
                   std::vector<int64_t> buckets_in, std::vector<Tensor> kept, std::vector<int64_t> sizes_in,
                   const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype,
-                  std::vector<Tensor> behind_in) {
+                  std::vector<Tensor> factors_in) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kBackward, batch_in);
     const Buckets buckets = buckets_of(kBackward, buckets_in);
     const auto [saved_in, lists] = kept_of(kept);
@@ -133,23 +133,23 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     if (sizes.psqt_buckets != 0) check_grad_psqt(grad_psqt, psqt_bucket, white_in, sizes.psqt_buckets, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const int64_t positions = white_in.size(0), width = output_width(kind, sizes.num_outputs);
-    std::optional<Behind> behind = behind_of(behind_in);
-    if (behind) {
+    std::optional<Factors> factors = factors_of(factors_in);
+    if (factors) {
         check_shape(kBackward, "grad_output", grad_output_in, {-1, 1, width}, "[S, 1, 2 W]");
         if (grad_output_in.size(0) < 1) fail(kBackward, "grad_output", "no stack", "at least one");
-        check_device(kBackward, "behind", behind->gradient, Device::cuda, white_in, "white");
-        check_shape(kBackward, "behind", behind->gradient, {positions}, "[B]");
-        check_dtype(kBackward, "behind", behind->gradient, {ScalarType::Float});
-        check_device(kBackward, "stack", behind->stack, Device::cuda, white_in, "white");
-        check_shape(kBackward, "stack", behind->stack, {positions}, "[B]");
-        check_dtype(kBackward, "stack", behind->stack, {ScalarType::Long});
-        behind = Behind{torch::stable::contiguous(behind->gradient), torch::stable::contiguous(behind->stack)};
+        check_device(kBackward, "factors[0]", factors->gradient, Device::cuda, white_in, "white");
+        check_shape(kBackward, "factors[0]", factors->gradient, {positions}, "[B]");
+        check_dtype(kBackward, "factors[0]", factors->gradient, {ScalarType::Float});
+        check_device(kBackward, "factors[1]", factors->stack, Device::cuda, white_in, "white");
+        check_shape(kBackward, "factors[1]", factors->stack, {positions}, "[B]");
+        check_dtype(kBackward, "factors[1]", factors->stack, {ScalarType::Long});
+        factors = Factors{torch::stable::contiguous(factors->gradient), torch::stable::contiguous(factors->stack)};
     } else {
         check_shape(kBackward, "grad_output", grad_output_in, {positions, width}, "[B, 2 W]");
     }
-    if (dtype == ScalarType::Float || behind)
+    if (dtype == ScalarType::Float || factors)
         check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
-    const OutputGradients gradients{aligned(grad_output_in), behind, grad_psqt};
+    const OutputGradients gradients{aligned(grad_output_in), factors, grad_psqt};
     const Tensor saved = aligned(saved_in);
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
     if constexpr (kBuiltFor90) {

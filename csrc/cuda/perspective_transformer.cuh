@@ -58,8 +58,8 @@ Tensor memory_for(const Carve& carve, const Rows& in, const Tensor& like) {
 
 // The gradient of the output for the kernels. The tensors must outlive the launches.
 inline OutputGradient output_gradient(const OutputGradients& of) {
-    if (!of.behind) return {of.output.const_data_ptr(), nullptr, nullptr, 0};
-    return {of.output.const_data_ptr(), const_data<float>(of.behind->gradient), const_data<int64_t>(of.behind->stack),
+    if (!of.factors) return {of.output.const_data_ptr(), nullptr, nullptr, 0};
+    return {of.output.const_data_ptr(), const_data<float>(of.factors->gradient), const_data<int64_t>(of.factors->stack),
             static_cast<int>(of.output.size(0))};
 }
 

@@ -215,13 +215,15 @@ class LayerStacks:
         score_scale: float,
         order: Tensor | None = None,
     ) -> Tensor | None:
-        """`loss`, where x is what the feature transformer `transformer` gives: without the gradient of x, which the
-        backward of the transformer makes of its two factors. So there must be one layer, which has one output. None
-        for any others, and where the operators cannot compute it."""
+        """`loss`, where x is what the feature transformer `transformer` gives. The gradient of x is not made: the
+        backward of the transformer takes its two factors. So there must be one layer, which has one output. None for
+        any others, and where the operators cannot compute it."""
         parameters = _parameters(linears)
         one_output = not self.hidden and self.integers is None and transformer.psqt is None
-        if not one_output or not transformer.takes_factors or not _targets_are_known(targets):
+        if not one_output or not transformer.takes_factors or not _targets_are_known(targets) or len(bucket) == 0:
             return None
+        if not (transformer.weight.requires_grad or transformer.bias.requires_grad):
+            return None  # nobody needs the gradient between
         like_x = transformer.weight  # has the type and the device that x will have
         if not self._is_fused(FirstOutputs(like_x, None, bucket), parameters):
             return None
@@ -489,8 +491,20 @@ class _LossThrough(torch.autograd.Function):
         ctx.layers, ctx.buckets, ctx.sizes = of.layers, transformer.buckets, [*weight.shape, 0]
         ctx.activation = [transformer.activation, transformer.bound_and_scale, transformer.output_dtype]
         ctx.of_batch = len(transformer.batch)
+        # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again.
+        reads_x = partials.shape[1] <= of.inputs
         ctx.save_for_backward(
-            bucket, order, x, saved, lists, totals, grad_sums, grad_output, partials, *transformer.batch, *parameters
+            bucket,
+            order,
+            x if reads_x else None,
+            saved,
+            lists,
+            totals,
+            grad_sums,
+            grad_output,
+            partials,
+            *transformer.batch,
+            *parameters,
         )
         return totals[2]  # type: ignore[no-any-return]
 

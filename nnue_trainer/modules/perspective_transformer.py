@@ -112,7 +112,10 @@ class PerspectiveTransformer(nn.Module):
         return self.apply_with(batch, bucket, weight, self.bias, self.psqt, **bounds, sparse_grad=sparse_grad)
 
     def fused_call(self, batch: Batch) -> perspectives.FusedCall | None:
-        """The operator that `forward` calls, without PSQT; None where it is not fused."""
+        """The operator that `forward` calls, and nothing else does; None where it is not fused, where there are PSQT
+        columns, and where hooks want to see the outputs."""
+        if self.psqt is not None or self._forward_hooks or self._forward_pre_hooks:
+            return None
         weight, _ = self._weight_for(batch)
         arguments = self._arguments(batch, weight, self.bias, bound=self.bound, scale=self._scale)
         return perspectives.fused_call(**arguments, output_dtype=weight.dtype, psqt=None, psqt_bucket=None)
@@ -139,9 +142,8 @@ class PerspectiveTransformer(nn.Module):
         )
         return result if isinstance(result, tuple) else (result, None)
 
-    # Any: psqt and plan are optional, and mypy does not try that many combinations of the overloads.
     def _arguments(self, batch: Batch, weight: Tensor, bias: Tensor, *, bound: float, scale: float) -> dict[str, Any]:
-        """Those of `perspective_transformer` that do not concern PSQT."""
+        """Those of `perspective_transformer` that do not concern PSQT. (Any: mypy does not try all overloads.)"""
         made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
         plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
         return {

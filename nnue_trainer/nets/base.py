@@ -41,6 +41,7 @@ from nnue_trainer.nets.integer_forward import tdiv as tdiv
 from nnue_trainer.nets.meaning import NetMeaning
 from nnue_trainer.nets.rounded_forward import Awareness, RoundedForward
 from nnue_trainer.nnue_file.layout import FileLayout, Piece, own_layout
+from nnue_trainer.perspectives import FusedCall
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section, to_data, validate
 
@@ -261,6 +262,11 @@ class NnueModel(nn.Module, ABC):
         assert self.net is not None
         return self.net.architecture
 
+    def layers_are_fused(self, device: torch.device) -> bool:
+        """Whether operators compute all layers behind the feature transformer and the loss on this device, in fp32
+        whatever their inputs are."""
+        return False
+
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
         """Output fp32 [B] for the side to move; `score_scale ·` output is the engine's score.
@@ -360,6 +366,11 @@ class StackedModel(NnueModel):
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         """What the first layer gives the others."""
 
+    def first_call(self, batch: Batch) -> FusedCall | None:
+        """The operator whose output alone `first_outputs` gives as x, for nets without PSQT; None if there is none.
+        `loss` may call it in the place of `first_outputs`, so only a net that knows says it."""
+        return None
+
     @abstractmethod
     def linears(self) -> Sequence[nn.Module]:
         """The other layers, as `LayerStacks.forward` takes them."""
@@ -369,6 +380,9 @@ class StackedModel(NnueModel):
         that and nothing else: then each of several GPUs may have some of its columns. None for any other net."""
         found = [module for module in self.modules() if isinstance(module, PerspectiveTransformer)]
         return found[0] if len(found) == 1 and found[0].num_outputs == self.stacks.inputs else None
+
+    def layers_are_fused(self, device: torch.device) -> bool:
+        return type(self).forward is StackedModel.forward and self.stacks.may_be_fused(device)
 
     def forward(self, batch: Batch) -> Tensor:
         if self.rounded is not None:
@@ -395,9 +409,9 @@ class StackedModel(NnueModel):
         if self.rounded is not None:
             return self.rounded.loss(self, batch, targets, kernel)
         linears, order = self.linears(), self.stacks.order_of(batch)
-        if not self.stacks.hidden and (layer := self.first_layer()) is not None and torch.is_grad_enabled():
-            call, arguments = layer.fused_call(batch), (linears, targets, kernel, self.score_scale, order)
-            fused = None if call is None else self.stacks.loss_through(call, self.buckets_of(batch), *arguments)
+        if not self.stacks.hidden and torch.is_grad_enabled() and (call := self.first_call(batch)) is not None:
+            bucket = self.buckets_of(batch)
+            fused = self.stacks.loss_through(call, bucket, linears, targets, kernel, self.score_scale, order)
             if fused is not None:
                 return fused
         first = self.first_outputs(batch)

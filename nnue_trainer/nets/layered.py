@@ -55,6 +55,7 @@ from nnue_trainer.nets.meaning import (
     stacked,
 )
 from nnue_trainer.nets.rounded_forward import Awareness
+from nnue_trainer.perspectives import FusedCall
 from nnue_trainer.registry import MAY_IMPORT
 from nnue_trainer.schema import section
 
@@ -607,6 +608,9 @@ class LayeredModel(StackedModel):
         bucket = self.buckets_of(batch)
         x, psqt = self.feature_transformer(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
+
+    def first_call(self, batch: Batch) -> FusedCall | None:
+        return self.feature_transformer.fused_call(batch)
 
     def linears(self) -> Sequence[nn.Module]:
         return *self.layers, self.output

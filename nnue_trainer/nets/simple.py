@@ -23,6 +23,7 @@ from nnue_trainer.nets.base import (
 from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer
 from nnue_trainer.nets.meaning import OUTPUT, NetMeaning, buckets, first_activations, first_layer, stacked
 from nnue_trainer.nets.rounded_forward import Awareness
+from nnue_trainer.perspectives import FusedCall
 from nnue_trainer.schema import section
 
 # Accumulators count QA to the unit, output weights QB. The range of 127 / 64 = 1.98 keeps an accumulator of 32 pieces
@@ -100,6 +101,9 @@ class SimpleModel(StackedModel):
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         x, _ = self.feature_transformer(batch)
         return FirstOutputs(x, None, self.buckets_of(batch))
+
+    def first_call(self, batch: Batch) -> FusedCall | None:
+        return self.feature_transformer.fused_call(batch)
 
     def linears(self) -> Sequence[nn.Module]:
         return (self.output,)

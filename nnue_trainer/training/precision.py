@@ -1,25 +1,36 @@
 """What `training.precision: auto` stands for.
 
-Mixed precision has cost no validation loss, neither on the bundled recipe nor over 100 million positions of SFNNv5
-(benchmarks/precision.py, docs/performance.md), so GPUs that multiply bfloat16 take it. A CPU gains nothing by it.
+No difference between the validation losses of mixed precision and fp32 was found (benchmarks/precision.py,
+docs/performance.md), so training takes mixed precision where it is faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from nnue_trainer.config import Precision, Recipe, with_precision
+from nnue_trainer.nets.base import NnueModel
+
+_KNOWN = get_args(Precision)
 
 
-def settled(recipe: Recipe, device: torch.device, saved: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe with another precision than auto: that of the recipe `saved`, in plain data, which a resumed run
-    began with; else what is best on the device."""
+def settled(recipe: Recipe, model: NnueModel, device: torch.device, saved: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe with another precision than auto. A resumed run keeps that of the recipe `saved`, in plain data; an
+    older one without the field was trained in fp32."""
     if recipe.training.precision != "auto":
         return recipe
-    began: Precision = (saved or {}).get("training", {}).get("precision", "auto")
-    multiplies = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    chosen = began if began != "auto" else "mixed" if multiplies else "fp32"
-    return with_precision(recipe, chosen)
+    if saved is None:
+        return with_precision(recipe, "mixed" if _gains(recipe, model, device) else "fp32")
+    training = saved.get("training")
+    began: Any = training.get("precision") if isinstance(training, Mapping) else None
+    return with_precision(recipe, began if began in _KNOWN and began != "auto" else "fp32")
+
+
+def _gains(recipe: Recipe, model: NnueModel, device: torch.device) -> bool:
+    """Whether mixed precision is faster here and only the feature transformer computes in 16 bits: its optimiser keeps
+    a copy of the weight, and operators compute the rest."""
+    copies = "virtual_rows" in recipe.optimizer.replaces
+    return copies and not recipe.training.compile and model.layers_are_fused(device)

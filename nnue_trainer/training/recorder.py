@@ -16,8 +16,8 @@ Result = TypeVar("Result")
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """What an earlier run in this process has left behind may include graphs and pinned memory. To free them makes
-    calls that no capture survives, and the collector may come at any time."""
+    """What an earlier run in this process has left behind may include graphs. Freeing one makes a capture fail, and the
+    collector may come at any time. For one capture at a time: the first to end switches the collector on again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -36,7 +36,7 @@ class Recorder(Generic[Result]):
     without it a recorded result is valid until the next call with the same key. A result that is not recorded belongs
     to the caller, who must keep it until all queued work that reads it is done.
 
-    Other threads of this process may call CUDA meanwhile, as that of NCCL does.
+    Other threads of this process may call CUDA meanwhile. NCCL's own thread does.
     """
 
     def __init__(self, stream: torch.cuda.Stream, *, share: bool):

@@ -58,8 +58,6 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             stack.enter_context(folder)
         stack.enter_context(_explaining_out_of_memory(recipe))
         saved, path = find_resumed(resume, run_dir)
-        device = choose_device(recipe.training.device, ranks)
-        recipe = settled(recipe, device, translate_saved(saved.recipe) if saved and saved.recipe else None)
         if saved is not None:
             check_resumable(recipe, saved, path)
         in_place = saved is not None and path.resolve().parent == folder.checkpoints.resolve()
@@ -68,8 +66,10 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
                 f"{run_dir}: already holds a run; --resume auto continues it, --run-dir DIR starts another, "
                 "--overwrite replaces it"
             )
+        device = choose_device(recipe.training.device, ranks)
         set_up_torch(recipe, device)
         model = nets.build(recipe.model)
+        recipe = settled(recipe, model, device, None if saved is None else translate_saved(saved.recipe or {}))
         weights: list[str] = []
         if recipe.training.initial_weights and saved is None:
             weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
@@ -226,6 +226,8 @@ def check_resumable(recipe: Recipe, saved: Checkpoint, path: Path) -> None:
                 "learning rate follows the epochs; to change it start a new run with training.initial_weights"
             )
     for key, before, after in changes:
+        if key == "training.precision" and after == "auto":
+            continue  # it stays as it was
         say(f"{path}: resuming with {shown(key)} {_short(after)}, it was {_short(before)}")
     for change in registry.changes(saved.state.get("plugins", {})):
         say(f"{path}: {change}")

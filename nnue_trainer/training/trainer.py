@@ -102,7 +102,7 @@ class Trainer:
         self.model = model
         self.folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
         self.device = next(model.parameters()).device
-        recipe = settled(recipe, self.device)
+        recipe = settled(recipe, model, self.device)
         self.recipe = recipe
         self.division = Whole(Ranks(), model) if division is None else division
         self.ranks = self.division.ranks

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from sample_inputs import assert_close
 from torch import Tensor
 
-from nnue_trainer import data, nets
+from nnue_trainer import data, nets, perspectives
 from nnue_trainer.losses import NO_SCORE, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
@@ -154,22 +154,22 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     plan = op.perspective_plan(rows, rows, torch.zeros(5, dtype=torch.uint8), 10, 0, 10)
     saved, lists = torch.zeros(10, 16), torch.zeros(0, dtype=torch.uint8)
 
-    def call(weight: Tensor, behind: list[Tensor]) -> None:
+    def call(weight: Tensor, factors: list[Tensor]) -> None:
         kept, constants = [saved, lists], ("crelu", [1.0, 1.0], "float32")
         batch = [rows, rows, plan]
-        op.perspective_transformer_backward(weight, None, batch, [0, 10], kept, [10, 16, 0], *constants, behind)
+        op.perspective_transformer_backward(weight, None, batch, [0, 10], kept, [10, 16, 0], *constants, factors)
 
     weight, gradient, stack = torch.zeros(2, 1, 32), torch.zeros(5), torch.zeros(5, dtype=torch.int64)
     call(weight, [gradient, stack])
-    with pytest.raises(RuntimeError, match="behind: found 1 tensors, expected none, or gradient and stack"):
+    with pytest.raises(RuntimeError, match="factors: found 1 tensors, expected none, or gradient and stack"):
         call(weight, [gradient])
     with pytest.raises(RuntimeError, match=r"grad_output: found shape \[5, 32\], expected shape \[S, 1, 2 W\]"):
         call(torch.zeros(5, 32), [gradient, stack])
     with pytest.raises(RuntimeError, match="grad_output: found no stack, expected at least one"):
         call(weight[:0], [gradient, stack])
-    with pytest.raises(RuntimeError, match=r"behind: found shape \[4\], expected shape \[B\]"):
+    with pytest.raises(RuntimeError, match=r"factors\[0\]: found shape \[4\], expected shape \[B\]"):
         call(weight, [gradient[:4], stack])
-    with pytest.raises(RuntimeError, match="stack: found int32, expected int64"):
+    with pytest.raises(RuntimeError, match=r"factors\[1\]: found int32, expected int64"):
         call(weight, [gradient, stack.int()])
 
 
@@ -190,33 +190,83 @@ def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: 
     assert loss(call, case.stacks, *case.targets) is None
 
 
-def test_emulated_model(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the trainer calls for `simple`, against forward and loss apart."""
+SIMPLE = {"kind": "simple", "hidden": 48}
+LAYERED = {"kind": "layered", "hidden": 48, "layers": [], "output_buckets": {"count": 8}}
+
+
+def make_model(net: dict[str, Any], device: str = "cpu") -> tuple[Any, Any]:
+    """A net with PSQT columns that are not zero, and a batch for it."""
     torch.manual_seed(4)
-    model: Any = nets.build({"kind": "simple", "hidden": 48})
+    model: Any = nets.build(net)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape))
     batch = data.expand(data.records_from_fens(FENS * 30), model.feature_set)
     batch = dataclasses.replace(batch, score=torch.randint(-900, 900, (len(batch),)).short())
-    loss, lam, transformer = LOSSES["win rate"], torch.tensor(0.8), model.feature_transformer
+    return model.to(device), batch.to(torch.device(device))
 
-    def fused_call(batch: data.Batch) -> FusedCall:
-        rows = (batch.white, batch.black)
-        plan = torch.ops.nnue_emulated.perspective_plan(*rows, batch.black_to_move, 768, 0, 768)
-        weight, bias = transformer.weight, transformer.bias
-        return FusedCall([*rows, plan], [0, 768], weight, bias, None, "screlu", [transformer.bound, 1.0], "float32")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(transformer, "fused_call", fused_call)
-        patched.setattr(transformer, "forward", None)  # x is not asked for
-        emulated.emulator_configure(4, 7)
-        found = model.loss(batch, loss, lam)
-        assert found is not None
-        gradients_found = torch.autograd.grad(found, list(model.parameters()))
+def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss as the trainer asks for it, against forward and loss apart."""
+    loss, lam = LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
+    found = model.loss(batch, loss, lam)
+    assert found is not None
+    gradients_found = torch.autograd.grad(found, list(model.parameters()))
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
     expected = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))
     assert_close(found, expected, 1e-6, "loss")
     names = [name for name, _ in model.named_parameters()]
     for name, a, b in zip(names, gradients_found, torch.autograd.grad(expected, list(model.parameters())), strict=True):
         assert_close(a, b, 3e-6, f"gradient of {name}")
+
+
+class EmulatedPlan(NamedTuple):
+    data: Tensor
+    buckets: list[int]
+
+
+@pytest.mark.parametrize(
+    ("net", "goes_through"),
+    [(SIMPLE, True), (LAYERED, True), (LAYERED | {"psqt": True}, False)],
+    ids=["simple", "layered", "with PSQT"],
+)
+def test_emulated_model(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], goes_through: bool
+) -> None:
+    model, batch = make_model(net)
+    emulated.emulator_configure(4, 7)
+
+    def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
+        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, 0, features)
+        return EmulatedPlan(made, [0, features])
+
+    called = []
+    whole = LayerStacks.loss_through
+    monkeypatch.setattr(LayerStacks, "loss_through", lambda *a: called.append(1) or whole(*a))
+    if goes_through:
+        with monkeypatch.context() as patched:
+            patched.setattr(perspectives, "perspective_plan", plan)
+            patched.setattr(model.feature_transformer, "forward", None)  # x is not asked for
+            found = model.loss(batch, LOSSES["win rate"], torch.tensor(0.8))
+        monkeypatch.setattr(model, "loss", lambda *_: found)
+    check_model(model, batch, monkeypatch)
+    assert bool(called) == goes_through
+
+
+def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks at the outputs of the feature transformer sees them; a gradient that nobody needs is not made."""
+    model, batch = make_model(SIMPLE)
+    emulated.emulator_configure(4, 7)
+    seen: list[int] = []
+    with model.feature_transformer.register_forward_hook(lambda *_: seen.append(1)):
+        check_model(model, batch, monkeypatch)
+    assert seen
+    monkeypatch.undo()
+    case, kernel = Case(20, 16, 1, "crelu", torch.float32), LOSSES["sigmoid"].kernel()
+    assert kernel is not None
+    call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
+    monkeypatch.setattr(FusedCall, "takes_factors", True)
+    assert case.stacks.loss_through(call, case.bucket, [case.layer], case.targets, kernel, 1.0) is None
 
 
 @pytest.mark.cuda
@@ -232,3 +282,11 @@ def test_cuda(cuda: torch.device, buckets: list[int], activation: str, dtype: to
     case.check(found, "win rate")
     for name, value in case.through("win rate", "nnue", buckets).items():
         assert torch.equal(value, found[name]), f"{name}: other bits in the second run"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("net", [SIMPLE, LAYERED, LAYERED | {"psqt": True}], ids=["simple", "layered", "with PSQT"])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_cuda_model(cuda: torch.device, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], prepared: bool) -> None:
+    model, batch = make_model(net, "cuda")
+    check_model(model, model.prepare(batch) if prepared else batch, monkeypatch)

@@ -24,7 +24,7 @@ struct Finish {
     float* gradients;
     GradientLayout layout;
     int tile_numbers;    // of a tile in `partials`
-    int weight_numbers;  // the first ones of these: the gradient of the weight of layer 0, if one_output_kernel made it
+    int weight_numbers;  // how many of these, from the first on, are the gradient of weight_0; 0 if it is not there
     int blocks_per_stack;
     // For psqt.
     const float* grad_output;

@@ -363,7 +363,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
                    scales.size() < 2 ? nullptr : const_data<float>(scales[1])};
     const Tensor grad_x = floats_like(like, {x_in && needs_x_grad ? positions : 0, first.inputs}, to);
     const Tensor grad_weight =
-        floats_like(like, {x_in ? layers.stacks : 0, static_cast<int64_t>(first.outputs), first.inputs});
+        floats_like(like, {x_in || has_weight ? layers.stacks : 0, static_cast<int64_t>(first.outputs), first.inputs});
     const Tensor grad_psqt = floats_like(like, {grad_output_in ? positions : 0});
     const Tensor gradients = floats_like(like, {partials_in ? layout.result : 0});
 
@@ -420,7 +420,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         f.gradients = mutable_data<float>(gradients);
         f.tile_numbers = static_cast<int>(partials->size(1));
         if (has_weight) {
-            if (!x_in) fail(op, "x", "none", "a tensor, since partials has the gradient of weight_0");
             f.grad_weight = mutable_data<float>(grad_weight);
             f.weight_numbers = first.inputs;
         }

@@ -1,7 +1,6 @@
 // The loss of a net whose only layer has one output, as in nets that are a feature transformer and a product: the sums,
 // the loss, and the gradients of weight and bias, from one pass over x. The gradient of x is grad_output[b] · weight of
-// b's stack, so nobody needs to store it: the feature transformer's backward takes these two factors
-// (../output_gradient.cuh).
+// b's stack. It is not stored: the feature transformer's backward takes these two factors (../output_gradient.cuh).
 //
 // A thread block takes a tile, some positions at a time. A thread has the same columns of each of these positions; they
 // stay in its registers from the product with the weights until the loss is known, for the gradient of the weights.
@@ -27,7 +26,7 @@ inline int numbers_with_weight(const Layers& layers, const GradientLayout& layou
     return round4(layers.at[0].inputs + layout.tile);
 }
 
-// Sums each of the numbers over the lanes of a warp. Lane l gets the sum of number l · kCount / 32.
+// Sums each of the numbers over the lanes of a warp. Lane l gets the sum of numbers[l · kCount / 32].
 template <int kCount>
 __device__ __forceinline__ float sum_over_lanes(float (&numbers)[kCount]) {
     const int lane = threadIdx.x % kWarp;
@@ -51,7 +50,8 @@ template <class T, int kPacks>
 __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, const TileArguments a) {
     using In = Input<T>;
     constexpr int kNumbers = 16 / sizeof(T), kPairs = kNumbers / 2;
-    constexpr int kTogether = 16 / kPacks;          // positions
+    // Positions. Half as many where the weights and their gradients need 64 registers.
+    constexpr int kTogether = (sizeof(T) == 2 && kPacks == kMostPacks ? 8 : 16) / kPacks;
     __shared__ double sums_of_tiles[2 * kThreads];  // for add_totals
     __shared__ Tile tile;
     __shared__ Target targets[kTile];
@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
         }
         const float total = sum_over_lanes(share);
         if (lane % (kWarp / kTogether) == 0) shares[buffer][lane / (kWarp / kTogether)][warp] = total;
-        // One barrier is enough: who writes to this buffer again has passed the next one, and so have all who read it.
+        // One barrier is enough: this buffer is written again two turns later, behind the next barrier, and by then all
+        // warps have read it.
         __syncthreads();
         // Every warp computes the losses of these positions, lane p that of position first + p.
         float gradient = 0.0f;
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
         }
 #pragma unroll
         for (int p = 0; p < kTogether; ++p) {
-            const float factor = __shfl_sync(kAllLanes, gradient, p);  // 0 behind the last position
+            const float factor = __shfl_sync(kAllLanes, gradient, p);  // 0 where there is no position
 #pragma unroll
             for (int k = 0; k < kPacks; ++k) {
 #pragma unroll
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
     }
     if (warp == 0) {
         float of_tile[4] = {weighted, weight, grad_bias, 0.0f};
-        const float total = sum_over_lanes(of_tile);  // number n in lanes 8 n and behind
+        const float total = sum_over_lanes(of_tile);  // of_tile[n] in lanes 8 n to 8 n + 7
         weighted = __shfl_sync(kAllLanes, total, 0), weight = __shfl_sync(kAllLanes, total, kWarp / 4);
         grad_bias = __shfl_sync(kAllLanes, total, kWarp / 2);
         if (lane == 0) {
