@@ -17,7 +17,7 @@ mkdir -p "$out"
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 steps=(build info tests memcheck racecheck training timeline portable_training precision transformer stacks aware_stacks
-    optimizer expand own_sets windows graph)
+    optimizer expand own_sets windows rows graph)
 if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then steps+=(several); fi
 
 # Of every family of kernels the tests that are short: a sanitizer is a hundred times slower.
@@ -71,6 +71,7 @@ step_optimizer() { python3 benchmarks/optimizer.py --device cuda --out "$out"; }
 step_expand() { python3 benchmarks/expand_features.py --device cuda --data "$positions" --copies 16 --out "$out"; }
 step_own_sets() { python3 benchmarks/own_feature_sets.py --device cuda --data "$positions" --out "$out"; }
 step_windows() { python3 benchmarks/rolling.py --device cuda --out "$out"; }
+step_rows() { python3 benchmarks/rows.py --device cuda --out "$out"; }
 step_graph() { python3 benchmarks/graph.py --device cuda --out "$out"; }
 step_several() {
     python3 -m torch.distributed.run --nproc-per-node 2 benchmarks/several_gpus.py --config configs/sfnnv5.yaml \
