@@ -7,36 +7,54 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <utility>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include "huge_pages.h"
 #include "vector.h"
+
+namespace nnue::rows {
+
+constexpr int kLine = 64;    // bytes of a cache line
+constexpr int kRows = 64;    // rows of a tile: of elements of any size they fill whole lines of the output
+constexpr int kStrip = 256;  // bytes of each row in a strip
+
+}  // namespace nnue::rows
+
+#define NNUE_KERNELS "rows_kernels.h"
+#include "for_each_isa.h"
 
 namespace nnue::rows {
 namespace {
 
-// The tile that is read and the tile that is written fit into the first-level cache together, and a row of a tile fills
-// whole cache lines.
-constexpr int64_t kTile = 64;
-
-template <class T>
-void transpose_tile(const T* __restrict__ from, T* __restrict__ to, const Matrices& m, int64_t row, int64_t column) {
-    const int64_t last_row = std::min(row + kTile, m.rows), last_column = std::min(column + kTile, m.columns);
-    for (int64_t c = column; c < last_column; ++c) {
-        for (int64_t r = row; r < last_row; ++r) to[c * m.rows + r] = from[r * m.columns + c];
-    }
-}
+constexpr int64_t kTaskRows = 16 * kRows;
+constexpr int64_t kTaskBytes = 1 << 16;  // the least work that is worth a thread
+// Outputs of so many bytes are written past the caches, which would hold only a part of them.
+constexpr int64_t kLargeBytes = 1 << 23;
 
 Tensor transpose_op(const Tensor& x_in) {
     const Matrices m = check_matrices(x_in, Device::cpu);
     const Tensor x = torch::stable::contiguous(x_in);
     const Tensor out = torch::stable::new_empty(x, transposed_shape(x));
     if (m.count == 0) return out;
-    const int64_t down = divide_up(m.rows, kTile), across = divide_up(m.columns, kTile);
+    const int64_t size = out.numel() * m.bytes;
+    want_huge_pages(out.mutable_data_ptr(), size);
+    // Lines can be written past the caches only where each row of the output begins with a line.
+    const bool stream = size >= kLargeBytes && m.rows * m.bytes % kLine == 0 &&
+                        reinterpret_cast<uintptr_t>(out.mutable_data_ptr()) % kLine == 0;
+    const int64_t down = divide_up(m.rows, kTaskRows), across = divide_up(m.columns * m.bytes, kStrip);
+    const int64_t tasks = m.count * down * across;
     dispatch_bytes(m.bytes, [&]<class T>(T*) {
-        torch::stable::parallel_for(0, m.count * down * across, 16, [&](int64_t begin, int64_t end) {
+        torch::stable::parallel_for(0, tasks, divide_up(kTaskBytes * tasks, size), [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) {
-                const int64_t first = i / (down * across) * m.rows * m.columns, tile = i % (down * across);
-                transpose_tile(const_data<T>(x) + first, mutable_data<T>(out) + first, m, tile / across * kTile,
-                               tile % across * kTile);
+                const int64_t first = i / (down * across) * m.rows * m.columns, place = i % (down * across);
+                const int64_t row = place % down * kTaskRows, column = place / down * (kStrip / m.bytes);
+                NNUE_CALL_BEST_ISA(transpose_strip<T>, const_data<T>(x) + first, mutable_data<T>(out) + first, m, row,
+                                   std::min(row + kTaskRows, m.rows), column, stream);
             }
         });
     });

@@ -30,6 +30,16 @@ def test_transpose(device: torch.device, dtype: torch.dtype) -> None:
         assert torch.equal(rows.transpose(x.mT), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.float64])
+def test_tiles_and_their_edges(device: torch.device, dtype: torch.dtype) -> None:
+    """Around the sizes of tiles, and outputs so large that they are written past the caches."""
+    sizes = (7, 8, 63, 64, 71, 72, 136)
+    large = ((1024, 8192), (1088, 1030, 8), (3, 2048, 1400), (2049, 4099))
+    for shape in (*itertools.product(sizes, (*sizes, 255, 256, 257)), (1100, 40), *large):
+        x = numbers(shape, dtype).to(device)
+        assert torch.equal(rows.transpose(x), x.mT), shape
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_emulated_transpose(emulator: ctypes.CDLL, dtype: torch.dtype) -> None:
     for shape in SHAPES:

@@ -1,0 +1,149 @@
+// Transposition of a strip of a matrix. Compiled once for every instruction set level by for_each_isa.h; see rows.cpp.
+
+namespace {
+
+constexpr int kLanes = NNUE_VECTOR_BYTES / 16;
+
+// Elements T of which 16 bytes hold `kSide`: kSide vectors hold, in each lane of 16 bytes, one square of them.
+template <class T>
+struct Square {
+    static constexpr int kSide = 16 / sizeof(T);
+    static constexpr int kCount = NNUE_VECTOR_BYTES / sizeof(T);
+    using Lane = typename VectorOf<T, 16>::type;
+    using Vector = typename VectorOf<T, NNUE_VECTOR_BYTES>::type;
+
+    // Interleaves the first halves of the lanes of a and b, or the second halves: one instruction.
+    template <int half, int... i>
+    static Vector interleave(Vector a, Vector b, std::integer_sequence<int, i...>) {
+        return __builtin_shufflevector(a, b,
+                                       (i % 2 * kCount + i / kSide * kSide + i % kSide / 2 + half * (kSide / 2))...);
+    }
+
+    template <int... i>
+    static auto join(auto a, auto b, std::integer_sequence<int, i...>) {
+        return __builtin_shufflevector(a, b, i...);
+    }
+
+    static Lane lane(const T* from) { return *reinterpret_cast<const typename VectorOf<T, 16>::InMemory*>(from); }
+
+    // The lanes of one vector, from rows that are kSide rows apart in the staged tile.
+    static Vector load(const T* from, int64_t stride) {
+        if constexpr (kLanes == 1) {
+            return lane(from);
+        } else if constexpr (kLanes == 2) {
+            return join(lane(from), lane(from + stride), std::make_integer_sequence<int, kCount>());
+        } else {
+            constexpr auto half = std::make_integer_sequence<int, kCount / 2>();
+            return join(join(lane(from), lane(from + stride), half),
+                        join(lane(from + 2 * stride), lane(from + 3 * stride), half),
+                        std::make_integer_sequence<int, kCount>());
+        }
+    }
+
+    // Interleaving v[i] with v[i + kSide / 2] moves the highest bit of the row's number to the lowest bit of the
+    // column's. After log2(kSide) times the two have changed places.
+    static void transpose(Vector* v) {
+        constexpr auto all = std::make_integer_sequence<int, kCount>();
+#pragma GCC unroll 4
+        for (int step = 1; step < kSide; step *= 2) {
+            Vector next[kSide];
+#pragma GCC unroll 8
+            for (int i = 0; i < kSide / 2; ++i) {
+                next[2 * i] = interleave<0>(v[i], v[i + kSide / 2], all);
+                next[2 * i + 1] = interleave<1>(v[i], v[i + kSide / 2], all);
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < kSide; ++i) v[i] = next[i];
+        }
+    }
+};
+
+// Transposes a tile of rows::kRows rows and 64 bytes of columns; `from` has `stride` elements per row, `to` has kRows.
+template <class T>
+void transpose_tile(const T* from, int64_t stride, T* __restrict__ to) {
+    using S = Square<T>;
+    constexpr int kSide = S::kSide, kColumns = rows::kLine / sizeof(T);
+    for (int column = 0; column < kColumns; column += kSide) {
+        for (int row = 0; row < rows::kRows; row += S::kCount) {
+            typename S::Vector v[kSide];
+#pragma GCC unroll 16
+            for (int i = 0; i < kSide; ++i) v[i] = S::load(from + (row + i) * stride + column, kSide * stride);
+            S::transpose(v);
+#pragma GCC unroll 16
+            for (int i = 0; i < kSide; ++i) {
+                *reinterpret_cast<typename S::Vector*>(to + (column + i) * rows::kRows + row) = v[i];
+            }
+        }
+    }
+}
+
+// Writes whole lines past the caches. The processor does not read them first, as it would for other writes.
+inline void stream_lines(const void* from, void* to, int64_t bytes) {
+#if defined(__x86_64__)
+    for (int64_t i = 0; i < bytes; i += 16) {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(static_cast<char*>(to) + i),
+                         *reinterpret_cast<const __m128i*>(static_cast<const char*>(from) + i));
+    }
+#else
+    __builtin_memcpy(to, from, bytes);
+#endif
+}
+
+// Rows [row, row + height) and columns [column, column + width) by themselves.
+template <class T>
+void transpose_plainly(const T* __restrict__ from, T* __restrict__ to, const rows::Matrices& m, int64_t row,
+                       int64_t column, int64_t height, int64_t width) {
+    for (int64_t c = column; c < column + width; ++c) {
+        for (int64_t r = row; r < row + height; ++r) to[c * m.rows + r] = from[r * m.columns + c];
+    }
+}
+
+}  // namespace
+
+// Transposes rows [row, last_row) and at most rows::kStrip bytes of columns, from `column` on, of one matrix. `stream`:
+// writes past the caches, for which each row of `to` begins at a line. The tiles are copied into a buffer first, whole
+// lines at a time: in a matrix whose width is a power of two, all elements of a column are in the same few sets of the
+// cache and drive each other out.
+template <class T>
+void transpose_strip(const T* from, T* to, const rows::Matrices& m, int64_t row, int64_t last_row, int64_t column,
+                     bool stream) {
+    constexpr int64_t kColumns = rows::kLine / sizeof(T), kStripColumns = rows::kStrip / sizeof(T);
+    constexpr int64_t kWorthATile = 8;
+    const int64_t width = std::min(kStripColumns, m.columns - column);
+    if (width < kWorthATile) return transpose_plainly(from, to, m, row, column, last_row - row, width);
+    // At an edge a part of both buffers has no values. It is transposed, too, and not written to the output.
+    alignas(64) T staged[rows::kRows * kStripColumns], turned[kColumns * rows::kRows];
+    for (; row < last_row; row += rows::kRows) {
+        const int64_t height = std::min<int64_t>(rows::kRows, last_row - row);
+        if (height < kWorthATile) return transpose_plainly(from, to, m, row, column, height, width);
+        for (int64_t r = 0; r < height; ++r) {
+            const T* const line = from + (row + r) * m.columns + column;
+            if (width == kStripColumns) {
+                __builtin_memcpy(staged + r * kStripColumns, line, rows::kStrip);
+            } else {
+                __builtin_memcpy(staged + r * kStripColumns, line, width * sizeof(T));
+            }
+            if (row + r + rows::kRows < last_row) {
+                const char* const next = reinterpret_cast<const char*>(line + rows::kRows * m.columns);
+                for (int64_t b = 0; b < rows::kStrip; b += rows::kLine) __builtin_prefetch(next + b, 0, 2);
+            }
+        }
+        for (int64_t c = 0; c < width; c += kColumns) {
+            T* const place = to + (column + c) * m.rows + row;
+            transpose_tile(staged + c, kStripColumns, turned);
+            for (int64_t i = 0; i < std::min(kColumns, width - c); ++i) {
+                const T* const line = turned + i * rows::kRows;
+                if (height < rows::kRows) {
+                    __builtin_memcpy(place + i * m.rows, line, height * sizeof(T));
+                } else if (stream) {
+                    stream_lines(line, place + i * m.rows, rows::kRows * sizeof(T));
+                } else {
+                    __builtin_memcpy(place + i * m.rows, line, rows::kRows * sizeof(T));
+                }
+            }
+        }
+    }
+#if defined(__x86_64__)
+    if (stream) _mm_sfence();
+#endif
+}
