@@ -33,7 +33,7 @@ namespace {
 
 constexpr int64_t kTaskRows = 16 * kRows;
 constexpr int64_t kTaskBytes = 1 << 16;  // the least work that is worth a thread
-// Outputs of so many bytes are written past the caches, which would hold only a part of them.
+// Outputs of so many bytes are in huge pages, and are written past the caches, which would hold only a part of them.
 constexpr int64_t kLargeBytes = 1 << 23;
 
 Tensor transpose_op(const Tensor& x_in) {
@@ -42,7 +42,7 @@ Tensor transpose_op(const Tensor& x_in) {
     const Tensor out = torch::stable::new_empty(x, transposed_shape(x));
     if (m.count == 0) return out;
     const int64_t size = out.numel() * m.bytes;
-    want_huge_pages(out.mutable_data_ptr(), size);
+    if (size >= kLargeBytes) want_huge_pages(out.mutable_data_ptr(), size);
     // Lines can be written past the caches only where each row of the output begins with a line.
     const bool stream = size >= kLargeBytes && m.rows * m.bytes % kLine == 0 &&
                         reinterpret_cast<uintptr_t>(out.mutable_data_ptr()) % kLine == 0;

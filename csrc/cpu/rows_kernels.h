@@ -108,14 +108,17 @@ template <class T>
 void transpose_strip(const T* from, T* to, const rows::Matrices& m, int64_t row, int64_t last_row, int64_t column,
                      bool stream) {
     constexpr int64_t kColumns = rows::kLine / sizeof(T), kStripColumns = rows::kStrip / sizeof(T);
-    constexpr int64_t kWorthATile = 8;
+    // A tile at an edge costs as much as a whole one, and is not worth it for so few columns or elements.
+    constexpr int64_t kFewColumns = 8, kFewElements = 1024;
     const int64_t width = std::min(kStripColumns, m.columns - column);
-    if (width < kWorthATile) return transpose_plainly(from, to, m, row, column, last_row - row, width);
+    if (width < kFewColumns) return transpose_plainly(from, to, m, row, column, last_row - row, width);
     // At an edge a part of both buffers has no values. It is transposed, too, and not written to the output.
     alignas(64) T staged[rows::kRows * kStripColumns], turned[kColumns * rows::kRows];
     for (; row < last_row; row += rows::kRows) {
         const int64_t height = std::min<int64_t>(rows::kRows, last_row - row);
-        if (height < kWorthATile) return transpose_plainly(from, to, m, row, column, height, width);
+        if (height * width < kFewElements) {
+            return transpose_plainly(from, to, m, row, column, last_row - row, width);
+        }
         for (int64_t r = 0; r < height; ++r) {
             const T* const line = from + (row + r) * m.columns + column;
             if (width == kStripColumns) {
