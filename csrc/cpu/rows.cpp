@@ -36,6 +36,16 @@ constexpr int64_t kTaskBytes = 1 << 16;  // the least work that is worth a threa
 // Outputs of so many bytes are in huge pages, and are written past the caches, which would hold only a part of them.
 constexpr int64_t kLargeBytes = 1 << 23;
 
+// Matrices of fewer elements are not worth a call of the kernel.
+constexpr int64_t kSmall = 1024;
+
+template <class T>
+void transpose_small(const T* __restrict__ from, T* __restrict__ to, const Matrices& m) {
+    for (int64_t c = 0; c < m.columns; ++c) {
+        for (int64_t r = 0; r < m.rows; ++r) to[c * m.rows + r] = from[r * m.columns + c];
+    }
+}
+
 Tensor transpose_op(const Tensor& x_in) {
     const Matrices m = check_matrices(x_in, Device::cpu);
     const Tensor x = torch::stable::contiguous(x_in);
@@ -49,7 +59,16 @@ Tensor transpose_op(const Tensor& x_in) {
     const int64_t down = divide_up(m.rows, kTaskRows), across = divide_up(m.columns * m.bytes, kStrip);
     const int64_t tasks = m.count * down * across;
     dispatch_bytes(m.bytes, [&]<class T>(T*) {
-        torch::stable::parallel_for(0, tasks, divide_up(kTaskBytes * tasks, size), [&](int64_t begin, int64_t end) {
+        const int64_t grain = divide_up(kTaskBytes * tasks, size);
+        if (m.rows * m.columns < kSmall) {
+            return torch::stable::parallel_for(0, m.count, grain, [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) {
+                    const int64_t first = i * m.rows * m.columns;
+                    transpose_small(const_data<T>(x) + first, mutable_data<T>(out) + first, m);
+                }
+            });
+        }
+        torch::stable::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) {
                 const int64_t first = i / (down * across) * m.rows * m.columns, place = i % (down * across);
                 const int64_t row = place % down * kTaskRows, column = place / down * (kStrip / m.bytes);
