@@ -107,7 +107,7 @@ def export_command(
     sha256 = hashlib.sha256(data).hexdigest()
     if out.is_dir():
         out = out / f"nn-{sha256[:12]}{chosen.suffix}"
-    _check_other(checkpoint, out, "is the checkpoint itself, expected another name for the net")
+    check_other(checkpoint, out, "is the checkpoint itself, expected another name for the net")
     files = {out: data}
     if chosen.header_wanted():
         text = quantized.net.header()
@@ -130,9 +130,9 @@ def export_command(
         print(f"  {line}")
 
 
-def _check_other(source: Path, out: Path, mistake: str) -> None:
+def check_other(source: Path, out: Path, mistake: str) -> None:
     """UserError where the output would replace the file that it is made of."""
-    if out.exists() and out.samefile(source):
+    if out.exists() and source.exists() and out.samefile(source):
         raise UserError(f"{out}: {mistake}")
 
 
@@ -226,7 +226,7 @@ def import_command(
 
     plugins.load(plugin)
     quantized, checkpoint = _read(net, arch, file_format, model)
-    _check_other(net, out, "is the net itself, expected another name for the checkpoint")
+    check_other(net, out, "is the net itself, expected another name for the checkpoint")
     checkpoint = checkpoint or checkpoint_from_net(quantized, str(net))
     checkpoints.save(out, checkpoint)
     print(f"{shown(out)}: {json.dumps(checkpoint.architecture)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.data_tools import Overwrite
+from nnue_trainer.cli.net import check_other, note
 from nnue_trainer.cli.pictures import check_pictures, png_option, save_png
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -75,7 +75,8 @@ def permute(
     from nnue_trainer.analysis.agreement import spread
     from nnue_trainer.analysis.permute import columns_of, permuted_checkpoint
     from nnue_trainer.analysis.permute import permute as ordered
-    from nnue_trainer.atomic import replacing
+    from nnue_trainer.atomic import check_output, replacing
+    from nnue_trainer.data.files import check_new
     from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
 
     plugins.load(plugin)
@@ -84,6 +85,12 @@ def permute(
         raise UserError(f"--method: found {method!r:.80}, expected one of {', '.join(METHODS)}")
     if net.is_dir():
         net = checkpoints.of_run(net)
+    check_other(net, out, "is the input itself, expected another name for the output")
+    check_other(data, out, "is the data file, expected another name for the output")
+    if png is not None and png.absolute() == out.absolute():
+        raise UserError(f"--png {png}: is the output, expected another name for the picture")
+    check_output(out)
+    check_new(out, overwrite)
     checkpoint = checkpoints.load(net, ("model", "net")) if net.suffix == ".safetensors" else None
     if (out.suffix == ".safetensors") != (checkpoint is not None):
         kind = (
@@ -93,7 +100,7 @@ def permute(
         )
         raise UserError(f"{out}: expected {kind}")
     quantized = (
-        read_net(net, arch, _note) if checkpoint is None else net_from_checkpoint(checkpoint, str(net), any_l1=True)
+        read_net(net, arch, note) if checkpoint is None else net_from_checkpoint(checkpoint, str(net), any_l1=True)
     )
     columns_of(quantized.net, str(net))
     with progress_bar("reading positions", "positions") as show:
@@ -122,10 +129,6 @@ def permute(
     else:
         print(_text(net, found, speed, why_not))
         print(f"{shown(out)}: {size}")
-
-
-def _note(text: str) -> None:
-    print(f"nnue: note: {shown(text)}", file=sys.stderr)
 
 
 def _speed(

@@ -200,8 +200,35 @@ def test_command_with_checkpoints(nnue, files: Path, tmp_path: Path, records: np
     nets = [net_from_checkpoint(checkpoints.load(path), "c") for path in (files / "c.safetensors", out)]
     assert same(*nets, records[:500])
     first = out.read_bytes()
-    assert nnue(*arguments).returncode == 0
+    assert nnue(*arguments, "--overwrite").returncode == 0
     assert out.read_bytes() == first
+
+
+def test_no_file_is_replaced_by_mistake(nnue, files: Path, tmp_path: Path) -> None:
+    """An output that exists needs --overwrite; what is read is never written."""
+    net, some, old = tmp_path / "net.nnue", tmp_path / "some.bin", tmp_path / "old.nnue"
+    net.write_bytes((files / "net.nnue").read_bytes())
+    some.write_bytes((files / "some.bin").read_bytes())
+    old.write_bytes(b"something else")
+    (tmp_path / "hard.nnue").hardlink_to(net)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    new = tmp_path / "new.nnue"
+    for out, more, message in (
+        (old, (), "old.nnue: exists already; --overwrite replaces it"),
+        (net, (), "net.nnue: is the input itself, expected another name for the output"),
+        (net, ("--overwrite",), "net.nnue: is the input itself"),
+        (tmp_path / "hard.nnue", ("--overwrite",), "hard.nnue: is the input itself"),
+        (some, ("--overwrite",), "some.bin: is the data file, expected another name for the output"),
+        (new, ("--png", new), "new.nnue: is the output, expected another name for the picture"),
+    ):
+        done = nnue("permute", net, out, "--data", some, "--engine", "none", *more)
+        assert done.returncode == 1, message
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    done = nnue("permute", net, old, "--data", some, "--engine", "none", "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert to_bytes(read_net(old)) != before[net]
 
 
 def test_help_names_the_methods() -> None:
