@@ -98,7 +98,8 @@ def library_of(
             return library
         print(f"nnue: {shown(name)}: compiling for {target}, once; kept in {shown(folder)}", file=Unfailing(sys.stderr))
         with progress_bar(f"compiling {name} for {target}"):
-            run([*command, *flags, str(unit), "-o", str(built)], error_name or name, shorter or (f"{unit}:", ""))
+            shorter = shorter or ((f"{unit}(", "(") if suffix == ".cu" else (f"{unit}:", ""))  # nvcc has FILE(LINE)
+            run([*command, *flags, str(unit), "-o", str(built)], error_name or name, shorter)
         built.replace(library)  # a reader never sees half of it
     return library
 
@@ -115,6 +116,7 @@ def run(command: list[str], name: str, shorter: tuple[str, str]) -> str:
     said = (done.stderr + done.stdout).replace(*shorter)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror\b", line)] or lines or [f"status {done.returncode}"]
+    errors = list(dict.fromkeys(errors))  # a template has its errors once for each type
     more = f" (and {len(errors) - _SHOWN_ERRORS} more)" if len(errors) > _SHOWN_ERRORS else ""
     first = "; ".join(shown(line) for line in errors[:_SHOWN_ERRORS])
     raise UserError(f"{shown(name)}: {Path(command[0]).name}: {first}{more}")

@@ -16,6 +16,19 @@ from nnue_trainer import compile_once
 
 _WHAT = "window functions"
 
+# A body that can end without `return` would give any number, so it is an error; nvcc's own number of it is 940.
+_CPU_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-Werror=return-type",
+]
+_CUDA_FLAGS = ["-std=c++20", "-O3", "-shared", "--expt-relaxed-constexpr", "-cudart=static", "--diag-error=940"]
+_CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden,-Werror=return-type"]
+
 _SOURCE = """\
 #include <algorithm>
 #include <cmath>
@@ -120,15 +133,13 @@ class WindowFunction:
 
     @functools.cached_property
     def _on_cpu(self) -> Any:
-        flags = ["-std=c++20", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
-        return self._load(_CPU, ".cpp", compile_once.find_compiler(_WHAT), flags, "the CPU")
+        return self._load(_CPU, ".cpp", compile_once.find_compiler(_WHAT), _CPU_FLAGS, "the CPU")
 
     @functools.cached_property
     def _on_cuda(self) -> Any:
         devices = range(torch.cuda.device_count())
         found = sorted({"{}{}".format(*torch.cuda.get_device_capability(device)) for device in devices})
-        flags = ["-std=c++20", "-O3", "-shared", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden"]
-        flags += ["-cudart=static", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
+        flags = [*_CUDA_FLAGS, *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in found)]
         return self._load(_CUDA, ".cu", compile_once.find_nvcc(_WHAT), flags, "CUDA")
 
     def _load(self, end: str, suffix: str, compiler: list[str], flags: list[str], target: str) -> Any:

@@ -66,15 +66,39 @@ def test_compiled_for_cuda() -> None:
         analysis.rolling(x.cuda(), 30).apply(np.mean)
 
 
-def test_the_cuda_source_is_compiled_by_nvcc(tmp_path: Path) -> None:
-    """Where there is nvcc; that it runs, too, a GPU has to say."""
+def library_for_cuda(function: WindowFunction) -> Path:
+    """Compiled by nvcc, where there is one. Whether it runs as well can only be seen on a GPU."""
     try:
         nvcc = compile_once.find_nvcc("tests")
     except UserError as error:
         require(str(error))
-    source = window_function._SOURCE.replace("BODY", SPREAD.body) + window_function._CUDA
-    flags = ["-std=c++20", "-shared", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC", "-cudart=static", "-arch=sm_80"]
-    assert compile_once.library_of("spread", "tests", source, ".cu", nvcc, flags).is_file()
+    source = window_function._SOURCE.replace("BODY", function.body) + window_function._CUDA
+    flags = [*window_function._CUDA_FLAGS, "-arch=sm_80"]
+    return compile_once.library_of(function.name, "tests", source, ".cu", nvcc, flags)
+
+
+def test_the_cuda_source_is_compiled_by_nvcc() -> None:
+    assert library_for_cuda(SPREAD).is_file()
+
+
+NO_RETURN = ("double x = w[0];", "if (w.size() > 2) return w[0];")
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("body", NO_RETURN)
+def test_a_body_without_return_is_refused(body: str) -> None:
+    with pytest.raises(
+        UserError, match=r"^forgot: g\+\+: 2:1: error: [^;]* non-void[^;]*\[-Werror=return-type]$"
+    ) as caught:
+        analysis.rolling(torch.zeros(5), 3).apply(WindowFunction(body, "forgot"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", NO_RETURN)
+def test_nvcc_refuses_a_body_without_return(body: str) -> None:
+    with pytest.raises(UserError, match=r"^forgot: nvcc: \(2\): error: missing return statement at end of") as caught:
+        library_for_cuda(WindowFunction(body, "forgot"))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.compiler
