@@ -185,6 +185,17 @@ def test_pandas_gaps_at_com_1() -> None:
         assert found == pytest.approx((0.25 * 1.5 + 0.5 * 4) / 0.75, rel=1e-8)
 
 
+@pytest.mark.pandas
+def test_pandas_hides_infinity_from_apply() -> None:
+    """pandas makes NaN of it before the function is called; ours sees it. Neither counts it as an observation."""
+    import pandas as pd
+
+    x = [1.0, inf, 3.0, 4.0]
+    theirs = pd.Series(x).rolling(2, min_periods=1).apply(np.max, raw=True)
+    assert_is(torch.from_numpy(theirs.to_numpy().copy()), [1, nan, nan, 4])
+    assert_is(analysis.rolling(torch.tensor(x, dtype=torch.float64), 2, 1).apply(np.max), [1, inf, inf, 4])
+
+
 def exact_ewm(x: list[float], alpha: Fraction, adjust: bool, ignore_na: bool) -> list[tuple[Fraction, Fraction] | None]:
     """(mean, unbiased variance or -1) after each element, in fractions, from the weights of all observations."""
     weights: list[Fraction] = []

@@ -228,7 +228,7 @@ def test_quantiles_of_windows_of_all_lengths() -> None:
             )
 
 
-def test_a_huge_offset_costs_nothing(device: torch.device) -> None:
+def test_a_huge_offset_costs_sum_and_mean_nothing(device: torch.device) -> None:
     """Values of about 1 on top of 1e9: relative errors of sum and mean below 1e-9, absolute ones of the deviation."""
     keeps_accuracy(1 << 17, 3000, device)
 
@@ -252,6 +252,20 @@ def keeps_accuracy(n: int, window: int, device: torch.device) -> None:
         assert abs(mean[k].item() - 1e9 - exact / len(inside)) <= 1e-6
         if len(inside) > 1:
             assert std[k].item() == pytest.approx(small.std(ddof=1), rel=1e-6)
+
+
+@pytest.mark.parametrize("window", [5, 300])
+def test_what_a_huge_offset_costs(device: torch.device, window: int) -> None:
+    """The errors that docs/analysis.md names: the offset takes digits of every deviation from the mean."""
+    g = torch.Generator().manual_seed(8)
+    x, y = (torch.randn(20_000, generator=g, dtype=torch.float64) + 1e9 for _ in range(2))
+    found, exact = analysis.rolling(x.to(device), window), analysis.rolling(x - 1e9, window)  # the difference is exact
+    torch.testing.assert_close(found.var().cpu(), exact.var(), rtol=2e-6, atol=0, equal_nan=True)
+    for name in ("skew", "kurt"):
+        torch.testing.assert_close(
+            getattr(found, name)().cpu(), getattr(exact, name)(), rtol=0, atol=5e-6, equal_nan=True
+        )
+    torch.testing.assert_close(found.corr(y.to(device)).cpu(), exact.corr(y - 1e9), rtol=0, atol=5e-6, equal_nan=True)
 
 
 def test_no_drift_behind_an_outlier(device: torch.device) -> None:
