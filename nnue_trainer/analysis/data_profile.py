@@ -35,6 +35,7 @@ from nnue_trainer.analysis.page import Page, Section, Table
 from nnue_trainer.analysis.plots import GRID, SERIES, SOFT, Plot, scale_of
 from nnue_trainer.analysis.smoothing import band
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
+from nnue_trainer.data.info import different_boards
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import positions as counted
 
@@ -213,7 +214,7 @@ def _profile(raw: dict[str, Any], path: str, size: int, kind: str, compression: 
         drifts=drifts,
         too_short=too_short,
         duplicate_share=total_share,
-        distinct=round(raw["distinct"]),
+        distinct=different_boards(int(count.sum()), total_share),
         duplicates_exact=bool(raw["duplicates_exact"]),
         repeated=share,
         repeated_blocks=np.flatnonzero(far).tolist(),

@@ -61,8 +61,8 @@ def file_info(path: StrPath, progress: Progress | None = None) -> FileInfo:
                 progress(reader.done, reader.size)
         info.chunks, info.chains, info.single_position_chains = reader.chunks, reader.chains, reader.single_chains
     info.statistics = statistics.to_dict()
-    info.distinct = round(duplicates.distinct)
     info.duplicate_share = duplicates.duplicate_share
+    info.distinct = different_boards(info.statistics["positions"], info.duplicate_share)
     info.duplicates_exact = duplicates.exact
     info.king_buckets = [0] * 32
     for square in range(64):
@@ -70,6 +70,12 @@ def file_info(path: StrPath, progress: Progress | None = None) -> FileInfo:
             info.statistics["white_king_squares"][square] + info.statistics["black_king_squares"][square ^ 56]
         )
     return info
+
+
+def different_boards(positions: int, duplicate_share: float) -> int:
+    """The number of them that goes with the share: the number that the sample gives by itself has an error of its own,
+    and the two would contradict each other."""
+    return round(positions * (1 - duplicate_share))
 
 
 def describe_duplicates(info: FileInfo) -> str:

@@ -392,6 +392,27 @@ def test_duplicates_are_estimated_where_there_are_many(positions: Records) -> No
     assert estimator.duplicate_share == pytest.approx(1 / 3, abs=0.003)
 
 
+def test_estimated_duplicates_agree_with_each_other(tmp_path: Path) -> None:
+    """The share and the number of different boards say the same of a file whose boards are only sampled."""
+    from nnue_trainer.analysis.data_profile import data_profile
+
+    # Kings in their corners and six pawns in between: boards differ in the occupied squares alone, the first 8 bytes.
+    fens = ["7k/PPPPPP2/8/8/8/8/8/K7 w - - 0 1"]
+    fens += ["/".join(["7k", *["8"] * rank, f"{'P':>{file + 1}}".replace(" ", "1") + "1" * (7 - file),
+             *["8"] * (5 - rank), "K7"]) + " w - - 0 1" for rank in range(6) for file in range(6)]  # fmt: skip
+    first, *squares = records_from_fens(fens)
+    bits = np.stack(squares)[:, :8]
+    boards = np.repeat(first[None], 900_000, axis=0)
+    chosen = np.random.default_rng(2).random((len(boards), len(bits)), np.float32).argpartition(6, axis=1)[:, :6]
+    boards[:, :8] = np.bitwise_or.reduce(bits[chosen], axis=1)
+    with PositionWriter(tmp_path / "x.bin", "bin") as writer:
+        writer.write(boards)
+    for found in (file_info(tmp_path / "x.bin"), data_profile(tmp_path / "x.bin")):
+        assert not found.duplicates_exact
+        assert found.distinct / len(boards) == pytest.approx(1 - found.duplicate_share, abs=1e-6)
+        assert found.distinct == pytest.approx(len(np.unique(boards[:, :8], axis=0)), rel=0.01)
+
+
 def test_king_buckets() -> None:
     assert [king_bucket(square) for square in (63, 62, 61, 60, 56, 55, 7, 4, 3, 0)] == [
         0,
