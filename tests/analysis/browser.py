@@ -54,6 +54,12 @@ class Browser:
         found["requests"] = [params["request"]["url"] for params in sent]
         return found
 
+    def scroll_table(self, to: int) -> dict[str, float]:
+        """Scrolls the first table of the page to this column of pixels, and says where it is."""
+        script = "const e = document.querySelector('.scroll'); e.scrollLeft = arguments[0]; "
+        where: dict[str, float] = self._driver.execute_script(script + "return e.getBoundingClientRect().toJSON()", to)
+        return where
+
     def screenshot(self, path: Path, *, height: int | None = None) -> None:
         """Of the whole page, or of its first `height` pixels."""
         size = self._driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]

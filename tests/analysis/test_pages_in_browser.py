@@ -10,7 +10,7 @@ import pytest
 from browser import DESKTOP, PHONE, Browser, started
 
 from nnue_trainer.analysis import report
-from nnue_trainer.analysis.page import save
+from nnue_trainer.analysis.page import Page, Section, Table, save
 
 pytestmark = pytest.mark.browser
 
@@ -64,6 +64,25 @@ def test_a_page_is_whole(browser, pages, name, size, dark):
     assert len(found["ids"]) == len(set(found["ids"]))
     red, green, blue = map(int, re.findall(r"\d+", found["back"])[:3])
     assert (max(red, green, blue) < 60) if dark else (min(red, green, blue) > 200)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_wide_table_shows_that_it_goes_on(browser, tmp_path, dark):
+    """A shadow at the edge where there is more, and at no other: a number cut there looks like a whole one."""
+    from PIL import Image
+
+    table = Table(["name"] + ["a long column"] * 9, [["row"] + ["12,345,678"] * 9] * 3)
+    save(Page("wide", sections=[Section("section", tables=[table])]), tmp_path / "wide.html")
+    browser.open(tmp_path / "wide.html", PHONE, dark=dark)
+    for to, left, right in ((0, False, True), (300, True, True), (9999, True, False)):
+        box = browser.scroll_table(to)
+        browser.screenshot(tmp_path / "wide.png")
+        picture = Image.open(tmp_path / "wide.png").convert("L")
+        # Below the text of the last row.
+        colors = [picture.getpixel((round(box[side]) + by, round(box["bottom"]) - 5))
+                  for side, by in (("left", 3), ("right", -4))]  # fmt: skip
+        paper = 31 if dark else 255
+        assert [abs(color - paper) > 40 for color in colors] == [left, right]
 
 
 def test_a_test_of_the_test(browser, tmp_path):
