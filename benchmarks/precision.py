@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from nnue_trainer import config, schema
+from nnue_trainer import config
 from nnue_trainer.training.run import choose_device, train
-from report import RESULTS, ROOT, environment, write
+from report import RESULTS, ROOT, environment, recipe_data, write
 
 PRECISIONS = ("fp32", "mixed")
 
@@ -106,7 +106,7 @@ def main() -> None:
         "benchmark": "precision",
         **machine,
         "title": f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {positions}, {machine['device']}",
-        "recipe": schema.to_data(recipe),
+        "recipe": recipe_data(recipe),
         "runs": runs,
         **compared(runs),
     }

@@ -65,9 +65,11 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     }
 
 
-def recipe_data(recipe: Recipe, file: str) -> dict[str, Any]:
-    """The recipe as plain data; of the training file `file` only the name, without its folder."""
-    return schema.to_data(recipe) | {"data": schema.to_data(recipe.data) | {"train": [Path(file).name]}}
+def recipe_data(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data; of files only the names, without their folders."""
+    data = schema.to_data(recipe.data)
+    names = {key: [Path(file).name for file in data[key]] for key in ("train", "validation")}
+    return schema.to_data(recipe) | {"data": data | names}
 
 
 def load_recipe(path: Path, data: str, overrides: Iterable[str]) -> Recipe:

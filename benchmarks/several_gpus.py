@@ -154,7 +154,7 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
         "data": Path(options.data).name,
         "steps": steps,
         "preloaded_batches": PRELOADED,
-        "recipe": recipe_data(recipe, options.data),
+        "recipe": recipe_data(recipe),
         "peak_memory_bytes": peak_memory(device),
         "results": results,
         "exchange_microseconds": wires,

@@ -359,7 +359,7 @@ def main() -> None:
         "batches": options.batches,
         "steps": options.steps,
         "title": f"{recipe.model.kind}, batch {recipe.data.batch_size:,}, {machine['device']}",
-        "recipe": recipe_data(recipe, options.data),
+        "recipe": recipe_data(recipe),
         **look(recipe, data, device, options.warmup or options.batches, options.steps),
     }
     print(report["title"])

@@ -142,7 +142,7 @@ def main() -> None:
         "benchmark": "step_timeline",
         **machine,
         "data": Path(options.data).name,
-        "recipe": recipe_data(recipe, options.data),
+        "recipe": recipe_data(recipe),
         "step": step,
         "per_step": sums,
     }

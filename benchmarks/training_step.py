@@ -185,7 +185,7 @@ def main() -> None:
         **machine,
         "data": Path(options.data).name,
         "steps": options.rounds * options.batches if options.ratio else steps,
-        "recipe": recipe_data(recipe, options.data),
+        "recipe": recipe_data(recipe),
         "peak_memory_bytes": peak_memory(device),
         "results": results,
     }
