@@ -367,8 +367,8 @@ class StackedModel(NnueModel):
         """What the first layer gives the others."""
 
     def first_call(self, batch: Batch) -> FusedCall | None:
-        """The operator whose output alone `first_outputs` gives as x, for nets without PSQT; None if there is none.
-        `loss` may call it in the place of `first_outputs`, so only a net that knows says it."""
+        """The operator that computes the x of `first_outputs`, where that gives nothing but x and the buckets; None if
+        there is none. `loss` may call the operator instead, so only a net for which that is the same returns it."""
         return None
 
     @abstractmethod
