@@ -140,7 +140,7 @@ for _op, _fake in _FAKES.items():
 
 
 def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    weight, bias, psqt = _FAKES[BACKWARD](*arguments)
+    weight, bias, psqt = _FAKES[BACKWARD](*arguments, [])
     rows: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
     return weight.new_empty(rows, dtype=torch.int64), weight.new_empty(rows, weight.shape[1]), bias, psqt
 
