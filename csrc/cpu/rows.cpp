@@ -23,6 +23,16 @@ constexpr int kLine = 64;    // bytes of a cache line
 constexpr int kRows = 64;    // rows of a tile: of elements of any size they fill whole lines of the output
 constexpr int kStrip = 256;  // bytes of each row in a strip
 
+// Rows [row, row + height) and columns [column, column + width) by themselves. Inlined, so that each caller has it for
+// its own instruction set, and that of small matrices without offsets.
+template <class T>
+[[gnu::always_inline]] inline void transpose_plainly(const T* __restrict__ from, T* __restrict__ to, const Matrices& m,
+                                                     int64_t row, int64_t column, int64_t height, int64_t width) {
+    for (int64_t c = column; c < column + width; ++c) {
+        for (int64_t r = row; r < row + height; ++r) to[c * m.rows + r] = from[r * m.columns + c];
+    }
+}
+
 }  // namespace nnue::rows
 
 #define NNUE_KERNELS "rows_kernels.h"
@@ -38,13 +48,6 @@ constexpr int64_t kLargeBytes = 1 << 23;
 
 // Matrices of fewer elements are not worth a call of the kernel.
 constexpr int64_t kSmall = 1024;
-
-template <class T>
-void transpose_small(const T* __restrict__ from, T* __restrict__ to, const Matrices& m) {
-    for (int64_t c = 0; c < m.columns; ++c) {
-        for (int64_t r = 0; r < m.rows; ++r) to[c * m.rows + r] = from[r * m.columns + c];
-    }
-}
 
 Tensor transpose_op(const Tensor& x_in) {
     const Matrices m = check_matrices(x_in, Device::cpu);
@@ -64,7 +67,8 @@ Tensor transpose_op(const Tensor& x_in) {
             return torch::stable::parallel_for(0, m.count, grain, [&](int64_t begin, int64_t end) {
                 for (int64_t i = begin; i < end; ++i) {
                     const int64_t first = i * m.rows * m.columns;
-                    transpose_small(const_data<T>(x) + first, mutable_data<T>(out) + first, m);
+                    transpose_plainly(const_data<T>(x) + first, mutable_data<T>(out) + first, m, 0, 0, m.rows,
+                                      m.columns);
                 }
             });
         }

@@ -89,15 +89,6 @@ inline void stream_lines(const void* from, void* to, int64_t bytes) {
 #endif
 }
 
-// Rows [row, row + height) and columns [column, column + width) by themselves.
-template <class T>
-void transpose_plainly(const T* __restrict__ from, T* __restrict__ to, const rows::Matrices& m, int64_t row,
-                       int64_t column, int64_t height, int64_t width) {
-    for (int64_t c = column; c < column + width; ++c) {
-        for (int64_t r = row; r < row + height; ++r) to[c * m.rows + r] = from[r * m.columns + c];
-    }
-}
-
 }  // namespace
 
 // Transposes rows [row, last_row) and at most rows::kStrip bytes of columns, from `column` on, of one matrix. `stream`:
@@ -111,13 +102,13 @@ void transpose_strip(const T* from, T* to, const rows::Matrices& m, int64_t row,
     // A tile at an edge costs as much as a whole one, and is not worth it for so few columns or elements.
     constexpr int64_t kFewColumns = 8, kFewElements = 1024;
     const int64_t width = std::min(kStripColumns, m.columns - column);
-    if (width < kFewColumns) return transpose_plainly(from, to, m, row, column, last_row - row, width);
+    if (width < kFewColumns) return rows::transpose_plainly(from, to, m, row, column, last_row - row, width);
     // At an edge a part of both buffers has no values. It is transposed, too, and not written to the output.
     alignas(64) T staged[rows::kRows * kStripColumns], turned[kColumns * rows::kRows];
     for (; row < last_row; row += rows::kRows) {
         const int64_t height = std::min<int64_t>(rows::kRows, last_row - row);
         if (height * width < kFewElements) {
-            return transpose_plainly(from, to, m, row, column, last_row - row, width);
+            return rows::transpose_plainly(from, to, m, row, column, last_row - row, width);
         }
         for (int64_t r = 0; r < height; ++r) {
             const T* const line = from + (row + r) * m.columns + column;
