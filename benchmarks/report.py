@@ -3,12 +3,14 @@ with."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,19 @@ def recipe_data(recipe: Recipe) -> dict[str, Any]:
 def load_recipe(path: Path, data: str, overrides: Iterable[str]) -> Recipe:
     """The recipe that is measured, on this data file: in fp32, as that is comparable, unless an override says more."""
     return config.load(path, [f"data.train={json.dumps([data])}", "training.precision=fp32", *overrides])
+
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def add_clock(parser: argparse.ArgumentParser) -> None:
+    """The argument that says which of CLOCKS measures."""
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="cpu: CPU time of one thread, for a machine that other programs use, too",
+    )
 
 
 def precision_suffix(recipe: Recipe) -> str:

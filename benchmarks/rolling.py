@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import analysis
-from report import RESULTS, environment, write
+from report import CLOCKS, RESULTS, add_clock, environment, write
 
 STATISTICS = ("sum", "mean", "std", "min", "max", "skew", "kurt", "median")
 BARS = {"mean": 2, "max": 3, "std": 3, "ewm_mean": 3}
@@ -30,8 +29,7 @@ BARS = {"mean": 2, "max": 3, "std": 3, "ewm_mean": 3}
 CURVES = ("mean", "std", "max", "median")
 
 
-CLOCK = {"wall": time.perf_counter, "cpu": time.process_time}
-clock = CLOCK["wall"]
+clock = CLOCKS["wall"]
 
 
 def median_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -50,7 +48,7 @@ def median_seconds(call: Callable[[], object], device: torch.device, repeats: in
             call()
             times.append(clock() - start)
     # Other programs on the machine can only increase the CPU time, so the least one is the best estimate.
-    return min(times[1:]) if clock is CLOCK["cpu"] else statistics.median(times[1:])
+    return min(times[1:]) if clock is CLOCKS["cpu"] else statistics.median(times[1:])
 
 
 def naive_mean(x: Tensor, window: int, at_a_time: int = 1 << 27) -> Tensor:
@@ -100,16 +98,11 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=3000)
     parser.add_argument("--windows", type=int, nargs="*", default=[3, 30, 300, 3000, 30_000, 300_000])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--clock",
-        choices=CLOCK,
-        default="wall",
-        help="cpu: CPU time of one thread, for a machine that other programs use, too",
-    )
+    add_clock(parser)
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
     global clock
-    clock = CLOCK[a.clock]
+    clock = CLOCKS[a.clock]
     if a.clock == "cpu":
         torch.set_num_threads(1)
     device = torch.device(a.device)

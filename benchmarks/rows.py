@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import rows
-from report import RESULTS, environment, write
+from report import CLOCKS, RESULTS, add_clock, environment, write
 
 BAR = 0.85
 """the goal: at least this share of the speed of a copy, for a transposition"""
@@ -38,14 +37,13 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ORDERS = {"l1": 1.0, "l2": 2.0, "max": math.inf}
 
 Call = Callable[[Tensor], object]
-CLOCK = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Timer:
     """Times calls of one tensor on a device."""
 
     def __init__(self, device: torch.device, rounds: int, clock: str) -> None:
-        self.device, self.rounds, self.clock = device, rounds, CLOCK[clock]
+        self.device, self.rounds, self.clock = device, rounds, CLOCKS[clock]
         # Other programs on the machine can only increase the CPU time, so the least one is the best estimate.
         self.middle: Callable[[list[float]], float] = min if clock == "cpu" else statistics.median
 
@@ -154,12 +152,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, help="of all inputs of a round; default: 2^30 on CUDA, 2^27 on the CPU")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", choices=("transpose", "norms"), help="default: both")
-    parser.add_argument(
-        "--clock",
-        choices=CLOCK,
-        default="wall",
-        help="cpu: CPU time of one thread, for a machine that other programs use, too",
-    )
+    add_clock(parser)
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
     device = torch.device(a.device)
