@@ -15,9 +15,10 @@ import pytest
 import torch
 from needs import no_cuda, require
 from sample_inputs import assert_close
+from sample_models import assert_as_apart, make_model
 from torch import Tensor, nn
 
-from nnue_trainer import data, nets
+from nnue_trainer import nets
 from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer, StackOrder
@@ -392,18 +393,7 @@ def check_divided(case: Case, tolerance: float) -> None:
 )
 def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any]) -> None:
     """What the trainer calls, against forward and loss apart."""
-    torch.manual_seed(4)
-    model, loss, lam = nets.build(net), WinRateLoss(), torch.tensor(0.8)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape))
-    fens = [
-        "4k3/8/8/8/8/8/8/4K3 w - - 0 1",
-        "4k3/pp6/8/3q4/8/8/PPP5/4K2R b - - 0 1",
-        "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1",
-    ] * 30
-    batch = data.expand(data.records_from_fens(fens), model.feature_set)
-    batch = dataclasses.replace(batch, score=torch.randint(-900, 900, (len(fens),)).short())
+    (model, batch), loss, lam = make_model(net), WinRateLoss(), torch.tensor(0.8)
     emulated.emulator_configure(4, 7)
     found = model.loss(batch, loss, lam)
     assert found is not None
@@ -416,11 +406,7 @@ def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.Monk
     assert torch.equal(model.loss(prepared, loss, lam), found)
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
-    expected = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))
-    assert_close(found, expected, 1e-6, "loss")
-    names = [name for name, _ in model.named_parameters()]
-    for name, a, b in zip(names, gradients_found, torch.autograd.grad(expected, list(model.parameters())), strict=True):
-        assert_close(a, b, 3e-6, f"gradient of {name}", 1e-12)
+    assert_as_apart(model, batch, loss, lam, found, gradients_found, 1e-12)
 
 
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:

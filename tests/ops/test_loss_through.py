@@ -5,15 +5,15 @@ Against float64, in the emulator of tests/cuda_emulator and on a GPU, with eithe
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from sample_inputs import assert_close
+from sample_models import assert_as_apart, make_model
 from torch import Tensor
 
-from nnue_trainer import data, nets, perspectives
+from nnue_trainer import perspectives
 from nnue_trainer.losses import NO_SCORE, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
@@ -21,11 +21,6 @@ from nnue_trainer.perspectives import FusedCall, _name, perspective_transformer
 
 FEATURES, ACTIVE, RANGE = 40, 12, [0.75, 127 / 128]
 HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # what asks the operators for each set of kernels
-FENS = [
-    "4k3/8/8/8/8/8/8/4K3 w - - 0 1",
-    "4k3/pp6/8/3q4/8/8/PPP5/4K2R b - - 0 1",
-    "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1",
-]
 LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)}
 
 
@@ -194,18 +189,6 @@ SIMPLE = {"kind": "simple", "hidden": 48}
 LAYERED = {"kind": "layered", "hidden": 48, "layers": [], "output_buckets": {"count": 8}}
 
 
-def make_model(net: dict[str, Any], device: str = "cpu") -> tuple[Any, Any]:
-    """A net with PSQT columns that are not zero, and a batch for it."""
-    torch.manual_seed(4)
-    model: Any = nets.build(net)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape))
-    batch = data.expand(data.records_from_fens(FENS * 30), model.feature_set)
-    batch = dataclasses.replace(batch, score=torch.randint(-900, 900, (len(batch),)).short())
-    return model.to(device), batch.to(torch.device(device))
-
-
 def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss as the trainer asks for it, against forward and loss apart."""
     loss, lam = LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
@@ -213,11 +196,7 @@ def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert found is not None
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
-    expected = mean(*loss.terms(model(batch) * model.score_scale, batch.score, batch.result, lam))
-    assert_close(found, expected, 1e-6, "loss")
-    names = [name for name, _ in model.named_parameters()]
-    for name, a, b in zip(names, gradients_found, torch.autograd.grad(expected, list(model.parameters())), strict=True):
-        assert_close(a, b, 3e-6, f"gradient of {name}")
+    assert_as_apart(model, batch, loss, lam, found, gradients_found)
 
 
 class EmulatedPlan(NamedTuple):
