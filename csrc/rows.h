@@ -12,7 +12,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -20,7 +19,6 @@
 
 #include "checks.h"
 #include "dtypes.h"
-#include "host_device.h"
 
 namespace nnue::rows {
 
@@ -65,25 +63,6 @@ void dispatch_bytes(int bytes, const Body& body) {
             return body(static_cast<uint64_t*>(nullptr));
     }
 }
-
-// The running sums from which the norms of a row are made.
-struct Norms {
-    double sum = 0, squares = 0, largest = 0;
-
-    NNUE_HOST_DEVICE static double larger(double a, double b) { return a > b || a != a ? a : b; }
-
-    NNUE_HOST_DEVICE void add(double x) {
-        x = fabs(x);
-        sum += x;
-        squares += x * x;
-        largest = larger(x, largest);
-    }
-    NNUE_HOST_DEVICE void add(const Norms& b) {
-        sum += b.sum;
-        squares += b.squares;
-        largest = larger(b.largest, largest);
-    }
-};
 
 inline int64_t check_norms(const Tensor& x, const std::optional<Tensor>& sums, const std::optional<Tensor>& roots,
                            const std::optional<Tensor>& largest, Device device) {

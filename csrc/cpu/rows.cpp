@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -83,6 +84,25 @@ Tensor transpose_op(const Tensor& x_in) {
     });
     return out;
 }
+
+// The running sums from which the norms of a row are made.
+struct Norms {
+    double sum = 0, squares = 0, largest = 0;
+
+    static double larger(double a, double b) { return a > b || a != a ? a : b; }
+
+    void add(double x) {
+        x = std::fabs(x);
+        sum += x;
+        squares += x * x;
+        largest = larger(x, largest);
+    }
+    void add(const Norms& b) {
+        sum += b.sum;
+        squares += b.squares;
+        largest = larger(b.largest, largest);
+    }
+};
 
 // Sixteen sums side by side, added in a fixed order.
 template <class T>

@@ -204,7 +204,7 @@ void __stcg(T* p, T v) {
 }
 
 inline int lane_number() {
-    return int(threadIdx.x % 32);
+    return int((threadIdx.x + threadIdx.y * blockDim.x) % 32);
 }
 template <typename T>
 T __shfl_sync(unsigned, T v, int from, int width = 32) {

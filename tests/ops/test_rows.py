@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +16,50 @@ SHAPES = [(1, 1), (3, 5), (64, 64), (65, 129), (1, 300), (257, 2), (2, 3, 70, 33
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.bfloat16, torch.float32, torch.int64, torch.float64]
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda), "emulated"])
+def place(request: pytest.FixtureRequest) -> tuple[Any, torch.device]:
+    """The operators on the CPU, on CUDA, and the CUDA kernels in the emulator; the device of their tensors."""
+    if request.param != "emulated":
+        return torch.ops.nnue, torch.device(request.param)
+    request.getfixturevalue("emulator")
+    return torch.ops.nnue_emulated, torch.device("cpu")
+
+
 def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_transpose(device: torch.device, dtype: torch.dtype) -> None:
+def test_transpose(place: tuple[Any, torch.device], dtype: torch.dtype) -> None:
+    operators, device = place
     for shape in SHAPES:
         x = numbers(shape, dtype).to(device)
-        found = rows.transpose(x)
+        found = operators.transpose(x)
         assert found.is_contiguous()
         assert torch.equal(found, x.mT)
-        assert torch.equal(rows.transpose(x.mT), x)
+        assert torch.equal(operators.transpose(x.mT), x)
+
+
+def behind_a_number(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, from an address that is a multiple of the element's size only."""
+    return torch.cat([x.new_ones(1), x.flatten()])[1:].view(x.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.float64])
+def test_words_and_elements(place: tuple[Any, torch.device], dtype: torch.dtype) -> None:
+    """Sides that are multiples of four or two, or odd; whole tiles of CUDA, and their edges; rows from any address."""
+    operators, device = place
+    sides = ((4, 8), (128, 256), (132, 124), (130, 36), (36, 130), (2, 300), (129, 128), (128, 131), (65, 33), (127, 1))
+    for shape in (*sides, (3, 64, 32), (3, 33, 64), (3, 5, 7)):
+        x = numbers(shape, dtype).to(device)
+        for given in (x, behind_a_number(x)):
+            assert torch.equal(operators.transpose(given), x.mT), shape
+
+
+def test_many_matrices(device: torch.device) -> None:
+    """More than CUDA transposes in one launch."""
+    x = numbers((65537, 2, 3), torch.int16).to(device)
+    assert torch.equal(rows.transpose(x), x.mT)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.float64])
@@ -40,11 +72,7 @@ def test_tiles_and_their_edges(device: torch.device, dtype: torch.dtype) -> None
         assert torch.equal(rows.transpose(x), x.mT), shape
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_emulated_transpose(emulator: ctypes.CDLL, dtype: torch.dtype) -> None:
-    for shape in SHAPES:
-        x = numbers(shape, dtype)
-        assert torch.equal(torch.ops.nnue_emulated.transpose(x), x.mT)
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def expected(x: torch.Tensor) -> list[torch.Tensor]:
@@ -53,26 +81,52 @@ def expected(x: torch.Tensor) -> list[torch.Tensor]:
     return [t.to(x.dtype) for t in (d.sum(-1), d.square().sum(-1).sqrt(), largest)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_norms(device: torch.device, dtype: torch.dtype) -> None:
-    for shape in ((1,), (7,), (3, 16), (2, 3, 1000), (5, 0), (0, 5), (2, 70)):
-        x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 3).to(dtype).to(device)
-        for found, value in zip(rows.norms(x), expected(x), strict=True):
-            torch.testing.assert_close(found, value, rtol=1e-14 if dtype == torch.float64 else 1e-2, atol=0)
-        for order, value in zip((1, 2, math.inf), expected(x), strict=True):
-            torch.testing.assert_close(
-                rows.norm(x, order), value, rtol=1e-14 if dtype == torch.float64 else 1e-2, atol=0
-            )
+def normal(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
 
 
-def test_emulated_norms(emulator: ctypes.CDLL) -> None:
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        for shape in ((7,), (3, 1000), (5, 0), (0, 5)):
-            x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-            out = [torch.empty(shape[:-1], dtype=dtype) for _ in range(3)]
-            torch.ops.nnue_emulated.row_norms(x, *out)
-            for found, value in zip(out, expected(x), strict=True):
-                torch.testing.assert_close(found, value, rtol=1e-14 if dtype == torch.float64 else 1e-2, atol=0)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_norms(place: tuple[Any, torch.device], dtype: torch.dtype) -> None:
+    """Rows of any length, from any address; one norm by itself is that of all three. A few rows are long enough for
+    CUDA to split them."""
+    operators, device = place
+    # What is rounded once, from a sum in double, may be rounded to the neighbour.
+    tolerance = 1e-14 if dtype == torch.float64 else torch.finfo(dtype).eps
+    few = ((1,), (7,), (5, 0), (0, 5), (3, 3), (70, 2), (2, 3, 33), (9, 257), (3, 1024), (3, 1000), (2, 5000))
+    for shape in (*few, (1, 70000), (3, 40001)):
+        x = normal(shape, dtype).to(device)
+        for given in (x, behind_a_number(x)):
+            found = [torch.empty(shape[:-1], dtype=dtype, device=device) for _ in range(3)]
+            operators.row_norms(given, *found)
+            for one, value in zip(found, expected(x), strict=True):
+                torch.testing.assert_close(one, value, rtol=tolerance, atol=0)
+            for i, all_three in enumerate(found):
+                alone = torch.empty_like(all_three)
+                operators.row_norms(given, *(alone if k == i else None for k in range(3)))
+                assert torch.equal(alone, all_three)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_numbers_that_are_not_finite(place: tuple[Any, torch.device], dtype: torch.dtype) -> None:
+    """A NaN anywhere makes all norms NaN, whatever is beside it; an infinity makes them infinite."""
+    operators, device = place
+    for n in (1, 9, 300, 20001):
+        rows_of = [(at, value) for at in {0, n // 3, n // 2, n - 1} for value in (math.nan, -math.nan, -math.inf)]
+        x = normal((len(rows_of), n), dtype)
+        for row, (at, value) in enumerate(rows_of):
+            x[row, (at + 1) % n] = math.inf
+            x[row, at] = value
+        found = [torch.empty(len(rows_of), dtype=dtype, device=device) for _ in range(3)]
+        operators.row_norms(behind_a_number(x.to(device)), *found)
+        for norm in found:
+            torch.testing.assert_close(norm.cpu(), torch.tensor([abs(v) for _, v in rows_of]).to(dtype), equal_nan=True)
+
+
+def test_norms_of_the_wrapper(device: torch.device) -> None:
+    x = normal((3, 16), torch.float32).to(device)
+    for order, found, value in zip((1, 2, math.inf), rows.norms(x), expected(x), strict=True):
+        torch.testing.assert_close(found, value)
+        torch.testing.assert_close(rows.norm(x, order), value)
 
 
 def test_out(device: torch.device) -> None:

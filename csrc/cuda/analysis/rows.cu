@@ -5,49 +5,126 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <bit>
+
 #include "../../rows.h"
-#include "scan.cuh"
+#include "../common.cuh"
 
 namespace nnue::cuda::analysis {
 namespace {
 
 using rows::Matrices;
-using rows::Norms;
 
-// The side of a tile. Its rows have at least 128 bytes, before and after the transposition.
+// Small elements are transposed as words of four bytes. The words of kJoined rows hold a square of elements, which a
+// thread transposes in its registers.
 template <class T>
-constexpr int kSide = sizeof(T) == 8   ? 32
-                      : sizeof(T) == 1 ? 128
-                                       : 64;
-constexpr int kAcross = 32, kDown = 8;
+constexpr int kJoined = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+template <class T>
+using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
+// The words in a row of a tile, before (across) and after (down) the transposition: 128 bytes or more.
 template <class T>
-__global__ void __launch_bounds__(kAcross* kDown) transpose(const T* x, T* out, const Matrices m) {
-    constexpr int kTile = kSide<T>;
-    // Each row begins one bank further on than the row before, so that the words of a column are in different banks.
-    __shared__ T tile[kTile][kTile + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
-    const int64_t down = divide_up(m.rows, kTile), across = divide_up(m.columns, kTile);
-    const int lane = threadIdx.x % kAcross, line = threadIdx.x / kAcross;
-    for (int64_t block = blockIdx.x; block < m.count * down * across; block += gridDim.x) {
-        const int64_t start = block / (down * across) * m.rows * m.columns, place = block % (down * across);
-        const int64_t row = place / across * kTile, column = place % across * kTile;
-#pragma unroll 4
-        for (int r = line; r < kTile; r += kDown) {
-            for (int c = lane; c < kTile; c += kAcross) {
-                if (row + r < m.rows && column + c < m.columns)
-                    tile[r][c] = x[start + (row + r) * m.columns + column + c];
-            }
-        }
-        __syncthreads();
-#pragma unroll 4
-        for (int c = line; c < kTile; c += kDown) {
-            for (int r = lane; r < kTile; r += kAcross) {
-                if (row + r < m.rows && column + c < m.columns)
-                    out[start + (column + c) * m.rows + row + r] = tile[r][c];
-            }
-        }
-        __syncthreads();
+constexpr int kAcross = sizeof(T) == 2 || sizeof(T) == 4 ? 64 : 32;
+template <class T>
+constexpr int kDown = kAcross<T>;
+template <class T>
+constexpr int kTransposeThreads = sizeof(T) == 2 ? 512 : 256;
+constexpr int kResident = 1536;  // threads of a multiprocessor that the registers are to be enough for
+
+constexpr int64_t kMostMatrices = 65535;  // of one launch: the second dimension of a grid
+
+// The word of elements from[0], from[1], …, of which `inside` are in the matrix.
+template <bool kWide, class T>
+__device__ Word<T> load_word(const T* from, int inside) {
+    if constexpr (kWide) return inside > 0 ? *reinterpret_cast<const Word<T>*>(from) : Word<T>(0);
+    Pack<T, kJoined<T>> elements{};
+#pragma unroll
+    for (int i = 0; i < kJoined<T>; ++i) {
+        if (i < inside) elements.at[i] = from[i];
     }
+    return std::bit_cast<Word<T>>(elements);
+}
+
+// Transposes a square of which each word is a row.
+template <class T>
+__device__ void transpose_square(Word<T> (&rows)[kJoined<T>]) {
+    const auto halves = [](uint32_t& a, uint32_t& b) {
+        const uint32_t low = __byte_perm(a, b, 0x5410);
+        b = __byte_perm(a, b, 0x7632), a = low;
+    };
+    const auto bytes = [](uint32_t& a, uint32_t& b) {
+        const uint32_t even = __byte_perm(a, b, 0x6240);
+        b = __byte_perm(a, b, 0x7351), a = even;
+    };
+    if constexpr (kJoined<T> == 2) halves(rows[0], rows[1]);
+    if constexpr (kJoined<T> == 4) {
+        halves(rows[0], rows[2]), halves(rows[1], rows[3]);
+        bytes(rows[0], rows[1]), bytes(rows[2], rows[3]);
+    }
+}
+
+// A thread block transposes one tile of one matrix: blockIdx.y. `across`: tiles in a row of tiles. kWideIn, kWideOut:
+// the rows of x and those of the output begin with a whole word; otherwise that side is read or written by elements.
+template <class T, bool kWideIn, bool kWideOut>
+__global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeThreads<T>)
+    transpose(const T* __restrict__ x, T* __restrict__ out, int64_t rows, int64_t columns, unsigned across) {
+    constexpr int kSide = kJoined<T>, kThreads = kTransposeThreads<T>;
+    constexpr int kWidth = kAcross<T> * kSide, kHeight = kDown<T> * kSide;
+    // Row c + kAcross * i is column c * kSide + i of x. So neighbouring threads store to neighbouring rows, and the odd
+    // pitch puts these words into different banks.
+    __shared__ Word<T> tile[kWidth][kDown<T> + 1];
+    const int64_t row = int64_t{blockIdx.x / across} * kHeight, column = int64_t{blockIdx.x % across} * kWidth;
+    const int height = static_cast<int>(min(rows - row, int64_t{kHeight}));
+    const int width = static_cast<int>(min(columns - column, int64_t{kWidth}));
+    x += blockIdx.y * rows * columns + row * columns + column;
+    out += blockIdx.y * rows * columns + column * rows + row;
+
+    using Out = std::conditional_t<kWideOut, Word<T>, T>;
+    constexpr int kElements = sizeof(Out) / sizeof(T), kInColumn = kHeight / kElements;
+    constexpr int kStepIn = kThreads / kAcross<T>, kStepOut = kThreads / kInColumn;
+    constexpr int kStores = kWidth / kStepOut, kBatch = std::min(kStores, 16);
+    static_assert(kDown<T> % kStepIn == 0 && kAcross<T> % kStepOut == 0 && kBatch % kSide == 0);
+    const int across_in = threadIdx.x % kAcross<T>, down_in = threadIdx.x / kAcross<T>;
+    const int down_out = threadIdx.x % kInColumn, across_out = threadIdx.x / kInColumn;
+    const auto transpose_tile = [&](auto is_whole) {
+        Word<T> squares[kDown<T> / kStepIn][kSide];
+        const T* from = x + down_in * kSide * columns + across_in * kSide;
+#pragma unroll
+        for (int s = 0; s < kDown<T> / kStepIn; ++s, from += (kStepIn - 1) * kSide * columns) {
+#pragma unroll
+            for (int i = 0; i < kSide; ++i, from += columns) {
+                const bool has_row = (down_in + s * kStepIn) * kSide + i < height;
+                const int inside = has_row ? width - across_in * kSide : 0;
+                squares[s][i] = load_word<kWideIn>(from, is_whole ? kSide : inside);
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < kDown<T> / kStepIn; ++s) {
+            transpose_square<T>(squares[s]);
+#pragma unroll
+            for (int i = 0; i < kSide; ++i) tile[across_in + kAcross<T> * i][down_in + s * kStepIn] = squares[s][i];
+        }
+        __syncthreads();
+        T* to = out + across_out * kSide * rows + down_out * kElements;
+#pragma unroll 1
+        for (int word = across_out; word < kAcross<T>; word += kBatch / kSide * kStepOut) {
+            Out found[kBatch];
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b) {
+                const int place = word + b / kSide * kStepOut + b % kSide * kAcross<T>;
+                found[b] = reinterpret_cast<const Out*>(tile[place])[down_out];
+            }
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b, to += b % kSide == 0 ? ((kStepOut - 1) * kSide + 1) * rows : rows) {
+                const int c = (word + b / kSide * kStepOut) * kSide + b % kSide;
+                if (is_whole || (c < width && down_out * kElements < height)) *reinterpret_cast<Out*>(to) = found[b];
+            }
+        }
+    };
+    if (height < kHeight || width < kWidth)
+        transpose_tile(std::false_type());
+    else
+        transpose_tile(std::true_type());
 }
 
 Tensor transpose_op(const Tensor& x_in) {
@@ -57,51 +134,164 @@ Tensor transpose_op(const Tensor& x_in) {
     const Tensor out = torch::stable::new_empty(x, rows::transposed_shape(x));
     if (m.count == 0) return out;
     rows::dispatch_bytes(m.bytes, [&]<class T>(T*) {
-        const int64_t tiles = m.count * divide_up(m.rows, kSide<T>) * divide_up(m.columns, kSide<T>);
-        launch("transpose", transpose<T>, thread_blocks_for(tiles, 1), kAcross * kDown, 0, current_stream(x),
-               const_data<T>(x), mutable_data<T>(out), m);
+        const int64_t down = divide_up(m.rows, kDown<T> * kJoined<T>);
+        const int64_t across = divide_up(m.columns, kAcross<T> * kJoined<T>);
+        const auto run = [&](auto wide_in, auto wide_out) {
+            for (int64_t first = 0; first < m.count; first += kMostMatrices) {
+                const dim3 grid(thread_blocks_for(down * across, 1), std::min(m.count - first, kMostMatrices));
+                const int64_t begin = first * m.rows * m.columns;
+                launch("transpose", transpose<T, wide_in, wide_out>, grid, kTransposeThreads<T>, 0, current_stream(x),
+                       const_data<T>(x) + begin, mutable_data<T>(out) + begin, m.rows, m.columns,
+                       static_cast<unsigned>(across));
+            }
+        };
+        constexpr std::true_type yes;
+        if constexpr (kJoined<T> == 1) {
+            run(yes, yes);
+        } else {
+            constexpr std::false_type no;
+            const bool in = m.columns % kJoined<T> == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 4 == 0;
+            const bool to = m.rows % kJoined<T> == 0;
+            in ? to ? run(yes, yes) : run(yes, no) : to ? run(no, yes) : run(no, no);
+        }
     });
     return out;
 }
 
-struct AddNorms {
-    __device__ Norms operator()(Norms a, const Norms& b) const {
-        a.add(b);
-        return a;
+// A thread block of row_norms has this many threads, which one row or several share.
+constexpr int kNormThreads = 256, kNormBlocks = 4;
+// 16-byte loads that a thread has in flight, and about how many it has in all.
+constexpr int kLoads = 4, kLoadsOfThread = 16;
+// Fewer rows than this are split, so that there is work for all multiprocessors, but not into parts of fewer bytes.
+constexpr int64_t kEnoughParts = 512, kLeastBytes = 1 << 15;
+
+// What is known of the elements that have been read.
+template <class T>
+struct Sums {
+    using Number = sum_t<T>;
+    using Bits = std::conditional_t<sizeof(Number) == 8, unsigned long long, unsigned>;
+
+    double sum, squares;
+    Bits largest;  // of a number without its sign. Such bits have the order of the numbers, and NaN comes last.
+
+    __device__ void add(T x) {
+        const Number number = to_sum(x);
+        const double magnitude = fabs(static_cast<double>(number));
+        sum += magnitude;
+        squares += magnitude * magnitude;
+        largest = max(largest, std::bit_cast<Bits>(number) & ~(Bits{1} << (8 * sizeof(Bits) - 1)));
+    }
+    __device__ void add(const Sums& b) {
+        sum += b.sum;
+        squares += b.squares;
+        largest = max(largest, b.largest);
+    }
+    // Adds the sums of all lanes in groups of this many.
+    __device__ void add_lanes(int lanes) {
+#pragma unroll 1
+        for (int by = lanes / 2; by > 0; by /= 2) {
+            add(Sums{__shfl_xor_sync(kAllLanes, sum, by), __shfl_xor_sync(kAllLanes, squares, by),
+                     __shfl_xor_sync(kAllLanes, largest, by)});
+        }
     }
 };
 
 template <class T>
 struct NormsOut {
     T *sums, *roots, *largest;
+
+    __device__ void put(int64_t row, const Sums<T>& found) const {
+        const auto rounded = [](auto x) { return from_sum<T>(static_cast<sum_t<T>>(x)); };
+        if (sums != nullptr) sums[row] = rounded(found.sum);
+        if (roots != nullptr) roots[row] = rounded(sqrt(found.squares));
+        if (largest != nullptr) largest[row] = rounded(std::bit_cast<sum_t<T>>(found.largest));
+    }
 };
 
-// One thread block per row.
+// threadIdx.y is a row of the thread block. Its threads are a power of two, and enough for the single elements on
+// either side of the packs. With `parts`, blockIdx.y is a part of the row, of `length` elements, and its sums go there.
 template <class T>
-__global__ void __launch_bounds__(kThreads) row_norms(const T* x, int64_t count, int64_t n, const NormsOut<T> out) {
-    __shared__ double memory[kWarp * sizeof(Norms) / sizeof(double)];
-    for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
-        Norms mine, total;
-        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) mine.add(static_cast<double>(to_sum(x[row * n + i])));
-        exclusive_scan<false>(mine, Norms(), reinterpret_cast<Norms*>(memory), AddNorms(), &total);
-        if (threadIdx.x != 0) continue;
-        if (out.sums != nullptr) out.sums[row] = from_sum<T>(static_cast<sum_t<T>>(total.sum));
-        if (out.roots != nullptr) out.roots[row] = from_sum<T>(static_cast<sum_t<T>>(sqrt(total.squares)));
-        if (out.largest != nullptr) out.largest[row] = from_sum<T>(static_cast<sum_t<T>>(total.largest));
+__global__ void __launch_bounds__(kNormThreads, kNormBlocks)
+    row_norms(const T* __restrict__ x, int64_t count, int64_t n, int64_t length, Sums<T>* parts,
+              const NormsOut<T> out) {
+    __shared__ Sums<T> of_warps[kNormThreads / kWarp];
+    const int threads = blockDim.x, thread = threadIdx.x;
+    const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, begin = blockIdx.y * length;
+    Sums<T> mine{};
+    if (row < count) {
+        const T* const from = x + row * n + begin;
+        const int64_t size = min(length, n - begin);
+        // Single elements up to a multiple of 16 bytes, packs of 16 bytes, and single elements.
+        const int64_t head = min(size, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(from) % 16 / sizeof(T)));
+        const int64_t packs = (size - head) / kWide<T>, tail = head + packs * kWide<T>;
+        if (thread < head) mine.add(from[thread]);
+        if (tail + thread < size) mine.add(from[tail + thread]);
+        for (int64_t i = thread; i < packs; i += kLoads * threads) {
+            Pack<T, kWide<T>> pack[kLoads];
+#pragma unroll
+            for (int k = 0; k < kLoads; ++k) {
+                if (i + k * threads < packs) pack[k] = load<kWide<T>>(from + head + (i + k * threads) * kWide<T>);
+            }
+#pragma unroll
+            for (int k = 0; k < kLoads; ++k) {
+                if (i + k * threads >= packs) break;
+#pragma unroll
+                for (int e = 0; e < kWide<T>; ++e) mine.add(pack[k].at[e]);
+            }
+        }
     }
+    mine.add_lanes(min(threads, kWarp));
+    if (threads > kWarp) {
+        const int warp = (threadIdx.y * threads + thread) / kWarp;
+        if (thread % kWarp == 0) of_warps[warp] = mine;
+        __syncthreads();
+        if (thread == 0) {
+#pragma unroll 1
+            for (int w = 1; w < threads / kWarp; ++w) mine.add(of_warps[warp + w]);
+        }
+    }
+    if (thread != 0 || row >= count) return;
+    parts == nullptr ? out.put(row, mine) : void(parts[row * gridDim.y + blockIdx.y] = mine);
+}
+
+// One warp per row.
+template <class T>
+__global__ void __launch_bounds__(kWarp) join_parts(const Sums<T>* parts, int count, const NormsOut<T> out) {
+    Sums<T> mine{};
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += kWarp) mine.add(parts[int64_t{blockIdx.x} * count + i]);
+    mine.add_lanes(kWarp);
+    if (threadIdx.x == 0) out.put(blockIdx.x, mine);
 }
 
 void row_norms_op(const Tensor& x_in, const std::optional<Tensor>& sums, const std::optional<Tensor>& roots,
                   const std::optional<Tensor>& largest) {
     const int64_t count = rows::check_norms(x_in, sums, roots, largest, Device::cuda);
+    if (count == 0) return;
     const torch::stable::accelerator::DeviceGuard guard(x_in.get_device_index());
     const Tensor x = torch::stable::contiguous(x_in);
     const int64_t n = x.size(x.dim() - 1);
     dispatch_weight_dtype<__half, __nv_bfloat16>(x.scalar_type(), [&]<class T>(T*) {
         const auto pointer = [](const std::optional<Tensor>& to) { return to ? mutable_data<T>(*to) : nullptr; };
-        launch("row_norms", row_norms<T>, thread_blocks_for(count, 1), threads_for(std::max<int64_t>(n, 1), 8), 0,
-               current_stream(x), const_data<T>(x), count, n,
-               NormsOut<T>{pointer(sums), pointer(roots), pointer(largest)});
+        const NormsOut<T> out{pointer(sums), pointer(roots), pointer(largest)};
+        const int64_t wanted = std::clamp<int64_t>(n * sizeof(T) / kLeastBytes, 1, divide_up(kEnoughParts, count));
+        // A part begins with a pack if its row does.
+        const int64_t length = divide_up(divide_up(n, wanted), kWide<T>) * kWide<T>;
+        const int64_t parts = std::max<int64_t>(divide_up(n, std::max<int64_t>(length, 1)), 1);
+        int threads = 8;  // of a row; a pack has no more elements
+        while (threads < kNormThreads && threads * kLoadsOfThread * kWide<T> < length) threads *= 2;
+        const dim3 block(threads, kNormThreads / threads), grid(thread_blocks_for(count, block.y), parts);
+        const auto run = [&](Sums<T>* of_parts) {
+            launch("row_norms", row_norms<T>, grid, block, 0, current_stream(x), const_data<T>(x), count, n, length,
+                   of_parts, out);
+        };
+        if (parts == 1) return run(nullptr);
+        constexpr int kNumbers = sizeof(Sums<T>) / sizeof(double);
+        const Tensor scratch = torch::stable::new_empty(x, {count * parts * kNumbers}, ScalarType::Double);
+        Sums<T>* const of_parts = reinterpret_cast<Sums<T>*>(mutable_data<double>(scratch));
+        run(of_parts);
+        launch("join_parts", join_parts<T>, thread_blocks_for(count, 1), kWarp, 0, current_stream(x), of_parts,
+               static_cast<int>(parts), out);
     });
 }
 
