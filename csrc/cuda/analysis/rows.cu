@@ -33,14 +33,25 @@ constexpr int kResident = 1536;  // threads of a multiprocessor that the registe
 
 constexpr int64_t kMostMatrices = 65535;  // of one launch: the second dimension of a grid
 
-// The word of elements from[0], from[1], …, of which `inside` are in the matrix.
-template <bool kWide, class T>
+// 32 bits of two words, from this bit on.
+__device__ inline uint32_t joined(uint32_t low, uint32_t high, int bit) {
+    return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> bit);
+}
+
+// The word of elements from[0], from[1], …, of which `inside` are in the matrix; kWhole: all of them.
+template <bool kWide, bool kWhole, class T>
 __device__ Word<T> load_word(const T* from, int inside) {
-    if constexpr (kWide) return inside > 0 ? *reinterpret_cast<const Word<T>*>(from) : Word<T>(0);
+    if constexpr (kWide) return kWhole || inside > 0 ? *reinterpret_cast<const Word<T>*>(from) : Word<T>(0);
+    if constexpr (kWhole && sizeof(T) == 1) {
+        // Two loads instead of four: of the one or two aligned words that have these bytes.
+        const int skipped = reinterpret_cast<uintptr_t>(from) % 4;
+        const uint32_t* const words = reinterpret_cast<const uint32_t*>(from - skipped);
+        return joined(words[0], skipped == 0 ? 0 : words[1], 8 * skipped);
+    }
     Pack<T, kJoined<T>> elements{};
 #pragma unroll
     for (int i = 0; i < kJoined<T>; ++i) {
-        if (i < inside) elements.at[i] = from[i];
+        if (kWhole || i < inside) elements.at[i] = from[i];
     }
     return std::bit_cast<Word<T>>(elements);
 }
@@ -63,8 +74,33 @@ __device__ void transpose_square(Word<T> (&rows)[kJoined<T>]) {
     }
 }
 
+// Stores a whole tile to rows of the output that may begin inside a word. Words in memory are then parts of two words
+// of the tile. What would be the first one gets the last elements of the row in front of the first ones, which go out
+// one by one.
+template <class T>
+__device__ void store_shifted(const Word<T> (&tile)[kAcross<T> * kJoined<T>][kDown<T> + 1], T* out, int64_t rows) {
+    constexpr int kSide = kJoined<T>, kHeight = kDown<T> * kSide;
+    const int r = threadIdx.x % kDown<T>;
+#pragma unroll 4
+    for (int place = threadIdx.x / kDown<T>; place < kAcross<T> * kSide; place += kTransposeThreads<T> / kDown<T>) {
+        const int column = place % kAcross<T> * kSide + place / kAcross<T>;
+        T* const to = out + column * rows;
+        const int before = reinterpret_cast<uintptr_t>(to) % 4 / sizeof(T);
+        const uint32_t previous = tile[place][(r + kDown<T> - 1) % kDown<T>];
+        const uint32_t word = joined(previous, tile[place][r], 32 - 8 * sizeof(T) * before);
+        if (r > 0 || before == 0) {
+            *reinterpret_cast<uint32_t*>(to + r * kSide - before) = word;
+            continue;
+        }
+        const auto elements = std::bit_cast<Pack<T, kSide>>(word);
+#pragma unroll
+        for (int i = 0; i < kSide; ++i) to[i < before ? kHeight - before + i : i - before] = elements.at[i];
+    }
+}
+
 // A thread block transposes one tile of one matrix: blockIdx.y. `across`: tiles in a row of tiles. kWideIn, kWideOut:
-// the rows of x and those of the output begin with a whole word; otherwise that side is read or written by elements.
+// all rows of x, or of the output, begin with a whole word. Otherwise that side is read or written by elements, and in
+// whole tiles by shifted words.
 template <class T, bool kWideIn, bool kWideOut>
 __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeThreads<T>)
     transpose(const T* __restrict__ x, T* __restrict__ out, int64_t rows, int64_t columns, unsigned across) {
@@ -95,7 +131,7 @@ __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeTh
             for (int i = 0; i < kSide; ++i, from += columns) {
                 const bool has_row = (down_in + s * kStepIn) * kSide + i < height;
                 const int inside = has_row ? width - across_in * kSide : 0;
-                squares[s][i] = load_word<kWideIn>(from, is_whole ? kSide : inside);
+                squares[s][i] = load_word<kWideIn, is_whole>(from, inside);
             }
         }
 #pragma unroll
@@ -105,6 +141,7 @@ __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeTh
             for (int i = 0; i < kSide; ++i) tile[across_in + kAcross<T> * i][down_in + s * kStepIn] = squares[s][i];
         }
         __syncthreads();
+        if constexpr (is_whole && !kWideOut) return store_shifted<T>(tile, out, rows);
         T* to = out + across_out * kSide * rows + down_out * kElements;
 #pragma unroll 1
         for (int word = across_out; word < kAcross<T>; word += kBatch / kSide * kStepOut) {
