@@ -109,7 +109,9 @@ __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeTh
     // Row c + kAcross * i is column c * kSide + i of x. So neighbouring threads store to neighbouring rows, and the odd
     // pitch puts these words into different banks.
     __shared__ Word<T> tile[kWidth][kDown<T> + 1];
-    const int64_t row = int64_t{blockIdx.x / across} * kHeight, column = int64_t{blockIdx.x % across} * kWidth;
+    // The last tiles come first, because those at the edges are slow and should not be left over for the end.
+    const unsigned number = gridDim.x - 1 - blockIdx.x;
+    const int64_t row = int64_t{number / across} * kHeight, column = int64_t{number % across} * kWidth;
     const int height = static_cast<int>(min(rows - row, int64_t{kHeight}));
     const int width = static_cast<int>(min(columns - column, int64_t{kWidth}));
     x += blockIdx.y * rows * columns + row * columns + column;
