@@ -23,17 +23,22 @@ struct Positions {
     int positions, max_active, num_features, psqt_buckets;
 };
 
-// Calls visit(index) for the legal entries of a row that belong to this lane.
-template <class Visit>
-__device__ __forceinline__ void for_each_own_entry(const Positions& p, const int32_t* row, int lane,
-                                                   const Visit& visit) {
-    for (int base = 0; base < p.max_active; base += kWarp) {
-        const int32_t mine = base + lane < p.max_active ? row[base + lane] : -1;
-        const unsigned ends = __ballot_sync(cuda::kAllLanes, mine == -1);
-        const bool alive = (ends & ((2u << lane) - 1)) == 0;  // no -1 up to here
-        if (alive && static_cast<unsigned>(mine) < static_cast<unsigned>(p.num_features)) visit(mine);
-        if (ends != 0) return;
-    }
+// Entries `base` + lane of both sides' rows; −1 where a row has none.
+struct Entries {
+    int32_t white, black;
+};
+__device__ __forceinline__ Entries load_entries(const Positions& p, int64_t row, int base, int lane) {
+    if (base + lane >= p.max_active) return {-1, -1};
+    return {p.white[row + base + lane], p.black[row + base + lane]};
+}
+
+// Whether an entry counts: its index is legal, and no −1 is in its lane or in one below. `ended` becomes true if the row
+// has a −1.
+__device__ __forceinline__ bool counts(const Positions& p, int32_t index, int lane, bool& ended) {
+    const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
+    const bool is_before = !ended && (ends & ((2u << lane) - 1)) == 0;
+    ended = ended || ends != 0;
+    return is_before && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features);
 }
 
 // `black_first(position)` says whether Black is to move.
@@ -43,7 +48,10 @@ __global__ void __launch_bounds__(kThreads)
                    FindingSink sink) {
     const int position = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (position >= p.positions) return;
-    const int64_t psqt_bucket = p.psqt_bucket[position];
+    // A warp does little but wait for memory, so whatever can be loaded at once is loaded at once.
+    const int64_t psqt_bucket = p.psqt_bucket[position], row = int64_t(position) * p.max_active;
+    Entries now = load_entries(p, row, 0, lane);
+    const float half = black_first(position) ? -0.5f : 0.5f;
     if (psqt_bucket < 0 || psqt_bucket >= p.psqt_buckets) {
         if (lane == 0) {
             out[position] = 0;
@@ -53,16 +61,20 @@ __global__ void __launch_bounds__(kThreads)
         return;
     }
     const float* column = psqt + psqt_bucket;
-    float white = 0, black = 0;
     const auto value = [&](int32_t index) { return column[int64_t(index) * p.psqt_buckets]; };
-    const int64_t row = int64_t(position) * p.max_active;
-    for_each_own_entry(p, p.white + row, lane, [&](int32_t index) { white += value(index); });
-    for_each_own_entry(p, p.black + row, lane, [&](int32_t index) { black += value(index); });
+    float white = 0, black = 0;
+    bool white_ended = false, black_ended = false;
+    for (int base = 0; base < p.max_active && !(white_ended && black_ended); base += kWarp) {
+        const Entries next = load_entries(p, row, base + kWarp, lane);
+        if (counts(p, now.white, lane, white_ended)) white += value(now.white);
+        if (counts(p, now.black, lane, black_ended)) black += value(now.black);
+        now = next;
+    }
     float difference = white - black;
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
         difference += __shfl_xor_sync(cuda::kAllLanes, difference, offset);
     }
-    if (lane == 0) out[position] = (black_first(position) ? -0.5f : 0.5f) * difference;
+    if (lane == 0) out[position] = half * difference;
 }
 
 template <class BlackFirst>

@@ -74,13 +74,20 @@ __global__ void __launch_bounds__(kPrepareThreads)
     if (threadIdx.x == 0) scratch.largest[blockIdx.x] = most;
 }
 
-constexpr int kLowBits = 25;
-constexpr int kMostHeadroom = 2 * kLowBits - 1;  // 64 amounts of either part fit in 31 bits
-constexpr int kSharedPsqtBuckets = 16;           // if there are more, everything is added in global memory
-static_assert(kPrepareGrid <= kThreads && kMaxBuckets <= kThreads);
+// A thread block of scatter_kernel takes kScatterRows rows, of neighbouring tiles. It adds in shared memory what they
+// have in the king bucket of its first tile, which nearly always is that of the others, too.
+constexpr int kScatterTiles = 4, kScatterRows = kScatterTiles * kTileRows, kScatterThreads = 512;
+// An amount has a low part of this many bits and a high part. kScatterRows amounts of either part fit in 31 bits.
+constexpr int kLowBits = 31 - std::bit_width(unsigned{kScatterRows - 1});
+constexpr int kMostHeadroom = 2 * kLowBits - 1;
+constexpr int kSharedPsqtBuckets = 16;  // if there are more, everything is added in global memory
+// Cells per PSQT bucket in shared memory. The padding puts four neighbouring features of eight PSQT buckets into
+// different banks.
+constexpr int kCells = kBucketFeatures + 4;
+static_assert(kPrepareGrid <= kScatterThreads && kMaxBuckets <= kScatterThreads && kScatterRows <= kScatterThreads);
 
-// A row of a tile, and what it adds to its features.
-struct TileRow {
+// A row, and what it adds to its features.
+struct ScatteredRow {
     const int32_t* entries;  // null where there is no row
     long long amount;
     float grad;
@@ -89,8 +96,8 @@ struct TileRow {
 };
 
 // Fills in everything but the amount.
-__device__ __forceinline__ TileRow tile_row(const Problem& p, const float* grad, int slot) {
-    TileRow row{};
+__device__ __forceinline__ ScatteredRow scattered_row(const Problem& p, const float* grad, int slot) {
+    ScatteredRow row{};
     const int target = p.plan.slot_target[slot];
     if (target < 0) return row;
     const int position = target / 2, white_slot = p.plan.row_slot[position];
@@ -105,69 +112,74 @@ __device__ __forceinline__ TileRow tile_row(const Problem& p, const float* grad,
     return row;
 }
 
-// One thread block per tile.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kScatterThreads)
     scatter_kernel(Problem p, const float* __restrict__ grad, int headroom, Scratch scratch) {
     extern __shared__ int4 memory[];
-    // [2, P, 768]: low parts, then high parts. Not used where P > kSharedPsqtBuckets.
+    // [2, P, kCells]: low parts, then high parts. Not used where P > kSharedPsqtBuckets.
     int* parts = reinterpret_cast<int*>(memory);
-    __shared__ unsigned shared[kThreads / kWarp];
-    __shared__ TileRow rows[kTileRows];
-    const int tile = blockIdx.x, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    __shared__ unsigned shared[kScatterThreads / kWarp];
+    __shared__ ScatteredRow rows[kScatterRows];
+    const int tile = blockIdx.x * kScatterTiles, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const bool has_parts = p.psqt_buckets <= kSharedPsqtBuckets;
-    const int cells = has_parts ? p.psqt_buckets * kBucketFeatures : 0;
+    const int cells = has_parts ? p.psqt_buckets * kCells : 0;
     // All loads from global memory come first, so that their latencies overlap.
     const unsigned largest = threadIdx.x < kPrepareGrid ? scratch.largest[threadIdx.x] : 0;
     const int tiles = p.plan.tile_begin[p.in.num_buckets];
     const bool begun = threadIdx.x < p.in.num_buckets && p.plan.tile_begin[threadIdx.x] <= tile;
-    TileRow own{};
-    if (threadIdx.x < kTileRows && tile < tiles) own = tile_row(p, grad, tile * kTileRows + threadIdx.x);
-    for (int i = threadIdx.x; i < cells / 2; i += kThreads) memory[i] = {0, 0, 0, 0};
+    ScatteredRow own{};
+    if (static_cast<int>(threadIdx.x) < (tiles - tile) * kTileRows && threadIdx.x < kScatterRows)
+        own = scattered_row(p, grad, tile * kTileRows + threadIdx.x);
+    for (int i = threadIdx.x; i < cells / 2; i += kScatterThreads) memory[i] = {0, 0, 0, 0};
     const unsigned most = thread_block_max(largest, shared);
     // 2^exponent is larger than every magnitude.
     const int exponent = most >= 0x7f800000u ? kNotFinite : ilogbf(fmaxf(__uint_as_float(most), 1e-45f)) + 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) *scratch.exponent = exponent;
     if (tile >= tiles || exponent == kNotFinite) return;
-    if (threadIdx.x < kTileRows) {
+    if (threadIdx.x < kScatterRows) {
         own.amount = __double2ll_rn(scalbn(static_cast<double>(own.grad), headroom - exponent));
         rows[threadIdx.x] = own;
     }
-    const int first = (__syncthreads_count(begun) - 1) * p.in.bucket_size;  // first feature of the tile's king bucket
+    // The first feature of the first tile's king bucket, and the end of this bucket.
+    const int first = (__syncthreads_count(begun) - 1) * p.in.bucket_size;
     const int end = has_parts ? min(first + p.in.bucket_size, p.in.num_bucketed) : first;
 
-    constexpr int kWarpRows = kTileRows / (kThreads / kWarp);
-    for (int base = 0; base < p.in.max_active; base += kWarp) {
-        int32_t mine[kWarpRows];
+    constexpr int kTogether = 8, kWarpRows = kScatterRows / (kScatterThreads / kWarp);
+    for (int of_warp = 0; of_warp < kWarpRows; of_warp += kTogether) {
+        ScatteredRow* const own_rows = rows + warp * kWarpRows + of_warp;
+        for (int base = 0; base < p.in.max_active; base += kWarp) {
+            int32_t mine[kTogether];
 #pragma unroll
-        for (int r = 0; r < kWarpRows; ++r) {  // all loads in flight
-            const int32_t* entries = rows[warp * kWarpRows + r].entries;
-            mine[r] = entries != nullptr && base + lane < p.in.max_active ? entries[base + lane] : -1;
-        }
+            for (int r = 0; r < kTogether; ++r) {  // all loads in flight
+                const int32_t* entries = own_rows[r].entries;
+                mine[r] = entries != nullptr && base + lane < p.in.max_active ? entries[base + lane] : -1;
+            }
 #pragma unroll
-        for (int r = 0; r < kWarpRows; ++r) {
-            TileRow& row = rows[warp * kWarpRows + r];
-            const int32_t index = mine[r];
-            const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
-            const bool alive = (ends & ((2u << lane) - 1)) == 0;  // no -1 up to here
-            if (alive && row.regular && index >= first && index < end) {
-                int* cell = parts + row.psqt_bucket * kBucketFeatures + (index - first);
-                atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits) - 1)));
-                atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits));
-            } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
-                atomicAdd(scratch.sums + int64_t(index) * p.psqt_buckets + row.psqt_bucket,
-                          static_cast<unsigned long long>(row.amount));
+            for (int r = 0; r < kTogether; ++r) {
+                ScatteredRow& row = own_rows[r];
+                const int32_t index = mine[r];
+                const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
+                const bool alive = (ends & ((2u << lane) - 1)) == 0;  // no -1 up to here
+                if (alive && row.regular && index >= first && index < end) {
+                    int* cell = parts + row.psqt_bucket * kCells + (index - first);
+                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits) - 1)));
+                    atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits));
+                } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
+                    atomicAdd(scratch.sums + int64_t(index) * p.psqt_buckets + row.psqt_bucket,
+                              static_cast<unsigned long long>(row.amount));
+                }
+                __syncwarp();
+                if (ends != 0 && lane == 0) row.entries = nullptr;
             }
             __syncwarp();
-            if (ends != 0 && lane == 0) row.entries = nullptr;
         }
-        __syncwarp();
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < cells; i += kThreads) {
-        const long long sum = (static_cast<long long>(parts[cells + i]) << kLowBits) + parts[i];
+    // Neighbouring threads take the PSQT buckets of a feature, which are neighbours in `sums`.
+    for (int i = threadIdx.x; i < (end - first) * p.psqt_buckets; i += kScatterThreads) {
+        const int cell = i % p.psqt_buckets * kCells + i / p.psqt_buckets;
+        const long long sum = (static_cast<long long>(parts[cells + cell]) << kLowBits) + parts[cell];
         if (sum == 0) continue;
-        const int feature = first + i % kBucketFeatures, psqt_bucket = i / kBucketFeatures;
-        atomicAdd(scratch.sums + int64_t(feature) * p.psqt_buckets + psqt_bucket, static_cast<unsigned long long>(sum));
+        atomicAdd(scratch.sums + int64_t(first) * p.psqt_buckets + i, static_cast<unsigned long long>(sum));
     }
 }
 
@@ -203,13 +215,14 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
     cuda::launch("psqt prepare", prepare_kernel, kPrepareGrid, kPrepareThreads, 0, stream, grad, p.in.positions, count,
                  scratch);
     const int shared_bytes =
-        p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kBucketFeatures * int(sizeof(int)) : 0;
+        p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kCells * int(sizeof(int)) : 0;
     // The attribute belongs to the kernel and holds for all its launches, so it must not depend on this call.
-    constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kBucketFeatures * int(sizeof(int));
+    constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kCells * int(sizeof(int));
     cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
                      "psqt scatter");
     // There is always at least one thread block, which writes the exponent.
-    cuda::launch("psqt scatter", scatter_kernel, BucketPlan::tiles(p.in.positions, p.in.num_buckets), kThreads,
+    const int most_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
+    cuda::launch("psqt scatter", scatter_kernel, (most_tiles + kScatterTiles - 1) / kScatterTiles, kScatterThreads,
                  shared_bytes, stream, p, grad, headroom, scratch);
     cuda::launch("psqt round", round_kernel, std::min(cuda::thread_blocks_for(count, kThreads), 4096u), kThreads, 0,
                  stream, count, headroom, scratch, grad_psqt);
