@@ -213,6 +213,16 @@ __device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
         : "l"(from), "r"(int(wanted)));
     return v;
 }
+// The same for bytes that are read only once: they do not take the place of others in the L1 cache.
+__device__ __forceinline__ uint4 load_once_16(const void* from, bool wanted) {
+    uint4 v;
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+        "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+        : "l"(from), "r"(int(wanted)));
+    return v;
+}
 
 // Sets a flag: thread blocks that see it set may read what this thread block has written and fenced.
 __device__ __forceinline__ void flag_set(unsigned* flag) {

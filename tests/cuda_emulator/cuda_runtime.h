@@ -55,6 +55,7 @@ enum {
     cudaSharedmemCarveoutMaxShared,
     cudaDevAttrMultiProcessorCount,
     cudaDevAttrMaxSharedMemoryPerBlockOptin,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor,
     cudaDevAttrComputeCapabilityMajor,
     cudaDevAttrComputeCapabilityMinor,
     cudaEventDisableTiming,
@@ -131,10 +132,11 @@ inline cudaError_t cudaGetDevice(int* device) {
     return *device = 0, cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
-    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024
-             : attribute == cudaDevAttrComputeCapabilityMajor     ? 9
-             : attribute == cudaDevAttrComputeCapabilityMinor     ? 0
-                                                                  : emulator::multiprocessors();
+    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin       ? 227 * 1024
+             : attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? 228 * 1024
+             : attribute == cudaDevAttrComputeCapabilityMajor           ? 9
+             : attribute == cudaDevAttrComputeCapabilityMinor           ? 0
+                                                                        : emulator::multiprocessors();
     return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int) {

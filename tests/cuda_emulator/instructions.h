@@ -112,6 +112,9 @@ inline void store_global_16(void* to, uint4 v, bool wanted) {
 inline uint4 load_global_16(const void* from, bool wanted) {
     return wanted ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
 }
+inline uint4 load_once_16(const void* from, bool wanted) {
+    return load_global_16(from, wanted);
+}
 inline void shared_or(uint32_t to, uint32_t bits) {
     at<uint32_t>(to) |= bits, emulator::pause();
 }

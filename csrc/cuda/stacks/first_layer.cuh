@@ -24,7 +24,7 @@ template <class T, int MT, int NT, bool kRounds>
 __device__ void first_layer_sums(const T* x, const float* weight, int inputs, int outputs, const int* positions,
                                  float* shares) {
     using In = Input<T>;
-    constexpr int P = In::kParts, KS = In::kSteps, kColumns = 16 * KS;
+    constexpr int P = In::kParts, W = In::kOtherParts, KS = In::kSteps, kColumns = 16 * KS;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, row = lane / 4, mine = lane % 4 * 4 * KS;
     const int first = warp % (4 / MT) * MT * 16, share = warp / (4 / MT);
     const T* rows[MT][2];
@@ -53,8 +53,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
     const auto load_inputs = [&](int m, int column) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            raw[m][h] =
-                column + mine < inputs ? __ldg(reinterpret_cast<const uint4*>(rows[m][h] + column)) : uint4{0, 0, 0, 0};
+            raw[m][h] = hopper::load_once_16(rows[m][h] + column, column + mine < inputs);
         }
     };
     int column = share * kColumns;
@@ -65,14 +64,14 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
         const int next = column + kShares<MT> * kColumns;
 #pragma unroll
         for (int s = 0; s < KS; ++s) {
-            uint32_t right[NT][kWeightParts][2];
+            uint32_t right[NT][W][2];
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                uint32_t low[kWeightParts], high[kWeightParts];
+                uint32_t low[W], high[W];
                 split(raw_weights[n].x, raw_weights[n].y, low);
                 split(raw_weights[n].z, raw_weights[n].w, high);
 #pragma unroll
-                for (int p = 0; p < kWeightParts; ++p) right[n][p][0] = low[p], right[n][p][1] = high[p];
+                for (int p = 0; p < W; ++p) right[n][p][0] = low[p], right[n][p][1] = high[p];
             }
             if (s + 1 < KS)
                 load_weights(column, s + 1);

@@ -57,29 +57,40 @@ struct FirstBackward {
 
 // The left operands of a unit in shared memory, in the register layout of `mma`: at[product][group of 16
 // positions][group of 16 outputs][part][lane]. Product 0 is grad_x, product 1 the gradient of the weight.
-template <int KO>
+template <class T, int KO>
 struct Operands {
-    uint4 at[2][4][KO][kWeightParts][kWarp];
+    uint4 at[2][4][KO][Input<T>::kOtherParts][kWarp];
 };
 template <class T, int KO>
 struct BackwardMemory {
-    // A ring of stages that cp.async fills, each with a warp's inputs of 16 positions. A lane reads only what it has
-    // copied itself, so it need not wait for other lanes.
+    // A ring of stages that cp.async fills, each with a warp's inputs of 16 positions. See input_place for the last
+    // index.
     static constexpr int kStages = KO == 1 ? 4 : 3;
-    Operands<KO> operands[2];
+    Operands<T, KO> operands[2];
     Pack<T, 4> inputs[kWarps][kStages][4][kWarp];
     int positions[kPositionsAhead + 1][kTile];
 };
+
+// Where the inputs of lane (g, t) are among those of a warp. They are copied by eight lanes per row, so that each request
+// to the L2 cache is for as much of a row as the warp needs, and read by lane (g, t). Both ways are free of bank
+// conflicts.
+__device__ __forceinline__ int input_place(int g, int t) {
+    return t * 8 + (g + 2 * t) % 8;
+}
 
 __device__ __forceinline__ uint4 words(float a, float b, float c, float d) {
     return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
 }
 
+// Workers per multiprocessor.
+template <class T, int KO>
+constexpr int kWorkers = KO == 1 || sizeof(T) == 2 ? 2 : 1;
+
 // T is the type of x. KO · 16 ≥ outputs. kRounds: x is rounded down.
 template <class T, int KO, bool kRounds>
-__global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backward(const T* x, const FirstBackward a) {
+__global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backward(const T* x, const FirstBackward a) {
     using In = Input<T>;
-    constexpr int P = In::kParts, KW = kWeightParts;
+    constexpr int P = In::kParts, KW = In::kOtherParts;
     extern __shared__ __align__(16) char bytes[];
     using Memory = BackwardMemory<T, KO>;
     constexpr int kStages = Memory::kStages;
@@ -136,18 +147,19 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
         }
     };
 
-    // Starts to copy a lane's inputs of 16 positions: four neighbouring columns of rows 2 t, 2 t + 1, 2 t + 8 and 2 t +
-    // 9, which are what lane (g, t) has of a right operand of `mma`. Column 4 n + j of the warp's 32 columns becomes
-    // column n of product j.
+    // Starts to copy a warp's inputs of 16 positions. Lane (g, t) gets four neighbouring columns of rows 2 t, 2 t + 1,
+    // 2 t + 8 and 2 t + 9, which are what it has of a right operand of `mma`. Column 4 n + j of the warp's 32 columns
+    // becomes column n of product j.
     int stage = 0;  // the one that is filled next
     const auto copy_inputs = [&](int place, int step, int column) {
-        const bool is_inside = column + 4 * g < a.inputs;
+        const int to_g = lane % 8, to_t = lane / 8;
+        const bool is_inside = column + 4 * to_g < a.inputs;
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            const int position = memory.positions[place][step * 16 + r / 2 * 8 + 2 * t + r % 2];
+            const int position = memory.positions[place][step * 16 + r / 2 * 8 + 2 * to_t + r % 2];
             const bool wanted = is_inside && position >= 0;
-            const T* const from = wanted ? x + static_cast<int64_t>(position) * a.inputs + column + 4 * g : x;
-            const uint32_t to = hopper::shared_address(&memory.inputs[warp][stage][r][lane]);
+            const T* const from = wanted ? x + static_cast<int64_t>(position) * a.inputs + column + 4 * to_g : x;
+            const uint32_t to = hopper::shared_address(&memory.inputs[warp][stage][r][input_place(to_g, to_t)]);
             if constexpr (sizeof(T) == 4)
                 hopper::copy_async_16(to, from, wanted);
             else
@@ -220,12 +232,14 @@ __global__ void __launch_bounds__(kThreads, KO == 1 ? 2 : 1) first_layer_backwar
         if (column < a.inputs) {
 #pragma unroll 1
             for (int step = 0; step < 4; ++step) {
-                // The oldest copies are in the stage after the one that is filled next.
+                // The oldest copies are in the stage after the one that is filled next. The barrier makes those of all
+                // lanes visible, and no lane reads the stage that is filled next any more.
                 hopper::copy_async_wait<kStages - 2>();
+                __syncwarp();
                 const int oldest = stage + 1 == kStages ? 0 : stage + 1;
                 Pack<T, 4> raw[4];
 #pragma unroll
-                for (int r = 0; r < 4; ++r) raw[r] = load<4>(memory.inputs[warp][oldest][r][lane].at);
+                for (int r = 0; r < 4; ++r) raw[r] = load<4>(memory.inputs[warp][oldest][r][input_place(g, t)].at);
                 uint32_t right[4][P][2];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {

@@ -33,10 +33,22 @@ int multiprocessors(const Tensor& tensor) {
     return count;
 }
 
+// The share of a multiprocessor's memory, in percent of the most, that two thread blocks need as shared memory. The
+// rest is to be cache. Without being asked a GPU keeps what the kernel before had, which may be next to no cache.
+int percent_shared(size_t of_block) {
+    int device = 0, most = 0;
+    check_cuda(cudaGetDevice(&device), "device");
+    check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), "shared memory");
+    const size_t static_and_reserved = sizeof(Tile) + 1536;
+    return static_cast<int>(std::min<size_t>(100, divide_up(200 * (of_block + static_and_reserved), most)));
+}
+
 template <class Kernel>
 void launch_tiles(const char* name, Kernel kernel, int64_t blocks, size_t shared, cudaStream_t stream,
                   const auto&... arguments) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+               "shared memory");
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent_shared(shared)),
                "shared memory");
     launch(name, kernel, static_cast<unsigned>(blocks), kThreads, shared, stream, arguments...);
 }
@@ -393,12 +405,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         a.slabs = static_cast<int>(divide_up(first.inputs, kSlab));
         a.scale = by;
         const int depth = first.outputs <= 16 ? 1 : 2;
-        const int workers = multiprocessors(like) * (depth == 1 ? 2 : 1);
-        segments = floats_like(like, {workers + a.slabs * layers.stacks, depth * 16, kSlab});
-        a.segments = mutable_data<float>(*segments);
+        int workers = 0;
         a.x_scale = layers.integers.x_scale;
         dispatch_input(x.scalar_type(), layers.integers.rounds, [&]<class T, bool kRounds>() {
             const auto run = [&]<int KO>() {
+                workers = multiprocessors(like) * kWorkers<T, KO>;
+                segments = floats_like(like, {workers + a.slabs * layers.stacks, KO * 16, kSlab});
+                a.segments = mutable_data<float>(*segments);
                 launch_tiles("first_layer_backward", first_layer_backward<T, KO, kRounds>, workers,
                              sizeof(BackwardMemory<T, KO>), stream, const_data<T>(x), a);
             };
