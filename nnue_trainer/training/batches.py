@@ -70,7 +70,9 @@ class DeviceBatches:
         self._iterator: Iterator[Batch | Tensor] | None = None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # Its kernels are small. With a high priority they take the first places that become free beside a step's;
+            # otherwise each would wait until all thread blocks of the step's kernel have begun.
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._device = self._stream.device  # has an index, so a later change of the current device does not matter
         self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None
         self._prepare = prepare
