@@ -33,6 +33,7 @@ from nnue_trainer.nets.base import NnueModel, StackedModel
 from nnue_trainer.optim import Optimizer
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.parallel.split import Split, cut
+from nnue_trainer.rows import norm
 
 Terms = tuple[Tensor, Tensor]
 """Σ weight · loss and Σ weight, as `Loss.terms` gives them."""
@@ -325,7 +326,7 @@ class Columns(Whole):
             if part.virtual_rows:
                 kinds.append(gradient.float().view(-1, part.virtual_rows, *gradient.shape[1:]).sum(0))
             for kind in kinds:
-                squares[int(part.name in self.splits)] += torch.linalg.vector_norm(kind, dtype=torch.float64).square()
+                squares[int(part.name in self.splits)] += norm(kind.float()).double().square().sum()
         every = self.ranks.all_gather(squares)
         return torch.cat([every[:1, 0], every[:, 1]]).sqrt().float()
 
