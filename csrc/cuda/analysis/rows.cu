@@ -75,26 +75,27 @@ __device__ void transpose_square(Word<T> (&rows)[kJoined<T>]) {
 }
 
 // Stores a whole tile to rows of the output that may begin inside a word. Words in memory are then parts of two words
-// of the tile. What would be the first one gets the last elements of the row in front of the first ones, which go out
+// of the tile. The elements in front of a row's first word and behind its last one, a word of them in all, come last,
 // one by one.
 template <class T>
 __device__ void store_shifted(const Word<T> (&tile)[kAcross<T> * kJoined<T>][kDown<T> + 1], T* out, int64_t rows) {
-    constexpr int kSide = kJoined<T>, kHeight = kDown<T> * kSide;
+    constexpr int kSide = kJoined<T>, kHeight = kDown<T> * kSide, kThreads = kTransposeThreads<T>;
+    const auto row_of = [&](int place) { return out + (place % kAcross<T> * kSide + place / kAcross<T>)*rows; };
+    const auto before = [](const T* row) { return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 4 / sizeof(T)); };
     const int r = threadIdx.x % kDown<T>;
 #pragma unroll 4
-    for (int place = threadIdx.x / kDown<T>; place < kAcross<T> * kSide; place += kTransposeThreads<T> / kDown<T>) {
-        const int column = place % kAcross<T> * kSide + place / kAcross<T>;
-        T* const to = out + column * rows;
-        const int before = reinterpret_cast<uintptr_t>(to) % 4 / sizeof(T);
+    for (int place = threadIdx.x / kDown<T>; place < kAcross<T> * kSide; place += kThreads / kDown<T>) {
+        T* const to = row_of(place);
+        const int skipped = before(to);
         const uint32_t previous = tile[place][(r + kDown<T> - 1) % kDown<T>];
-        const uint32_t word = joined(previous, tile[place][r], 32 - 8 * sizeof(T) * before);
-        if (r > 0 || before == 0) {
-            *reinterpret_cast<uint32_t*>(to + r * kSide - before) = word;
-            continue;
-        }
-        const auto elements = std::bit_cast<Pack<T, kSide>>(word);
-#pragma unroll
-        for (int i = 0; i < kSide; ++i) to[i < before ? kHeight - before + i : i - before] = elements.at[i];
+        const uint32_t word = joined(previous, tile[place][r], 32 - 8 * sizeof(T) * skipped);
+        if (r > 0 || skipped == 0) *reinterpret_cast<uint32_t*>(to + r * kSide - skipped) = word;
+    }
+    for (int i = threadIdx.x; i < kAcross<T> * kSide * kSide; i += kThreads) {
+        T* const to = row_of(i / kSide);
+        const int skipped = before(to), element = i % kSide;
+        const int at = element < kSide - skipped ? element : kHeight - kSide + element;
+        if (skipped > 0) to[at] = reinterpret_cast<const T*>(tile[i / kSide])[at];
     }
 }
 
