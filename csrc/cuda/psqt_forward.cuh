@@ -32,8 +32,8 @@ __device__ __forceinline__ Entries load_entries(const Positions& p, int64_t row,
     return {p.white[row + base + lane], p.black[row + base + lane]};
 }
 
-// Whether an entry counts: its index is legal, and no −1 is in its lane or in one below. `ended` becomes true if the row
-// has a −1.
+// Whether an entry counts: its index is legal, and no −1 is in its lane or in one below. `ended` becomes true if the
+// row has a −1.
 __device__ __forceinline__ bool counts(const Positions& p, int32_t index, int lane, bool& ended) {
     const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
     const bool is_before = !ended && (ends & ((2u << lane) - 1)) == 0;

@@ -214,8 +214,7 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
     const int headroom = std::min(kMostHeadroom, 62 - static_cast<int>(std::bit_width(terms)));
     cuda::launch("psqt prepare", prepare_kernel, kPrepareGrid, kPrepareThreads, 0, stream, grad, p.in.positions, count,
                  scratch);
-    const int shared_bytes =
-        p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kCells * int(sizeof(int)) : 0;
+    const int shared_bytes = p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kCells * int(sizeof(int)) : 0;
     // The attribute belongs to the kernel and holds for all its launches, so it must not depend on this call.
     constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kCells * int(sizeof(int));
     cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),

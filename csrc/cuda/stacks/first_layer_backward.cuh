@@ -71,9 +71,9 @@ struct BackwardMemory {
     int positions[kPositionsAhead + 1][kTile];
 };
 
-// Where the inputs of lane (g, t) are among those of a warp. They are copied by eight lanes per row, so that each request
-// to the L2 cache is for as much of a row as the warp needs, and read by lane (g, t). Both ways are free of bank
-// conflicts.
+// Where the inputs of lane (g, t) are among those of a warp. They are copied by eight lanes per row, so that each
+// request to the L2 cache is for as much of a row as the warp needs, and read by lane (g, t). Both ways are free of
+// bank conflicts.
 __device__ __forceinline__ int input_place(int g, int t) {
     return t * 8 + (g + 2 * t) % 8;
 }
