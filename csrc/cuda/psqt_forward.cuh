@@ -32,11 +32,16 @@ __device__ __forceinline__ Entries load_entries(const Positions& p, int64_t row,
     return {p.white[row + base + lane], p.black[row + base + lane]};
 }
 
-// Whether an entry counts: its index is legal, and no −1 is in its lane or in one below. `ended` becomes true if the
-// row has a −1.
+// Whether no lane up to this one has a −1. `ends`: the lanes that have one.
+__device__ __forceinline__ bool is_before_end(unsigned ends, int lane) {
+    return (ends & ((2u << lane) - 1)) == 0;
+}
+
+// Whether this lane's entry counts: its index is legal, and neither this lane nor a lower one has a −1. Sets `ended` if
+// the row has one.
 __device__ __forceinline__ bool counts(const Positions& p, int32_t index, int lane, bool& ended) {
     const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
-    const bool is_before = !ended && (ends & ((2u << lane) - 1)) == 0;
+    const bool is_before = !ended && is_before_end(ends, lane);
     ended = ended || ends != 0;
     return is_before && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features);
 }
@@ -48,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
                    FindingSink sink) {
     const int position = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (position >= p.positions) return;
-    // A warp does little but wait for memory, so whatever can be loaded at once is loaded at once.
+    // A warp mostly waits for memory, so independent loads are issued together.
     const int64_t psqt_bucket = p.psqt_bucket[position], row = int64_t(position) * p.max_active;
     Entries now = load_entries(p, row, 0, lane);
     const float half = black_first(position) ? -0.5f : 0.5f;

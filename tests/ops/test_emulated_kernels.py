@@ -35,8 +35,9 @@ class Case:
         """For these kernels: "hopper", or "portable", which are asked for by a bucket_size of 0."""
         return self if kernels == "hopper" else replace(self, bucket_size=0, num_bucketed=len(self.pair.weight))
 
-    def run(self, library: str, backward: bool = True) -> list[Tensor]:
-        """[output, psqt], and with `backward` the gradients of weight, bias and psqt."""
+    def run(self, library: str, backward: bool = True, psqt_gradient: float | None = None) -> list[Tensor]:
+        """[output, psqt], and with `backward` the gradients of weight, bias and psqt. `psqt_gradient`: of every
+        position; random if it is None."""
         namespace, pair = getattr(torch.ops, library), self.pair
         (features, outputs), dtype = pair.weight.shape, _name(pair.weight.dtype)
         buckets, activation = [self.bucket_size, self.num_bucketed], (self.activation, [self.bound, self.scale])
@@ -50,6 +51,8 @@ class Case:
         g = torch.Generator().manual_seed(5)
         grad = torch.randn(out.shape, generator=g).to(self.grad)
         grad_psqt = None if pair.psqt is None else torch.randn(len(pair.white), generator=g)
+        if grad_psqt is not None and psqt_gradient is not None:
+            grad_psqt.fill_(psqt_gradient)
         gradients = namespace.perspective_transformer_backward(
             grad, grad_psqt, batch, buckets, [saved, lists],
             [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype, [],
@@ -158,6 +161,32 @@ def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None
     again = case.run("nnue_emulated")
     for a, b, name in zip(found, again, ("output", "psqt", "weight", "bias", "grad_psqt"), strict=True):
         assert torch.equal(a, b), f"{name}: other bits with another schedule"
+
+
+@pytest.mark.parametrize("psqt_buckets", [1, 8, 16, 17])
+def test_psqt_sums(emulator: ctypes.CDLL, kernels: str, psqt_buckets: int) -> None:
+    """All positions add the largest gradient of the batch to the same sums: as much as a thread block's parts of a sum
+    must hold. The rows of two king buckets are in neighbouring tiles, and lie in more than one thread block."""
+    batch, width, size = 700, 3, 40
+    second = torch.arange(batch)[:, None] % 5 == 0
+    white = (torch.tensor([[0, 7, -1]]) + size * second).where(torch.tensor([[True, True, False]]), -1).int()
+    black = (torch.tensor([[3, -1, -1]]) + size * second).where(torch.tensor([[True, False, False]]), -1).int()
+    buckets = torch.full((batch,), psqt_buckets - 1)
+    expected = torch.zeros(2 * size, psqt_buckets, dtype=torch.float64)
+    for rows, sign in ((white, 1), (black, -1)):
+        for column in range(width):
+            real = rows[:, column] >= 0
+            own = torch.full((batch,), sign * 0.5 * 1.9999999, dtype=torch.float64)
+            expected[:, -1].index_add_(0, rows[real, column].long(), own[real])
+    pair = PairSample(
+        white, black, torch.zeros(batch, dtype=torch.uint8), torch.zeros(2 * size, 16), torch.zeros(16),
+        torch.ones(2 * size, psqt_buckets), buckets, None, None,
+    )  # fmt: skip
+    case = Case(pair, size, 2 * size, "crelu", 1.0, 1.0, torch.float32, torch.float32).with_kernels(kernels)
+    emulator.emulator_configure(3, psqt_buckets)
+    found = case.run("nnue_emulated", psqt_gradient=1.9999999)
+    assert torch.equal(found[1], torch.full((batch,), 0.5))
+    assert_close(found[4], expected, 1e-7, "gradient of psqt")
 
 
 @pytest.mark.parametrize("seed", range(0, 48, 6))

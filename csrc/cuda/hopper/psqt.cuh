@@ -4,7 +4,7 @@
 // every entry adds the gradient of its position to one of F · P sums with an atomic. The sums are 64-bit integers, in
 // multiples of a power of two that is taken from the largest gradient of the batch. So the order of the additions does
 // not matter and equal inputs give equal bits. Rows may have duplicates, or features of several king buckets. A
-// gradient is rounded to 2^-b of the largest, where b is at most 49 and such that the sum of 2 B K gradients fits in 63
+// gradient is rounded to 2^-b of the largest, where b is at most 45 and such that the sum of 2 B K gradients fits in 63
 // bits (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
 #pragma once
 
@@ -74,10 +74,11 @@ __global__ void __launch_bounds__(kPrepareThreads)
     if (threadIdx.x == 0) scratch.largest[blockIdx.x] = most;
 }
 
-// A thread block of scatter_kernel takes kScatterRows rows, of neighbouring tiles. It adds in shared memory what they
-// have in the king bucket of its first tile, which nearly always is that of the others, too.
+// A thread block of scatter_kernel takes the rows of kScatterTiles neighbouring tiles. What they add to the king bucket
+// of the first tile goes to shared memory first, the rest to global memory. Usually all of its tiles are of one bucket.
 constexpr int kScatterTiles = 4, kScatterRows = kScatterTiles * kTileRows, kScatterThreads = 512;
-// An amount has a low part of this many bits and a high part. kScatterRows amounts of either part fit in 31 bits.
+// An amount has a low part of this many bits and a high part. kScatterRows amounts of either part fit in 31 bits; a
+// regular row adds to a cell at most once.
 constexpr int kLowBits = 31 - std::bit_width(unsigned{kScatterRows - 1});
 constexpr int kMostHeadroom = 2 * kLowBits - 1;
 constexpr int kSharedPsqtBuckets = 16;  // if there are more, everything is added in global memory
@@ -90,13 +91,13 @@ static_assert(kPrepareGrid <= kScatterThreads && kMaxBuckets <= kScatterThreads 
 struct ScatteredRow {
     const int32_t* entries;  // null where there is no row
     long long amount;
-    float grad;
     int psqt_bucket;
     bool regular;
 };
 
-// Fills in everything but the amount.
-__device__ __forceinline__ ScatteredRow scattered_row(const Problem& p, const float* grad, int slot) {
+// Fills in everything but the amount, and sets `signed_grad` to the gradient that the amount is made of.
+__device__ __forceinline__ ScatteredRow scattered_row(const Problem& p, const float* grad, int slot,
+                                                      float& signed_grad) {
     ScatteredRow row{};
     const int target = p.plan.slot_target[slot];
     if (target < 0) return row;
@@ -104,7 +105,7 @@ __device__ __forceinline__ ScatteredRow scattered_row(const Problem& p, const fl
     const bool white = white_slot == slot || white_slot == ~slot;
     const int black_slot = p.plan.row_slot[p.in.positions + position];
     const int64_t psqt_bucket = p.psqt_bucket[position];
-    row.grad = target % 2 == 0 ? grad[position] : -grad[position];
+    signed_grad = target % 2 == 0 ? grad[position] : -grad[position];
     row.psqt_bucket = static_cast<int>(psqt_bucket);
     row.regular = (white ? white_slot : black_slot) >= 0;
     if (psqt_bucket < 0 || psqt_bucket >= p.psqt_buckets) return row;
@@ -117,26 +118,27 @@ __global__ void __launch_bounds__(kScatterThreads)
     extern __shared__ int4 memory[];
     // [2, P, kCells]: low parts, then high parts. Not used where P > kSharedPsqtBuckets.
     int* parts = reinterpret_cast<int*>(memory);
-    __shared__ unsigned shared[kScatterThreads / kWarp];
+    __shared__ unsigned of_warps[kScatterThreads / kWarp];
     __shared__ ScatteredRow rows[kScatterRows];
-    const int tile = blockIdx.x * kScatterTiles, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int first_tile = blockIdx.x * kScatterTiles, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const bool has_parts = p.psqt_buckets <= kSharedPsqtBuckets;
     const int cells = has_parts ? p.psqt_buckets * kCells : 0;
     // All loads from global memory come first, so that their latencies overlap.
     const unsigned largest = threadIdx.x < kPrepareGrid ? scratch.largest[threadIdx.x] : 0;
     const int tiles = p.plan.tile_begin[p.in.num_buckets];
-    const bool begun = threadIdx.x < p.in.num_buckets && p.plan.tile_begin[threadIdx.x] <= tile;
+    const bool begun = threadIdx.x < p.in.num_buckets && p.plan.tile_begin[threadIdx.x] <= first_tile;
     ScatteredRow own{};
-    if (static_cast<int>(threadIdx.x) < (tiles - tile) * kTileRows && threadIdx.x < kScatterRows)
-        own = scattered_row(p, grad, tile * kTileRows + threadIdx.x);
+    float own_grad = 0;
+    if (static_cast<int>(threadIdx.x) < (tiles - first_tile) * kTileRows && threadIdx.x < kScatterRows)
+        own = scattered_row(p, grad, first_tile * kTileRows + threadIdx.x, own_grad);
     for (int i = threadIdx.x; i < cells / 2; i += kScatterThreads) memory[i] = {0, 0, 0, 0};
-    const unsigned most = thread_block_max(largest, shared);
+    const unsigned most = thread_block_max(largest, of_warps);
     // 2^exponent is larger than every magnitude.
     const int exponent = most >= 0x7f800000u ? kNotFinite : ilogbf(fmaxf(__uint_as_float(most), 1e-45f)) + 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) *scratch.exponent = exponent;
-    if (tile >= tiles || exponent == kNotFinite) return;
+    if (first_tile >= tiles || exponent == kNotFinite) return;
     if (threadIdx.x < kScatterRows) {
-        own.amount = __double2ll_rn(scalbn(static_cast<double>(own.grad), headroom - exponent));
+        own.amount = __double2ll_rn(scalbn(static_cast<double>(own_grad), headroom - exponent));
         rows[threadIdx.x] = own;
     }
     // The first feature of the first tile's king bucket, and the end of this bucket.
@@ -144,21 +146,21 @@ __global__ void __launch_bounds__(kScatterThreads)
     const int end = has_parts ? min(first + p.in.bucket_size, p.in.num_bucketed) : first;
 
     constexpr int kTogether = 8, kWarpRows = kScatterRows / (kScatterThreads / kWarp);
-    for (int of_warp = 0; of_warp < kWarpRows; of_warp += kTogether) {
-        ScatteredRow* const own_rows = rows + warp * kWarpRows + of_warp;
+    for (int first_row = 0; first_row < kWarpRows; first_row += kTogether) {
+        ScatteredRow* const warp_rows = rows + warp * kWarpRows + first_row;
         for (int base = 0; base < p.in.max_active; base += kWarp) {
-            int32_t mine[kTogether];
+            int32_t indices[kTogether];
 #pragma unroll
             for (int r = 0; r < kTogether; ++r) {  // all loads in flight
-                const int32_t* entries = own_rows[r].entries;
-                mine[r] = entries != nullptr && base + lane < p.in.max_active ? entries[base + lane] : -1;
+                const int32_t* entries = warp_rows[r].entries;
+                indices[r] = entries != nullptr && base + lane < p.in.max_active ? entries[base + lane] : -1;
             }
 #pragma unroll
             for (int r = 0; r < kTogether; ++r) {
-                ScatteredRow& row = own_rows[r];
-                const int32_t index = mine[r];
+                ScatteredRow& row = warp_rows[r];
+                const int32_t index = indices[r];
                 const unsigned ends = __ballot_sync(cuda::kAllLanes, index == -1);
-                const bool alive = (ends & ((2u << lane) - 1)) == 0;  // no -1 up to here
+                const bool alive = is_before_end(ends, lane);
                 if (alive && row.regular && index >= first && index < end) {
                     int* cell = parts + row.psqt_bucket * kCells + (index - first);
                     atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits) - 1)));
