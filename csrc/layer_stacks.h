@@ -64,9 +64,11 @@
 // `partials` has more than N numbers per tile, the gradient of weight_0 among them, and x is needed for grad_x alone.
 // grad_x[b] is grad_psqt[b] · weight_0[s]; perspective_transformer_backward takes it as these two factors.
 //
-// Exactness: a product of layer 0 is made of bfloat16 parts, three of a float32 number, whose products are exact; those
-// of at most 2^-25 of the whole are left out. Sums are float32. The rest is float32. Sums have a fixed order on every
-// kind of GPU, which depends on the number of its multiprocessors: equal inputs give equal bits.
+// Exactness: products of layer 0 are made of bfloat16 parts, whose products are exact. With float32 x every factor is
+// three parts, and products of parts of at most 2^-25 of the whole are left out. With x of 16 bits, x is exact, but the
+// weights and gradients that it meets are two parts, so rounded to 2^-18 of themselves, whatever grad_dtype is;
+// products of parts of at most 2^-18 of the whole are left out. Sums are float32. The rest is float32. Sums have a
+// fixed order on every kind of GPU, which depends on the number of its multiprocessors: equal inputs give equal bits.
 #pragma once
 
 #include <algorithm>

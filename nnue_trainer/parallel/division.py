@@ -325,7 +325,7 @@ class Columns(Whole):
             kinds = [gradient]
             if part.virtual_rows:
                 kinds.append(gradient.float().view(-1, part.virtual_rows, *gradient.shape[1:]).sum(0))
-            for kind in kinds:
+            for kind in kinds:  # in fp32, because norms have the dtype of the rows; each sum runs in float64
                 squares[int(part.name in self.splits)] += norm(kind.float()).double().square().sum()
         every = self.ranks.all_gather(squares)
         return torch.cat([every[:1, 0], every[:, 1]]).sqrt().float()

@@ -37,7 +37,7 @@ class BatchSource(Protocol):
 class DeviceBatches:
     """Yields the batches of `source`, which must be endless, on `device`.
 
-    On CUDA the next batch is copied, expanded and prepared on a stream of its own while the current step runs; the copy
+    On CUDA the next batch is copied, expanded and prepared on a stream of its own, of high priority, while the current step runs; the copy
     is asynchronous only from page-locked memory. All work that uses a batch must be queued before the next batch is
     requested.
 
@@ -70,8 +70,9 @@ class DeviceBatches:
         self._iterator: Iterator[Batch | Tensor] | None = None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            # Its kernels are small. With a high priority they take the first places that become free beside a step's;
-            # otherwise each would wait until all thread blocks of the step's kernel have begun.
+            # The kernels of this stream are small. With a high priority their thread blocks start as soon as any thread
+            # block of the step ends. Otherwise each kernel would wait until all thread blocks of the step's current
+            # kernel have begun.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._device = self._stream.device  # has an index, so a later change of the current device does not matter
         self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None

@@ -142,7 +142,10 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
 inline cudaError_t cudaSetDevice(int) {
     return cudaSuccess;
 }
-struct cudaFuncAttributes {};
+using cudaFuncAttribute = int;
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes = 0;
+};
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
     return cudaSuccess;

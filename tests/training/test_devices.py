@@ -43,7 +43,7 @@ class FakeCuda:
         index = torch.device(device).index if device is not None else None
         return self.current if index is None else index
 
-    def Stream(self, device: Any = None, priority: int = 0) -> FakeStream:
+    def Stream(self, device: Any = None) -> FakeStream:
         return FakeStream(self, torch.device("cuda", self.number(device)))
 
     def current_stream(self, device: Any = None) -> FakeStream:

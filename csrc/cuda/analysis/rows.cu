@@ -29,11 +29,11 @@ template <class T>
 constexpr int kDown = kAcross<T>;
 template <class T>
 constexpr int kTransposeThreads = sizeof(T) == 2 ? 512 : 256;
-constexpr int kResident = 1536;  // threads of a multiprocessor that the registers are to be enough for
+constexpr int kResident = 1536;  // threads that a multiprocessor should be able to hold; limits the registers
 
 constexpr int64_t kMostMatrices = 65535;  // of one launch: the second dimension of a grid
 
-// 32 bits of two words, from this bit on.
+// 32 bits of the 64 that two words make, beginning with this bit.
 __device__ inline uint32_t joined(uint32_t low, uint32_t high, int bit) {
     return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> bit);
 }
@@ -43,7 +43,8 @@ template <bool kWide, bool kWhole, class T>
 __device__ Word<T> load_word(const T* from, int inside) {
     if constexpr (kWide) return kWhole || inside > 0 ? *reinterpret_cast<const Word<T>*>(from) : Word<T>(0);
     if constexpr (kWhole && sizeof(T) == 1) {
-        // Two loads instead of four: of the one or two aligned words that have these bytes.
+        // Two loads instead of four: of the one or two aligned words that have these bytes. They may have bytes outside
+        // the tensor, too, which are dropped.
         const int skipped = reinterpret_cast<uintptr_t>(from) % 4;
         const uint32_t* const words = reinterpret_cast<const uint32_t*>(from - skipped);
         return joined(words[0], skipped == 0 ? 0 : words[1], 8 * skipped);
@@ -74,34 +75,36 @@ __device__ void transpose_square(Word<T> (&rows)[kJoined<T>]) {
     }
 }
 
-// Stores a whole tile to rows of the output that may begin inside a word. Words in memory are then parts of two words
-// of the tile. The elements in front of a row's first word and behind its last one, a word of them in all, come last,
-// one by one.
+// Stores a whole tile to rows of the output that may begin inside a word. A word in memory then has elements of two
+// neighbouring words of the tile. The elements before a row's first whole word and after its last one, together one
+// word, are stored one by one at the end.
 template <class T>
 __device__ void store_shifted(const Word<T> (&tile)[kAcross<T> * kJoined<T>][kDown<T> + 1], T* out, int64_t rows) {
     constexpr int kSide = kJoined<T>, kHeight = kDown<T> * kSide, kThreads = kTransposeThreads<T>;
     const auto row_of = [&](int place) { return out + (place % kAcross<T> * kSide + place / kAcross<T>)*rows; };
-    const auto before = [](const T* row) { return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 4 / sizeof(T)); };
+    const auto elements_before = [](const T* row) {
+        return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 4 / sizeof(T));
+    };
     const int r = threadIdx.x % kDown<T>;
 #pragma unroll 4
     for (int place = threadIdx.x / kDown<T>; place < kAcross<T> * kSide; place += kThreads / kDown<T>) {
         T* const to = row_of(place);
-        const int skipped = before(to);
+        const int skipped = elements_before(to);
         const uint32_t previous = tile[place][(r + kDown<T> - 1) % kDown<T>];
         const uint32_t word = joined(previous, tile[place][r], 32 - 8 * sizeof(T) * skipped);
         if (r > 0 || skipped == 0) *reinterpret_cast<uint32_t*>(to + r * kSide - skipped) = word;
     }
     for (int i = threadIdx.x; i < kAcross<T> * kSide * kSide; i += kThreads) {
         T* const to = row_of(i / kSide);
-        const int skipped = before(to), element = i % kSide;
+        const int skipped = elements_before(to), element = i % kSide;
         const int at = element < kSide - skipped ? element : kHeight - kSide + element;
         if (skipped > 0) to[at] = reinterpret_cast<const T*>(tile[i / kSide])[at];
     }
 }
 
 // A thread block transposes one tile of one matrix: blockIdx.y. `across`: tiles in a row of tiles. kWideIn, kWideOut:
-// all rows of x, or of the output, begin with a whole word. Otherwise that side is read or written by elements, and in
-// whole tiles by shifted words.
+// all rows of x, or of the output, begin with a whole word. Otherwise elements are read or written one by one, but in
+// whole tiles single bytes are read, and all small elements are stored, by shifted words.
 template <class T, bool kWideIn, bool kWideOut>
 __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeThreads<T>)
     transpose(const T* __restrict__ x, T* __restrict__ out, int64_t rows, int64_t columns, unsigned across) {
@@ -110,7 +113,7 @@ __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeTh
     // Row c + kAcross * i is column c * kSide + i of x. So neighbouring threads store to neighbouring rows, and the odd
     // pitch puts these words into different banks.
     __shared__ Word<T> tile[kWidth][kDown<T> + 1];
-    // The last tiles come first, because those at the edges are slow and should not be left over for the end.
+    // The tiles of the last rows come first: some are cut off, which is slower, and they should not run last.
     const unsigned number = gridDim.x - 1 - blockIdx.x;
     const int64_t row = int64_t{number / across} * kHeight, column = int64_t{number % across} * kWidth;
     const int height = static_cast<int>(min(rows - row, int64_t{kHeight}));
@@ -199,7 +202,8 @@ Tensor transpose_op(const Tensor& x_in) {
 }
 
 // A thread block of row_norms has this many threads, which one row or several share.
-constexpr int kNormThreads = 256, kNormBlocks = 4;
+constexpr int kNormThreads = 256;
+constexpr int kNormBlocks = 4;  // thread blocks of a multiprocessor; limits the registers
 // 16-byte loads that a thread has in flight, and about how many it has in all.
 constexpr int kLoads = 4, kLoadsOfThread = 16;
 // Fewer rows than this are split, so that there is work for all multiprocessors, but not into parts of fewer bytes.

@@ -24,7 +24,7 @@ template <class T, int MT, int NT, bool kRounds>
 __device__ void first_layer_sums(const T* x, const float* weight, int inputs, int outputs, const int* positions,
                                  float* shares) {
     using In = Input<T>;
-    constexpr int P = In::kParts, W = In::kOtherParts, KS = In::kSteps, kColumns = 16 * KS;
+    constexpr int P = In::kParts, W = In::kFactorParts, KS = In::kSteps, kColumns = 16 * KS;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, row = lane / 4, mine = lane % 4 * 4 * KS;
     const int first = warp % (4 / MT) * MT * 16, share = warp / (4 / MT);
     const T* rows[MT][2];

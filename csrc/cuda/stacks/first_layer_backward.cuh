@@ -59,21 +59,21 @@ struct FirstBackward {
 // positions][group of 16 outputs][part][lane]. Product 0 is grad_x, product 1 the gradient of the weight.
 template <class T, int KO>
 struct Operands {
-    uint4 at[2][4][KO][Input<T>::kOtherParts][kWarp];
+    uint4 at[2][4][KO][Input<T>::kFactorParts][kWarp];
 };
 template <class T, int KO>
 struct BackwardMemory {
-    // A ring of stages that cp.async fills, each with a warp's inputs of 16 positions. See input_place for the last
-    // index.
+    // A ring of stages that cp.async fills, each with a warp's inputs of 16 positions: [warp][stage][row of the
+    // lane][input_place].
     static constexpr int kStages = KO == 1 ? 4 : 3;
     Operands<T, KO> operands[2];
     Pack<T, 4> inputs[kWarps][kStages][4][kWarp];
     int positions[kPositionsAhead + 1][kTile];
 };
 
-// Where the inputs of lane (g, t) are among those of a warp. They are copied by eight lanes per row, so that each
-// request to the L2 cache is for as much of a row as the warp needs, and read by lane (g, t). Both ways are free of
-// bank conflicts.
+// The place, in a warp's stage, of the inputs that lane (g, t) reads. Another lane copies them: eight neighbouring
+// lanes copy one row, so that a request to the L2 cache is for 128 bytes (64 in 16 bits). Neither copying nor reading
+// has bank conflicts.
 __device__ __forceinline__ int input_place(int g, int t) {
     return t * 8 + (g + 2 * t) % 8;
 }
@@ -90,7 +90,7 @@ constexpr int kWorkers = KO == 1 || sizeof(T) == 2 ? 2 : 1;
 template <class T, int KO, bool kRounds>
 __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backward(const T* x, const FirstBackward a) {
     using In = Input<T>;
-    constexpr int P = In::kParts, KW = In::kOtherParts;
+    constexpr int P = In::kParts, W = In::kFactorParts;
     extern __shared__ __align__(16) char bytes[];
     using Memory = BackwardMemory<T, KO>;
     constexpr int kStages = Memory::kStages;
@@ -127,11 +127,11 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
     const auto store_operands = [&](int buffer) {
 #pragma unroll
         for (int k = 0; k < KO; ++k) {
-            uint32_t words[4][KW];
+            uint32_t words[4][W];
 #pragma unroll
             for (int i = 0; i < 4; ++i) split(next_sums[k][2 * i] * scale, next_sums[k][2 * i + 1] * scale, words[i]);
 #pragma unroll
-            for (int p = 0; p < KW; ++p) {
+            for (int p = 0; p < W; ++p) {
                 memory.operands[buffer].at[kind][group][k][p][lane] = {words[0][p], words[1][p], words[2][p],
                                                                        words[3][p]};
             }
@@ -147,9 +147,9 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
         }
     };
 
-    // Starts to copy a warp's inputs of 16 positions. Lane (g, t) gets four neighbouring columns of rows 2 t, 2 t + 1,
-    // 2 t + 8 and 2 t + 9, which are what it has of a right operand of `mma`. Column 4 n + j of the warp's 32 columns
-    // becomes column n of product j.
+    // Starts to copy a warp's inputs of 16 positions. This lane copies what lane (to_g, to_t) will read, and lane (g,
+    // t) gets four neighbouring columns of rows 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, which are what it has of a right
+    // operand of `mma`. Column 4 n + j of the warp's 32 columns becomes column n of product j.
     int stage = 0;  // the one that is filled next
     const auto copy_inputs = [&](int place, int step, int column) {
         const int to_g = lane % 8, to_t = lane / 8;
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
         stage = stage + 1 == kStages ? 0 : stage + 1;
     };
 
-    uint32_t weights[4][KO][KW][2];
+    uint32_t weights[4][KO][W][2];
     float sums[KO][4][4];
     const bool wide_store = a.grad_type == GradType::float32;
     const auto begin_segment = [&](int stack, int column) {
@@ -191,11 +191,11 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
                                ? __ldg(a.weight + (static_cast<int64_t>(stack) * a.outputs + output) * a.inputs + at)
                                : 0.0f;
                 }
-                uint32_t low[KW], high[KW];
+                uint32_t low[W], high[W];
                 split(w[0], w[1], low);
                 split(w[2], w[3], high);
 #pragma unroll
-                for (int p = 0; p < KW; ++p) weights[j][k][p][0] = low[p], weights[j][k][p][1] = high[p];
+                for (int p = 0; p < W; ++p) weights[j][k][p][0] = low[p], weights[j][k][p][1] = high[p];
             }
         }
     };
@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
         if (column < a.inputs) {
 #pragma unroll 1
             for (int step = 0; step < 4; ++step) {
-                // The oldest copies are in the stage after the one that is filled next. The barrier makes those of all
-                // lanes visible, and no lane reads the stage that is filled next any more.
+                // The oldest copies are in the stage behind the one that is filled next. After the barrier every lane
+                // sees all of them, and no lane still reads the stage that is filled next.
                 hopper::copy_async_wait<kStages - 2>();
                 __syncwarp();
                 const int oldest = stage + 1 == kStages ? 0 : stage + 1;
@@ -262,9 +262,9 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
                 const auto& operands = memory.operands[buffer];
 #pragma unroll
                 for (int k = 0; k < KO; ++k) {
-                    uint32_t left[KW][4];
+                    uint32_t left[W][4];
 #pragma unroll
-                    for (int p = 0; p < KW; ++p) {
+                    for (int p = 0; p < W; ++p) {
                         const uint4 v = operands.at[1][step][k][p][lane];
                         left[p][0] = v.x, left[p][1] = v.y, left[p][2] = v.z, left[p][3] = v.w;
                     }
@@ -280,9 +280,9 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
                 float d[4][4] = {};
 #pragma unroll
                 for (int k = 0; k < KO; ++k) {
-                    uint32_t left[KW][4];
+                    uint32_t left[W][4];
 #pragma unroll
-                    for (int p = 0; p < KW; ++p) {
+                    for (int p = 0; p < W; ++p) {
                         const uint4 v = operands.at[0][step][k][p][lane];
                         left[p][0] = v.x, left[p][1] = v.y, left[p][2] = v.z, left[p][3] = v.w;
                     }

@@ -33,23 +33,31 @@ int multiprocessors(const Tensor& tensor) {
     return count;
 }
 
-// The share of a multiprocessor's memory, in percent of the most, that two thread blocks need as shared memory. The
-// rest is to be cache. Without being asked a GPU keeps what the kernel before had, which may be next to no cache.
-int percent_shared(size_t of_block) {
+// The shared memory that this many thread blocks need, or as many of them as fit, in percent of the most that a
+// multiprocessor has.
+int percent_shared(size_t of_block, int together) {
     int device = 0, most = 0;
     check_cuda(cudaGetDevice(&device), "device");
     check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), "shared memory");
-    const size_t static_and_reserved = sizeof(Tile) + 1536;
-    return static_cast<int>(std::min<size_t>(100, divide_up(200 * (of_block + static_and_reserved), most)));
+    const size_t each = of_block + 1024 + 128;  // 1 KB of a thread block is reserved, and sizes are rounded up
+    const size_t fitting = std::clamp<size_t>(most / each, 1, together);
+    return static_cast<int>(std::min<size_t>(100, divide_up(100 * fitting * each, most)));
 }
 
+// `together`: the thread blocks that a multiprocessor's registers allow. It is asked for the shared memory of as many,
+// and for the rest as L1 cache. Without this hint it keeps the division that the kernel before had, which may leave
+// almost no cache.
 template <class Kernel>
-void launch_tiles(const char* name, Kernel kernel, int64_t blocks, size_t shared, cudaStream_t stream,
+void launch_tiles(const char* name, Kernel kernel, int64_t blocks, size_t shared, int together, cudaStream_t stream,
                   const auto&... arguments) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-               "shared memory");
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent_shared(shared)),
-               "shared memory");
+    cudaFuncAttributes found{};
+    check_cuda(cudaFuncGetAttributes(&found, kernel), name);
+    const auto set = [&](cudaFuncAttribute attribute, size_t value) {
+        check_cuda(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value)), "shared memory");
+    };
+    // The same value in every call, because it belongs to the kernel, which another thread may be launching, too.
+    set(cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes - found.sharedSizeBytes);
+    set(cudaFuncAttributePreferredSharedMemoryCarveout, percent_shared(shared + found.sharedSizeBytes, together));
     launch(name, kernel, static_cast<unsigned>(blocks), kThreads, shared, stream, arguments...);
 }
 
@@ -175,12 +183,12 @@ void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a,
     if (is_sums) {
         a.sums_in = const_data<float>(x);
         const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
-        return launch_tiles("rest_kernel", kernel, tiles, shared_bytes(a.places), stream, a);
+        return launch_tiles("rest_kernel", kernel, tiles, shared_bytes(a.places), kTilesTogether, stream, a);
     }
     dispatch_input(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
         dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
-            launch_tiles("tile_kernel", tile_kernel<T, MT, NT, kRounds>, tiles, shared_bytes(a.places), stream,
-                         const_data<T>(x), only_first, a);
+            launch_tiles("tile_kernel", tile_kernel<T, MT, NT, kRounds>, tiles, shared_bytes(a.places), kTilesTogether,
+                         stream, const_data<T>(x), only_first, a);
         });
     });
 }
@@ -404,7 +412,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         a.outputs = first.outputs;
         a.slabs = static_cast<int>(divide_up(first.inputs, kSlab));
         a.scale = by;
-        const int depth = first.outputs <= 16 ? 1 : 2;
         int workers = 0;
         a.x_scale = layers.integers.x_scale;
         dispatch_input(x.scalar_type(), layers.integers.rounds, [&]<class T, bool kRounds>() {
@@ -413,16 +420,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
                 segments = floats_like(like, {workers + a.slabs * layers.stacks, KO * 16, kSlab});
                 a.segments = mutable_data<float>(*segments);
                 launch_tiles("first_layer_backward", first_layer_backward<T, KO, kRounds>, workers,
-                             sizeof(BackwardMemory<T, KO>), stream, const_data<T>(x), a);
+                             sizeof(BackwardMemory<T, KO>), kWorkers<T, KO>, stream, const_data<T>(x), a);
+                f.padded_outputs = KO * 16;
             };
-            depth == 1 ? run.template operator()<1>() : run.template operator()<2>();
+            first.outputs <= 16 ? run.template operator()<1>() : run.template operator()<2>();
         });
         if (!has_weight) {
             f.segments = a.segments;
             f.grad_weight = mutable_data<float>(grad_weight);
             f.inputs = a.inputs;
             f.outputs = a.outputs;
-            f.padded_outputs = depth * 16;
             f.slabs = a.slabs;
             f.workers = workers;
             f.of_weight = static_cast<int>(divide_up(layers.stacks * first.outputs * (first.inputs / 4), kThreads));

@@ -1,5 +1,5 @@
-// Splits numbers into bfloat16 parts and multiplies the parts on tensor cores. A number is exactly the sum of its
-// parts, so that products on tensor cores become as exact as float32.
+// Splits numbers into bfloat16 parts and multiplies the parts on tensor cores. A float32 number is exactly the sum of
+// three parts; then products are as exact as float32. Two parts hold its first 16 bits (see Input).
 #pragma once
 
 #include "../../layer_stacks.h"
@@ -35,9 +35,9 @@ __device__ __forceinline__ void split(float a, float b, uint32_t (&words)[kParts
     }
 }
 
-// Inputs x of type T. kParts: the bfloat16 parts that hold an input exactly. kOtherParts: the parts of the float32
-// numbers that inputs are multiplied by, weights and gradients. Three hold all of their 24 bits. Two hold 16, which is
-// plenty where inputs and their gradients have 16 bits themselves. kSteps: how many steps of `mma` (16 inputs
+// Inputs x of type T. kParts: how many bfloat16 parts hold an input exactly. kFactorParts: the parts of the float32
+// numbers that inputs and their gradients are computed with, which are weights and gradients of sums. Three hold all 24
+// bits. Two hold 16, enough where x has 16 bits itself. kSteps: how many steps of `mma` (16 inputs
 // deep) four lanes can feed when each has loaded 16 bytes of a row. pair(v, i) is inputs 2 i and 2 i + 1 of such 16
 // bytes.
 template <class T>
@@ -45,7 +45,7 @@ struct Input;
 
 template <>
 struct Input<float> {
-    static constexpr int kParts = 3, kOtherParts = 3, kSteps = 1;
+    static constexpr int kParts = 3, kFactorParts = 3, kSteps = 1;
     __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
         return i == 0 ? float2{__uint_as_float(v.x), __uint_as_float(v.y)}
                       : float2{__uint_as_float(v.z), __uint_as_float(v.w)};
@@ -55,7 +55,7 @@ struct Input<float> {
 
 template <>
 struct Input<__half> {
-    static constexpr int kParts = 2, kOtherParts = 2, kSteps = 2;
+    static constexpr int kParts = 2, kFactorParts = 2, kSteps = 2;
     __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
         const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
         return __half22float2(*reinterpret_cast<const __half2*>(&word));
@@ -65,7 +65,7 @@ struct Input<__half> {
 
 template <>
 struct Input<__nv_bfloat16> {
-    static constexpr int kParts = 1, kOtherParts = 2, kSteps = 2;
+    static constexpr int kParts = 1, kFactorParts = 2, kSteps = 2;
     __device__ static __forceinline__ float2 pair(const uint4& v, int i) {
         const uint32_t word = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
         return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
@@ -75,9 +75,8 @@ struct Input<__nv_bfloat16> {
     }
 };
 
-// d += left · right, for operands of L and R parts, which hold 8 bits each. Products that are smaller than the last bit
-// of the operand with more parts are left out. Of two float32 numbers these are those of parts i and j with i + j > 2:
-// each is at most 2^-25 of the whole product. The smallest products are added first. d must be 0 before.
+// d += left · right, for operands of L and R parts. Products of parts i and j with i + j ≥ max(L, R) are left out: at
+// most 2^-25 of the whole for three parts, 2^-18 for two. The smallest products are added first. d must be 0 before.
 template <int L, int R>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&left)[L][4], const uint32_t (&right)[R][2]) {
 #pragma unroll

@@ -594,10 +594,14 @@ __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, f
     finish_tile(a, tile, memory);
 }
 
+// Thread blocks of a multiprocessor. Three are slower, although their registers are enough.
+constexpr int kTilesTogether = 2;
+
 // Layer 0 of a tile, then the rest of the tile. If only_first, the kernel ends after the sums of layer 0, and `a` has
 // no other layers.
 template <class T, int MT, int NT, bool kRounds>
-__global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only_first, const TileArguments a) {
+__global__ void __launch_bounds__(kThreads, kTilesTogether)
+    tile_kernel(const T* x, bool only_first, const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
     if (!load_tile(a, tile)) {
@@ -657,7 +661,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const T* x, bool only
 
 // The rest of a tile, from sums of layer 0 that another call has made.
 template <bool kRounds>
-__global__ void __launch_bounds__(kThreads, 2) rest_kernel(const TileArguments a) {
+__global__ void __launch_bounds__(kThreads, kTilesTogether) rest_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
     if (!load_tile(a, tile)) {
