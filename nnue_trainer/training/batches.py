@@ -37,9 +37,9 @@ class BatchSource(Protocol):
 class DeviceBatches:
     """Yields the batches of `source`, which must be endless, on `device`.
 
-    On CUDA the next batch is copied, expanded and prepared on a stream of its own, of high priority, while the current step runs; the copy
-    is asynchronous only from page-locked memory. All work that uses a batch must be queued before the next batch is
-    requested.
+    On CUDA the next batch is copied, expanded and prepared on a stream of its own, of high priority, while the current
+    step runs; the copy is asynchronous only from page-locked memory. All work that uses a batch must be queued before
+    the next batch is requested.
 
     Args:
         source: batches or packed records in host memory.
