@@ -143,9 +143,7 @@ inline cudaError_t cudaSetDevice(int) {
     return cudaSuccess;
 }
 using cudaFuncAttribute = int;
-struct cudaFuncAttributes {
-    size_t sharedSizeBytes = 0;
-};
+struct cudaFuncAttributes {};
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
     return cudaSuccess;

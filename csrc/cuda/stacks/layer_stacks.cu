@@ -44,21 +44,26 @@ int percent_shared(size_t of_block, int together) {
     return static_cast<int>(std::min<size_t>(100, divide_up(100 * fitting * each, most)));
 }
 
-// `together`: the thread blocks that a multiprocessor's registers allow. It is asked for the shared memory of as many,
-// and for the rest as L1 cache. Without this hint it keeps the division that the kernel before had, which may leave
-// almost no cache.
+// Shared memory of a thread block, in bytes: that of this launch, and what the kernel has declared. `together`: the
+// thread blocks that a multiprocessor's registers allow.
+struct SharedMemory {
+    size_t dynamic, declared;
+    int together;
+};
+
+// A multiprocessor is asked for the shared memory of these thread blocks and for the rest as L1 cache. Without this
+// hint it keeps the division that the kernel before had, which may leave almost no cache.
 template <class Kernel>
-void launch_tiles(const char* name, Kernel kernel, int64_t blocks, size_t shared, int together, cudaStream_t stream,
+void launch_tiles(const char* name, Kernel kernel, int64_t blocks, const SharedMemory& shared, cudaStream_t stream,
                   const auto&... arguments) {
-    cudaFuncAttributes found{};
-    check_cuda(cudaFuncGetAttributes(&found, kernel), name);
     const auto set = [&](cudaFuncAttribute attribute, size_t value) {
         check_cuda(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value)), "shared memory");
     };
     // The same value in every call, because it belongs to the kernel, which another thread may be launching, too.
-    set(cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes - found.sharedSizeBytes);
-    set(cudaFuncAttributePreferredSharedMemoryCarveout, percent_shared(shared + found.sharedSizeBytes, together));
-    launch(name, kernel, static_cast<unsigned>(blocks), kThreads, shared, stream, arguments...);
+    set(cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes - shared.declared);
+    set(cudaFuncAttributePreferredSharedMemoryCarveout,
+        percent_shared(shared.dynamic + shared.declared, shared.together));
+    launch(name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
 }
 
 // Calls `body` with MT and NT of first_layer_sums, as constants.
@@ -84,14 +89,16 @@ void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
     return body.template operator()<__nv_bfloat16, false>();
 }
 
-size_t shared_bytes(const TileLayout& places) {
-    return sizeof(float) * places.floats;
+// Of tile_kernel and rest_kernel.
+SharedMemory shared_memory(const TileLayout& places) {
+    return {sizeof(float) * places.floats, sizeof(Tile) + 64, kTilesTogether};
 }
 
 bool fits(const Layers& layers) {
     const Layer& first = layers.at[0];
+    const SharedMemory shared = shared_memory(tile_layout(layers, share_floats(first.outputs)));
     return first.outputs <= kMostFirstOutputs && first.inputs % kInputTile == 0 &&
-           shared_bytes(tile_layout(layers, share_floats(first.outputs))) + sizeof(Tile) + 64 <= kMostSharedBytes;
+           shared.dynamic + shared.declared <= kMostSharedBytes;
 }
 
 void check_fits(const char* op, const Layers& layers) {
@@ -183,12 +190,12 @@ void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a,
     if (is_sums) {
         a.sums_in = const_data<float>(x);
         const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
-        return launch_tiles("rest_kernel", kernel, tiles, shared_bytes(a.places), kTilesTogether, stream, a);
+        return launch_tiles("rest_kernel", kernel, tiles, shared_memory(a.places), stream, a);
     }
     dispatch_input(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
         dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
-            launch_tiles("tile_kernel", tile_kernel<T, MT, NT, kRounds>, tiles, shared_bytes(a.places), kTilesTogether,
-                         stream, const_data<T>(x), only_first, a);
+            launch_tiles("tile_kernel", tile_kernel<T, MT, NT, kRounds>, tiles, shared_memory(a.places), stream,
+                         const_data<T>(x), only_first, a);
         });
     });
 }
@@ -420,7 +427,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
                 segments = floats_like(like, {workers + a.slabs * layers.stacks, KO * 16, kSlab});
                 a.segments = mutable_data<float>(*segments);
                 launch_tiles("first_layer_backward", first_layer_backward<T, KO, kRounds>, workers,
-                             sizeof(BackwardMemory<T, KO>), kWorkers<T, KO>, stream, const_data<T>(x), a);
+                             SharedMemory{sizeof(BackwardMemory<T, KO>), 0, kWorkers<T, KO>}, stream, const_data<T>(x),
+                             a);
                 f.padded_outputs = KO * 16;
             };
             first.outputs <= 16 ? run.template operator()<1>() : run.template operator()<2>();
