@@ -184,7 +184,7 @@ def check_loss(case: Case, loss: Loss) -> dict[str, Tensor]:
     assert found is not None
     net = exact.stacks._plain(exact.first, exact.linears) * 600.0
     expected = mean(*loss.terms(net, case.score, case.result, exact.lam))
-    assert_close(found, expected, max(1e-6, rounding(case, 0, 0)), "loss")
+    assert_close(found, expected, rounding(case, 1e-6, 1e-6), "loss")
     factor = torch.tensor(3.0 * len(case.score), device=found.device)
     all_found = gradients(case, found, factor)
     compare(case, all_found, gradients(exact, expected, factor.double()), 4)
