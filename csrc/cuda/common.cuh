@@ -1,5 +1,6 @@
-// What all CUDA kernels of the library share: launches with checked limits, the current stream, conversions to and from
-// the type that weights are summed in, 16-byte vectors, and the loop of a warp over an index row.
+// What all CUDA kernels of the library share: launches with checked limits, the current stream, what a device has,
+// conversions to and from the type that weights are summed in, 16-byte vectors, and the loop of a warp over an index
+// row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,6 +29,20 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
     return static_cast<cudaStream_t>(stream);
+}
+
+inline int current_device() {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "current device");
+    return device;
+}
+inline int device_attribute(cudaDeviceAttr attribute, int device) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "attribute of the device");
+    return value;
+}
+inline int multiprocessors(int device) {
+    return device_attribute(cudaDevAttrMultiProcessorCount, device);
 }
 
 // Launches `kernel`, and names it with its grid in any error. An empty grid is not an error: nothing is launched.

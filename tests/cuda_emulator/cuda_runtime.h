@@ -143,6 +143,7 @@ inline cudaError_t cudaSetDevice(int) {
     return cudaSuccess;
 }
 using cudaFuncAttribute = int;
+using cudaDeviceAttr = int;
 struct cudaFuncAttributes {};
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {

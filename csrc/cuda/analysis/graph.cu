@@ -18,13 +18,6 @@ using graph::Walks;
 // finish.
 constexpr int kCountBlocks = 16, kWalkBlocks = 8;
 
-int multiprocessors() {
-    int device = 0, count = 0;
-    check_cuda(cudaGetDevice(&device), "device");
-    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
-    return count;
-}
-
 Tensor pack_bits_op(const Tensor& active_in) {
     const Flags f = graph::check_flags(active_in, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(active_in.get_device_index());
@@ -47,7 +40,7 @@ Tensor bit_counts_op(const Tensor& a_in, const std::optional<Tensor>& b_in) {
     const int64_t tiles = divide_up(bits.rows, kCountTile) * divide_up(bits.columns, kCountTile);
     if (tiles == 0 || bits.words == 0) return out;
     const int64_t chunks = divide_up(bits.words, kCountWords);
-    const int64_t wanted = divide_up(int64_t{kCountBlocks} * multiprocessors(), tiles);
+    const int64_t wanted = divide_up(int64_t{kCountBlocks} * multiprocessors(current_device()), tiles);
     const int64_t slice = divide_up(chunks, std::min<int64_t>({wanted, chunks, 65535})) * kCountWords;
     const auto* const pointer = const_data<unsigned long long>(a);
     const CountJob job{pointer, b ? const_data<unsigned long long>(*b) : pointer, mutable_data<int32_t>(out), bits,
@@ -66,7 +59,7 @@ Tensor random_walks_op(const Tensor& offsets, const Tensor& targets, const std::
     const cudaStream_t current = current_stream(offsets);
     check_cuda(cudaMemsetAsync(out.mutable_data_ptr(), 0, w.nodes * sizeof(int64_t), current), "memset");
     if (w.count == 0) return out;
-    const int64_t most = int64_t{kWalkBlocks} * multiprocessors();
+    const int64_t most = int64_t{kWalkBlocks} * multiprocessors(current_device());
     const unsigned blocks = static_cast<unsigned>(std::min(divide_up(w.count, kWalkThreads), most));
     launch("random_walks", random_walks, blocks, kWalkThreads, 0, current, w, mutable_data<unsigned long long>(out));
     return out;

@@ -65,14 +65,6 @@ void long_quantiles(QuantileJob job, const Tensor& x, int64_t first, int64_t las
            const_data<double>(in_order), reach.begin, first, last);
 }
 
-// The most shared memory in bytes that a thread block of the current device may have.
-size_t shared_memory_limit(const char* name) {
-    int device = 0, bytes = 0;
-    check_cuda(cudaGetDevice(&device), name);
-    check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name);
-    return static_cast<size_t>(bytes);
-}
-
 void quantiles(const Tensor& x, const rolling::Windows& w, const rolling::Quantile& quantile, const Tensor& out) {
     QuantileJob job{};
     job.windows = w, job.quantile = quantile;
@@ -84,7 +76,7 @@ void quantiles(const Tensor& x, const rolling::Windows& w, const rolling::Quanti
     // The elements of a matrix in shared memory: a power of 2, no less than one warp sorts and no more than fit.
     const int64_t least = kSortedByThread * kWarp, most = std::clamp<int64_t>(all, least, kMostSorted);
     job.bits = std::bit_width(static_cast<uint64_t>(most - 1));
-    const size_t room = shared_memory_limit(kQuantileName);
+    const size_t room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device());
     while (quantile_bytes(job.bits) > room) --job.bits;
     const int64_t size = static_cast<int64_t>(1) << job.bits;
     job.tile = size >= all ? all : size - halo;

@@ -19,11 +19,9 @@ inline int threads_for(int64_t count, int each, int most = kThreads) {
 // How many thread blocks of a kernel the current device runs at a time.
 template <class... Parameters>
 int64_t resident_blocks(const char* name, void (*kernel)(Parameters...), int threads, size_t bytes) {
-    int device = 0, multiprocessors = 0, blocks = 0;
-    check_cuda(cudaGetDevice(&device), name);
-    check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), name);
+    int blocks = 0;
     check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, bytes), name);
-    return static_cast<int64_t>(multiprocessors) * std::max(blocks, 1);
+    return static_cast<int64_t>(multiprocessors(current_device())) * std::max(blocks, 1);
 }
 
 __device__ inline uint64_t bits_of(double x) {

@@ -40,13 +40,6 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
     return in;
 }
 
-int multiprocessors(const Tensor& tensor) {
-    int count = 0;
-    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, tensor.get_device_index()),
-               "number of multiprocessors");
-    return count;
-}
-
 Plan open_plan(const char* op, const Tensor& plan, const IndexRows& in) {
     return open_tensor(op, "plan", plan, carve_plan, in, kMadeByPlan);
 }
@@ -131,7 +124,7 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
     const auto run = weight.scalar_type() == ScalarType::Float  ? launch_forward<float>
                      : weight.scalar_type() == ScalarType::Half ? launch_forward<__half>
                                                                 : launch_forward<__nv_bfloat16>;
-    run(p, multiprocessors(weight), stream);
+    run(p, multiprocessors(weight.get_device_index()), stream);
     return {out, psqt_out, slopes, no_lists};
 }
 
@@ -189,7 +182,8 @@ Three backward(const OutputGradients& gradients, const Batch& batch, const Tenso
     };
     const Float weight_type = float_type(kBackward, "weight_dtype", weight_dtype),
                 grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
-    kRuns[static_cast<int>(weight_type)][static_cast<int>(grad_type)](p, multiprocessors(grad_output), stream);
+    kRuns[static_cast<int>(weight_type)][static_cast<int>(grad_type)](
+        p, multiprocessors(grad_output.get_device_index()), stream);
     return {grad_weight, grad_bias, grad_of_psqt};
 }
 

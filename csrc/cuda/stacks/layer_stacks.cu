@@ -26,19 +26,10 @@ static_assert(sizeof(BackwardMemory<float, 1>) <= kMostSharedBytes &&
               sizeof(BackwardMemory<float, 2>) <= kMostSharedBytes);
 constexpr int kInputTile = 16;  // N must be a multiple of it
 
-int multiprocessors(const Tensor& tensor) {
-    int count = 0;
-    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, tensor.get_device_index()),
-               "number of multiprocessors");
-    return count;
-}
-
 // The shared memory that this many thread blocks need, or as many of them as fit, in percent of the most that a
 // multiprocessor has.
 int percent_shared(size_t of_block, int together) {
-    int device = 0, most = 0;
-    check_cuda(cudaGetDevice(&device), "device");
-    check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), "shared memory");
+    const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, current_device());
     const size_t each = of_block + 1024 + 128;  // 1 KB of a thread block is reserved, and sizes are rounded up
     const size_t fitting = std::clamp<size_t>(most / each, 1, together);
     return static_cast<int>(std::min<size_t>(100, divide_up(100 * fitting * each, most)));
@@ -423,7 +414,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         a.x_scale = layers.integers.x_scale;
         dispatch_input(x.scalar_type(), layers.integers.rounds, [&]<class T, bool kRounds>() {
             const auto run = [&]<int KO>() {
-                workers = multiprocessors(like) * kWorkers<T, KO>;
+                workers = multiprocessors(like.get_device_index()) * kWorkers<T, KO>;
                 segments = floats_like(like, {workers + a.slabs * layers.stacks, KO * 16, kSlab});
                 a.segments = mutable_data<float>(*segments);
                 launch_tiles("first_layer_backward", first_layer_backward<T, KO, kRounds>, workers,

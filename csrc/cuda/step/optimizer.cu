@@ -77,9 +77,7 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
 
 // Whether the device can start a kernel before the kernel before it is done.
 bool starts_early(int device) {
-    int major = 0;
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
-    return major >= 9;
+    return device_attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9;
 }
 
 // Whether V elements can be loaded at once from every tensor of the part.
