@@ -1,6 +1,7 @@
 """The kernels of a training step on a time line: when each runs, on which stream, and what lies between.
 
     python benchmarks/step_timeline.py --config configs/sfnnv5.yaml --data FILE.binpack [key=value …]
+    torchrun --nproc-per-node 2 benchmarks/step_timeline.py …    # the first of two GPUs that train together
 
 CUDA only. Steps run as in training: from the file, and replayed from CUDA graphs. So the time line shows what the sums
 of step_profile.py cannot: kernels that wait for the host, work on the stream that prepares the next batch beside the
@@ -22,6 +23,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from nnue_trainer import nets
+from nnue_trainer.parallel.division import divide
+from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
@@ -121,15 +124,24 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=65536")
     options = parser.parse_args()
     wait_as_training_does()
+    with joined() as ranks:
+        look(options, ranks)
+
+
+def look(options: argparse.Namespace, ranks: Ranks) -> None:
     recipe = load_recipe(options.config, options.data, options.overrides)
-    device = choose_device(recipe.training.device)
+    device = choose_device(recipe.training.device, ranks)
     if device.type != "cuda":
         raise SystemExit(f"found device {device}, expected a CUDA device: step_profile.py looks at CPUs, too")
     set_up_torch(recipe, device)
     machine = environment(device)
     with tempfile.TemporaryDirectory() as folder:
-        model = nets.build(recipe.model).to(device)
-        kernels = kernels_of(Trainer(recipe, model, training_batches(recipe, model, device), None, Path(folder)))
+        model = nets.build(recipe.model)
+        division, words = divide(ranks, model, recipe)
+        source = training_batches(recipe, model, device)
+        kernels = kernels_of(Trainer(recipe, model.to(device), source, None, Path(folder), division=division))
+    if not ranks.writes:
+        return
     step, sums = one_step(kernels), per_step(kernels)
     for kernel in step:
         print(f"{kernel['start']:9.1f} +{kernel['duration']:7.1f}  stream {kernel['stream']:<4} {kernel['name'][:90]}")
@@ -137,17 +149,21 @@ def main() -> None:
     for row in sums:
         print(f"{row['microseconds']:9.1f}  {row['launches']:5.1f}x  stream {row['stream']:<4} {row['name'][:90]}")
     precision = precision_suffix(recipe)
-    name = f"step_timeline-{options.config.stem}{precision}-cuda-{recipe.data.batch_size}"
+    processes = f"{ranks.size}x" if ranks.several else ""
+    each = recipe.data.batch_size // ranks.size
+    name = f"step_timeline-{options.config.stem}{precision}-cuda-{processes}{each}"
     report = {
         "benchmark": "step_timeline",
         **machine,
         "data": Path(options.data).name,
+        "division": words or "one process",
         "recipe": recipe_data(recipe),
         "step": step,
         "per_step": sums,
     }
     write(options.out / f"{name}.json", report)
-    title = f"{options.config.stem}, batch {recipe.data.batch_size:,}, {recipe.training.precision}, {machine['device']}"
+    batch = f"batch {each:,}" + (f" for each of {ranks.size} processes" if ranks.several else "")
+    title = f"{options.config.stem}, {batch}, {recipe.training.precision}, {machine['device']}"
     picture(step, title, options.out / f"{name}.png")
 
 
