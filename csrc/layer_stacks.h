@@ -60,6 +60,10 @@
 // elements; without partials the last; without grad_output the third. grad_x is of `grad_dtype`, whatever x is; "none":
 // nobody needs it.
 //
+// layer_stacks_add_shares takes float32 [P, n + 3]: of each of P processes the n numbers of `gradients`, for its share
+// of the positions and not scaled, and behind them its totals. It adds them up in the order of the processes, and gives
+// (totals of all, gradients divided by totals[1]).
+//
 // If there is one layer, nothing rounds, and a position's x has at most 16 KB, layer_stacks_loss reads x once: then
 // `partials` has more than N numbers per tile, the gradient of weight_0 among them, and x is needed for grad_x alone.
 // grad_x[b] is grad_psqt[b] · weight_0[s]; perspective_transformer_backward takes it as these two factors.

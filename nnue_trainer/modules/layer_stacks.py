@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from nnue_trainer import _derivatives, ops
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.losses.base import Loss, LossKernel
+from nnue_trainer.losses.base import Loss, LossKernel, mean
 from nnue_trainer.modules.stacked_linear import StackedLinear, choose, stacked_linear
 from nnue_trainer.perspectives import FusedCall
 
@@ -121,15 +121,16 @@ class FirstOutputs(NamedTuple):
 
 
 class AfterFirst(NamedTuple):
-    """What comes behind the first layer, for some positions: Σ weight · loss and Σ weight (`Loss.terms`), and the
-    gradients of the former by the sums of the first layer [B, outputs], by the PSQT part [B], and by all parameters but
-    the first weight."""
+    """What comes behind the first layer, for some positions of a batch: gradients of their Σ weight · loss."""
 
-    weighted: Tensor
-    weights: Tensor
     grad_sums: Tensor
+    """by the sums of the first layer, fp32 [B, outputs]"""
     grad_psqt: Tensor | None
-    gradients: list[Tensor]
+    """by the PSQT part, fp32 [B]"""
+    gradients: Tensor
+    """by all parameters but the first weight, flat, each from a multiple of 4 on; fp32 [n]"""
+    totals: Tensor
+    """Σ weight · loss, Σ weight (`Loss.terms`) and their quotient, fp32 [3]"""
 
 
 class StackOrder(NamedTuple):
@@ -241,16 +242,43 @@ class LayerStacks:
         self, x: Tensor, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None
     ) -> Tensor:
         """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
-        the weight the columns for them; then `inputs` counts these."""
+        the weight the columns for them; then `inputs` counts these. `first_gradients` is its backward: autograd alone
+        does not know one."""
         if self.integers is not None:
             raise ValueError("LayerStacks: layers that round see all inputs of the first layer, found some of them")
         parameters = _parameters(linears)
         weight, bias, *_ = parameters
         if self._is_fused(FirstOutputs(x, None, bucket), parameters):
             order = self.order(bucket) if order is None else order
-            sums: Tensor = _FirstSums.apply(self._description, x, order, *parameters)  # type: ignore[no-untyped-call]
+            sums: Tensor = _operators.layer_stacks_first(x.detach(), order, weight.detach())
             return sums
         return stacked_linear(x, bucket, weight, torch.zeros_like(bias)).float()
+
+    def first_gradients(
+        self,
+        sums: Tensor,
+        first: FirstOutputs,
+        linears: Sequence[nn.Module],
+        grads: tuple[Tensor, Tensor | None],
+        scales: tuple[Tensor, Tensor],
+        order: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The gradients by x, by the weight and by the PSQT part, where `sums` is `first_sums` of `first`. `grads` are
+        `AfterFirst.grad_sums` and `.grad_psqt` of the whole batch, and `scales` a factor for all of them, a scalar, and
+        the `totals` of the whole batch, whose Σ weight they are divided by."""
+        parameters, (grad_sums, grad_psqt) = _parameters(linears), grads
+        if self._is_fused(first, parameters):
+            order = self.order(first.bucket) if order is None else order
+            grad_x, grad_weight, scaled_psqt, _ = _operators.layer_stacks_gradients(
+                first.x, order, parameters, grad_sums, None, grad_psqt, list(scales), self._description.layers,
+                _dtype_name(first.x.dtype),
+            )  # fmt: skip
+            return grad_x, grad_weight, None if grad_psqt is None else scaled_psqt
+        factor = mean(scales[0], scales[1][1])
+        weight = linears[0].weight
+        assert isinstance(weight, Tensor)
+        grad_x, grad_weight = torch.autograd.grad(sums, [first.x, weight], grad_sums * factor)
+        return grad_x, grad_weight, None if grad_psqt is None else grad_psqt * factor
 
     def from_sums(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
         """`forward`, where `first.x` is the complete `first_sums`."""
@@ -283,8 +311,7 @@ class LayerStacks:
             _, _, _, flat = _operators.layer_stacks_gradients(
                 None, order, parameters, None, partials, grad_output, [], layers, "none"
             )
-            gradients = _cut_gradients(flat, parameters)
-            return AfterFirst(totals[0], totals[1], grad_sums, None if first.psqt is None else grad_output, gradients)
+            return AfterFirst(grad_sums, None if first.psqt is None else grad_output, flat, totals)
         with torch.enable_grad():
             sums = first.x.detach().requires_grad_()
             psqt = None if first.psqt is None else first.psqt.detach().requires_grad_()
@@ -294,9 +321,25 @@ class LayerStacks:
             ours = [parameter for linear in linears for parameter in (linear.weight, linear.bias)][1:]
             inner = [sums, *ours] if psqt is None else [sums, *ours, psqt]
             found = torch.autograd.grad(weighted, inner, materialize_grads=True)  # type: ignore[arg-type]
-        grad_psqt = None if psqt is None else found[-1]
-        gradients = list(found[1 : 1 + len(ours)])
-        return AfterFirst(weighted.detach(), weights.detach(), found[0], grad_psqt, gradients)
+        totals = torch.stack([weighted, weights, mean(weighted, weights)]).detach().float()
+        flat = _joined_gradients(found[1 : 1 + len(ours)])
+        return AfterFirst(found[0], None if psqt is None else found[-1], flat, totals)
+
+    def add_shares(self, shares: Tensor, linears: Sequence[nn.Module]) -> tuple[Tensor, list[Tensor]]:
+        """The totals of several processes, and the gradients of all their positions by all parameters but the first
+        weight, divided by Σ weight. Row p of `shares`, fp32 [P, n + 3], is what process p has in `AfterFirst`: the
+        gradients, then the totals. They are added in the order of the processes."""
+        parameters = _parameters(linears)
+        if self.may_be_fused(shares.device):
+            totals, flat = _operators.layer_stacks_add_shares(shares)
+        else:
+            total = shares[0].clone()
+            for share in shares[1:]:  # a sum over the dimension might have another order
+                total += share
+            weighted, weights = total[-3], total[-2]
+            totals = torch.stack([weighted, weights, mean(weighted, weights)])
+            flat = total[:-3] * mean(torch.ones_like(weights), weights)
+        return totals, _cut_gradients(flat, parameters)
 
     def may_be_fused(self, device: torch.device) -> bool:
         """Whether there are operators for these layers on this device. It is asked before there are tensors."""
@@ -412,6 +455,11 @@ def _gradients(
     return grad_x if ctx.needs_x else None, grad_psqt if grad_output is not None else None, gradients
 
 
+def _joined_gradients(gradients: Sequence[Tensor]) -> Tensor:
+    """Those of all parameters but the first, flat as the operators make them."""
+    return torch.cat([nn.functional.pad(each.float().flatten(), (0, -each.numel() % 4)) for each in gradients])
+
+
 def _cut_gradients(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Those of all parameters but the first, each of which begins at a multiple of 4."""
     gradients, begin = [], 0
@@ -520,31 +568,6 @@ class _LossThrough(torch.autograd.Function):
             parameters[0], None, batch, ctx.buckets, [saved, lists], ctx.sizes, *ctx.activation, [grad_sum, bucket]
         )
         return *[None] * 9, grad_weight, grad_bias, grad_first, *_cut_gradients(flat, parameters)
-
-
-class _FirstSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, of: _Description, x: Tensor, order: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.of, ctx.needs_x = of, ctx.needs_input_grad[1]
-        ctx.save_for_backward(x, order, *parameters)
-        return _operators.layer_stacks_first(x, order, parameters[0])  # type: ignore[no-any-return]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
-        x, order, *parameters = ctx.saved_tensors
-        grad_x, grad_weight, _, _ = _operators.layer_stacks_gradients(
-            x,
-            order,
-            parameters,
-            grad_sums,
-            None,
-            None,
-            [],
-            ctx.of.layers,
-            _dtype_name(x.dtype) if ctx.needs_x else "none",
-        )
-        return None, grad_x if ctx.needs_x else None, None, grad_weight, *[None] * (len(parameters) - 1)
 
 
 if ops._libraries.cuda_error is not None:

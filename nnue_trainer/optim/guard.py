@@ -39,8 +39,9 @@ class Guard:
     def asks_first(self) -> bool:
         """Whether the host asks how the test came out, which is free on the CPU. On another device it would wait; there
         the step is made in any case, and undone on the device if it failed. That takes a copy of all that it changes.
-        """
-        return self.failed.device.type == "cpu"
+        Only a rule that keeps something in host memory, as torch's Adafactor does its count of steps, is asked about
+        there as well."""
+        return self.failed.device.type == "cpu" or any(tensor.device.type == "cpu" for tensor in self._rule.changed())
 
     def _look(self, loss: Tensor) -> None:
         # A sum is finite only if all of its terms are.

@@ -188,13 +188,11 @@ class Columns(Whole):
             (linear, "weight", Split(linear.weight.dim() - 1, 2, cuts)),  # type: ignore[operator]
         ]
         self.splits: dict[str, Split] = {}
-        self._sharded: list[nn.Parameter] = []
         for module, attribute, split in splits:
             whole = getattr(module, attribute)
             self.splits[names[id(whole)]] = split
             own = nn.Parameter(split.take(whole.detach(), ranks.rank))
             setattr(module, attribute, own)
-            self._sharded.append(own)
         if isinstance(linear, nn.Linear):
             linear.in_features = linear.weight.shape[1]
         model.stacks = replace(model.stacks, inputs=first.num_outputs)
@@ -215,16 +213,16 @@ class Columns(Whole):
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         model, ranks, positions = self._stacked, self.ranks, len(batch)
-        linears = model.linears()
+        stacks, linears, order = model.stacks, model.linears(), model.stacks.order_of(batch)
         with step.autocast():
             first = model.first_outputs(batch)
-            sums = model.stacks.first_sums(first.x, linears, first.bucket, model.stacks.order_of(batch))
+            sums = stacks.first_sums(first.x, linears, first.bucket, order)
         complete = ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most))
         mine, share = slice(self._begin, self._end), self._end - self._begin
         lam = lambdas_of(step, batch, mine)
         psqt = None if first.psqt is None else first.psqt.detach()[mine]
         with step.autocast():
-            rest = model.stacks.after_first(
+            rest = stacks.after_first(
                 FirstOutputs(complete[:share], psqt, first.bucket[mine]),
                 linears,
                 (batch.score[mine], batch.result[mine], lam),
@@ -232,27 +230,25 @@ class Columns(Whole):
                 model.score_scale,
                 next((plan.data for plan in batch.plans if isinstance(plan, _SharePlan)), None),
             )
-        # One exchange sends everything that the other ranks need to know about these positions.
-        parts = [self._padded(rest.grad_sums, self._most)]
-        parts += [] if rest.grad_psqt is None else [self._padded(rest.grad_psqt, self._most)]
-        parts += [*rest.gradients, torch.stack([rest.weighted, rest.weights])]
-        every = ranks.all_gather(torch.cat([part.float().reshape(-1) for part in parts]))
-        *found, terms = torch.split(every, [part.numel() for part in parts], dim=1)
-        weighted, weights = in_order(terms)
-        factor = mean(torch.ones_like(weighted), weights)
-        small = found[len(found) - len(rest.gradients) :]
-        # The gradients with respect to the sums and to PSQT are concatenated, rank by rank, since each rank has other
-        # positions. The gradients of the parameters are added up.
-        outputs = [(sums, found[0].reshape(-1, sums.shape[1])[:positions])]
-        outputs += [] if first.psqt is None else [(first.psqt, found[1].reshape(-1)[:positions])]
-        torch.autograd.backward(
-            [of for of, _ in outputs], [(gradient * factor).to(of.dtype) for of, gradient in outputs]
+        # One exchange sends everything that the other ranks need to know about these positions. The gradients by the
+        # sums and by PSQT come one after the other, since each rank has other positions; those by the parameters are
+        # added up.
+        by_position = [rest.grad_sums] if rest.grad_psqt is None else [rest.grad_sums, rest.grad_psqt]
+        parts = [self._padded(part.float(), self._most) for part in by_position]
+        *found, shares = ranks.all_gather_each([*parts, torch.cat([rest.gradients, rest.totals])])
+        whole = [part.flatten(0, 1)[:positions] for part in found]
+        totals, gradients = stacks.add_shares(shares, linears)
+        loss = totals[2]
+        grad_x, grad_weight, grad_psqt = stacks.first_gradients(
+            sums, first, linears, (whole[0], whole[1] if len(whole) > 1 else None), (self._one(loss), totals), order
         )
-        others = [parameter for linear in linears for parameter in (linear.weight, linear.bias)][1:]
-        for parameter, shares in zip(others, small, strict=True):
+        outputs = [first.x] if first.psqt is None else [first.x, first.psqt]
+        torch.autograd.backward(outputs, [grad_x] if grad_psqt is None else [grad_x, grad_psqt])
+        trained = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
+        for parameter, gradient in zip(trained, [grad_weight, *gradients], strict=True):
             assert isinstance(parameter, nn.Parameter)
-            parameter.grad = (in_order(shares) * factor).view_as(parameter)
-        return self._guarded(weighted * factor)
+            parameter.grad = gradient.view_as(parameter)
+        return loss
 
     def share(self) -> str:
         """How many columns of the feature transformer the ranks have, in words: "512 of 1024", or "320 to 352 of 1024"
@@ -309,13 +305,6 @@ class Columns(Whole):
         if len(rows) == size:
             return rows
         return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
-
-    def _guarded(self, loss: Tensor) -> Tensor:
-        """The loss, or NaN if on any rank a gradient of the split parameters is not finite: then all ranks skip the
-        same step. The gradient of the feature transformer's weight needs no check (`NnueModel.covered_gradients`)."""
-        probe = torch.stack([parameter.grad.sum() for parameter in self._sharded[1:] if parameter.grad is not None])
-        # The sum is not finite if one of its terms is not. Times zero it is then NaN, and otherwise it is 0.
-        return loss + 0.0 * self.ranks.all_reduce(probe.sum())
 
     def _norm(self, guarded: Sequence[tuple[Part, Tensor]]) -> Tensor:
         """Numbers, fp32, whose norm is the norm of all gradients of all ranks, including those of virtual rows. They
@@ -380,12 +369,3 @@ def share(positions: int, ranks: Ranks) -> tuple[int, int]:
     if most * (ranks.size - 1) >= positions:
         raise UserError(f"data.batch_size: found {positions:,}, too few for {ranks.size} processes")
     return min(ranks.rank * most, positions), min((ranks.rank + 1) * most, positions)
-
-
-def in_order(every: Tensor) -> Tensor:
-    """The sum over the first dimension, added in the order of the ranks. A kernel's reduction could use another
-    order."""
-    total = every[0].clone()
-    for part in every[1:]:
-        total += part
-    return total

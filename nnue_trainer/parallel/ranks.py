@@ -13,7 +13,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,17 @@ class Ranks:
         with self._explaining():
             _all_gather(every, part.contiguous().view(-1))
         return every.view(self.size, *part.shape)
+
+    def all_gather_each(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """`all_gather` of several tensors in one exchange: of each the parts of all ranks."""
+        every = [part.new_empty(self.size, *part.shape) for part in parts]
+        flat = [tensor.view(self.size * part.numel()) for tensor, part in zip(every, parts, strict=True)]
+        with self._explaining():
+            group = dist.distributed_c10d._get_default_group()
+            work = group.allgather_into_tensor_coalesced(flat, [part.contiguous().view(-1) for part in parts])
+            if work is not None:
+                work.wait()
+        return every
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Adds the tensors of all ranks, in place. All ranks get the same bits."""

@@ -340,7 +340,7 @@ def check_divided(case: Case, tolerance: float) -> None:
     stacks, exact, loss = case.stacks, case.double(), LOSSES["win rate, weighted"]
     expected_net = exact.stacks._plain(exact.first, exact.linears)
     weighted, weights = loss.terms(expected_net * 600.0, case.score, case.result, exact.lam)
-    expected = gradients(exact, weighted, torch.ones_like(weighted))
+    expected = gradients(exact, weighted / weights, torch.ones_like(weighted))
     (x, psqt, bucket), (columns, half) = case.first, (stacks.inputs // 3 // 16 * 16, len(case.score) // 2)
     assert psqt is not None
     halves, parts = (slice(0, half), slice(half, None)), []
@@ -363,20 +363,29 @@ def check_divided(case: Case, tolerance: float) -> None:
         )
         for s in halves
     ]  # fmt: skip
-    assert_close(sum(rest.weighted for rest in rests), weighted, 2e-6, "loss")
-    assert_close(sum(rest.weights for rest in rests), weights, 2e-6, "weights")
-    found = {"psqt": torch.cat([rest.grad_psqt for rest in rests if rest.grad_psqt is not None])}
+    shares = torch.stack([torch.cat([rest.gradients, rest.totals]) for rest in rests])
+    totals, others = stacks.add_shares(shares, case.linears)
+    assert_close(totals[0], weighted, 2e-6, "loss")
+    assert_close(totals[1], weights, 2e-6, "weights")
+    assert_close(totals[2], weighted / weights, 2e-6, "their quotient")
     names = [name for name in case.leaves if name not in ("x", "psqt", "0.weight")]
-    for name, shares in zip(names, zip(*(rest.gradients for rest in rests), strict=True), strict=True):
-        found[name] = sum(shares[1:], shares[0])
-    for name, gradient in found.items():
+    for name, gradient in zip(names, others, strict=True):
         assert_close(gradient, expected[name], 8 * tolerance, f"gradient of {name}")
+    grad_sums = torch.cat([rest.grad_sums for rest in rests])
+    grad_psqt = torch.cat([rest.grad_psqt for rest in rests if rest.grad_psqt is not None])
     for slab, own, first, part in parts:
-        part.backward(torch.cat([rest.grad_sums for rest in rests]))
-        assert own.grad is not None
-        assert first.weight.grad is not None
-        assert_close(own.grad, expected["x"][:, slab], 8 * tolerance, "gradient of x")
-        assert_close(first.weight.grad, expected["0.weight"][:, :, slab], 8 * tolerance, "gradient of weight 0")
+        narrow = dataclasses.replace(stacks, inputs=own.shape[1])
+        grad_x, grad_weight, found = narrow.first_gradients(
+            part,
+            FirstOutputs(own, psqt, bucket),
+            [first, *case.linears[1:]],
+            (grad_sums, grad_psqt),
+            (torch.ones((), device=x.device), totals),
+        )
+        assert found is not None
+        assert_close(grad_x, expected["x"][:, slab], 8 * tolerance, "gradient of x")
+        assert_close(grad_weight, expected["0.weight"][:, :, slab], 8 * tolerance, "gradient of weight 0")
+        assert_close(found, expected["psqt"], 8 * tolerance, "gradient of psqt")
 
 
 @pytest.mark.parametrize(

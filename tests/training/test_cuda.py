@@ -118,7 +118,7 @@ def test_a_graph_changes_no_bit_of_any_rule(tmp_path, name):
     assert_same(tmp_path / "false", tmp_path / "true")
 
 
-@pytest.mark.parametrize("name", ["adamw", "RAdam", "SGD"])
+@pytest.mark.parametrize("name", ["adamw", "RAdam", "SGD", "Adafactor"])
 def test_a_failed_step_is_refused_or_undone_on_the_device(tmp_path, name):
     run = trainer(tmp_path, optimizer(name), "training.cuda_graph=false")
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_a_failed_step_is_refused_or_undone_on_the_device(tmp_path, name):
         assert torch.equal(tensor, moments[key]), key
 
 
-@pytest.mark.parametrize("name", ["adamw", "RAdam", "SGD"])
+@pytest.mark.parametrize("name", ["adamw", "RAdam", "SGD", "Adafactor"])
 def test_resume_changes_no_bit(tmp_path, name):
     trainer(tmp_path / "whole", optimizer(name)).train()
     path = tmp_path / "whole" / "checkpoints" / "epoch-0003.safetensors"

@@ -1,5 +1,6 @@
-// The last kernel of the backward. It adds up, in a fixed order, the partial sums of parameter gradients that the
-// thread blocks of the other kernels have left, and it multiplies the gradient of psqt by its factors.
+// The last kernels of the backward. finish_kernel adds up, in a fixed order, the partial sums of parameter gradients
+// that the thread blocks of the other kernels have left, and it multiplies the gradient of psqt by its factors.
+// shares_kernel adds up the gradients of several processes.
 #pragma once
 
 #include "first_layer_backward.cuh"
@@ -100,6 +101,23 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Finish a) {
     const int64_t position = static_cast<int64_t>(block) * kThreads + threadIdx.x;
     if (position < a.of_order.positions)
         a.grad_psqt[position] = a.grad_output[position] * a.scale.read() * a.psqt_slope;
+}
+
+// `shares` [processes, numbers + 3]: the gradients of each process's positions, then its totals.
+__global__ void __launch_bounds__(kThreads)
+    shares_kernel(const float* shares, int64_t processes, int64_t numbers, float* totals, float* gradients) {
+    const auto sum = [&](int64_t number) {
+        float sum = shares[number];
+        for (int64_t p = 1; p < processes; ++p) sum += shares[p * (numbers + 3) + number];
+        return sum;
+    };
+    const int64_t number = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const float weights = sum(numbers + 1), scale = weights == 0.0f ? 1.0f : 1.0f / weights;
+    if (number < numbers) gradients[number] = sum(number) * scale;
+    if (number != 0) return;
+    totals[0] = sum(numbers);
+    totals[1] = weights;
+    totals[2] = weights == 0.0f ? 0.0f : totals[0] / weights;
 }
 
 }  // namespace nnue::cuda::stacks

@@ -455,6 +455,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     return {grad_x, grad_weight, grad_psqt, gradients};
 }
 
+std::tuple<Tensor, Tensor> add_shares_op(const Tensor& shares_in) {
+    constexpr const char* op = "layer_stacks_add_shares";
+    check_floats(op, "shares", shares_in, {-1, -1}, "[P, n + 3]", shares_in);
+    const int64_t processes = shares_in.size(0), numbers = shares_in.size(1) - 3;
+    if (processes < 1 || numbers < 0)
+        fail(op, "shares", "shape " + shape_text(shares_in.sizes()), "[P, n + 3] with P at least 1");
+    const torch::stable::accelerator::DeviceGuard guard(shares_in.get_device_index());
+    const Tensor shares = torch::stable::contiguous(shares_in);
+    const Tensor totals = floats_like(shares, {3}), gradients = floats_like(shares, {numbers});
+    const unsigned blocks = static_cast<unsigned>(std::max<int64_t>(1, divide_up(numbers, kThreads)));
+    launch("shares_kernel", shares_kernel, blocks, kThreads, 0, current_stream(shares), const_data<float>(shares),
+           processes, numbers, mutable_data<float>(totals), mutable_data<float>(gradients));
+    return {totals, gradients};
+}
+
 bool available_op(int64_t device, int64_t inputs, int64_t stacks, const std::string& description) {
     int major = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess)
@@ -474,6 +489,7 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
     m.impl("layer_stacks_backward", TORCH_BOX(&nnue::cuda::stacks::backward_op));
     m.impl("layer_stacks_loss", TORCH_BOX(&nnue::cuda::stacks::loss_op));
     m.impl("layer_stacks_gradients", TORCH_BOX(&nnue::cuda::stacks::gradients_op));
+    m.impl("layer_stacks_add_shares", TORCH_BOX(&nnue::cuda::stacks::add_shares_op));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
