@@ -76,9 +76,11 @@ class Ranks:
         """`all_gather` of several tensors in one exchange: of each the parts of all ranks."""
         every = [part.new_empty(self.size, *part.shape) for part in parts]
         flat = [tensor.view(self.size * part.numel()) for tensor, part in zip(every, parts, strict=True)]
+        options = dist.distributed_c10d.AllgatherOptions()
+        options.asyncOp = False  # on the current stream
         with self._explaining():
             group = dist.distributed_c10d._get_default_group()
-            work = group.allgather_into_tensor_coalesced(flat, [part.contiguous().view(-1) for part in parts])
+            work = group.allgather_into_tensor_coalesced(flat, [part.contiguous().view(-1) for part in parts], options)
             if work is not None:
                 work.wait()
         return every

@@ -80,9 +80,9 @@ void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
     return body.template operator()<__nv_bfloat16, false>();
 }
 
-// Of tile_kernel and rest_kernel.
-SharedMemory shared_memory(const TileLayout& places) {
-    return {sizeof(float) * places.floats, sizeof(Tile) + 64, kTilesTogether};
+// Of tile_kernel, or of rest_kernel with its own `together`.
+SharedMemory shared_memory(const TileLayout& places, int together = kTilesTogether) {
+    return {sizeof(float) * places.floats, sizeof(Tile) + 64, together};
 }
 
 bool fits(const Layers& layers) {
@@ -181,7 +181,7 @@ void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a,
     if (is_sums) {
         a.sums_in = const_data<float>(x);
         const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
-        return launch_tiles("rest_kernel", kernel, tiles, shared_memory(a.places), stream, a);
+        return launch_tiles("rest_kernel", kernel, tiles, shared_memory(a.places, kRestsTogether), stream, a);
     }
     dispatch_input(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
         dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {

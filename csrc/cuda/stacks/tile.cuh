@@ -594,8 +594,9 @@ __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, f
     finish_tile(a, tile, memory);
 }
 
-// Thread blocks of a multiprocessor. Three are slower, although their registers are enough.
-constexpr int kTilesTogether = 2;
+// Thread blocks of tile_kernel per multiprocessor: three are slower, although their registers are enough. rest_kernel
+// has no products on tensor cores and mostly waits for memory and for its other threads.
+constexpr int kTilesTogether = 2, kRestsTogether = 4;
 
 // Layer 0 of a tile, then the rest of the tile. If only_first, the kernel ends after the sums of layer 0, and `a` has
 // no other layers.
@@ -661,7 +662,7 @@ __global__ void __launch_bounds__(kThreads, kTilesTogether)
 
 // The rest of a tile, from sums of layer 0 that another call has made.
 template <bool kRounds>
-__global__ void __launch_bounds__(kThreads, kTilesTogether) rest_kernel(const TileArguments a) {
+__global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
     if (!load_tile(a, tile)) {
