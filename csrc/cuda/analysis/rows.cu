@@ -33,11 +33,6 @@ constexpr int kResident = 1536;  // threads that a multiprocessor should be able
 
 constexpr int64_t kMostMatrices = 65535;  // of one launch: the second dimension of a grid
 
-// A tile after the transposition. Row c + kAcross * i is column c * kJoined + i of x. So neighbouring threads store to
-// neighbouring rows, and the odd pitch puts these words into different banks.
-template <class T>
-using Tile = Word<T>[kAcross<T> * kJoined<T>][kDown<T> + 1];
-
 // 32 bits of the 64 that two words make, beginning with this bit.
 __device__ inline uint32_t joined(uint32_t low, uint32_t high, int bit) {
     return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> bit);
@@ -47,6 +42,13 @@ __device__ inline uint32_t joined(uint32_t low, uint32_t high, int bit) {
 template <bool kWide, bool kWhole, class T>
 __device__ Word<T> load_word(const T* from, int inside) {
     if constexpr (kWide) return kWhole || inside > 0 ? *reinterpret_cast<const Word<T>*>(from) : Word<T>(0);
+    if constexpr (kWhole && sizeof(T) == 1) {
+        // Two loads instead of four: of the one or two aligned words that have these bytes. They may have bytes outside
+        // the tensor, too, which are dropped.
+        const int skipped = reinterpret_cast<uintptr_t>(from) % 4;
+        const uint32_t* const words = reinterpret_cast<const uint32_t*>(from - skipped);
+        return joined(words[0], skipped == 0 ? 0 : words[1], 8 * skipped);
+    }
     Pack<T, kJoined<T>> elements{};
 #pragma unroll
     for (int i = 0; i < kJoined<T>; ++i) {
@@ -73,109 +75,44 @@ __device__ void transpose_square(Word<T> (&rows)[kJoined<T>]) {
     }
 }
 
-// Rows of small elements may begin at any address. They are read and written in packs of 16 bytes that begin at
-// multiples of 16.
-using Packed = Pack<uint32_t, 4>;
-
-// How many bytes of the pack that has the first element of a row lie before the row.
-__device__ inline int bytes_before(const void* row) {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(row) % sizeof(Packed));
-}
-
-// The packs that may have elements of a row of a tile.
+// Stores a whole tile to rows of the output that may begin inside a word. A word in memory then has elements of two
+// neighbouring words of the tile. The elements before a row's first whole word and after its last one, together one
+// word, are stored one by one at the end.
 template <class T>
-constexpr int kRowPacks = kAcross<T> / 4 + 1;
-template <class T>
-using RawRow = Packed[kRowPacks<T>];
-
-// Copies the rows of a tile at x as they lie in memory, each with the other bytes of its first and its last pack. A
-// pack that has bytes outside the tensor, [begin, end), is read element by element. Of the copy only what the matrix
-// has is used.
-template <class T>
-__device__ void load_raw(RawRow<T>* raw, const T* x, int64_t columns, int height, const T* begin, const T* end) {
-    constexpr int kInPack = sizeof(Packed) / sizeof(T), kThreads = kTransposeThreads<T>;
-    constexpr int kPacks = kDown<T> * kJoined<T> * kRowPacks<T>, kTurns = (kPacks + kThreads - 1) / kThreads;
-    Packed found[kTurns];
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-        const int i = threadIdx.x + t * kThreads, pack = i % kRowPacks<T>;
-        const T* const row = x + i / kRowPacks<T> * columns;
-        const int before = bytes_before(row);
-        if (i / kRowPacks<T> >= height || (before == 0 && pack == kRowPacks<T> - 1)) continue;
-        const T* const from = row - before / sizeof(T) + pack * kInPack;
-        if (from >= begin && from + kInPack <= end) {
-            found[t] = load<4>(reinterpret_cast<const uint32_t*>(from));
-        } else {
-            Pack<T, kInPack> elements{};
-            for (int e = 0; e < kInPack; ++e) {
-                if (from + e >= begin && from + e < end) elements.at[e] = from[e];
-            }
-            found[t] = std::bit_cast<Packed>(elements);
-        }
-    }
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-        const int i = threadIdx.x + t * kThreads;
-        if (i < kPacks) raw[i / kRowPacks<T>][i % kRowPacks<T>] = found[t];
-    }
-}
-
-// Stores a tile of the full height to `width` rows of the output. Each thread stores packs, whose words have elements
-// of two neighbouring words of the tile. A row's first pack may begin before the row: then the thread stores the row's
-// last words instead of those. The elements before a row's first whole word and after its last one, together one word,
-// are stored one by one at the end.
-template <class T>
-__device__ void store_shifted(const Tile<T>& tile, T* out, int64_t rows, int width) {
+__device__ void store_shifted(const Word<T> (&tile)[kAcross<T> * kJoined<T>][kDown<T> + 1], T* out, int64_t rows) {
     constexpr int kSide = kJoined<T>, kHeight = kDown<T> * kSide, kThreads = kTransposeThreads<T>;
-    constexpr int kPacks = kDown<T> / 4;  // of a row
-    const auto number_of = [](int place) { return place % kAcross<T> * kSide + place / kAcross<T>; };
-#pragma unroll 2
-    for (int i = threadIdx.x; i < kAcross<T> * kSide * kPacks; i += kThreads) {
-        const int place = i / kPacks;
-        if (number_of(place) >= width) continue;
-        char* const row = reinterpret_cast<char*>(out + number_of(place) * rows);
-        const int first = i % kPacks * static_cast<int>(sizeof(Packed)) - bytes_before(row);
-        const int word = (first + 4 * kDown<T>) / 4;
-        Packed pack;
-        uint32_t low = tile[place][word % kDown<T>];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-            const uint32_t high = tile[place][(word + w + 1) % kDown<T>];
-            pack.at[w] = joined(low, high, 8 * (first & 3));
-            low = high;
-        }
-        if (first >= 0) {
-            *reinterpret_cast<Packed*>(row + first) = pack;
-            continue;
-        }
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-            const int at = first + 4 * w;
-            if (at >= 0 || at <= -4) *reinterpret_cast<uint32_t*>(row + at + (at < 0 ? 4 * kDown<T> : 0)) = pack.at[w];
-        }
+    const auto row_of = [&](int place) { return out + (place % kAcross<T> * kSide + place / kAcross<T>)*rows; };
+    const auto elements_before = [](const T* row) {
+        return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 4 / sizeof(T));
+    };
+    const int r = threadIdx.x % kDown<T>;
+#pragma unroll 4
+    for (int place = threadIdx.x / kDown<T>; place < kAcross<T> * kSide; place += kThreads / kDown<T>) {
+        T* const to = row_of(place);
+        const int skipped = elements_before(to);
+        const uint32_t previous = tile[place][(r + kDown<T> - 1) % kDown<T>];
+        const uint32_t word = joined(previous, tile[place][r], 32 - 8 * sizeof(T) * skipped);
+        if (r > 0 || skipped == 0) *reinterpret_cast<uint32_t*>(to + r * kSide - skipped) = word;
     }
     for (int i = threadIdx.x; i < kAcross<T> * kSide * kSide; i += kThreads) {
-        const int number = number_of(i / kSide);
-        T* const to = out + number * rows;
-        const int skipped = bytes_before(to) % 4 / static_cast<int>(sizeof(T)), element = i % kSide;
+        T* const to = row_of(i / kSide);
+        const int skipped = elements_before(to), element = i % kSide;
         const int at = element < kSide - skipped ? element : kHeight - kSide + element;
-        if (skipped > 0 && number < width) to[at] = reinterpret_cast<const T*>(tile[i / kSide])[at];
+        if (skipped > 0) to[at] = reinterpret_cast<const T*>(tile[i / kSide])[at];
     }
 }
 
 // A thread block transposes one tile of one matrix: blockIdx.y. `across`: tiles in a row of tiles. kWideIn, kWideOut:
-// all rows of x, or of the output, begin with a whole word. Otherwise small elements are read or written in packs, but
-// tiles that are cut off below are written one element after the other.
+// all rows of x, or of the output, begin with a whole word. Otherwise elements are read or written one by one, but in
+// whole tiles single bytes are read, and all small elements are stored, by shifted words.
 template <class T, bool kWideIn, bool kWideOut>
 __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeThreads<T>)
     transpose(const T* __restrict__ x, T* __restrict__ out, int64_t rows, int64_t columns, unsigned across) {
     constexpr int kSide = kJoined<T>, kThreads = kTransposeThreads<T>;
     constexpr int kWidth = kAcross<T> * kSide, kHeight = kDown<T> * kSide;
-    constexpr bool kRaw = kSide > 1 && !kWideIn;
-    alignas(16) __shared__ char memory[std::max(sizeof(Tile<T>), kRaw ? kHeight * sizeof(RawRow<T>) : 0)];
-    Tile<T>& tile = *reinterpret_cast<Tile<T>*>(memory);
-    auto* const raw = reinterpret_cast<RawRow<T>*>(memory);  // read before the tile is written
-    const T *const begin = x, *const end = x + gridDim.y * rows * columns;
+    // Row c + kAcross * i is column c * kSide + i of x. So neighbouring threads store to neighbouring rows, and the odd
+    // pitch puts these words into different banks.
+    __shared__ Word<T> tile[kWidth][kDown<T> + 1];
     // The tiles of the last rows come first: some are cut off, which is slower, and they should not run last.
     const unsigned number = gridDim.x - 1 - blockIdx.x;
     const int64_t row = int64_t{number / across} * kHeight, column = int64_t{number % across} * kWidth;
@@ -192,28 +129,17 @@ __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeTh
     const int across_in = threadIdx.x % kAcross<T>, down_in = threadIdx.x / kAcross<T>;
     const int down_out = threadIdx.x % kInColumn, across_out = threadIdx.x / kInColumn;
     const auto transpose_tile = [&](auto is_whole) {
-        if constexpr (kRaw) {
-            load_raw<T>(raw, x, columns, height, begin, end);
-            __syncthreads();
-        }
         Word<T> squares[kDown<T> / kStepIn][kSide];
         const T* from = x + down_in * kSide * columns + across_in * kSide;
 #pragma unroll
         for (int s = 0; s < kDown<T> / kStepIn; ++s, from += (kStepIn - 1) * kSide * columns) {
 #pragma unroll
             for (int i = 0; i < kSide; ++i, from += columns) {
-                const int own_row = (down_in + s * kStepIn) * kSide + i;
-                if constexpr (kRaw) {
-                    const int byte = bytes_before(x + own_row * columns) + across_in * 4;
-                    const uint32_t* const words = reinterpret_cast<const uint32_t*>(raw[own_row]) + byte / 4;
-                    squares[s][i] = joined(words[0], words[1], byte % 4 * 8);
-                } else {
-                    squares[s][i] =
-                        load_word<kWideIn, is_whole>(from, own_row < height ? width - across_in * kSide : 0);
-                }
+                const bool has_row = (down_in + s * kStepIn) * kSide + i < height;
+                const int inside = has_row ? width - across_in * kSide : 0;
+                squares[s][i] = load_word<kWideIn, is_whole>(from, inside);
             }
         }
-        if constexpr (kRaw) __syncthreads();
 #pragma unroll
         for (int s = 0; s < kDown<T> / kStepIn; ++s) {
             transpose_square<T>(squares[s]);
@@ -221,9 +147,7 @@ __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeTh
             for (int i = 0; i < kSide; ++i) tile[across_in + kAcross<T> * i][down_in + s * kStepIn] = squares[s][i];
         }
         __syncthreads();
-        if constexpr (kSide > 1 && !kWideOut) {
-            if (is_whole || height == kHeight) return store_shifted<T>(tile, out, rows, width);
-        }
+        if constexpr (is_whole && !kWideOut) return store_shifted<T>(tile, out, rows);
         T* to = out + across_out * kSide * rows + down_out * kElements;
 #pragma unroll 1
         for (int word = across_out; word < kAcross<T>; word += kBatch / kSide * kStepOut) {
