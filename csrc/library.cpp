@@ -27,6 +27,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "perspective_transformer_forward(Tensor[] batch, int[] buckets, Tensor weight, Tensor bias, Tensor? psqt, "
         "str activation, float[] bound_and_scale, str output_dtype, bool save) "
         "-> (Tensor output, Tensor psqt_output, Tensor saved, Tensor lists)");
+    m.def("perspective_psqt(Tensor[] batch, int[] buckets, Tensor psqt, int begin, int end) -> Tensor");
     m.def(
         "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "
         "Tensor[] kept, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype, Tensor[] factors) "

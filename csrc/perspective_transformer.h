@@ -44,6 +44,10 @@
 //
 // The CPU takes any even N and ignores the buckets.
 //
+// perspective_psqt (CUDA only) gives the psqt output alone, of positions begin … end - 1. The forward then gets no
+// psqt, and the backward makes the gradient of psqt all the same, from that of the psqt output of all positions. So
+// several processes that share a batch need not each compute the psqt output of all of it.
+//
 // perspective_transformer_backward_rows (CPU only) leaves out the rows of the gradient of the weight that are zeros
 // because no position of the batch has the feature: `grad_rows` [R, N] are the others, and `rows` int64 [R], ascending,
 // says which they are. The gradients of bias and psqt are those of perspective_transformer_backward.
@@ -66,6 +70,7 @@ namespace nnue::perspective_transformer {
 constexpr const char* kPlan = "perspective_plan";
 constexpr const char* kForward = "perspective_transformer_forward";
 constexpr const char* kBackward = "perspective_transformer_backward";
+constexpr const char* kPsqt = "perspective_psqt";
 
 struct Batch {
     Tensor white, black, plan;
@@ -94,6 +99,11 @@ inline Buckets buckets_of(const char* op, const std::vector<int64_t>& buckets) {
     const int64_t* given = numbers_of<2>(op, "buckets", buckets, "bucket_size and num_bucketed");
     return {given[0], given[1]};
 }
+
+// Positions begin … end - 1 of a batch.
+struct PositionRange {
+    int64_t begin, end;
+};
 
 struct Range {
     float bound, scale;
@@ -210,12 +220,12 @@ inline void check_psqt_bucket(const char* op, const std::optional<Tensor>& psqt_
     check_dtype(op, "psqt_bucket", *psqt_bucket, {ScalarType::Long});
 }
 
-inline void check_psqt(const Tensor& psqt, const std::optional<Tensor>& psqt_bucket, const Tensor& white,
-                       int64_t num_features, Device device) {
-    check_device(kForward, "psqt", psqt, device, white, "white");
-    check_shape(kForward, "psqt", psqt, {num_features, -1}, "[F, P]");
-    check_dtype(kForward, "psqt", psqt, {ScalarType::Float});
-    check_psqt_bucket(kForward, psqt_bucket, white, device);
+inline void check_psqt(const char* op, const Tensor& psqt, const std::optional<Tensor>& psqt_bucket,
+                       const Tensor& white, int64_t num_features, Device device) {
+    check_device(op, "psqt", psqt, device, white, "white");
+    check_shape(op, "psqt", psqt, {num_features, -1}, "[F, P]");
+    check_dtype(op, "psqt", psqt, {ScalarType::Float});
+    check_psqt_bucket(op, psqt_bucket, white, device);
 }
 
 inline void check_grad_psqt(const std::optional<Tensor>& grad_psqt, const std::optional<Tensor>& psqt_bucket,

@@ -214,6 +214,25 @@ class _SparseGradient(torch.autograd.Function):
         return None, None, *_gradients(ctx, grad_output, grad_psqt, sparse=True), *(None,) * 4
 
 
+class _WithoutPsqt(torch.autograd.Function):
+    """The forward operator on CUDA without its PSQT output. In its place is a tensor [B] without values, which takes
+    the gradient of the output."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        batch, buckets, weight, bias, _, *others = arguments
+        found = torch.ops.nnue.perspective_transformer_forward(batch[:3], buckets, weight, bias, None, *others)
+        out, _, saved, lists = found
+        output = (out, bias.new_empty(()).expand(len(out)), saved, lists)
+        _setup_context(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return _backward(ctx, *grads)
+
+
 _INSTEAD = "call nnue_trainer.perspectives.perspective_transformer, which uses others there"
 _derivatives.register_reverse_mode(FORWARD, BACKWARD, _backward, setup_context=_setup_context, instead=_INSTEAD)
 _derivatives.register_vmap(PLAN, _derivatives.refuse(PLAN, "vmap", _INSTEAD))
@@ -469,6 +488,7 @@ def perspective_transformer(
     values: tuple[Tensor, Tensor] | None = ...,
     deterministic: bool | None = ...,
     sparse_grad: bool = ...,
+    psqt_apart: bool = ...,
 ) -> Tensor: ...
 
 
@@ -492,6 +512,7 @@ def perspective_transformer(
     values: tuple[Tensor, Tensor] | None = ...,
     deterministic: bool | None = ...,
     sparse_grad: bool = ...,
+    psqt_apart: bool = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -514,6 +535,7 @@ def perspective_transformer(
     values: tuple[Tensor, Tensor] | None = None,
     deterministic: bool | None = None,
     sparse_grad: bool = False,
+    psqt_apart: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Both perspectives' accumulators, activated and joined, side to move first; differentiable in all floats.
 
@@ -543,6 +565,8 @@ def perspective_transformer(
         deterministic.
         sparse_grad: where the fused operator runs on a CPU, the gradient of `weight` is a sparse tensor with the rows
             of the features that the batch has, as torch.nn.functional.embedding gives it with `sparse=True`.
+        psqt_apart: where the fused operator runs on CUDA and a gradient is asked for, the second result has no values,
+            but its gradient goes to `psqt` as usual. `psqt_output` computes the values, of any positions.
 
     Returns:
         [B, N] for "pairwise", else [B, 2 N]. With `psqt` also a tensor [B] of its dtype: (its sum over the side to
@@ -563,6 +587,8 @@ def perspective_transformer(
         forward: Any = torch.ops.nnue.perspective_transformer_forward
         if sparse_grad and saves and weight.device.type == "cpu":
             forward = _SparseGradient.apply
+        elif psqt_apart and saves and psqt is not None and weight.is_cuda:
+            forward = _WithoutPsqt.apply
         out, psqt_out, *_ = forward(*call, saves)
         return out if psqt is None else (out, psqt_out)
 
@@ -590,6 +616,14 @@ def perspective_transformer(
     # A masked sum with one term: the gradient of a gather is a scatter, which has to sort if it is deterministic.
     chosen = psqt_bucket.unsqueeze(1) == torch.arange(psqt.shape[1], device=psqt.device)
     return out, torch.where(chosen, us - them, 0.0).sum(1) / 2
+
+
+def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:
+    """The PSQT output of positions begin … end − 1 alone, on CUDA, without a gradient. `call`: what `fused_call` gives
+    for the whole batch."""
+    assert call.psqt is not None
+    output: Tensor = torch.ops.nnue.perspective_psqt(call.batch, call.buckets, call.psqt.detach(), begin, end)
+    return output
 
 
 def _needs_formulas(*parameters: Tensor | None) -> bool:

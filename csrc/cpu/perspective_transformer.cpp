@@ -191,7 +191,7 @@ Four forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const T
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_index_rows(kForward, white, black, num_features, Device::cpu);
     const Activation activation = check_activation(kForward, activation_in, num_outputs, 2);
-    if (psqt) check_psqt(*psqt, psqt_bucket, white, num_features, Device::cpu);
+    if (psqt) check_psqt(kForward, *psqt, psqt_bucket, white, num_features, Device::cpu);
     const Tensor weight = torch::stable::contiguous(weight_in), bias = torch::stable::contiguous(bias_in);
     const Rows rows(kForward, white, black, plan_in, num_features);
     const int64_t width = output_width(activation, num_outputs) / 2;

@@ -100,7 +100,7 @@ Four forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, c
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_plan_arguments(kForward, white_in, black_in, num_features, buckets);
     check_device(kForward, "plan", plan, Device::cuda, white_in, "white");
-    if (psqt) check_psqt(*psqt, psqt_bucket, white_in, num_features, Device::cuda);
+    if (psqt) check_psqt(kForward, *psqt, psqt_bucket, white_in, num_features, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
     const Tensor weight = aligned(weight_in), bias = aligned(bias_in);
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
@@ -160,6 +160,25 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     return portable::backward(gradients, batch, saved, sizes, kind, range, dtype);
 }
 
+Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, const Tensor& psqt, int64_t begin,
+               int64_t end) {
+    const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kPsqt, batch_in);
+    const Buckets buckets = buckets_of(kPsqt, buckets_in);
+    const int64_t num_features = psqt.dim() == 2 ? psqt.size(0) : 0;
+    check_plan_arguments(kPsqt, white_in, black_in, num_features, buckets);
+    check_device(kPsqt, "plan", plan, Device::cuda, white_in, "white");
+    check_psqt(kPsqt, psqt, psqt_bucket, white_in, num_features, Device::cuda);
+    if (begin < 0 || begin > end || end > white_in.size(0))
+        fail(kPsqt, "begin", text(begin) + " and end " + text(end),
+             "0 <= begin <= end <= B = " + text(white_in.size(0)));
+    const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
+    const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
+    if constexpr (kBuiltFor90) {
+        if (!is_portable(buckets)) return bucketed::psqt_output(batch, buckets, psqt, {begin, end});
+    }
+    return portable::psqt_output(batch, psqt, {begin, end});
+}
+
 // Where the pieces of a plan, of the lists and of `saved` lie, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
 // "pieces": {name: [begin, bytes], …}}, "lists": the same}.
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
@@ -187,6 +206,7 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
     m.impl("perspective_plan", TORCH_BOX(&nnue::perspective_transformer::plan_op));
     m.impl("perspective_transformer_forward", TORCH_BOX(&nnue::perspective_transformer::forward_op));
     m.impl("perspective_transformer_backward", TORCH_BOX(&nnue::perspective_transformer::backward_op));
+    m.impl("perspective_psqt", TORCH_BOX(&nnue::perspective_transformer::psqt_op));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {

@@ -76,19 +76,26 @@ inline Float float_type(const char* op, const char* argument, ScalarType dtype) 
     }
 }
 
-// The output of the PSQT columns, [B]. `in` has the rows of features, and num_features counts all of them.
+// The output of the PSQT columns for some positions. `in` has the rows of features, and num_features counts all of
+// them.
 template <class Rows, class BlackFirst>
-Tensor psqt_forward(const Rows& in, int num_features, const BlackFirst& black_first, const Tensor& psqt_in,
-                    const Tensor& psqt_bucket_in, cudaStream_t stream) {
+Tensor psqt_forward(const char* op, const Rows& in, int num_features, const BlackFirst& black_first,
+                    const Tensor& psqt_in, const Tensor& psqt_bucket_in, PositionRange wanted, cudaStream_t stream) {
     const Tensor psqt = torch::stable::contiguous(psqt_in), psqt_bucket = torch::stable::contiguous(psqt_bucket_in);
-    if (psqt.size(1) > INT32_MAX) fail(kForward, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
-    Tensor out = torch::stable::new_empty(psqt, std::vector<int64_t>{in.positions});
+    if (psqt.size(1) > INT32_MAX) fail(op, "psqt", "P = " + text(psqt.size(1)), "P < 2^31");
+    Tensor out = torch::stable::new_empty(psqt, std::vector<int64_t>{wanted.end - wanted.begin});
     cuda::Check check(
-        kForward, psqt.get_device_index(), stream,
+        op, psqt.get_device_index(), stream,
         [](const cuda::Finding& found) { fail_psqt_bucket(found.op, found.row, found.value, found.num_features); },
         psqt.size(1));
-    const psqt::Positions positions{in.white,      in.black,     const_data<int64_t>(psqt_bucket), in.positions,
-                                    in.max_active, num_features, static_cast<int>(psqt.size(1))};
+    const psqt::Positions positions{in.white,
+                                    in.black,
+                                    const_data<int64_t>(psqt_bucket),
+                                    static_cast<int>(wanted.begin),
+                                    static_cast<int>(wanted.end - wanted.begin),
+                                    in.max_active,
+                                    num_features,
+                                    static_cast<int>(psqt.size(1))};
     psqt::launch_forward(positions, black_first, const_data<float>(psqt), mutable_data<float>(out), check.sink(),
                          stream);
     check.finish();

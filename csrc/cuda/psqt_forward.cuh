@@ -17,10 +17,12 @@ using cuda::kWarp;
 constexpr int kThreads = 256;
 
 struct Positions {
-    const int32_t* white;  // [positions, max_active]
+    const int32_t* white;  // [B, max_active]
     const int32_t* black;
-    const int64_t* psqt_bucket;  // [positions]
-    int positions, max_active, num_features, psqt_buckets;
+    const int64_t* psqt_bucket;  // [B]
+    int first;                   // the first of the positions whose output is wanted
+    int positions;               // how many of them
+    int max_active, num_features, psqt_buckets;
 };
 
 // Entries `base` + lane of both sides' rows; −1 where a row has none.
@@ -51,15 +53,16 @@ template <class BlackFirst>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(Positions p, BlackFirst black_first, const float* __restrict__ psqt, float* __restrict__ out,
                    FindingSink sink) {
-    const int position = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    if (position >= p.positions) return;
+    const int place = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (place >= p.positions) return;
+    const int position = p.first + place;
     // A warp mostly waits for memory, so independent loads are issued together.
     const int64_t psqt_bucket = p.psqt_bucket[position], row = int64_t(position) * p.max_active;
     Entries now = load_entries(p, row, 0, lane);
     const float half = black_first(position) ? -0.5f : 0.5f;
     if (psqt_bucket < 0 || psqt_bucket >= p.psqt_buckets) {
         if (lane == 0) {
-            out[position] = 0;
+            out[place] = 0;
             cuda::report(sink, position,
                          static_cast<int32_t>(max(min(psqt_bucket, int64_t(INT32_MAX)), -int64_t(INT32_MAX))));
         }
@@ -79,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
         difference += __shfl_xor_sync(cuda::kAllLanes, difference, offset);
     }
-    if (lane == 0) out[position] = half * difference;
+    if (lane == 0) out[place] = half * difference;
 }
 
 template <class BlackFirst>

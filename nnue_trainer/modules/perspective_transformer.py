@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
@@ -139,6 +141,7 @@ class PerspectiveTransformer(nn.Module):
             psqt=psqt,
             psqt_bucket=None if psqt is None else bucket,
             sparse_grad=sparse_grad,
+            psqt_apart=self._psqt_apart,
         )
         return result if isinstance(result, tuple) else (result, None)
 
@@ -164,6 +167,28 @@ class PerspectiveTransformer(nn.Module):
     def _scale(self) -> float:
         """The factor of the output: `product_scale` where there are products."""
         return self.product_scale if self.activation == "pairwise" else 1.0
+
+    # ---- the PSQT output apart from the activated vector ----
+
+    _psqt_apart = False
+
+    @contextmanager
+    def psqt_apart(self, batch: Batch) -> Iterator[bool]:
+        """Within the block, training on CUDA does not compute the PSQT output: the second result of `forward` has no
+        values, but its gradient counts. `psqt_of` then computes the values. Gives whether this is so for `batch`."""
+        fused = perspectives.is_fused(self.weight, self.bucket_size, self.num_bucketed)
+        self._psqt_apart = self.psqt is not None and batch.white.is_cuda and fused
+        try:
+            yield self._psqt_apart
+        finally:
+            self._psqt_apart = False
+
+    def psqt_of(self, batch: Batch, bucket: Tensor, begin: int, end: int) -> Tensor:
+        """The PSQT output of positions begin … end − 1, fp32, without a gradient; where `psqt_apart` gives True."""
+        arguments = self._arguments(batch, self.weight, self.bias, bound=self.bound, scale=self._scale)
+        call = perspectives.fused_call(**arguments, output_dtype=self.weight.dtype, psqt=self.psqt, psqt_bucket=bucket)
+        assert call is not None
+        return perspectives.psqt_output(call, begin, end)
 
     # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----
 

@@ -177,6 +177,7 @@ class Columns(Whole):
         assert first is not None
         groups = 2 if first.activation == "pairwise" else 1
         cuts = cut(first.weight.shape[1] // groups, ranks.size)
+        self._transformer = first
         linear = model.linears()[0]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         # The activated vector is the two perspectives, one after the other, and a pairwise product multiplies the same
@@ -214,13 +215,15 @@ class Columns(Whole):
     def backward(self, step: Step, batch: Batch) -> Tensor:
         model, ranks, positions = self._stacked, self.ranks, len(batch)
         stacks, linears, order = model.stacks, model.linears(), model.stacks.order_of(batch)
-        with step.autocast():
+        with step.autocast(), self._transformer.psqt_apart(batch) as apart:
             first = model.first_outputs(batch)
             sums = stacks.first_sums(first.x, linears, first.bucket, order)
-        complete = ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most))
         mine, share = slice(self._begin, self._end), self._end - self._begin
         lam = lambdas_of(step, batch, mine)
-        psqt = None if first.psqt is None else first.psqt.detach()[mine]
+        with ranks.reduce_scatter_beside(self._padded(sums.detach(), ranks.size * self._most)) as complete:
+            psqt = None if first.psqt is None else first.psqt.detach()[mine]
+            if apart:
+                psqt = self._transformer.psqt_of(batch, first.bucket, self._begin, self._end)
         with step.autocast():
             rest = stacks.after_first(
                 FirstOutputs(complete[:share], psqt, first.bucket[mine]),

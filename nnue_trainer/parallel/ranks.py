@@ -32,6 +32,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 # torch 2.13 has new names for these functions, and warns about the old names.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_AllgatherOptions: Any = dist.distributed_c10d.AllgatherOptions  # type: ignore[attr-defined]
 
 
 class Ranks:
@@ -65,6 +66,17 @@ class Ranks:
             _reduce_scatter(part, whole)
         return part
 
+    @contextmanager
+    def reduce_scatter_beside(self, whole: Tensor) -> Iterator[Tensor]:
+        """`reduce_scatter`, beside what the block gives the current stream to do. The result is there behind the
+        block."""
+        part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
+        with self._explaining():
+            work = _reduce_scatter(part, whole, async_op=True)
+        yield part
+        with self._explaining():
+            work.wait()
+
     def all_gather(self, part: Tensor) -> Tensor:
         """Stacks the tensors […] of all ranks, which have one shape, in the order of the ranks: [size, …] on each."""
         every = part.new_empty(self.size * part.numel())
@@ -76,7 +88,7 @@ class Ranks:
         """`all_gather` of several tensors in one exchange: of each the parts of all ranks."""
         every = [part.new_empty(self.size, *part.shape) for part in parts]
         flat = [tensor.view(self.size * part.numel()) for tensor, part in zip(every, parts, strict=True)]
-        options = dist.distributed_c10d.AllgatherOptions()
+        options: Any = _AllgatherOptions()
         options.asyncOp = False  # on the current stream
         with self._explaining():
             group = dist.distributed_c10d._get_default_group()

@@ -189,6 +189,41 @@ def test_psqt_sums(emulator: ctypes.CDLL, kernels: str, psqt_buckets: int) -> No
     assert_close(found[4], expected, 1e-7, "gradient of psqt")
 
 
+@pytest.mark.parametrize("seed", range(0, 48, 5))
+def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
+    """The forward without psqt, the psqt output of any positions, and the backward of both: all of the same bits."""
+    case = make_case(seed).with_kernels(kernels)
+    pair, namespace = case.pair, torch.ops.nnue_emulated
+    if pair.psqt is None or pair.psqt_bucket is None:
+        psqt = torch.randn(len(pair.weight), 8, generator=torch.Generator().manual_seed(seed))
+        pair = replace(pair, psqt=psqt, psqt_bucket=torch.arange(len(pair.white)) % 8)
+        case = replace(case, pair=pair)
+    emulator.emulator_configure(3, seed)
+    expected = case.run("nnue_emulated")
+    apart = replace(case, pair=replace(pair, psqt=None, psqt_bucket=None)).run("nnue_emulated")
+    assert torch.equal(apart[0], expected[0])
+    (features, outputs), positions = pair.weight.shape, len(pair.white)
+    buckets, activation = [case.bucket_size, case.num_bucketed], (case.activation, [case.bound, case.scale])
+    plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *buckets)
+    batch = [pair.white, pair.black, plan, pair.psqt_bucket]
+    for begin, end in ((0, positions), (0, 1), (positions // 3, positions // 2), (positions - 1, positions), (1, 1)):
+        found = namespace.perspective_psqt(batch, buckets, pair.psqt, begin, end)
+        assert torch.equal(found, expected[1][begin:end])
+    with pytest.raises(RuntimeError, match=r"perspective_psqt: begin"):
+        namespace.perspective_psqt(batch, buckets, pair.psqt, 1, positions + 1)
+    out, _, saved, lists = namespace.perspective_transformer_forward(
+        batch[:3], buckets, pair.weight, pair.bias, None, *activation, _name(case.output), True
+    )
+    g = torch.Generator().manual_seed(5)
+    grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
+    gradients = namespace.perspective_transformer_backward(
+        grad, grad_psqt, batch, buckets, [saved, lists], [features, outputs, pair.psqt.shape[1]], *activation,
+        _name(pair.weight.dtype), [],
+    )  # fmt: skip
+    for mine, theirs in zip(gradients, expected[2:], strict=True):
+        assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("seed", range(0, 48, 6))
 def test_without_gradient(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     case = make_case(seed).with_kernels(kernels)

@@ -21,7 +21,6 @@ from made_up import MadeUpSource, made_up_batch
 from made_up import recipe as made_up_recipe
 from safetensors.torch import load_file, save_file
 from small_runs import last, split_sample, written
-from torch import Tensor
 
 from nnue_trainer import checkpoint, nets
 from nnue_trainer.parallel import watch

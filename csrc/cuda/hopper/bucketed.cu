@@ -200,8 +200,8 @@ Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tens
     const bool makes_lists = save && p.in.num_unbucketed > 0;
     Tensor lists =
         torch::stable::new_empty(white, {makes_lists ? bytes_of(carve_unbucketed_lists, p.in) : 0}, ScalarType::Byte);
-    Tensor psqt_out = psqt ? psqt_forward(p.in, p.in.num_bucketed + p.in.num_unbucketed, psqt::BlackFirst{p.plan},
-                                          *psqt, *psqt_bucket, stream)
+    Tensor psqt_out = psqt ? psqt_forward(kForward, p.in, p.in.num_bucketed + p.in.num_unbucketed,
+                                          psqt::BlackFirst{p.plan}, *psqt, *psqt_bucket, {0, p.in.positions}, stream)
                            : torch::stable::new_empty(weight, {0}, ScalarType::Float);
     if (p.in.positions == 0) return {out, psqt_out, saved, lists};
     p.weight = weight.const_data_ptr();
@@ -220,6 +220,14 @@ Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tens
                                                       : run_forward<__nv_bfloat16>;
     check_cuda(run(p, unbucketed ? &*unbucketed : nullptr, stream), kForward);
     return {out, psqt_out, saved, lists};
+}
+
+Tensor psqt_output(const Batch& batch, Buckets given, const Tensor& psqt, PositionRange wanted) {
+    const int64_t num_features = psqt.size(0);
+    const IndexRows in = index_rows(batch.white, batch.black, num_features, given.size, given.num_bucketed);
+    const psqt::BlackFirst black_first{open_plan(kPsqt, batch.plan, in).buckets};
+    return psqt_forward(kPsqt, in, static_cast<int>(num_features), black_first, psqt, *batch.psqt_bucket, wanted,
+                        current_stream(psqt));
 }
 
 Three backward(const OutputGradients& gradients, const Batch& batch, Buckets given, const Kept& kept, Sizes sizes,

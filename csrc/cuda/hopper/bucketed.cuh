@@ -16,6 +16,7 @@ using perspective_transformer::Buckets;
 using perspective_transformer::Four;
 using perspective_transformer::Kept;
 using perspective_transformer::OutputGradients;
+using perspective_transformer::PositionRange;
 using perspective_transformer::Range;
 using perspective_transformer::Sizes;
 using perspective_transformer::Three;
@@ -28,6 +29,9 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
 
 Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
              const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save);
+
+// The psqt output alone. The batch has a psqt_bucket.
+Tensor psqt_output(const Batch& batch, Buckets given, const Tensor& psqt, PositionRange wanted);
 
 Three backward(const OutputGradients& gradients, const Batch& batch, Buckets given, const Kept& kept, Sizes sizes,
                Activation activation, Range range, ScalarType dtype);

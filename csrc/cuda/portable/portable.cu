@@ -105,9 +105,9 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
     Tensor slopes =
         torch::stable::new_empty(weight, {saves ? in.rows() : 0, num_outputs}, slope_dtype(weight.scalar_type()));
     Tensor no_lists = torch::stable::new_empty(batch.white, {0}, ScalarType::Byte);
-    Tensor psqt_out =
-        psqt ? psqt_forward(in, in.num_features, BlackFirst{plan.black_first}, *psqt, *batch.psqt_bucket, stream)
-             : floats(weight, {0});
+    Tensor psqt_out = psqt ? psqt_forward(kForward, in, in.num_features, BlackFirst{plan.black_first}, *psqt,
+                                          *batch.psqt_bucket, {0, in.positions}, stream)
+                           : floats(weight, {0});
     if (in.positions == 0) return {out, psqt_out, slopes, no_lists};
     Forward p{};
     p.in = in;
@@ -126,6 +126,13 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
                                                                 : launch_forward<__nv_bfloat16>;
     run(p, multiprocessors(weight.get_device_index()), stream);
     return {out, psqt_out, slopes, no_lists};
+}
+
+Tensor psqt_output(const Batch& batch, const Tensor& psqt, PositionRange wanted) {
+    const IndexRows in = index_rows(batch.white, batch.black, psqt.size(0));
+    const BlackFirst black_first{open_plan(kPsqt, batch.plan, in).black_first};
+    return psqt_forward(kPsqt, in, in.num_features, black_first, psqt, *batch.psqt_bucket, wanted,
+                        current_stream(psqt));
 }
 
 Three backward(const OutputGradients& gradients, const Batch& batch, const Tensor& saved, Sizes sizes,

@@ -13,6 +13,7 @@ namespace nnue::portable {
 using perspective_transformer::Batch;
 using perspective_transformer::Four;
 using perspective_transformer::OutputGradients;
+using perspective_transformer::PositionRange;
 using perspective_transformer::Range;
 using perspective_transformer::Sizes;
 using perspective_transformer::Three;
@@ -25,6 +26,9 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
 
 Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& psqt,
              Activation activation, Range range, ScalarType output_dtype, bool save);
+
+// The psqt output alone. The batch has a psqt_bucket.
+Tensor psqt_output(const Batch& batch, const Tensor& psqt, PositionRange wanted);
 
 Three backward(const OutputGradients& gradients, const Batch& batch, const Tensor& saved, Sizes sizes,
                Activation activation, Range range, ScalarType weight_dtype);
