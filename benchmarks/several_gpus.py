@@ -113,24 +113,25 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
     warmup = 20 if device.type == "cuda" else 1
     features = nets.build(recipe.model).feature_set
 
-    def sources(chosen: Recipe) -> dict[str, Callable[[], BatchSource]]:
+    def sources(chosen: Recipe, among: Ranks) -> dict[str, Callable[[], BatchSource]]:
+        """For the training that `among` share. Batches that are preloaded are whole ones in each process."""
         model = nets.build(chosen.model)
         loader = training_batches(chosen, model, device)
         batches = copies(loader, device, features)
         loader.close()
         found: dict[str, Callable[[], BatchSource]] = {"preloaded": lambda: Preloaded(batches)}
         if options.from_file:
-            found["from file"] = lambda: training_batches(chosen, model, device)
+            found["from file"] = lambda: training_batches(chosen, model, device, among)
         return found
 
     results: dict[str, dict[str, Any]] = {}
     if ranks.writes:
-        for way, source in sources(recipe).items():
+        for way, source in sources(recipe, Ranks()).items():
             results[f"one, {way}"] = measure(recipe, Ranks(), source, device, steps, warmup)
     ranks.any(False)
     for name, batch in (("each", ranks.size * one), ("between them", one)):
         chosen = recipe_for(batch)
-        for way, source in sources(chosen).items():
+        for way, source in sources(chosen, ranks).items():
             found = measure(chosen, ranks, source, device, steps, warmup)
             if ranks.writes:
                 alone = results[f"one, {way}"]["positions_per_second"]

@@ -138,7 +138,7 @@ def look(options: argparse.Namespace, ranks: Ranks) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = nets.build(recipe.model)
         division, words = divide(ranks, model, recipe)
-        source = training_batches(recipe, model, device)
+        source = training_batches(recipe, model, device, ranks)
         kernels = kernels_of(Trainer(recipe, model.to(device), source, None, Path(folder), division=division))
     if not ranks.writes:
         return

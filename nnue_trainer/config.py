@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from nnue_trainer import schema
 from nnue_trainer.data.filters import Filters
@@ -57,11 +57,25 @@ class DataConfig:
     """positions in a step"""
     shuffle_buffer: int = Field(4_194_304, ge=0, le=2**33)
     """positions that are mixed at a time, 64 bytes of memory each; 0: file order"""
+    shards: int = Field(1, gt=0, le=2**16)
+    """streams that the training data is read as, each with an equal part of every batch; several processes read only
+    their own streams, so their number must divide this one. 1: one stream, which every process reads. The order of
+    positions depends on it"""
     skip_bad_chunks: bool = False
     """leave out chunks of the files that have an error in them, and count them; off: such a chunk ends the run, which
     is saved"""
     threads: int = Field(0, ge=0, le=1024)
     """threads that read and expand positions; 0: one per CPU. The number changes only the speed, never the order"""
+
+    @field_validator("shards")
+    @classmethod
+    def _possible(cls, shards: int, info: ValidationInfo) -> int:
+        batch_size, shuffle_buffer = info.data.get("batch_size", shards), info.data.get("shuffle_buffer", 1)
+        if batch_size % shards:
+            raise ValueError(f"found {shards}, expected a divisor of data.batch_size, {batch_size}")
+        if shards > 1 and shuffle_buffer == 0:
+            raise ValueError(f"found {shards}, expected 1 in file order (data.shuffle_buffer 0)")
+        return shards
 
 
 Precision = Literal["auto", "fp32", "tf32", "mixed"]

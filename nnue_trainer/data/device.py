@@ -59,24 +59,27 @@ class Expander:
         """Whether `expand` does nothing but launch kernels, so that it can be recorded in a CUDA graph."""
         return self._on_device and not self.check_records
 
-    def grows(self, records: Batch | Tensor) -> bool:
-        """Whether `load` gives up its buffers for larger ones."""
-        return isinstance(records, Tensor) and len(records) > self._size
+    def grows(self, size: int) -> bool:
+        """Whether `load` gives up its buffers for larger ones, for a batch of `size` positions."""
+        return size > self._size
 
     def __call__(self, records: Tensor) -> Batch:
         return self.expand(*self.load(records))
 
-    def load(self, records: Tensor) -> tuple[Tensor, Batch]:
+    def load(self, records: Tensor, begin: int = 0, size: int | None = None) -> tuple[Tensor, Batch]:
         """The records on the device, and the buffer that is next, for `expand`. The records are valid until the next
-        call."""
-        if self.grows(records):
-            self._allocate(len(records))
+        call. With `size`, they are a part of a batch of so many, from position `begin` on; the caller must fill in the
+        others before `expand`."""
+        size = len(records) if size is None else size
+        if self.grows(size):
+            self._allocate(size)
         batch = self._batches[self._turn]
         self._turn = (self._turn + 1) % self.buffers
-        if len(records) < self._size:
-            batch = batch.head(len(records))
-        if self._on_device and records.device != self._records.device:
-            records = self._records[: len(records)].copy_(records, non_blocking=True)
+        if size < self._size:
+            batch = batch.head(size)
+        if size > len(records) or (self._on_device and records.device != self._records.device):
+            self._records[begin : begin + len(records)].copy_(records, non_blocking=True)
+            records = self._records[:size]
         return records, batch
 
     def expand(self, records: Tensor, batch: Batch) -> Batch:

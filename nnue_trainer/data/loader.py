@@ -387,7 +387,8 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = states[0]
     places: dict[str, Any] = {}
     for state in states:
-        if (state["version"], state["order"]) != (first["version"], first["order"]):
+        agree = all(places.get(shard, place) == place for shard, place in state["places"].items())
+        if not agree or (state["version"], state["order"]) != (first["version"], first["order"]):
             raise UserError("loader states of different runs cannot be joined")
         places |= state["places"]
     return first | {"places": places}

@@ -9,8 +9,9 @@
 - `Positions`: each rank has the whole net and computes its share of the positions; the gradients are added up. This is
   for nets and optimisers that `Columns` does not support.
 
-Every rank reads the same batches in the same order, so the order of positions does not depend on the number of ranks.
-Every sum over ranks has a fixed order, so runs with the same number of ranks give the same bits.
+The loader of a rank yields whole batches or, with shards, this rank's share of each; `wanted` and `joined_by` say what
+becomes of them. The order of positions is the same for every number of ranks. Every sum over ranks has a fixed order,
+so runs with the same number of ranks give the same bits.
 """
 
 from __future__ import annotations
@@ -73,9 +74,15 @@ class Whole:
         self.ranks, self.model = ranks, model
         self._ones: Tensor | None = None
 
-    def part(self, fresh: Any) -> Any:
-        """The positions of a batch, or of its packed records, that this rank needs."""
+    def wanted(self, fresh: Any) -> Any:
+        """The positions that this rank copies to its device. `fresh`: what the loader yields, a batch or its packed
+        records: the whole of it, or this rank's share."""
         return fresh
+
+    def joined_by(self, wanted: Any) -> Ranks | None:
+        """The ranks whose `wanted` positions, one rank's after the other's, are the batch of `backward`; None if this
+        rank's alone are."""
+        return None
 
     def prepare(self, batch: Batch) -> Batch:
         """Computes ahead what the forward pass needs and what depends on the batch alone: `NnueModel.prepare`."""
@@ -89,7 +96,8 @@ class Whole:
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
         """Computes the gradients of this rank's parameters, and returns the mean loss of the whole batch, a scalar
-        without a graph. `batch` has been through `part` and `prepare`. All ranks must call it together."""
+        without a graph. `batch` is what `wanted` and `joined_by` make of a batch, after `prepare`. All ranks must call
+        it together."""
         loss = step.loss(batch)
         loss.backward(self._one(loss))  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -133,7 +141,9 @@ class Positions(Whole):
         self._begin, self._end = share(batch_size, ranks)
         self._optimizer: Optimizer | None = None
 
-    def part(self, fresh: Any) -> Any:
+    def wanted(self, fresh: Any) -> Any:
+        if len(fresh) == self._end - self._begin:
+            return fresh  # the loader has read this share alone
         return fresh.part(self._begin, self._end) if isinstance(fresh, Batch) else fresh[self._begin : self._end]
 
     def backward(self, step: Step, batch: Batch) -> Tensor:
@@ -171,6 +181,7 @@ class Columns(Whole):
     def __init__(self, ranks: Ranks, model: StackedModel, batch_size: int):
         super().__init__(ranks, model)
         self._stacked = model
+        self._batch_size = batch_size
         self._begin, self._end = share(batch_size, ranks)
         self._most = -(-batch_size // ranks.size)  # the largest share of positions that a rank has
         first = model.first_layer()
@@ -197,6 +208,9 @@ class Columns(Whole):
         if isinstance(linear, nn.Linear):
             linear.in_features = linear.weight.shape[1]
         model.stacks = replace(model.stacks, inputs=first.num_outputs)
+
+    def joined_by(self, wanted: Any) -> Ranks | None:
+        return None if len(wanted) == self._batch_size else self.ranks
 
     def prepare(self, batch: Batch) -> Batch:
         batch = self.model.prepare(batch)

@@ -1,9 +1,8 @@
 """The processes of one run, as torchrun starts them: their ranks, their exchanges and their common decisions.
 
-A process connects to the others by `joined()`. Other code calls `current()` to get the ranks; outside of `joined()`
-that is a single process. Tensors on a GPU are exchanged by NCCL, tensors on the CPU by gloo. Decisions of the host,
-such as when to stop or to save and which loss is the best one, are made by `agree`, `any` and `same`, so that all ranks
-decide the same after the same step."""
+A process connects to the others by `joined()`, which yields the ranks; `Ranks()` is a single process. Tensors on a GPU
+are exchanged by NCCL, tensors on the CPU by gloo. Decisions of the host, such as when to stop or to save and which loss
+is the best one, are made by `agree`, `any` and `same`, so that all ranks decide the same after the same step."""
 
 from __future__ import annotations
 
@@ -29,6 +28,7 @@ _MOST_BETWEEN = 256  # the largest number of calls of `agree` between two exchan
 _SECONDS_TO_MEET = 10.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+_default_group: Callable[[], dist.ProcessGroup] = dist.distributed_c10d._get_default_group
 # torch 2.13 has new names for these functions, and warns about the old names.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -47,6 +47,7 @@ class Ranks:
         self._calls = 0
         self._exchanged = time.monotonic()
         self._releases: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._own_group: dist.ProcessGroup | None = None
 
     @property
     def several(self) -> bool:
@@ -87,15 +88,36 @@ class Ranks:
     def all_gather_each(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """`all_gather` of several tensors in one exchange: of each the parts of all ranks."""
         every = [part.new_empty(self.size, *part.shape) for part in parts]
-        flat = [tensor.view(self.size * part.numel()) for tensor, part in zip(every, parts, strict=True)]
+        self._gather_into(every, [part.contiguous() for part in parts], _default_group())
+        return every
+
+    def complete(self, wholes: Sequence[Tensor]) -> None:
+        """Fills tensors [size · m, …], of which each rank has rows rank · m to (rank + 1) · m, with the rows of all
+        ranks, in one exchange. On a GPU it may run at the same time as the other exchanges, which have another
+        connection: nothing orders this one among them."""
+        rows = [len(whole) // self.size for whole in wholes]
+        own = [whole[self.rank * m : (self.rank + 1) * m] for whole, m in zip(wholes, rows, strict=True)]
+        self._gather_into(wholes, own, self._group_of_its_own(wholes[0].device))
+
+    def _gather_into(self, wholes: Sequence[Tensor], parts: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+        """Writes the contiguous `parts` of all ranks into `wholes`. They cross as bytes, so any dtype will do."""
+        into, sent = ([tensor.view(-1).view(torch.uint8) for tensor in tensors] for tensors in (wholes, parts))
         options: Any = _AllgatherOptions()
         options.asyncOp = False  # on the current stream
         with self._explaining():
-            group = dist.distributed_c10d._get_default_group()
-            work = group.allgather_into_tensor_coalesced(flat, [part.contiguous().view(-1) for part in parts], options)
+            work = group.allgather_into_tensor_coalesced(into, sent, options)
             if work is not None:
                 work.wait()
-        return every
+
+    def _group_of_its_own(self, device: torch.device) -> dist.ProcessGroup:
+        """The process group of `complete`. Two streams must not share a connection of NCCL, so for GPUs it is another
+        one than that of all other exchanges; all ranks make it at their first call."""
+        if device.type != "cuda":
+            return _default_group()  # on a CPU all exchanges are in the order of the program
+        if self._own_group is None:
+            with self._explaining():
+                self._own_group = dist.new_group(backend="nccl")
+        return self._own_group
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Adds the tensors of all ranks, in place. All ranks get the same bits."""
@@ -142,6 +164,20 @@ class Ranks:
     def least(self, value: int) -> int:
         """Returns the smallest value of all ranks."""
         return value if not self.several else int(self.all_gather(torch.tensor([value])).min())
+
+    def sum(self, value: int) -> int:
+        """Returns the sum of the values of all ranks."""
+        return value if not self.several else int(self.all_gather(torch.tensor([value])).sum())
+
+    def each(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, plain JSON data, in the order of the ranks."""
+        if not self.several:
+            return [value]
+        text = json.dumps(value).encode()
+        sizes = self.all_gather(torch.tensor([len(text)])).flatten().tolist()
+        padded = torch.tensor([*text, *bytes(max(sizes) - len(text))], dtype=torch.uint8)
+        every = self.all_gather(padded)
+        return [json.loads(bytes(row[:size].tolist())) for row, size in zip(every, sizes, strict=True)]
 
     def check_same(self, what: str, value: object) -> None:
         """UserError unless `value`, plain JSON data, is the same on all ranks. `what` names it in the message."""
@@ -202,12 +238,7 @@ class Ranks:
             raise UserError(what) from None
 
 
-_current = Ranks()
-
-
-def current() -> Ranks:
-    """The ranks of the run that this process has joined; a single process outside of `joined()`."""
-    return _current
+_current = Ranks()  # those of the run that this process has joined
 
 
 @contextmanager

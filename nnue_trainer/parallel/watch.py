@@ -173,7 +173,8 @@ class Watch:
             self._end(None)
         elif word == "error":
             self._done.add(rank)
-            # All ranks read the same data and files, so rank 0 usually meets the same error and prints it itself.
+            # All ranks read the same files and, without shards, the same data. So rank 0 usually meets the same error
+            # and prints it itself.
             same = self._ending.wait(_SECONDS_TO_SPEAK)
             if same or (self._speaking.is_set() and self._ending.wait(_SECONDS_TO_SAVE)):
                 self._send(rank, "stop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from nnue_trainer import ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import FeatureSet
+from nnue_trainer.parallel.division import Whole
+from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.recorder import Recorder
 
 _BUFFERS = 4  # device buffers for expanded batches: the host may queue _BUFFERS - 1 steps that the device has not done
@@ -21,9 +23,10 @@ _BUFFERS = 4  # device buffers for expanded batches: the host may queue _BUFFERS
 
 class BatchSource(Protocol):
     """A stream of batches in host memory. `nnue_trainer.data.Loader` yields a `Batch` of index rows; `RecordLoader`
-    yields packed records, uint8 [B, 32]. The newest two batches are valid: the source may overwrite batch k when batch
-    k + 2 is requested. `state_dict` returns plain JSON data; a stream that loads it continues with the batch that would
-    have come next."""
+    yields packed records, uint8 [B, 32]. If several processes train together, their sources yield the same whole
+    batches, or each an equal share of them. The newest two batches are valid: the source may overwrite batch k when
+    batch k + 2 is requested. `state_dict` returns plain JSON data; a stream that loads it continues with the batch that
+    would have come next."""
 
     def open(self) -> None: ...
 
@@ -32,6 +35,16 @@ class BatchSource(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class _Span(NamedTuple):
+    """Where the positions that this process copies are in the batch of the step."""
+
+    begin: int
+    of: int
+    """positions of the whole batch"""
+    ranks: Ranks | None
+    """the processes that have the others; None: there are no others"""
 
 
 class DeviceBatches:
@@ -48,7 +61,8 @@ class DeviceBatches:
             batch if `source` yields records and this is None.
         prepare: a function that is applied to each batch on CUDA, such as `NnueModel.prepare`; the plans of a buffer
             keep their memory.
-        part: a function that selects positions from each batch or tensor of records, before they are copied.
+        division: says which positions of what `source` yields are copied, and which processes then join theirs; None:
+            all of them, and none.
         on_fetch: a function that is called once for each batch, in their order, on the stream that copies it. For a
             batch in a buffer it may write what only the steps with this buffer read.
         record: replay expansion and `prepare` as one CUDA graph per buffer, where they only launch kernels.
@@ -60,7 +74,7 @@ class DeviceBatches:
         device: torch.device,
         features: str | FeatureSet | None = None,
         prepare: Callable[[Batch], Batch] | None = None,
-        part: Callable[[Any], Any] | None = None,
+        division: Whole | None = None,
         *,
         on_fetch: Callable[[Batch], None] | None = None,
         record: bool = False,
@@ -77,7 +91,7 @@ class DeviceBatches:
             self._device = self._stream.device  # has an index, so a later change of the current device does not matter
         self._expander = Expander(features, self._device, buffers=_BUFFERS) if features is not None else None
         self._prepare = prepare
-        self._part = part
+        self._division = division
         self._on_fetch = on_fetch
         self._recorder: Recorder[Batch] | None = None
         if record and self._stream is not None and self._expander is not None and self._expander.launches_only:
@@ -150,7 +164,8 @@ class DeviceBatches:
         fresh = self._wanted(next(iterator))
         compute = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(stream):
-            if self._expander is not None and self._expander.grows(fresh):
+            records = isinstance(fresh, Tensor)
+            if records and self._expander is not None and self._expander.grows(self._span(fresh).of):
                 stream.wait_stream(compute)  # queued steps still read the buffers that it gives up
             if len(self._done) == self._done.maxlen:
                 stream.wait_event(self._done[0])  # the last step that reads the buffer of this batch
@@ -169,7 +184,7 @@ class DeviceBatches:
         # Records that are on the device already are not copied to where a graph reads them.
         if self._recorder is None or expander is None or isinstance(fresh, Batch) or fresh.device == self._device:
             return self._kept(self._prepared(self._to_device(fresh)))
-        records, batch = expander.load(fresh)
+        records, batch = self._loaded(expander, fresh)
         if batch.buffer is None:
             return self._prepared(expander.expand(records, batch))
         # A larger batch moves the buffers.
@@ -178,8 +193,34 @@ class DeviceBatches:
         return made if settled else self._kept(made)
 
     def _wanted(self, fresh: Batch | Tensor) -> Batch | Tensor:
-        """The positions that `part` selects."""
-        return fresh if self._part is None else self._part(fresh)
+        """The positions that this process copies."""
+        return fresh if self._division is None else self._division.wanted(fresh)
+
+    def _span(self, wanted: Batch | Tensor) -> _Span:
+        ranks = None if self._division is None else self._division.joined_by(wanted)
+        if ranks is None:
+            return _Span(0, len(wanted), None)
+        return _Span(ranks.rank * len(wanted), ranks.size * len(wanted), ranks)
+
+    def _loaded(self, expander: Expander, fresh: Tensor) -> tuple[Tensor, Batch]:
+        """`Expander.load` of the whole batch."""
+        span = self._span(fresh)
+        records, batch = expander.load(fresh, span.begin, span.of)
+        if span.ranks is not None:
+            span.ranks.complete([records])
+        return records, batch
+
+    def _joined(self, fresh: Batch) -> Batch:
+        """The whole batch, on the device."""
+        span = self._span(fresh)
+        if span.ranks is None:
+            return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
+        whole = Batch.allocate(span.of, fresh.white.shape[1], device=self._device)
+        part = whole.part(span.begin, span.begin + len(fresh))
+        for own, read in zip(part.fields().values(), fresh.fields().values(), strict=True):
+            own.copy_(read, non_blocking=True)
+        span.ranks.complete(list(whole.fields().values()))
+        return whole
 
     def _prepared(self, batch: Batch) -> Batch:
         if self._prepare is None:
@@ -209,10 +250,10 @@ class DeviceBatches:
 
     def _to_device(self, fresh: Batch | Tensor) -> Batch:
         if isinstance(fresh, Batch):
-            return fresh if self._device.type == "cpu" else fresh.to(self._device, non_blocking=True)
+            return self._joined(fresh)
         if self._expander is None:
             raise TypeError("DeviceBatches: the source gives packed records, so `features` must name a feature set")
-        return self._expander(fresh)
+        return self._expander.expand(*self._loaded(self._expander, fresh))
 
 
 def allocations(batch: Batch) -> list[Tensor]:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
-from nnue_trainer.parallel.ranks import Ranks, current, joined
+from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.training import warm_start
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.precision import settled
@@ -76,8 +76,8 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         parameters = sum(parameter.numel() for parameter in model.parameters())
         division, divided = divide(ranks, model, recipe)
         model = model.to(device)
-        batches = training_batches(recipe, model, device)
-        validation = HeldOut(recipe, model, device) if recipe.data.validation else None
+        batches = training_batches(recipe, model, device, ranks)
+        validation = HeldOut(recipe, model, device, ranks) if recipe.data.validation else None
         try:
             trainer = Trainer(
                 recipe,
@@ -86,7 +86,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
                 validation,
                 folder,
                 validation_files=validation.files if validation else None,
-                bad_chunks=(lambda: batches.bad_chunks()[0]) if recipe.data.skip_bad_chunks else None,
+                bad_chunks=_bad_chunks(recipe, batches, ranks) if recipe.data.skip_bad_chunks else None,
                 division=division,
             )
             if saved is not None:
@@ -97,7 +97,9 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             trainer.batches.open()
             if validation is not None:
                 next(iter(validation()), None)
-            start = [describe(trainer, parameters, path if saved else None), *([divided] if divided else [])]
+            start = [describe(trainer, parameters, path if saved else None)]
+            if ranks.several:
+                start += [divided, describe_reading(recipe, ranks)]
             # Rank 0 changes the folder after this, so every process must have read from it before. The check also finds
             # machines that see an older copy of a file.
             ranks.check_same(
@@ -105,7 +107,8 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
                 {
                     "recipe": schema.to_data(recipe),
                     "step": trainer.step,
-                    "batches": trainer.batches.state_dict(),
+                    "batches": None if saved is None else saved.state["batches"],
+                    "order": batches.state_dict()["order"],
                     "validation": trainer.validation_files,
                     "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
                 },
@@ -154,6 +157,24 @@ def describe(trainer: Trainer, parameters: int, resumed: Path | None) -> str:
         f"in {precision}, {trainer.steps:,} steps of {recipe.data.batch_size:,} positions"
         + (f", resumed at step {trainer.step:,} from {resumed}" if resumed else "")
     )
+
+
+def describe_reading(recipe: Recipe, ranks: Ranks) -> str:
+    """What each of several processes reads of the training data, in one line."""
+    data = recipe.data
+    if data.shards > 1:
+        return f"each process reads {data.shards // ranks.size} of {data.shards} shards of the training data"
+    possible = (shards for shards in (8, ranks.size) if shards % ranks.size == 0 and data.batch_size % shards == 0)
+    shards = next(possible, None) if data.shuffle_buffer > 0 else None
+    hint = "" if shards is None else f"; with data.shards={shards} a new run reads it once, a part in each process"
+    return f"each process reads all of the training data{hint}"
+
+
+def _bad_chunks(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) -> Callable[[], int]:
+    """A function that returns how many damaged chunks the processes have left out, which all must call together."""
+    if recipe.data.shards == 1:
+        return lambda: batches.bad_chunks().chunks  # all of them read the same chunks
+    return lambda: ranks.sum(batches.bad_chunks().chunks)
 
 
 def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, Path]:
@@ -293,11 +314,21 @@ def differences(before: Any, after: Any, key: str = "") -> Iterable[tuple[str, A
         yield key, before, after
 
 
-def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> Loader | RecordLoader:
+def training_batches(
+    recipe: Recipe, model: NnueModel, device: torch.device, ranks: Ranks | None = None
+) -> Loader | RecordLoader:
     """The endless stream of training batches of the recipe. For a CUDA `device` it yields packed records, which are
     expanded there; otherwise, or if the feature set is written in Python, it yields index rows. The order of positions
-    and the state are the same in both cases."""
-    data = recipe.data
+    and the state are the same in both cases.
+
+    If several `ranks` train together, with `data.shards` the stream yields this rank's share of each batch. UserError
+    if they cannot share the shards equally. None: a single process."""
+    data, ranks = recipe.data, ranks or Ranks()
+    if data.shards > 1 and data.shards % ranks.size:
+        raise UserError(
+            f"data.shards: found {data.shards}, which {ranks.size} processes cannot share equally: expected a multiple "
+            f"of {ranks.size}, or 1"
+        )
     options: dict[str, Any] = {
         "seed": recipe.training.seed,
         "repeat": True,
@@ -306,29 +337,31 @@ def training_batches(recipe: Recipe, model: NnueModel, device: torch.device) -> 
         "shuffle": data.shuffle_buffer > 0,
         "shuffle_buffer": max(data.shuffle_buffer, 1),
         "skip_bad_chunks": data.skip_bad_chunks,
-        "threads": loader_threads(recipe),
+        "threads": loader_threads(recipe, ranks),
         "reuse": True,
     }
+    if data.shards > 1:
+        options |= {"shards": data.shards, "rank": ranks.rank, "world_size": ranks.size}
     if device.type == "cuda" and feature_set(model.feature_set).prepare(device):
         return RecordLoader(data.train, data.batch_size, pin_memory=True, **options)
     return Loader(data.train, model.feature_set, data.batch_size, pin_memory=device.type == "cuda", **options)
 
 
-def loader_threads(recipe: Recipe) -> int:
+def loader_threads(recipe: Recipe, ranks: Ranks) -> int:
     """The number of the loader's threads in this process; 0: one per CPU. The default divides the CPUs of a machine
     among the processes on it."""
-    here = current().local_size
+    here = ranks.local_size
     if recipe.data.threads or here == 1:
         return recipe.data.threads
     return max(1, len(os.sched_getaffinity(0)) // here) if hasattr(os, "sched_getaffinity") else 1
 
 
 class HeldOut:
-    """The validation positions of the recipe. Each call returns an iterator over the same batches, in file order, on
-    `device` if that is a CUDA device and on the CPU otherwise; the values are the same. UserError if a file is missing
-    or is not a data file."""
+    """The validation positions of the recipe, which each of `ranks` reads; None: a single process. Each call returns an
+    iterator over the same batches, in file order, on `device` if that is a CUDA device and on the CPU otherwise; the
+    values are the same. UserError if a file is missing or is not a data file."""
 
-    def __init__(self, recipe: Recipe, model: NnueModel, device: torch.device):
+    def __init__(self, recipe: Recipe, model: NnueModel, device: torch.device, ranks: Ranks | None = None):
         data = recipe.data
         options: dict[str, Any] = {
             "formats": data.formats,
@@ -336,7 +369,7 @@ class HeldOut:
             "shuffle": False,
             "drop_last": False,
             "skip_bad_chunks": data.skip_bad_chunks,
-            "threads": loader_threads(recipe),
+            "threads": loader_threads(recipe, ranks or Ranks()),
             "reuse": True,
         }
         self._positions = data.validation_positions

@@ -27,6 +27,7 @@ from nnue_trainer import registry, schema
 from nnue_trainer.checkpoint import Checkpoint, TrainerState, check_like, load_into
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
+from nnue_trainer.data.loader import merge_states
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.losses import Loss, mean
 from nnue_trainer.nets.activity import ActivityMeter, reach_figures
@@ -82,7 +83,8 @@ class Trainer:
         validation: a function that returns the same validation batches at each call; None: no validation.
         run_dir: the run folder, to which all files are written.
         validation_files: identifies the validation files, as plain JSON data; a resume checks that they are the same.
-        bad_chunks: a function that returns how many damaged chunks of data were left out so far.
+        bad_chunks: a function that returns how many damaged chunks of data were left out so far; all processes call it
+            together.
         division: which part of each step this process computes; None: all of it. If several processes train together,
             only the process of rank 0 writes files and prints.
     """
@@ -108,7 +110,6 @@ class Trainer:
         self.ranks = self.division.ranks
         # torch.compile gets the whole forward pass, so no part of it is computed ahead.
         prepare = None if recipe.training.compile else self.division.prepare
-        part = self.division.part if self.ranks.several else None
         self.validation = validation
         self.validation_files = validation_files
         self.bad_chunks = bad_chunks
@@ -134,7 +135,7 @@ class Trainer:
             self.device,
             model.feature_set,
             prepare,
-            part,
+            self.division,
             on_fetch=self._set_lambda_ahead,
             record=self._graphed,
         )
@@ -324,7 +325,7 @@ class Trainer:
             },
             state={  # a TrainerState
                 "step": self.step,
-                "batches": self.batches.state_dict(),
+                "batches": self._place(),
                 "validation_loss": self.validation_loss,
                 "best_validation_loss": self.best_validation_loss,
                 "best_step": self.best_step,
@@ -339,6 +340,12 @@ class Trainer:
                 "environment": environment(self.device),
             },
         )
+
+    def _place(self) -> dict[str, Any]:
+        """The state of the stream of batches from which any number of processes can continue. All must call this
+        together, as each has only the places of its own shards."""
+        first, *others = states = self.ranks.each(self.batches.state_dict())
+        return merge_states(states) if any(state != first for state in others) else first
 
     def resume(self, saved: Checkpoint, path: Path) -> None:
         """Continues from the checkpoint `saved`, which was read from `path`. UserError if it is not from a run with the
@@ -551,8 +558,8 @@ class Trainer:
         were being updated."""
         if self.step == first_step or self.step == self._saved_step or self._updating:
             return
-        # A checkpoint needs all ranks. An error that all of them meet, such as a damaged chunk, brings all of them
-        # here.
+        # A checkpoint needs all ranks. An error that all of them meet, such as a damaged chunk that all of them read,
+        # brings all of them here.
         if not self.ranks.meet(f"rescue-{self.step}"):
             return
         # An error in here, of the disk or the device, must not hide the error that ended the run.

@@ -358,6 +358,10 @@ def test_shards_resume_on_another_number_of_processes(files: list[Path]) -> None
         assert joined(resumed, 30) == whole[23:53]
     with pytest.raises(UserError, match="of different runs"):
         merge_states([sharded(files, 1)[0].state_dict(), sharded(files, 1, seed=9)[0].state_dict()])
+    behind, ahead = sharded(files, 1)[0], sharded(files, 1)[0]
+    joined([ahead], 1)
+    with pytest.raises(UserError, match="of different runs"):
+        merge_states([behind.state_dict(), ahead.state_dict()])
 
 
 def test_shards_that_make_no_sense(files: list[Path]) -> None:

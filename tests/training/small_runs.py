@@ -21,6 +21,16 @@ def split_sample(project_root: Path, folder: Path, training: int, held_out: int)
     return folder
 
 
+def in_chunks(project_root: Path, folder: Path, chunks: int, positions: int) -> list[Path]:
+    """That many files in `folder`, each of one chunk with that many other positions of the sample."""
+    sample = project_root / "samples" / "train.binpack"
+    records = next(iter(RecordLoader([sample], chunks * positions, seed=6))).numpy().copy()
+    files = [folder / f"chunk-{number:02}.binpack" for number in range(chunks)]
+    for file, part in zip(files, records.reshape(chunks, positions, -1), strict=True):
+        write_binpack(file, part, join_chains=False)
+    return files
+
+
 def written(path: Path, data: Path, /, **sections: dict[str, Any]) -> Path:
     """A recipe of three epochs of 4 steps, at `path`. Fields of `sections` take the place of its own; a section with a
     `kind` takes the place of the whole section."""

@@ -20,13 +20,18 @@ from command import nnue
 from made_up import MadeUpSource, made_up_batch
 from made_up import recipe as made_up_recipe
 from safetensors.torch import load_file, save_file
-from small_runs import last, split_sample, written
+from small_runs import in_chunks, last, split_sample, written
+from torch import Tensor
 
-from nnue_trainer import checkpoint, nets
+from nnue_trainer import checkpoint, config, nets
+from nnue_trainer.data import RecordLoader
+from nnue_trainer.parallel import ranks as ranks_module
 from nnue_trainer.parallel import watch
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.parallel.split import Split, cut
+from nnue_trainer.training.batches import DeviceBatches
+from nnue_trainer.training.run import training_batches
 from nnue_trainer.training.trainer import Trainer
 
 LAYERED: dict[str, Any] = {
@@ -199,17 +204,21 @@ def test_a_signal_ends_all_after_the_same_step(tmp_path, recipe, ranks, number):
     assert same_bits(folder, straight)
 
 
+def damaged(whole: bytes) -> bytes:
+    bad = bytearray(whole)
+    bad[len(bad) // 2 : len(bad) // 2 + 400] = b"\xff" * 400
+    return bytes(bad)
+
+
 def partly_damaged(folder: Path, data: Path) -> str:
     """An override: 13 files of one chunk each, one of which is damaged."""
     whole = (data / "train.binpack").read_bytes()
     files = [folder / f"part-{number:02}.binpack" for number in range(12)]
     for path in files:
         path.write_bytes(whole)
-    bad = bytearray(whole)
-    bad[len(bad) // 2 : len(bad) // 2 + 400] = b"\xff" * 400
-    damaged = folder / "damaged.binpack"
-    damaged.write_bytes(bad)
-    return f"data.train=[{', '.join(map(str, [*files, damaged]))}]"
+    bad = folder / "damaged.binpack"
+    bad.write_bytes(damaged(whole))
+    return f"data.train=[{', '.join(map(str, [*files, bad]))}]"
 
 
 def test_a_damaged_chunk_ends_all_with_a_checkpoint(tmp_path, data, recipe):
@@ -319,6 +328,165 @@ def test_torchrun(tmp_path, project_root, recipe):
         run.kill()
     assert len(re.findall(r"2 processes, each with 8 of 16", output)) == 1
     assert len(re.findall(rf"stopped after step {last(folder).state['step']:,} of", output)) == 1, output
+
+
+# ---- data.shards: each process reads a share of the data
+
+
+@pytest.fixture(scope="module")
+def chunks(project_root, tmp_path_factory) -> list[Path]:
+    """20 files of one chunk with 300 positions each."""
+    return in_chunks(project_root, tmp_path_factory.mktemp("chunks"), 20, 300)
+
+
+def sharded(path: Path, data: Path, chunks: list[Path], shards: int, **sections: dict[str, Any]) -> Path:
+    """A recipe of 24 steps, about one pass over the chunks."""
+    more = {"train": [str(file) for file in chunks], "batch_size": 240, "shuffle_buffer": 960, "shards": shards}
+    steps = {"epochs": 3, "positions_per_epoch": 8 * 240}
+    return written(path, data, **{"data": more, "training": steps} | sections)
+
+
+@pytest.mark.parametrize(("size", "shards"), [(2, 2), (2, 4), (4, 4)])
+@pytest.mark.parametrize("kind", ["columns", "positions"])
+def test_processes_that_share_the_data_train_as_one_does(tmp_path, data, chunks, size, shards, kind):
+    sections = {"model": LAYERED, "lambda": {"kind": "linear", "start": 1.0, "end": 0.5, "jitter": 0.2}}
+    if kind == "positions":
+        sections["optimizer"] = {"kind": "torch", "name": "Adafactor", "lr": 0.005}
+    recipe = sharded(tmp_path / "mine.yaml", data, chunks, shards, **sections)
+    nnue("train", "--config", recipe, "--run-dir", tmp_path / "one")
+    said = several.train(size, tmp_path / "a", "--config", recipe, "--run-dir", tmp_path / "several")
+    assert re.search(rf"\n{size} processes, each with .*{'columns' if kind == 'columns' else 'share of the'}", said), (
+        said
+    )
+    assert f"\neach process reads {shards // size} of {shards} shards of the training data\n" in said
+    assert_same_training(tmp_path / "one", tmp_path / "several")
+    several.train(size, tmp_path / "b", "--config", recipe, "--run-dir", tmp_path / "again")
+    assert same_bits(tmp_path / "several", tmp_path / "again")
+    assert records(tmp_path / "several") == records(tmp_path / "again")
+    # The checkpoint has the places of all shards, so it is the same for any number of processes.
+    one, other = last(tmp_path / "one").state["batches"], last(tmp_path / "several").state["batches"]
+    assert one == other
+    assert sorted(one["places"]) == [str(shard) for shard in range(shards)]
+
+
+def test_a_run_that_shares_the_data_goes_on_with_another_number_of_processes(tmp_path, data, chunks):
+    recipe = sharded(tmp_path / "mine.yaml", data, chunks, 4, model=LAYERED)
+    straight, chain, two = tmp_path / "straight", tmp_path / "chain", tmp_path / "two"
+    nnue("train", "--config", recipe, "--run-dir", straight)
+    several.train(2, tmp_path / "a", "--config", recipe, "--run-dir", chain, "training.epochs=1")
+    nnue("train", "--resume", chain, "training.epochs=2")
+    several.train(4, tmp_path / "b", "--resume", chain, "training.epochs=3")
+    assert_same_training(straight, chain)
+    assert last(straight).state["batches"] == last(chain).state["batches"]
+    # To the bit where the number stays.
+    several.train(2, tmp_path / "c", "--config", recipe, "--run-dir", two)
+    several.train(2, tmp_path / "d", "--config", recipe, "--run-dir", tmp_path / "parts", "training.epochs=2")
+    several.train(2, tmp_path / "e", "--resume", tmp_path / "parts", "training.epochs=3")
+    assert same_bits(two, tmp_path / "parts")
+
+
+def _read(folder: Path, recipe: Path) -> None:
+    """Writes down the batches that this process trains on, as index rows and as records that it expands, and how many
+    positions it has decoded for them."""
+    with joined() as ranks:
+        chosen = config.load(recipe)
+        model = nets.build(chosen.model)
+        division, _ = divide(ranks, model, chosen)
+        cpu = torch.device("cpu")
+        rows = training_batches(chosen, model, cpu, ranks)
+        among = {"rank": ranks.rank, "world_size": ranks.size} if chosen.data.shards > 1 else {}
+        options = {"seed": 42, "repeat": True, "shuffle_buffer": 960, "threads": 1, "shards": chosen.data.shards}
+        packed = RecordLoader(chosen.data.train, 240, **options, **among)
+        found = {}
+        for name, source in (("rows", rows), ("records", packed)):
+            batches = DeviceBatches(source, cpu, model.feature_set, None, division)
+            for number in range(8):
+                batch = next(batches)
+                found |= {f"{name}/{number}/{key}": value.clone() for key, value in batch.fields().items()}
+        found["decoded"] = torch.tensor(rows.filter_counts()["read"])
+        save_file(found, folder / f"read-{ranks.rank}.safetensors")
+        rows.close()
+        packed.close()
+
+
+@pytest.mark.parametrize("kind", ["columns", "positions"])
+def test_each_process_decodes_its_share_alone(tmp_path, data, chunks, kind):
+    model = {"kind": "simple", "hidden": 16, "quantisation": {"aware": kind == "positions"}}
+
+    def read(size: int, shards: int) -> list[dict[str, Tensor]]:
+        folder = tmp_path / f"{size}-{shards}"
+        folder.mkdir()
+        recipe = sharded(folder / "mine.yaml", data, chunks, shards, model=model)
+        run = several.Processes(size, folder, _read, folder, recipe)
+        assert run.wait() == [0] * size, run.said()
+        return [load_file(folder / f"read-{rank}.safetensors") for rank in range(size)]
+
+    (one,), two, whole = read(1, 2), read(2, 2), read(2, 1)
+    every = one.pop("decoded")
+    assert all(found.pop("decoded") == every for found in whole)
+    assert all(0.4 * every < found.pop("decoded") < 0.6 * every for found in two)
+    for name, tensor in one.items():
+        if kind == "columns":
+            assert all(torch.equal(found[name], tensor) for found in two), name
+        else:
+            assert torch.equal(torch.cat([found[name] for found in two]), tensor), name
+        assert torch.equal(one[name.replace("rows", "records")], tensor)
+
+
+def _noticing_soon(*arguments: str) -> None:
+    """A process that meets an error alone waits less for the others."""
+    ranks_module._SECONDS_TO_MEET = 0.5
+    watch._SECONDS_TO_SPEAK = 0.5
+    several._nnue(*arguments)
+
+
+@pytest.mark.parametrize(("seed", "rank", "step"), [(2, 1, 20), (7, 0, 16)])
+@pytest.mark.parametrize("kind", ["columns", "positions"])
+def test_a_damaged_chunk_that_one_process_meets_ends_all(tmp_path, data, chunks, seed, rank, step, kind):
+    bad = tmp_path / "damaged.binpack"
+    bad.write_bytes(damaged(chunks[0].read_bytes()))
+    folder = tmp_path / "run"
+    model = {"kind": "simple", "hidden": 16, "quantisation": {"aware": kind == "positions"}}
+    recipe = sharded(tmp_path / "mine.yaml", data, [*chunks, bad], 2, model=model)
+    more = [f"training.seed={seed}", "training.epochs=40", "training.positions_per_epoch=240"]
+    run = several.Processes(
+        2, tmp_path / "a", _noticing_soon, "train", "--config", str(recipe), "--run-dir", str(folder), *more
+    )
+    assert run.wait() == [1, 1], run.said()
+    (error,) = re.findall(r"nnue: error: (.*)", run.said())
+    assert re.match(rf"{'rank 1: ' if rank else ''}\S*damaged\.binpack: offset \d+: ", error)
+    assert last(folder).state["step"] == step
+    # The processes count what they leave out together.
+    said = several.train(2, tmp_path / "b", "--resume", folder, "data.skip_bad_chunks=true", "training.epochs=25")
+    assert f"resumed at step {step} " in said
+    assert records(folder)[-2]["bad_chunks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.shards=3"], r"data\.shards: found 3, which 2 processes cannot share equally: expected a multiple of 2"),
+        (["data.shards=7"], r"data\.shards: found 7, expected a divisor of data\.batch_size, 240"),
+        (["data.shards=2", "data.shuffle_buffer=0"], r"data\.shards: found 2, expected 1 in file order"),
+        (["data.shards=40"], r"20 chunks in all files, fewer than the 40 shards"),
+    ],
+)
+def test_shards_that_are_impossible_are_refused_once(tmp_path, data, chunks, overrides, message):
+    recipe = sharded(tmp_path / "mine.yaml", data, chunks, 1)
+    run = several.training(2, tmp_path / "a", "--config", recipe, "--run-dir", tmp_path / "run", *overrides)
+    assert all(run.wait())
+    assert len(re.findall(r"nnue: (error: .*)", run.said())) == 1, run.said()
+    assert re.search(rf"error: .*{message}", run.said()), run.said()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_shards_cannot_change_on_resume(tmp_path, data, chunks):
+    recipe = sharded(tmp_path / "mine.yaml", data, chunks, 2)
+    said = several.train(2, tmp_path / "a", "--config", recipe, "--run-dir", tmp_path / "run", "data.shards=1")
+    assert "\neach process reads all of the training data; with data.shards=8 a new run reads it once" in said
+    run = several.training(2, tmp_path / "b", "--resume", tmp_path / "run", "data.shards=2", "training.epochs=4")
+    assert run.wait() == [1, 1]
+    assert len(re.findall(r"error: .*loader state: shards was 1, now it is 2", run.said())) == 1, run.said()
 
 
 # ---- inside
