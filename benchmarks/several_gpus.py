@@ -69,8 +69,13 @@ def exchanges(ranks: Ranks, positions: int, outputs: int, device: torch.device) 
     sums = torch.ones(positions, outputs, device=device)
     part = torch.ones(positions // ranks.size * (outputs + 1) + 10_000, device=device)
     found = {}
+
+    def reduce_scatter() -> None:
+        with ranks.reduce_scatter(sums):
+            pass
+
     cases: dict[str, Callable[[], object]] = {
-        "reduce-scatter of the sums": lambda: ranks.reduce_scatter(sums),
+        "reduce-scatter of the sums": reduce_scatter,
         "all-gather of the gradients": lambda: ranks.all_gather(part),
     }
     for name, run in cases.items():
@@ -93,6 +98,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 5 on a CPU")
     parser.add_argument("--from-file", action="store_true", help="measure through the loader, too")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--name", help="of the recipe, in the file's name; default: that of the config")
     parser.add_argument("overrides", nargs="*", help="recipe fields, such as data.batch_size=4096")
     options = parser.parse_args()
     wait_as_training_does()
@@ -160,7 +166,8 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
         "results": results,
         "exchange_microseconds": wires,
     }
-    write(options.out / f"several_gpus-{options.config.stem}{precision}-{device.type}-{ranks.size}x{one}.json", report)
+    name = options.name or options.config.stem
+    write(options.out / f"several_gpus-{name}{precision}-{device.type}-{ranks.size}x{one}.json", report)
 
 
 if __name__ == "__main__":

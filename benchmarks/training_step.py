@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches")
     parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 400,000 positions on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    parser.add_argument("--name", help="of the recipe, in the file's name; default: that of the config")
     parser.add_argument("--ratio", action="store_true", help="measure what the optimisations for CPUs gain")
     parser.add_argument("--batches", type=int, default=32, help="with --ratio: how many different batches")
     parser.add_argument("--rounds", type=int, default=3, help="with --ratio: how many rounds")
@@ -196,7 +197,7 @@ def main() -> None:
         print(f"{case:21}  {wall:10.3f} ms  {cpu:10.3f} CPU ms  {speed:12,.0f} pos/s")
     print(f"peak memory {report['peak_memory_bytes'] / 2**30:.2f} GiB")
     precision = precision_suffix(recipe)
-    name = f"training_step-{options.config.stem}{precision}-{device.type}-{recipe.data.batch_size}"
+    name = f"training_step-{options.name or options.config.stem}{precision}-{device.type}-{recipe.data.batch_size}"
     write(options.out / f"{name}{'-ratio' if options.ratio else ''}.json", report)
 
 

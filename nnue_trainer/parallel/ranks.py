@@ -60,17 +60,10 @@ class Ranks:
 
     # ---- exchanges of tensors, on the training device; all ranks must call these together ----
 
-    def reduce_scatter(self, whole: Tensor) -> Tensor:
-        """Adds the tensors [size · m, …] of all ranks, and returns rows rank · m to (rank + 1) · m of the sum."""
-        part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
-        with self._explaining():
-            _reduce_scatter(part, whole)
-        return part
-
     @contextmanager
-    def reduce_scatter_beside(self, whole: Tensor) -> Iterator[Tensor]:
-        """`reduce_scatter`, beside what the block gives the current stream to do. The result is there behind the
-        block."""
+    def reduce_scatter(self, whole: Tensor) -> Iterator[Tensor]:
+        """Adds the tensors [size · m, …] of all ranks, and gives rows rank · m to (rank + 1) · m of the sum. They are
+        complete after the block, whose own work runs beside the exchange."""
         part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
         with self._explaining():
             work = _reduce_scatter(part, whole, async_op=True)

@@ -28,7 +28,7 @@ constexpr int kAcross = sizeof(T) == 2 || sizeof(T) == 4 ? 64 : 32;
 template <class T>
 constexpr int kDown = kAcross<T>;
 template <class T>
-constexpr int kTransposeThreads = sizeof(T) == 2 ? 512 : 256;
+constexpr int kTransposeThreads = sizeof(T) <= 2 ? 512 : 256;
 constexpr int kResident = 1536;  // threads that a multiprocessor should be able to hold; limits the registers
 
 constexpr int64_t kMostMatrices = 65535;  // of one launch: the second dimension of a grid
