@@ -86,7 +86,9 @@ def one_step(kernels: list[Kernel]) -> list[Kernel]:
 
 
 def short(name: str) -> str:
-    """The name of a kernel without namespaces and template arguments."""
+    """The name of a kernel without namespaces and template arguments; of NCCL's only the exchange."""
+    if name.startswith("nccl"):
+        return name.split("_")[1]
     return name.replace("(anonymous namespace)::", "").split("(")[0].split("<")[0].split("::")[-1]
 
 
