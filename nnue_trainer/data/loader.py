@@ -48,6 +48,11 @@ class BadChunks(NamedTuple):
     first: str
 
 
+def say_left_out(first: str) -> None:
+    """Logs the error of the first chunk that `skip_bad_chunks` has left out."""
+    _log.warning("%s: this chunk is left out, and so is any other that is bad", first)
+
+
 def usable_threads() -> int:
     """The most threads that reading data can use on this machine: two per CPU that the process may run on, as some
     wait for the disk, and eight where there are few."""
@@ -253,7 +258,7 @@ class _Stream(Closing, Generic[T]):
             slot, size, self._places, bad_chunks = pipeline.next(self._poll)
             if bad_chunks and not self._told_of_bad_chunks:
                 self._told_of_bad_chunks = True
-                _log.warning("%s: this chunk is left out, and so is any other that is bad", self.bad_chunks().first)
+                say_left_out(self.bad_chunks().first)
             if slot < 0:
                 for file in self._opened:
                     file.require_unchanged()

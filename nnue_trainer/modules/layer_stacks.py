@@ -242,16 +242,15 @@ class LayerStacks:
         self, x: Tensor, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None
     ) -> Tensor:
         """weight · x of the first of the layers, without its bias: fp32 [B, outputs]. x may be some of the inputs, and
-        the weight the columns for them; then `inputs` counts these. `first_gradients` is its backward: autograd alone
-        does not know one."""
+        the weight the columns for them; then `inputs` counts these. `first_gradients` is its backward, which autograd
+        cannot call: on CUDA it would need Σ weight of the whole batch."""
         if self.integers is not None:
             raise ValueError("LayerStacks: layers that round see all inputs of the first layer, found some of them")
         parameters = _parameters(linears)
         weight, bias, *_ = parameters
         if self._is_fused(FirstOutputs(x, None, bucket), parameters):
             order = self.order(bucket) if order is None else order
-            sums: Tensor = _operators.layer_stacks_first(x.detach(), order, weight.detach())
-            return sums
+            return _FirstSums.apply(x, order, weight)  # type: ignore[no-any-return, no-untyped-call]
         return stacked_linear(x, bucket, weight, torch.zeros_like(bias)).float()
 
     def first_gradients(
@@ -568,6 +567,16 @@ class _LossThrough(torch.autograd.Function):
             parameters[0], None, batch, ctx.buckets, [saved, lists], ctx.sizes, *ctx.activation, [grad_sum, bucket]
         )
         return *[None] * 9, grad_weight, grad_bias, grad_first, *_cut_gradients(flat, parameters)
+
+
+class _FirstSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, weight: Tensor) -> Tensor:
+        return _operators.layer_stacks_first(x, order, weight)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise RuntimeError("LayerStacks.first_sums: found a call of backward, expected one of first_gradients")
 
 
 if ops._libraries.cuda_error is not None:

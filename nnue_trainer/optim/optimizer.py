@@ -19,7 +19,8 @@ from nnue_trainer.optim.virtual_rows import SharedRows
 
 
 class Optimizer:
-    """Trains all parameters of `model` by the rule of `config`; nothing waits for the device.
+    """Trains all parameters of `model` by the rule of `config`. Nothing waits for the device, unless the rule keeps
+    something in host memory.
 
     A step with a non-finite loss or gradient changes nothing, and neither does any later one: weights stay those of the
     last good step, and `failed()` tells when asked. `bounds`, `shared_rows` and `guard` are the classes of the layers.

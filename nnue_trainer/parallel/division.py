@@ -234,13 +234,13 @@ class Columns(Whole):
             sums = stacks.first_sums(first.x, linears, first.bucket, order)
         mine, share = slice(self._begin, self._end), self._end - self._begin
         lam = lambdas_of(step, batch, mine)
-        with ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most)) as complete:
+        with ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most)) as own_sums:
             psqt = None if first.psqt is None else first.psqt.detach()[mine]
             if apart:
                 psqt = self._transformer.psqt_of(batch, first.bucket, self._begin, self._end)
         with step.autocast():
             rest = stacks.after_first(
-                FirstOutputs(complete[:share], psqt, first.bucket[mine]),
+                FirstOutputs(own_sums[:share], psqt, first.bucket[mine]),
                 linears,
                 (batch.score[mine], batch.result[mine], lam),
                 step.loss_kind,

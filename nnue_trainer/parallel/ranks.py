@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -86,8 +87,8 @@ class Ranks:
 
     def complete(self, wholes: Sequence[Tensor]) -> None:
         """Fills tensors [size · m, …], of which each rank has rows rank · m to (rank + 1) · m, with the rows of all
-        ranks, in one exchange. On a GPU it may run at the same time as the other exchanges, which have another
-        connection: nothing orders this one among them."""
+        ranks, in one exchange. On a GPU it has a connection of its own, so it may run beside the other exchanges, in
+        any order."""
         rows = [len(whole) // self.size for whole in wholes]
         own = [whole[self.rank * m : (self.rank + 1) * m] for whole, m in zip(wholes, rows, strict=True)]
         self._gather_into(wholes, own, self._group_of_its_own(wholes[0].device))
@@ -109,7 +110,9 @@ class Ranks:
             return _default_group()  # on a CPU all exchanges are in the order of the program
         if self._own_group is None:
             with self._explaining():
-                self._own_group = dist.new_group(backend="nccl")
+                # The watch looks after lost ranks. torch would end a process that waits for long; exchanges in recorded
+                # steps have no such limit either.
+                self._own_group = dist.new_group(backend="nccl", timeout=timedelta(days=30))
         return self._own_group
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -157,10 +160,6 @@ class Ranks:
     def least(self, value: int) -> int:
         """Returns the smallest value of all ranks."""
         return value if not self.several else int(self.all_gather(torch.tensor([value])).min())
-
-    def sum(self, value: int) -> int:
-        """Returns the sum of the values of all ranks."""
-        return value if not self.several else int(self.all_gather(torch.tensor([value])).sum())
 
     def each(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, plain JSON data, in the order of the ranks."""

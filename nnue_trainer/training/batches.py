@@ -121,7 +121,8 @@ class DeviceBatches:
             for tensor in allocations_with_plans(batch):
                 tensor.record_stream(compute)
         # Wait until this batch has left the host memory, which the source uses again for later batches. Its copy was
-        # queued one step ago and does not depend on that step, so it is usually done.
+        # queued one step ago, with all that is prepared of it, and does not depend on that step, so it is usually done;
+        # where processes join their shares, as soon as all of them have queued theirs.
         if self._fetched is not None:
             self._fetched.synchronize()
         self._place_ahead = self._source.state_dict()

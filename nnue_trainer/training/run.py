@@ -20,6 +20,7 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
+from nnue_trainer.data.loader import say_left_out
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
@@ -172,9 +173,21 @@ def describe_reading(recipe: Recipe, ranks: Ranks) -> str:
 
 def _bad_chunks(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) -> Callable[[], int]:
     """A function that returns how many damaged chunks the processes have left out, which all must call together."""
-    if recipe.data.shards == 1:
+    if recipe.data.shards == 1 or not ranks.several:
         return lambda: batches.bad_chunks().chunks  # all of them read the same chunks
-    return lambda: ranks.sum(batches.bad_chunks().chunks)
+    told = False
+
+    def together() -> int:
+        nonlocal told
+        counts, firsts = zip(*ranks.each(batches.bad_chunks()), strict=True)
+        # The loader says what is wrong with the first one, but only rank 0 prints.
+        if sum(counts) and not told:
+            told = True
+            if not counts[0]:
+                say_left_out(next(first for first in firsts if first))
+        return sum(counts)
+
+    return together
 
 
 def find_resumed(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, Path]:

@@ -403,7 +403,11 @@ def _read(folder: Path, recipe: Path) -> None:
             for number in range(8):
                 batch = next(batches)
                 found |= {f"{name}/{number}/{key}": value.clone() for key, value in batch.fields().items()}
-        found["decoded"] = torch.tensor(rows.filter_counts()["read"])
+        before, decoded = -1, 0
+        while decoded != before:  # until nothing more is read ahead
+            time.sleep(0.3)
+            before, decoded = decoded, rows.filter_counts()["read"]
+        found["decoded"] = torch.tensor(decoded)
         save_file(found, folder / f"read-{ranks.rank}.safetensors")
         rows.close()
         packed.close()
@@ -459,7 +463,20 @@ def test_a_damaged_chunk_that_one_process_meets_ends_all(tmp_path, data, chunks,
     # The processes count what they leave out together.
     said = several.train(2, tmp_path / "b", "--resume", folder, "data.skip_bad_chunks=true", "training.epochs=25")
     assert f"resumed at step {step} " in said
+    assert len(re.findall(r"warning: \S*damaged\.binpack: offset \d+: .*this chunk is left out", said)) == 1, said
     assert records(folder)[-2]["bad_chunks"] == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_file_that_ends_inside_a_chunk_counts_once(tmp_path, data, chunks, size):
+    torn = tmp_path / "torn.binpack"
+    torn.write_bytes(chunks[0].read_bytes() + chunks[1].read_bytes()[:-10])
+    recipe = sharded(tmp_path / "mine.yaml", data, [*chunks, torn], 2)
+    run = tmp_path / "run"
+    said = several.train(size, tmp_path / "a", "--config", recipe, "--run-dir", run, "data.skip_bad_chunks=true")
+    assert len(re.findall(r"warning: \S*torn\.binpack: .*this chunk is left out", said)) == 1, said
+    assert re.search(r"left out +1 damaged chunks", said), said
+    assert {line["bad_chunks"] for line in records(run) if line["event"] == "train"} == {1}
 
 
 @pytest.mark.parametrize(
@@ -522,7 +539,7 @@ def test_what_all_processes_have_is_the_same_to_the_bit(tmp_path, override, opti
                 assert torch.equal(tensor, other[name]), name
 
 
-def _poisoned(folder: Path) -> None:
+def _poisoned(folder: Path, poisoned: int) -> None:
     """In the third step a gradient of one process's columns is not finite, and nothing else is."""
     with joined() as ranks:
         chosen = made_up_recipe("model={kind: simple, hidden: 16, activation: crelu}", "logging.every_steps=5")
@@ -531,13 +548,14 @@ def _poisoned(folder: Path) -> None:
         division, _ = divide(ranks, model, chosen)
         trainer = Trainer(chosen, model, MadeUpSource(), None, folder / "run", division=division)
         bias = model.first_layer().bias
-        poison = 1.0 if ranks.rank == 0 else math.nan
+        poison = math.nan if ranks.rank == poisoned else 1.0
         bias.register_hook(lambda gradient: gradient * poison if trainer.step == 2 else gradient)
         trainer.train()
 
 
-def test_no_result_of_a_step_that_one_process_refuses(tmp_path):
-    run = several.Processes(2, tmp_path, _poisoned, tmp_path)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_result_of_a_step_that_one_process_refuses(tmp_path, rank):
+    run = several.Processes(2, tmp_path, _poisoned, tmp_path, rank)
     assert run.wait() == [1, 1], run.said()
     message = "loss or gradient was not finite at step 3; training stopped, nothing was overwritten, no checkpoint"
     assert message in run.said()
