@@ -167,7 +167,9 @@ def describe_reading(recipe: Recipe, ranks: Ranks) -> str:
         return f"each process reads {data.shards // ranks.size} of {data.shards} shards of the training data"
     possible = (shards for shards in (8, ranks.size) if shards % ranks.size == 0 and data.batch_size % shards == 0)
     shards = next(possible, None) if data.shuffle_buffer > 0 else None
-    hint = "" if shards is None else f"; with data.shards={shards} a new run reads it once, a part in each process"
+    hint = f"; with data.shards={shards} a new run reads it once, a part in each process, if it has {shards} chunks"
+    if shards is None:
+        hint = ""
     return f"each process reads all of the training data{hint}"
 
 
