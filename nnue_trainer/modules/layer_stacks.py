@@ -320,7 +320,7 @@ class LayerStacks:
             ours = [parameter for linear in linears for parameter in (linear.weight, linear.bias)][1:]
             inner = [sums, *ours] if psqt is None else [sums, *ours, psqt]
             found = torch.autograd.grad(weighted, inner, materialize_grads=True)  # type: ignore[arg-type]
-        totals = torch.stack([weighted, weights, mean(weighted, weights)]).detach().float()
+        totals = _totals(weighted, weights).detach().float()
         flat = _joined_gradients(found[1 : 1 + len(ours)])
         return AfterFirst(found[0], None if psqt is None else found[-1], flat, totals)
 
@@ -336,7 +336,7 @@ class LayerStacks:
             for share in shares[1:]:  # a sum over the dimension might have another order
                 total += share
             weighted, weights = total[-3], total[-2]
-            totals = torch.stack([weighted, weights, mean(weighted, weights)])
+            totals = _totals(weighted, weights)
             flat = total[:-3] * mean(torch.ones_like(weights), weights)
         return totals, _cut_gradients(flat, parameters)
 
@@ -452,6 +452,11 @@ def _gradients(
     )  # fmt: skip
     gradients = [grad_weight, *_cut_gradients(flat, parameters)]
     return grad_x if ctx.needs_x else None, grad_psqt if grad_output is not None else None, gradients
+
+
+def _totals(weighted: Tensor, weights: Tensor) -> Tensor:
+    """`AfterFirst.totals`."""
+    return torch.stack([weighted, weights, mean(weighted, weights)])
 
 
 def _joined_gradients(gradients: Sequence[Tensor]) -> Tensor:

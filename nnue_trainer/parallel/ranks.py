@@ -30,8 +30,7 @@ _SECONDS_TO_MEET = 10.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _default_group: Callable[[], dist.ProcessGroup] = dist.distributed_c10d._get_default_group
-# torch 2.13 has new names for these functions, and warns about the old names.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+# torch 2.13 has a new name for this function, and warns about the old name.
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _AllgatherOptions: Any = dist.distributed_c10d.AllgatherOptions  # type: ignore[attr-defined]
 
@@ -74,10 +73,7 @@ class Ranks:
 
     def all_gather(self, part: Tensor) -> Tensor:
         """Stacks the tensors […] of all ranks, which have one shape, in the order of the ranks: [size, …] on each."""
-        every = part.new_empty(self.size * part.numel())
-        with self._explaining():
-            _all_gather(every, part.contiguous().view(-1))
-        return every.view(self.size, *part.shape)
+        return self.all_gather_each([part])[0]
 
     def all_gather_each(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """`all_gather` of several tensors in one exchange: of each the parts of all ranks."""

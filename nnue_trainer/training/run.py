@@ -167,10 +167,11 @@ def describe_reading(recipe: Recipe, ranks: Ranks) -> str:
         return f"each process reads {data.shards // ranks.size} of {data.shards} shards of the training data"
     possible = (shards for shards in (8, ranks.size) if shards % ranks.size == 0 and data.batch_size % shards == 0)
     shards = next(possible, None) if data.shuffle_buffer > 0 else None
-    hint = f"; with data.shards={shards} a new run reads it once, a part in each process, if it has {shards} chunks"
+    everything = "each process reads all of the training data"
     if shards is None:
-        hint = ""
-    return f"each process reads all of the training data{hint}"
+        return everything
+    hint = f"with data.shards={shards} a new run reads it once, a part in each process, if it has {shards} chunks"
+    return f"{everything}; {hint}"
 
 
 def _bad_chunks(recipe: Recipe, batches: Loader | RecordLoader, ranks: Ranks) -> Callable[[], int]:
