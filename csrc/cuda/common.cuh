@@ -15,6 +15,7 @@
 #include <string>
 
 #include "../dtypes.h"
+#include "hopper.cuh"
 
 namespace nnue::cuda {
 
@@ -45,18 +46,39 @@ inline int multiprocessors(int device) {
     return device_attribute(cudaDevAttrMultiProcessorCount, device);
 }
 
-// Launches `kernel`, and names it with its grid in any error. An empty grid is not an error: nothing is launched.
-template <class... Parameters, class... Arguments>
-void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-            cudaStream_t stream, const Arguments&... arguments) {
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-    kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
+// Names a kernel with its grid in the error of a launch.
+inline void check_launch(const char* name, dim3 grid, dim3 block, size_t shared_bytes) {
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return;
     const auto triple = [](const dim3& d) { return "(" + text(d.x) + ", " + text(d.y) + ", " + text(d.z) + ")"; };
     const std::string what = std::string("kernel ") + name + " <<<" + triple(grid) + ", " + triple(block) + ", " +
                              text(static_cast<int64_t>(shared_bytes)) + ">>>";
     check_cuda(error, what.c_str());
+}
+inline bool is_empty(dim3 grid) {
+    return grid.x == 0 || grid.y == 0 || grid.z == 0;
+}
+
+// Launches `kernel`, and names it with its grid in any error. An empty grid is not an error: nothing is launched.
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, const Arguments&... arguments) {
+    if (is_empty(grid)) return;
+    kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
+    check_launch(name, grid, block, shared_bytes);
+}
+
+// The same for a kernel that calls hopper::wait_for_kernels_before before it reads or writes what other kernels may
+// have in hand. On GPUs that can, it starts while the kernel before it is still finishing.
+template <class... Parameters, class... Arguments>
+void launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                  cudaStream_t stream, const Arguments&... arguments) {
+    if (device_attribute(cudaDevAttrComputeCapabilityMajor, current_device()) < 9)
+        return launch(name, kernel, grid, block, shared_bytes, stream, arguments...);
+    if (is_empty(grid)) return;
+    static_cast<void>(
+        hopper::launch_early(kernel, grid, block, shared_bytes, stream, static_cast<Parameters>(arguments)...));
+    check_launch(name, grid, block, shared_bytes);
 }
 
 constexpr int kWarp = 32;

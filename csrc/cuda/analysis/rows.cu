@@ -22,11 +22,13 @@ constexpr int kJoined = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
 template <class T>
 using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-// The words in a row of a tile, before (across) and after (down) the transposition: 128 bytes or more.
+// The words in a row of a tile, before (across) and after (down) the transposition: 128 bytes or more. Rows of bytes
+// may begin anywhere in the output, so that a run of them cuts a sector of 32 bytes at either end; longer runs cut
+// fewer.
 template <class T>
 constexpr int kAcross = sizeof(T) == 2 || sizeof(T) == 4 ? 64 : 32;
 template <class T>
-constexpr int kDown = kAcross<T>;
+constexpr int kDown = sizeof(T) == 8 ? 32 : 64;
 template <class T>
 constexpr int kTransposeThreads = sizeof(T) <= 2 ? 512 : 256;
 constexpr int kResident = 1536;  // threads that a multiprocessor should be able to hold; limits the registers
@@ -108,6 +110,8 @@ __device__ void store_shifted(const Word<T> (&tile)[kAcross<T> * kJoined<T>][kDo
 template <class T, bool kWideIn, bool kWideOut>
 __global__ void __launch_bounds__(kTransposeThreads<T>, kResident / kTransposeThreads<T>)
     transpose(const T* __restrict__ x, T* __restrict__ out, int64_t rows, int64_t columns, unsigned across) {
+    hopper::wait_for_kernels_before();
+    hopper::let_next_kernel_start();
     constexpr int kSide = kJoined<T>, kThreads = kTransposeThreads<T>;
     constexpr int kWidth = kAcross<T> * kSide, kHeight = kDown<T> * kSide;
     // Row c + kAcross * i is column c * kSide + i of x. So neighbouring threads store to neighbouring rows, and the odd
@@ -183,9 +187,9 @@ Tensor transpose_op(const Tensor& x_in) {
             for (int64_t first = 0; first < m.count; first += kMostMatrices) {
                 const dim3 grid(thread_blocks_for(down * across, 1), std::min(m.count - first, kMostMatrices));
                 const int64_t begin = first * m.rows * m.columns;
-                launch("transpose", transpose<T, wide_in, wide_out>, grid, kTransposeThreads<T>, 0, current_stream(x),
-                       const_data<T>(x) + begin, mutable_data<T>(out) + begin, m.rows, m.columns,
-                       static_cast<unsigned>(across));
+                launch_early("transpose", transpose<T, wide_in, wide_out>, grid, kTransposeThreads<T>, 0,
+                             current_stream(x), const_data<T>(x) + begin, mutable_data<T>(out) + begin, m.rows,
+                             m.columns, static_cast<unsigned>(across));
             }
         };
         constexpr std::true_type yes;

@@ -75,11 +75,6 @@ void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor&
     } while (next < placed.size());
 }
 
-// Whether the device can start a kernel before the kernel before it is done.
-bool starts_early(int device) {
-    return device_attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9;
-}
-
 // Whether V elements can be loaded at once from every tensor of the part.
 bool is_wide_part(const Part& part, int64_t element, int64_t width) {
     bool wide = part.columns % width == 0 && is_aligned(part.gradient, width * bytes_of(part.gradient_kind)) &&
@@ -93,7 +88,7 @@ bool is_wide_part(const Part& part, int64_t element, int64_t width) {
 }
 
 template <class R, class T, bool k16, int V>
-void launch_update(std::vector<Part> parts, UpdateArguments a, bool early, cudaStream_t stream) {
+void launch_update(std::vector<Part> parts, UpdateArguments a, bool follows_begin, cudaStream_t stream) {
     // The largest parts come first, because each thread block searches for its part from the front.
     std::stable_sort(parts.begin(), parts.end(),
                      [](const Part& x, const Part& y) { return x.rows * x.columns > y.rows * y.columns; });
@@ -105,30 +100,27 @@ void launch_update(std::vector<Part> parts, UpdateArguments a, bool early, cudaS
             a.parts[a.count++] = {part, grid};
             grid += static_cast<unsigned>(divide_up(part.columns, columns));
         }
-        if (early) {
-            check_cuda(
-                hopper::launch_early(update<R, T, k16, V, kWarps, kRows, kStates>, grid, kWarps * kWarp, 0, stream, a),
-                kUpdate);
-        } else {
-            launch("optimizer_update", update<R, T, k16, V, kWarps, kRows, kStates>, grid, kWarps * kWarp, 0, stream,
-                   a);
-        }
+        const auto kernel = update<R, T, k16, V, kWarps, kRows, kStates>;
+        if (follows_begin)
+            launch_early("optimizer_update", kernel, grid, kWarps * kWarp, 0, stream, a);
+        else
+            launch("optimizer_update", kernel, grid, kWarps * kWarp, 0, stream, a);
     }
 }
 
 template <class R, class T>
-void run(const std::vector<Part>& parts, const UpdateArguments& a, bool early, cudaStream_t stream) {
+void run(const std::vector<Part>& parts, const UpdateArguments& a, bool follows_begin, cudaStream_t stream) {
     constexpr int V = kWide<T>;
     std::vector<Part> groups[2][2];
     for (const Part& part : parts) {
         const bool is_16 = part.gradient_kind == Kind::kFloat16 || part.gradient_kind == Kind::kBFloat16;
         groups[is_16][is_wide_part(part, sizeof(T), V)].push_back(part);
     }
-    launch_update<R, T, false, V>(groups[0][1], a, early, stream);
-    launch_update<R, T, false, 1>(groups[0][0], a, early, stream);
+    launch_update<R, T, false, V>(groups[0][1], a, follows_begin, stream);
+    launch_update<R, T, false, 1>(groups[0][0], a, follows_begin, stream);
     if constexpr (sizeof(T) == 4) {
-        launch_update<R, T, true, V>(groups[1][1], a, early, stream);
-        launch_update<R, T, true, 1>(groups[1][0], a, early, stream);
+        launch_update<R, T, true, V>(groups[1][1], a, follows_begin, stream);
+        launch_update<R, T, true, 1>(groups[1][0], a, follows_begin, stream);
     }
 }
 
@@ -147,8 +139,7 @@ void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copi
     a.factors = factors(h);
     a.numbers = const_data<double>(numbers);
     a.failed = mutable_data<float>(failed);
-    const bool early = follows_begin && starts_early(numbers.get_device_index());
-    with_rule(h.rule, weights[0], [&]<class R, class T>() { run<R, T>(found, a, early, stream); });
+    with_rule(h.rule, weights[0], [&]<class R, class T>() { run<R, T>(found, a, follows_begin, stream); });
 }
 
 }  // namespace
