@@ -77,11 +77,13 @@ def without_assembly(text: str) -> str:
     return text
 
 
-# Limits between two ways to do the same, by file, for cases of a few tiles to go both ways.
+# Limits between two ways to do the same, by file (and folder, where two have the name), for cases of a few tiles to go
+# both ways.
 SMALL_LIMITS = {
     "backward_schedule.cuh": {"kFewOperands": "24"},
     "backward_wgmma.cuh": {"kShareTiles": "6"},
-    "first_layer_backward.cuh": {"kPositionsAhead": "2"},
+    "first_layer_backward.cuh": {"kUnitsAhead": "2"},
+    "hopper/psqt.cuh": {"kManyTiles": "8"},
     "unbucketed_lists.cuh": {"kLongList": "8", "kShortList": "3"},
     "unbucketed_backward_mma.cuh": {"kTurnsTogether": "2"},
     "tile_features.cuh": {"kMost": "512", "kWindow": "1 << 11"},
@@ -169,7 +171,8 @@ def main() -> int:
         shutil.copy(path, out)
     for path in (root / "cuda").rglob("*.cuh"):
         text = translate(path.read_text())
-        for name, limit in SMALL_LIMITS.get(path.name, {}).items():
+        limits = SMALL_LIMITS.get(path.name, SMALL_LIMITS.get(f"{path.parent.name}/{path.name}", {}))
+        for name, limit in limits.items():
             text = with_small_limit(text, name, limit)
         if path.name == "common.cuh":
             begin = text.index("cudaStream_t current_stream(")

@@ -4,7 +4,7 @@
 // every entry adds the gradient of its position to one of F · P sums with an atomic. The sums are 64-bit integers, in
 // multiples of a power of two that is taken from the largest gradient of the batch. So the order of the additions does
 // not matter and equal inputs give equal bits. Rows may have duplicates, or features of several king buckets. A
-// gradient is rounded to 2^-b of the largest, where b is at most 45 and such that the sum of 2 B K gradients fits in 63
+// gradient is rounded to 2^-b of the largest, where b is at most 43 and such that the sum of 2 B K gradients fits in 63
 // bits (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "../common.cuh"
 #include "../psqt_forward.cuh"
@@ -74,18 +75,21 @@ __global__ void __launch_bounds__(kPrepareThreads)
     if (threadIdx.x == 0) scratch.largest[blockIdx.x] = most;
 }
 
-// A thread block of scatter_kernel takes the rows of kScatterTiles neighbouring tiles. What they add to the king bucket
-// of the first tile goes to shared memory first, the rest to global memory. Usually all of its tiles are of one bucket.
-constexpr int kScatterTiles = 4, kScatterRows = kScatterTiles * kTileRows, kScatterThreads = 512;
-// An amount has a low part of this many bits and a high part. kScatterRows amounts of either part fit in 31 bits; a
+// A thread block of scatter_kernel takes the rows of some neighbouring tiles, two threads per row. What they add to the
+// king bucket of the first tile goes to shared memory first, the rest to global memory. Usually all of its tiles are of
+// one bucket. With more tiles the sums go from shared to global memory less often. With fewer there are enough thread
+// blocks for small batches.
+constexpr int kMostTiles = 8, kFewTiles = 4, kThreadsOfTile = 2 * kTileRows;
+constexpr int kManyTiles = 1024;  // in a batch: from here on a thread block takes kMostTiles
+// An amount has a low part of this many bits and a high part. Those of kMostTiles tiles fit in 31 bits, either part; a
 // regular row adds to a cell at most once.
-constexpr int kLowBits = 31 - std::bit_width(unsigned{kScatterRows - 1});
+constexpr int kLowBits = 31 - std::bit_width(unsigned{kMostTiles * kTileRows - 1});
 constexpr int kMostHeadroom = 2 * kLowBits - 1;
 constexpr int kSharedPsqtBuckets = 16;  // if there are more, everything is added in global memory
 // Cells per PSQT bucket in shared memory. The padding puts four neighbouring features of eight PSQT buckets into
 // different banks.
 constexpr int kCells = kBucketFeatures + 4;
-static_assert(kPrepareGrid <= kScatterThreads && kMaxBuckets <= kScatterThreads && kScatterRows <= kScatterThreads);
+static_assert(kPrepareGrid <= kFewTiles * kThreadsOfTile && kMaxBuckets <= kFewTiles * kThreadsOfTile);
 
 // A row, and what it adds to its features.
 struct ScatteredRow {
@@ -113,14 +117,16 @@ __device__ __forceinline__ ScatteredRow scattered_row(const Problem& p, const fl
     return row;
 }
 
-__global__ void __launch_bounds__(kScatterThreads)
+template <int kTiles>
+__global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     scatter_kernel(Problem p, const float* __restrict__ grad, int headroom, Scratch scratch) {
+    constexpr int kThreads = kTiles * kThreadsOfTile, kRows = kTiles * kTileRows;
     extern __shared__ int4 memory[];
     // [2, P, kCells]: low parts, then high parts. Not used where P > kSharedPsqtBuckets.
     int* parts = reinterpret_cast<int*>(memory);
-    __shared__ unsigned of_warps[kScatterThreads / kWarp];
-    __shared__ ScatteredRow rows[kScatterRows];
-    const int first_tile = blockIdx.x * kScatterTiles, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    __shared__ unsigned of_warps[kThreads / kWarp];
+    __shared__ ScatteredRow rows[kRows];
+    const int first_tile = blockIdx.x * kTiles, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const bool has_parts = p.psqt_buckets <= kSharedPsqtBuckets;
     const int cells = has_parts ? p.psqt_buckets * kCells : 0;
     // All loads from global memory come first, so that their latencies overlap.
@@ -129,15 +135,15 @@ __global__ void __launch_bounds__(kScatterThreads)
     const bool begun = threadIdx.x < p.in.num_buckets && p.plan.tile_begin[threadIdx.x] <= first_tile;
     ScatteredRow own{};
     float own_grad = 0;
-    if (static_cast<int>(threadIdx.x) < (tiles - first_tile) * kTileRows && threadIdx.x < kScatterRows)
+    if (static_cast<int>(threadIdx.x) < (tiles - first_tile) * kTileRows && threadIdx.x < kRows)
         own = scattered_row(p, grad, first_tile * kTileRows + threadIdx.x, own_grad);
-    for (int i = threadIdx.x; i < cells / 2; i += kScatterThreads) memory[i] = {0, 0, 0, 0};
+    for (int i = threadIdx.x; i < cells / 2; i += kThreads) memory[i] = {0, 0, 0, 0};
     const unsigned most = thread_block_max(largest, of_warps);
     // 2^exponent is larger than every magnitude.
     const int exponent = most >= 0x7f800000u ? kNotFinite : ilogbf(fmaxf(__uint_as_float(most), 1e-45f)) + 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) *scratch.exponent = exponent;
     if (first_tile >= tiles || exponent == kNotFinite) return;
-    if (threadIdx.x < kScatterRows) {
+    if (threadIdx.x < kRows) {
         own.amount = __double2ll_rn(scalbn(static_cast<double>(own_grad), headroom - exponent));
         rows[threadIdx.x] = own;
     }
@@ -145,7 +151,7 @@ __global__ void __launch_bounds__(kScatterThreads)
     const int first = (__syncthreads_count(begun) - 1) * p.in.bucket_size;
     const int end = has_parts ? min(first + p.in.bucket_size, p.in.num_bucketed) : first;
 
-    constexpr int kTogether = 8, kWarpRows = kScatterRows / (kScatterThreads / kWarp);
+    constexpr int kTogether = 8, kWarpRows = kRows / (kThreads / kWarp);
     for (int first_row = 0; first_row < kWarpRows; first_row += kTogether) {
         ScatteredRow* const warp_rows = rows + warp * kWarpRows + first_row;
         for (int base = 0; base < p.in.max_active; base += kWarp) {
@@ -177,7 +183,7 @@ __global__ void __launch_bounds__(kScatterThreads)
     }
     __syncthreads();
     // Neighbouring threads take the PSQT buckets of a feature, which are neighbours in `sums`.
-    for (int i = threadIdx.x; i < (end - first) * p.psqt_buckets; i += kScatterThreads) {
+    for (int i = threadIdx.x; i < (end - first) * p.psqt_buckets; i += kThreads) {
         const int cell = i % p.psqt_buckets * kCells + i / p.psqt_buckets;
         const long long sum = (static_cast<long long>(parts[cells + cell]) << kLowBits) + parts[cell];
         if (sum == 0) continue;
@@ -219,12 +225,19 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
     const int shared_bytes = p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kCells * int(sizeof(int)) : 0;
     // The attribute belongs to the kernel and holds for all its launches, so it must not depend on this call.
     constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kCells * int(sizeof(int));
-    cuda::check_cuda(cudaFuncSetAttribute(scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
-                     "psqt scatter");
     // There is always at least one thread block, which writes the exponent.
     const int most_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
-    cuda::launch("psqt scatter", scatter_kernel, (most_tiles + kScatterTiles - 1) / kScatterTiles, kScatterThreads,
-                 shared_bytes, stream, p, grad, headroom, scratch);
+    const auto scatter = [&]<int kTiles>(std::integral_constant<int, kTiles>) {
+        cuda::check_cuda(
+            cudaFuncSetAttribute(scatter_kernel<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
+            "psqt scatter");
+        cuda::launch("psqt scatter", scatter_kernel<kTiles>, (most_tiles + kTiles - 1) / kTiles,
+                     kTiles * kThreadsOfTile, shared_bytes, stream, p, grad, headroom, scratch);
+    };
+    if (most_tiles < kManyTiles)
+        scatter(std::integral_constant<int, kFewTiles>());
+    else
+        scatter(std::integral_constant<int, kMostTiles>());
     cuda::launch("psqt round", round_kernel, std::min(cuda::thread_blocks_for(count, kThreads), 4096u), kThreads, 0,
                  stream, count, headroom, scratch, grad_psqt);
 }

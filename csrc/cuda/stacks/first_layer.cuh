@@ -17,6 +17,25 @@ constexpr int kPitch = 68;  // floats per row of a tile's values: 64 positions, 
 template <int MT>
 constexpr int kShares = kWarps* MT / 4;
 
+// What a thread block knows about its tile.
+struct TilePositions {
+    int positions[kTile];  // slots without a position repeat the first one
+    int count, stack;
+};
+
+// Loads the thread block's tile. Returns false if there is no tile for it.
+__device__ inline bool load_tile(const int* order, const Order& of_order, TilePositions& tile) {
+    const int stack = order[of_order.stack_of_tile() + blockIdx.x];
+    if (stack < 0) return false;
+    const int* const slots = order + of_order.slots() + static_cast<int64_t>(blockIdx.x) * kTile;
+    const int slot = threadIdx.x < kTile ? slots[threadIdx.x] : -1;
+    if (threadIdx.x < kTile) tile.positions[threadIdx.x] = slot >= 0 ? slot : slots[0];
+    const int count = __syncthreads_count(slot >= 0);
+    if (threadIdx.x == 0) tile.count = count, tile.stack = stack;
+    __syncthreads();
+    return true;
+}
+
 // Writes the sums of each share of the inputs to shares[share][output][position]; the caller adds the shares up.
 // `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8 ≥ outputs. kRounds: x is rounded
 // down.
@@ -112,6 +131,36 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
                 shares[(share * NT * 8 + output) * kPitch + position] = sums[m][n][i];
             }
         }
+    }
+}
+
+// Thread blocks per multiprocessor: three are no faster, although their registers are enough.
+constexpr int kFirstTogether = 2;
+
+struct FirstForward {
+    const int* order;
+    Order of_order;
+    const float* weight;  // [S, O, N]
+    float* sums;          // [B, O]
+    int inputs, outputs;
+};
+
+template <class T, int MT, int NT, bool kRounds>
+__global__ void __launch_bounds__(kThreads, kFirstTogether) first_layer_forward(const T* x, const FirstForward a) {
+    extern __shared__ __align__(16) float shares[];
+    __shared__ TilePositions tile;
+    hopper::wait_for_kernels_before();
+    hopper::let_next_kernel_start();
+    if (!load_tile(a.order, a.of_order, tile)) return;
+    const float* const weight = a.weight + static_cast<int64_t>(tile.stack) * a.outputs * a.inputs;
+    first_layer_sums<T, MT, NT, kRounds>(x, weight, a.inputs, a.outputs, tile.positions, shares);
+    __syncthreads();
+    for (int i = threadIdx.x; i < tile.count * a.outputs; i += kThreads) {
+        const int p = i / a.outputs, o = i - p * a.outputs;
+        float sum = 0.0f;
+#pragma unroll
+        for (int q = 0; q < kShares<MT>; ++q) sum += shares[(q * NT * 8 + o) * kPitch + p];
+        a.sums[static_cast<int64_t>(tile.positions[p]) * a.outputs + o] = sum;
     }
 }
 

@@ -12,7 +12,7 @@
 namespace nnue::cuda::stacks {
 
 constexpr int kSlab = 32 * kWarps;
-constexpr int kPositionsAhead = 8;  // units whose positions are loaded together
+constexpr int kUnitsAhead = 8;  // units whose stacks and positions are loaded together
 
 // How workers divide the units: worker w takes units begin(w) … begin(w + 1) − 1. There are never more workers than
 // units, so each has at least one.
@@ -68,7 +68,7 @@ struct BackwardMemory {
     static constexpr int kStages = KO == 1 ? 4 : 3;
     Operands<T, KO> operands[2];
     Pack<T, 4> inputs[kWarps][kStages][4][kWarp];
-    int positions[kPositionsAhead + 1][kTile];
+    int positions[kUnitsAhead + 1][kTile], stacks[kUnitsAhead + 1];
 };
 
 // The place, in a warp's stage, of the inputs that lane (g, t) reads. Another lane copies them: eight neighbouring
@@ -92,6 +92,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
     using In = Input<T>;
     constexpr int P = In::kParts, W = In::kFactorParts;
     extern __shared__ __align__(16) char bytes[];
+    hopper::wait_for_kernels_before();
+    hopper::let_next_kernel_start();
     using Memory = BackwardMemory<T, KO>;
     constexpr int kStages = Memory::kStages;
     Memory& memory = *reinterpret_cast<Memory*>(bytes);
@@ -99,9 +101,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
     const int tiles = a.order[Order::tiles], stacks = static_cast<int>(a.of_order.stacks);
     const Division division{static_cast<int64_t>(tiles) * a.slabs, static_cast<int>(gridDim.x)};
     if (static_cast<int>(blockIdx.x) >= division.workers) return;
-    const int64_t begin = division.begin(blockIdx.x), end = division.begin(blockIdx.x + 1);
-    const int* const stack_of_tile = a.order + a.of_order.stack_of_tile();
-    const int* const slots = a.order + a.of_order.slots();
+    const int64_t begin = division.begin(blockIdx.x);
+    const int units = static_cast<int>(division.begin(blockIdx.x + 1) - begin);
 
     // Each warp makes one of the eight left operands of the next unit: that of product `kind` for 16 positions. In the
     // product for grad_x, rows are positions and depth is outputs; in that for the gradient of the weight it is the
@@ -137,14 +138,17 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
             }
         }
     };
-    // Loads the positions of kPositionsAhead units from `unit` on, and of the unit after them: its inputs and operands
-    // are prepared before the next such load.
-    const auto load_positions = [&](int64_t unit) {
-        const int64_t count = min(end - unit, static_cast<int64_t>(kPositionsAhead) + 1);
+    // Loads stacks and positions of kUnitsAhead of the units that are left, from that of tile `first` on, and of the
+    // unit after them: its inputs and operands are prepared before the next such load.
+    const auto load_units = [&](int first, int left) {
+        const int count = min(left, kUnitsAhead + 1);
+        const int* const slots = a.order + a.of_order.slots();
         for (int i = threadIdx.x; i < count * kTile; i += kThreads) {
-            const int64_t tile = (unit + i / kTile) % tiles;
-            memory.positions[i / kTile][i % kTile] = slots[tile * kTile + i % kTile];
+            const int tile = (first + i / kTile) % tiles;
+            memory.positions[i / kTile][i % kTile] = slots[static_cast<int64_t>(tile) * kTile + i % kTile];
         }
+        if (static_cast<int>(threadIdx.x) < count)
+            memory.stacks[threadIdx.x] = a.order[a.of_order.stack_of_tile() + (first + threadIdx.x) % tiles];
     };
 
     // Starts to copy a warp's inputs of 16 positions. This lane copies what lane (to_g, to_t) will read, and lane (g,
@@ -212,22 +216,21 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
         }
     };
 
-    load_positions(begin);
+    int slab = static_cast<int>(begin / tiles), tile = static_cast<int>(begin - static_cast<int64_t>(slab) * tiles);
+    load_units(tile, units);
     __syncthreads();
     load_sums(0);
     store_operands(0);
-    int slab = static_cast<int>(begin / tiles), tile = static_cast<int>(begin - static_cast<int64_t>(slab) * tiles);
-    int stack = stack_of_tile[tile], column = slab * kSlab + warp * 32;
+    int stack = memory.stacks[0], column = slab * kSlab + warp * 32;
     begin_segment(stack, column);
     for (int step = 0; step + 1 < kStages; ++step) copy_inputs(0, step, column);
     __syncthreads();
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int place = static_cast<int>((unit - begin) % kPositionsAhead),
-                  buffer = static_cast<int>(unit - begin) % 2;
-        const bool more = unit + 1 < end;
+    for (int unit = 0; unit < units; ++unit) {
+        const int place = unit % kUnitsAhead, buffer = unit % 2;
+        const bool more = unit + 1 < units;
         int next_tile = tile + 1, next_slab = slab;
         if (next_tile == tiles) next_tile = 0, ++next_slab;
-        const int next_stack = more ? stack_of_tile[next_tile] : -1, next_column = next_slab * kSlab + warp * 32;
+        const int next_stack = more ? memory.stacks[place + 1] : -1, next_column = next_slab * kSlab + warp * 32;
         if (more) load_sums(place + 1);
         if (column < a.inputs) {
 #pragma unroll 1
@@ -334,8 +337,8 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
         }
         if (more) store_operands(1 - buffer);
         __syncthreads();
-        if (more && place + 1 == kPositionsAhead) {
-            load_positions(unit + 1);
+        if (more && place + 1 == kUnitsAhead) {
+            load_units(next_tile, units - unit - 1);
             __syncthreads();
         }
         tile = next_tile, slab = next_slab, stack = next_stack, column = next_column;

@@ -54,7 +54,7 @@ void launch_tiles(const char* name, Kernel kernel, int64_t blocks, const SharedM
     set(cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes - shared.declared);
     set(cudaFuncAttributePreferredSharedMemoryCarveout,
         percent_shared(shared.dynamic + shared.declared, shared.together));
-    launch(name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
+    launch_early(name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
 }
 
 // Calls `body` with MT and NT of first_layer_sums, as constants.
@@ -63,12 +63,6 @@ void dispatch_outputs(int outputs, const Body& body) {
     if (outputs <= 8) return body.template operator()<2, 1>();
     if (outputs <= 16) return body.template operator()<2, 2>();
     return body.template operator()<2, 4>();
-}
-
-int share_floats(int outputs) {
-    int floats = 0;
-    dispatch_outputs(outputs, [&]<int MT, int NT>() { floats = kShares<MT> * NT * 8 * kPitch; });
-    return floats;
 }
 
 // Calls `body` with the type of x and whether the layers round. They round only if x is float32.
@@ -80,14 +74,13 @@ void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
     return body.template operator()<__nv_bfloat16, false>();
 }
 
-// Of tile_kernel, or of rest_kernel with its own `together`.
-SharedMemory shared_memory(const TileLayout& places, int together = kTilesTogether) {
-    return {sizeof(float) * places.floats, sizeof(Tile) + 64, together};
+SharedMemory shared_memory(const TileLayout& places) {
+    return {sizeof(float) * places.floats, sizeof(Tile) + 64, kTilesTogether};
 }
 
 bool fits(const Layers& layers) {
     const Layer& first = layers.at[0];
-    const SharedMemory shared = shared_memory(tile_layout(layers, share_floats(first.outputs)));
+    const SharedMemory shared = shared_memory(tile_layout(layers));
     return first.outputs <= kMostFirstOutputs && first.inputs % kInputTile == 0 &&
            shared.dynamic + shared.declared <= kMostSharedBytes;
 }
@@ -157,13 +150,30 @@ Tensor order_op(const Tensor& bucket_in, int64_t stacks) {
     return order;
 }
 
-// The arguments that tile_kernel and rest_kernel always need. The tensors are contiguous, and the caller keeps them
+// The sums of layer 0, [B, O].
+Tensor first_sums(const Tensor& x, const Tensor& weight, const Layers& layers, const Tensor& order, const Order& o) {
+    const Layer& first = layers.at[0];
+    const Tensor sums = floats_like(x, {o.positions, first.outputs});
+    const FirstForward a{const_data<int>(order), o, const_data<float>(weight), mutable_data<float>(sums), first.inputs,
+                         first.outputs};
+    dispatch_input(x.scalar_type(), layers.integers.rounds, [&]<class T, bool kRounds>() {
+        dispatch_outputs(first.outputs, [&]<int MT, int NT>() {
+            const SharedMemory shared{sizeof(float) * kShares<MT> * NT * 8 * kPitch, sizeof(TilePositions) + 64,
+                                      kFirstTogether};
+            launch_tiles("first_layer_forward", first_layer_forward<T, MT, NT, kRounds>, o.most_tiles(), shared,
+                         current_stream(x), const_data<T>(x), a);
+        });
+    });
+    return sums;
+}
+
+// The arguments that tile_kernel always needs. The tensors are contiguous, and the caller keeps them
 // alive.
 TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, const Tensor& order, const Order& o) {
     TileArguments a{};
     const GradientLayout layout(layers);
     a.layers = layers;
-    a.places = tile_layout(layers, share_floats(layers.at[0].outputs));
+    a.places = tile_layout(layers);
     for (int l = 0; l < layers.count; ++l) {
         a.weights[l] = const_data<float>(parameters[2 * l]);
         a.biases[l] = const_data<float>(parameters[2 * l + 1]);
@@ -176,19 +186,10 @@ TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, co
     return a;
 }
 
-void run_tiles(const Tensor& x, bool is_sums, bool only_first, TileArguments& a, cudaStream_t stream) {
-    const int64_t tiles = a.of_order.most_tiles();
-    if (is_sums) {
-        a.sums_in = const_data<float>(x);
-        const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
-        return launch_tiles("rest_kernel", kernel, tiles, shared_memory(a.places, kRestsTogether), stream, a);
-    }
-    dispatch_input(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
-        dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
-            launch_tiles("tile_kernel", tile_kernel<T, MT, NT, kRounds>, tiles, shared_memory(a.places), stream,
-                         const_data<T>(x), only_first, a);
-        });
-    });
+void run_tiles(TileArguments& a, const Tensor& sums, cudaStream_t stream) {
+    a.sums = const_data<float>(sums);
+    const auto kernel = a.layers.integers.rounds ? tile_kernel<true> : tile_kernel<false>;
+    launch_tiles("tile_kernel", kernel, a.of_order.most_tiles(), shared_memory(a.places), stream, a);
 }
 
 void run_one_output(const Tensor& x, const TileArguments& a, cudaStream_t stream) {
@@ -228,12 +229,7 @@ Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in
     const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
     const Tensor weight = torch::stable::contiguous(weight_in);
     check_aligned(op, "weight_0", weight);
-    const Tensor sums = floats_like(x, {o.positions, layers.at[0].outputs});
-    // The second weight stands for the bias, which the kernel does not read for layer 0 alone.
-    TileArguments a = tile_arguments(layers, {weight, weight}, order, o);
-    a.sums = mutable_data<float>(sums);
-    run_tiles(x, false, true, a, current_stream(x));
-    return sums;
+    return first_sums(x, weight, layers, order, o);
 }
 
 std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
@@ -250,14 +246,12 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, T
     check_aligned(op, "weight_0", parameters[0]);
     const std::optional<Tensor> psqt = contiguous(psqt_in);
     const Tensor output = floats_like(x, {o.positions});
-    const Tensor sums =
-        is_sums ? floats_like(x, {0, layers.at[0].outputs}) : floats_like(x, {o.positions, layers.at[0].outputs});
+    const Tensor sums = is_sums ? x : first_sums(x, parameters[0], layers, order, o);
     TileArguments a = tile_arguments(layers, parameters, order, o);
     a.psqt = const_data<float>(psqt);
     a.output = mutable_data<float>(output);
-    if (!is_sums) a.sums = mutable_data<float>(sums);
-    run_tiles(x, is_sums, false, a, current_stream(x));
-    return {output, sums};
+    run_tiles(a, sums, current_stream(x));
+    return {output, is_sums ? floats_like(x, {0, layers.at[0].outputs}) : sums};
 }
 
 std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& sums_in, const Tensor& order,
@@ -278,7 +272,7 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
     a.grad_in = const_data<float>(grad_output);
     a.grad_sums = mutable_data<float>(grad_sums);
     a.partials = mutable_data<float>(partials);
-    run_tiles(sums, true, false, a, current_stream(sums));
+    run_tiles(a, sums, current_stream(sums));
     return {grad_sums, partials};
 }
 
@@ -336,7 +330,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     if (in_one_pass)
         run_one_output(x, a, current_stream(x));
     else
-        run_tiles(x, is_sums, false, a, current_stream(x));
+        run_tiles(a, is_sums ? x : first_sums(x, parameters[0], layers, order, o), current_stream(x));
     return {totals, grad_sums, grad_output, partials};
 }
 
@@ -451,7 +445,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         f.psqt_slope = layers.integers.psqt_slope;
         f.of_psqt = static_cast<int>(divide_up(positions, kThreads));
     }
-    launch("finish_kernel", finish_kernel, f.of_weight + f.of_partials + f.of_psqt, kThreads, 0, stream, f);
+    launch_early("finish_kernel", finish_kernel, f.of_weight + f.of_partials + f.of_psqt, kThreads, 0, stream, f);
     return {grad_x, grad_weight, grad_psqt, gradients};
 }
 

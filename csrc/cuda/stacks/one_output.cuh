@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
     __shared__ Target targets[kTile];
     __shared__ float shares[2][kTogether][kWarps];
     float* const memory = reinterpret_cast<float*>(sums_of_tiles);
-    if (!load_tile(a, tile)) {
+    if (!load_tile(a.order, a.of_order, tile)) {
         finish_without_tile(a, tile, memory);
         return;
     }

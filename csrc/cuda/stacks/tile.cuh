@@ -1,6 +1,6 @@
-// What a thread block does for a tile of 64 positions of one stack: layer 0, the other layers, the loss, and the
-// backward down to the gradients of layer 0's outputs. The values of a tile are in shared memory. A *row* there is one
-// value of all 64 positions.
+// What a thread block does for a tile of 64 positions of one stack, once the sums of layer 0 are there: the other
+// layers, the loss, and the backward down to the gradients of these sums. The values of a tile are in shared memory. A
+// *row* there is one value of all 64 positions.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,10 @@ struct Places {
 
 struct TileLayout {
     Places at[kMostHidden + 1];
-    int shares;  // of first_layer_sums; the memory behind is written when they have been read
     int floats;
 };
 
-inline TileLayout tile_layout(const Layers& layers, int share_floats) {
+inline TileLayout tile_layout(const Layers& layers) {
     TileLayout t{};
     int place = 0;
     const auto take = [&place](int floats) {
@@ -52,12 +51,11 @@ inline TileLayout tile_layout(const Layers& layers, int share_floats) {
         at.output_weight = layer.output_offset < 0 ? -1 : take(at.width);
     }
     t.at[0].sums = take(round4(layers.at[0].outputs) * kPitch);
-    t.shares = place;
     for (int l = 0; l < last; ++l) {
         if (l > 0) t.at[l].sums = take(round4(layers.at[l].outputs) * kPitch);
         t.at[l].values = take((t.at[l].width + 1) * kPitch);
     }
-    t.floats = std::max({place, t.shares + share_floats, 4 * kThreads});  // add_totals needs 4 · kThreads
+    t.floats = std::max(place, 4 * kThreads);  // add_totals needs 4 · kThreads
     return t;
 }
 
@@ -68,10 +66,9 @@ struct TileArguments {
     const float* biases[kMostHidden + 1];
     const int* order;
     Order of_order;
-    const float* sums_in;  // [B, O]: sums of layer 0 that are given; null: they are computed from x
-    float* sums;           // [B, O] or null
-    const float* psqt;     // [B] or null
-    float* output;         // [B] or null
+    const float* sums;  // [B, O], of layer 0
+    const float* psqt;  // [B] or null
+    float* output;      // [B] or null
     // For the backward. The gradient of the output is grad_in, or that of `loss` if there are targets.
     bool backward;
     const float* grad_in;
@@ -90,13 +87,11 @@ struct TileArguments {
 };
 
 // What all threads of a thread block know about its tile.
-struct Tile {
-    int positions[kTile];  // slots without a position repeat the first one
+struct Tile : TilePositions {
     float gradient[kTile];
     float quarter[4][kTile];
     float totals[2][2];  // of warps 0 and 1, whose threads have a position each: Σ weight · loss and Σ weight
-    int count, stack;
-    bool is_last;  // this thread block is the last one that reports its totals
+    bool is_last;        // this thread block is the last one that reports its totals
 };
 
 // For one warp: starts to copy the weights that one output has for the values of a layer, and fills gaps with zeros. If
@@ -383,19 +378,6 @@ __device__ inline void row_sums(const float* rows, int count, const Pack<float, 
     }
 }
 
-// Loads the thread block's tile. Returns false if there is no tile for it.
-__device__ inline bool load_tile(const TileArguments& a, Tile& tile) {
-    const int stack = a.order[a.of_order.stack_of_tile() + blockIdx.x];
-    if (stack < 0) return false;
-    const int* const slots = a.order + a.of_order.slots() + static_cast<int64_t>(blockIdx.x) * kTile;
-    const int slot = threadIdx.x < kTile ? slots[threadIdx.x] : -1;
-    if (threadIdx.x < kTile) tile.positions[threadIdx.x] = slot >= 0 ? slot : slots[0];
-    const int count = __syncthreads_count(slot >= 0);
-    if (threadIdx.x == 0) tile.count = count, tile.stack = stack;
-    __syncthreads();
-    return true;
-}
-
 // Called by one thread: stores the tile's totals and counts the thread block as done. Returns true if it is the last
 // one.
 __device__ inline bool report_totals(const TileArguments& a, float weighted, float weight) {
@@ -594,78 +576,16 @@ __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, f
     finish_tile(a, tile, memory);
 }
 
-// Thread blocks of tile_kernel per multiprocessor: three are slower, although their registers are enough. rest_kernel
-// has no products on tensor cores and mostly waits for memory and for its other threads.
-constexpr int kTilesTogether = 2, kRestsTogether = 4;
+// Thread blocks per multiprocessor.
+constexpr int kTilesTogether = 4;
 
-// Layer 0 of a tile, then the rest of the tile. If only_first, the kernel ends after the sums of layer 0, and `a` has
-// no other layers.
-template <class T, int MT, int NT, bool kRounds>
-__global__ void __launch_bounds__(kThreads, kTilesTogether)
-    tile_kernel(const T* x, bool only_first, const TileArguments a) {
-    extern __shared__ __align__(16) float memory[];
-    __shared__ Tile tile;
-    if (!load_tile(a, tile)) {
-        finish_without_tile(a, tile, memory);
-        return;
-    }
-    const Layer& first = a.layers.at[0];
-    const Places& at = a.places.at[0];
-    Target target;
-    if (!only_first) {
-        copy_parameters(a, tile.stack, memory);
-        target = load_target(a, tile);
-    }
-    float* const shares = memory + a.places.shares;
-    const float* const weight = a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs;
-    first_layer_sums<T, MT, NT, kRounds>(x, weight, first.inputs, first.outputs, tile.positions, shares);
-    if (!only_first) hopper::copy_async_wait_all();
-    __syncthreads();
-    // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored
-    // only when all threads have read their shares.
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    constexpr int kRows = NT;  // outputs per warp
-    float y[kRows][2];
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-        const int o = warp + k * kWarps;
-        y[k][0] = y[k][1] = 0.0f;
-#pragma unroll
-        for (int q = 0; q < kShares<MT>; ++q) {
-            const Pack<float, 2> v = load_pair(shares + q * NT * 8 * kPitch, o);
-            y[k][0] += v.at[0];
-            y[k][1] += v.at[1];
-        }
-        if (a.sums != nullptr && o < first.outputs) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int p = 2 * lane + i;
-                if (p < tile.count) a.sums[static_cast<int64_t>(tile.positions[p]) * first.outputs + o] = y[k][i];
-            }
-        }
-    }
-    if (only_first) return;
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-        const int o = warp + k * kWarps;
-        if (o >= round4(first.outputs)) continue;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) y[k][i] = divided<kRounds>(a, y[k][i]) + memory[at.bias + o];
-        store_first<kRounds>(a, o, y[k], memory);
-    }
-    if (a.layers.count > 1) store_ones(at, memory);
-    __syncthreads();
-    rest_of_tile<kRounds>(a, tile, target, memory);
-    finish_tile(a, tile, memory);
-}
-
-// The rest of a tile, from sums of layer 0 that another call has made.
 template <bool kRounds>
-__global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const TileArguments a) {
+__global__ void __launch_bounds__(kThreads, kTilesTogether) tile_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
-    if (!load_tile(a, tile)) {
+    hopper::wait_for_kernels_before();
+    hopper::let_next_kernel_start();
+    if (!load_tile(a.order, a.of_order, tile)) {
         finish_without_tile(a, tile, memory);
         return;
     }
@@ -678,7 +598,7 @@ __global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const Ti
         float y[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < 2 && o < outputs; ++i)
-            y[i] = divided<kRounds>(a, a.sums_in[static_cast<int64_t>(tile.positions[2 * lane + i]) * outputs + o]) +
+            y[i] = divided<kRounds>(a, a.sums[static_cast<int64_t>(tile.positions[2 * lane + i]) * outputs + o]) +
                    memory[a.places.at[0].bias + o];
         store_first<kRounds>(a, o, y, memory);
     }
