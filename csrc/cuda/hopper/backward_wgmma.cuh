@@ -183,15 +183,6 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
     const int first = number * stretch, last = min(first + stretch, p.plan.tile_begin[p.in.num_buckets]);
     float bias[2][8] = {};
     constexpr int kPasses = kTileRows / kRows;
-    int next_targets[kPasses];  // of the tile after, because other loads wait for them
-    const auto load_targets = [&](int tile) {
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {
-            next_targets[pass] =
-                column < half && tile < last ? __ldg(p.plan.slot_target + tile * kTileRows + pass * kRows + row) : -1;
-        }
-    };
-    load_targets(first);
     for (int tile = first; tile < last; ++tile) {
         char* operand = static_cast<char*>(p.grad_rows) + (size_t(slab) * max_tiles + tile) * Shape::kOperandBytes;
         int targets[kPasses];
@@ -199,7 +190,8 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
         Eight<Grad> grads[kPasses][kPairwise ? 1 : 2];
         Eight<Saved> sums_saved[kPasses][2];
 #pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) targets[pass] = next_targets[pass];
+        for (int pass = 0; pass < kPasses; ++pass)
+            targets[pass] = column < half ? __ldg(p.plan.slot_target + tile * kTileRows + pass * kRows + row) : -1;
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {  // all loads first
             factors[pass] = p.scale;
@@ -214,7 +206,6 @@ __global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradie
                                              saved_at(tile * kTileRows + pass * kRows + row, h, column, p.num_outputs));
             }
         }
-        load_targets(tile + 1);
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {
             const int r = pass * kRows + row;
