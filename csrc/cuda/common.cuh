@@ -69,11 +69,11 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
 }
 
 // The same for a kernel that calls hopper::wait_for_kernels_before before it reads or writes what other kernels may
-// have in hand. On GPUs that can, it starts while the kernel before it is still finishing.
+// have in hand. If `early`, it starts while the kernel before it is still finishing, on GPUs that can do that.
 template <class... Parameters, class... Arguments>
-void launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-                  cudaStream_t stream, const Arguments&... arguments) {
-    if (device_attribute(cudaDevAttrComputeCapabilityMajor, current_device()) < 9)
+void launch_behind(bool early, const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                   size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+    if (!early || device_attribute(cudaDevAttrComputeCapabilityMajor, current_device()) < 9)
         return launch(name, kernel, grid, block, shared_bytes, stream, arguments...);
     if (is_empty(grid)) return;
     static_cast<void>(

@@ -230,6 +230,19 @@ def test_emulated_loss(emulated: ctypes.CDLL, name: str, loss: str) -> None:
     same_bits(found, check_loss(case, LOSSES[loss]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["sfnnv5", "sfnnv16"])
+def test_emulated_loss_in_one_kernel_or_two(emulated: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
+    """Equal bits, whether layer 0 has a kernel of its own (11 tiles for 2 · 4 thread blocks) or not (for 2 · 6)."""
+    case = make_case(NETS[name](), 203, 2, dtype)
+    emulated.emulator_configure(4, 1)
+    apart = check_loss(case, LOSSES["win rate"])
+    emulated.emulator_configure(6, 1)
+    together = check_loss(case, LOSSES["win rate"])
+    del apart["0.weight"]  # whose sums are divided between multiprocessors
+    same_bits(apart, together)
+
+
 @pytest.mark.parametrize("positions", [0, 1, 64, 65, 1500])
 def test_emulated_sizes(emulated: ctypes.CDLL, positions: int) -> None:
     case = make_case(LayerStacks(32, 5, (StackLayer(3, 3, "crelu", 1.0),)), positions, positions)

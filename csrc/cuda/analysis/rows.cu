@@ -187,9 +187,9 @@ Tensor transpose_op(const Tensor& x_in) {
             for (int64_t first = 0; first < m.count; first += kMostMatrices) {
                 const dim3 grid(thread_blocks_for(down * across, 1), std::min(m.count - first, kMostMatrices));
                 const int64_t begin = first * m.rows * m.columns;
-                launch_early("transpose", transpose<T, wide_in, wide_out>, grid, kTransposeThreads<T>, 0,
-                             current_stream(x), const_data<T>(x) + begin, mutable_data<T>(out) + begin, m.rows,
-                             m.columns, static_cast<unsigned>(across));
+                launch_behind(true, "transpose", transpose<T, wide_in, wide_out>, grid, kTransposeThreads<T>, 0,
+                              current_stream(x), const_data<T>(x) + begin, mutable_data<T>(out) + begin, m.rows,
+                              m.columns, static_cast<unsigned>(across));
             }
         };
         constexpr std::true_type yes;

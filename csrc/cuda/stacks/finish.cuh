@@ -94,7 +94,6 @@ __device__ inline void finish_partials(const Finish& a, int block) {
 
 __global__ void __launch_bounds__(kThreads) finish_kernel(const Finish a) {
     hopper::wait_for_kernels_before();
-    hopper::let_next_kernel_start();
     int block = blockIdx.x;
     if (block < a.of_weight) return finish_weight(a, block);
     block -= a.of_weight;

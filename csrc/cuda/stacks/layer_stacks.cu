@@ -42,11 +42,18 @@ struct SharedMemory {
     int together;
 };
 
+// Whether there are more tiles than the thread blocks of tile_kernel or first_layer_forward that all multiprocessors
+// hold at once. Then kernels start early: they take the places that the last wave of the kernel before leaves free.
+// With one wave they would only keep the kernels of other streams from these places.
+bool in_waves(const Order& o, const Tensor& tensor) {
+    return o.most_tiles() > int64_t{kFirstTogether} * multiprocessors(tensor.get_device_index());
+}
+
 // A multiprocessor is asked for the shared memory of these thread blocks and for the rest as L1 cache. Without this
 // hint it keeps the division that the kernel before had, which may leave almost no cache.
 template <class Kernel>
-void launch_tiles(const char* name, Kernel kernel, int64_t blocks, const SharedMemory& shared, cudaStream_t stream,
-                  const auto&... arguments) {
+void launch_tiles(bool early, const char* name, Kernel kernel, int64_t blocks, const SharedMemory& shared,
+                  cudaStream_t stream, const auto&... arguments) {
     const auto set = [&](cudaFuncAttribute attribute, size_t value) {
         check_cuda(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value)), "shared memory");
     };
@@ -54,7 +61,7 @@ void launch_tiles(const char* name, Kernel kernel, int64_t blocks, const SharedM
     set(cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes - shared.declared);
     set(cudaFuncAttributePreferredSharedMemoryCarveout,
         percent_shared(shared.dynamic + shared.declared, shared.together));
-    launch_early(name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
+    launch_behind(early, name, kernel, static_cast<unsigned>(blocks), kThreads, shared.dynamic, stream, arguments...);
 }
 
 // Calls `body` with MT and NT of first_layer_sums, as constants.
@@ -74,13 +81,20 @@ void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
     return body.template operator()<__nv_bfloat16, false>();
 }
 
-SharedMemory shared_memory(const TileLayout& places) {
-    return {sizeof(float) * places.floats, sizeof(Tile) + 64, kTilesTogether};
+int share_floats(int outputs) {
+    int floats = 0;
+    dispatch_outputs(outputs, [&]<int MT, int NT>() { floats = kShares<MT> * NT * 8 * kPitch; });
+    return floats;
+}
+
+// Of tile_kernel, or of rest_kernel with its own `together`.
+SharedMemory shared_memory(const TileLayout& places, int together = kFirstTogether) {
+    return {sizeof(float) * places.floats, sizeof(Tile) + 64, together};
 }
 
 bool fits(const Layers& layers) {
     const Layer& first = layers.at[0];
-    const SharedMemory shared = shared_memory(tile_layout(layers));
+    const SharedMemory shared = shared_memory(tile_layout(layers, share_floats(first.outputs)));
     return first.outputs <= kMostFirstOutputs && first.inputs % kInputTile == 0 &&
            shared.dynamic + shared.declared <= kMostSharedBytes;
 }
@@ -156,12 +170,11 @@ Tensor first_sums(const Tensor& x, const Tensor& weight, const Layers& layers, c
     const Tensor sums = floats_like(x, {o.positions, first.outputs});
     const FirstForward a{const_data<int>(order), o, const_data<float>(weight), mutable_data<float>(sums), first.inputs,
                          first.outputs};
+    const SharedMemory shared{sizeof(float) * share_floats(first.outputs), sizeof(TilePositions) + 64, kFirstTogether};
     dispatch_input(x.scalar_type(), layers.integers.rounds, [&]<class T, bool kRounds>() {
         dispatch_outputs(first.outputs, [&]<int MT, int NT>() {
-            const SharedMemory shared{sizeof(float) * kShares<MT> * NT * 8 * kPitch, sizeof(TilePositions) + 64,
-                                      kFirstTogether};
-            launch_tiles("first_layer_forward", first_layer_forward<T, MT, NT, kRounds>, o.most_tiles(), shared,
-                         current_stream(x), const_data<T>(x), a);
+            launch_tiles(in_waves(o, x), "first_layer_forward", first_layer_forward<T, MT, NT, kRounds>, o.most_tiles(),
+                         shared, current_stream(x), const_data<T>(x), a);
         });
     });
     return sums;
@@ -173,7 +186,7 @@ TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, co
     TileArguments a{};
     const GradientLayout layout(layers);
     a.layers = layers;
-    a.places = tile_layout(layers);
+    a.places = tile_layout(layers, share_floats(layers.at[0].outputs));
     for (int l = 0; l < layers.count; ++l) {
         a.weights[l] = const_data<float>(parameters[2 * l]);
         a.biases[l] = const_data<float>(parameters[2 * l + 1]);
@@ -186,10 +199,23 @@ TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, co
     return a;
 }
 
-void run_tiles(TileArguments& a, const Tensor& sums, cudaStream_t stream) {
+void run_rest(const Tensor& sums, TileArguments& a) {
     a.sums = const_data<float>(sums);
-    const auto kernel = a.layers.integers.rounds ? tile_kernel<true> : tile_kernel<false>;
-    launch_tiles("tile_kernel", kernel, a.of_order.most_tiles(), shared_memory(a.places), stream, a);
+    const auto kernel = a.layers.integers.rounds ? rest_kernel<true> : rest_kernel<false>;
+    launch_tiles(in_waves(a.of_order, sums), "rest_kernel", kernel, a.of_order.most_tiles(),
+                 shared_memory(a.places, kRestsTogether), current_stream(sums), a);
+}
+
+// All of a tile. With tiles in waves, two kernels are faster than one: layer 0 waits for memory, the rest for its own
+// threads, and the latter needs half of the registers, so that twice as many thread blocks fit.
+void run_tiles(const Tensor& x, const Tensor& weight, const Tensor& order, TileArguments& a) {
+    if (in_waves(a.of_order, x)) return run_rest(first_sums(x, weight, a.layers, order, a.of_order), a);
+    dispatch_input(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
+        dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
+            launch_tiles(false, "tile_kernel", tile_kernel<T, MT, NT, kRounds>, a.of_order.most_tiles(),
+                         shared_memory(a.places), current_stream(x), const_data<T>(x), a);
+        });
+    });
 }
 
 void run_one_output(const Tensor& x, const TileArguments& a, cudaStream_t stream) {
@@ -250,7 +276,7 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, T
     TileArguments a = tile_arguments(layers, parameters, order, o);
     a.psqt = const_data<float>(psqt);
     a.output = mutable_data<float>(output);
-    run_tiles(a, sums, current_stream(x));
+    run_rest(sums, a);
     return {output, is_sums ? floats_like(x, {0, layers.at[0].outputs}) : sums};
 }
 
@@ -272,7 +298,7 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
     a.grad_in = const_data<float>(grad_output);
     a.grad_sums = mutable_data<float>(grad_sums);
     a.partials = mutable_data<float>(partials);
-    run_tiles(a, sums, current_stream(sums));
+    run_rest(sums, a);
     return {grad_sums, partials};
 }
 
@@ -329,8 +355,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     a.partials = mutable_data<float>(partials);
     if (in_one_pass)
         run_one_output(x, a, current_stream(x));
+    else if (is_sums)
+        run_rest(x, a);
     else
-        run_tiles(a, is_sums ? x : first_sums(x, parameters[0], layers, order, o), current_stream(x));
+        run_tiles(x, parameters[0], order, a);
     return {totals, grad_sums, grad_output, partials};
 }
 
@@ -371,6 +399,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
 
     const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
+    const bool early = in_waves(o, like);
     const Scale by{scales.empty() ? nullptr : const_data<float>(scales[0]),
                    scales.size() < 2 ? nullptr : const_data<float>(scales[1])};
     const Tensor grad_x = floats_like(like, {x_in && needs_x_grad ? positions : 0, first.inputs}, to);
@@ -411,7 +440,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
                 workers = multiprocessors(like.get_device_index()) * kWorkers<T, KO>;
                 segments = floats_like(like, {workers + a.slabs * layers.stacks, KO * 16, kSlab});
                 a.segments = mutable_data<float>(*segments);
-                launch_tiles("first_layer_backward", first_layer_backward<T, KO, kRounds>, workers,
+                launch_tiles(early, "first_layer_backward", first_layer_backward<T, KO, kRounds>, workers,
                              SharedMemory{sizeof(BackwardMemory<T, KO>), 0, kWorkers<T, KO>}, stream, const_data<T>(x),
                              a);
                 f.padded_outputs = KO * 16;
@@ -445,7 +474,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         f.psqt_slope = layers.integers.psqt_slope;
         f.of_psqt = static_cast<int>(divide_up(positions, kThreads));
     }
-    launch_early("finish_kernel", finish_kernel, f.of_weight + f.of_partials + f.of_psqt, kThreads, 0, stream, f);
+    launch_behind(early, "finish_kernel", finish_kernel, f.of_weight + f.of_partials + f.of_psqt, kThreads, 0, stream,
+                  f);
     return {grad_x, grad_weight, grad_psqt, gradients};
 }
 

@@ -1,4 +1,4 @@
-// What a thread block does for a tile of 64 positions of one stack, once the sums of layer 0 are there: the other
+// What a thread block does for a tile of 64 positions of one stack: layer 0, unless its sums are given, the other
 // layers, the loss, and the backward down to the gradients of these sums. The values of a tile are in shared memory. A
 // *row* there is one value of all 64 positions.
 #pragma once
@@ -28,10 +28,11 @@ struct Places {
 
 struct TileLayout {
     Places at[kMostHidden + 1];
+    int shares;  // of first_layer_sums; the memory behind is written when they have been read
     int floats;
 };
 
-inline TileLayout tile_layout(const Layers& layers) {
+inline TileLayout tile_layout(const Layers& layers, int share_floats) {
     TileLayout t{};
     int place = 0;
     const auto take = [&place](int floats) {
@@ -51,11 +52,12 @@ inline TileLayout tile_layout(const Layers& layers) {
         at.output_weight = layer.output_offset < 0 ? -1 : take(at.width);
     }
     t.at[0].sums = take(round4(layers.at[0].outputs) * kPitch);
+    t.shares = place;
     for (int l = 0; l < last; ++l) {
         if (l > 0) t.at[l].sums = take(round4(layers.at[l].outputs) * kPitch);
         t.at[l].values = take((t.at[l].width + 1) * kPitch);
     }
-    t.floats = std::max(place, 4 * kThreads);  // add_totals needs 4 · kThreads
+    t.floats = std::max({place, t.shares + share_floats, 4 * kThreads});  // add_totals needs 4 · kThreads
     return t;
 }
 
@@ -66,7 +68,7 @@ struct TileArguments {
     const float* biases[kMostHidden + 1];
     const int* order;
     Order of_order;
-    const float* sums;  // [B, O], of layer 0
+    const float* sums;  // [B, O], of layer 0; tile_kernel makes its own
     const float* psqt;  // [B] or null
     float* output;      // [B] or null
     // For the backward. The gradient of the output is grad_in, or that of `loss` if there are targets.
@@ -576,11 +578,62 @@ __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, f
     finish_tile(a, tile, memory);
 }
 
-// Thread blocks per multiprocessor.
-constexpr int kTilesTogether = 4;
+// Thread blocks of rest_kernel per multiprocessor. It has no products on tensor cores and mostly waits for its own
+// threads.
+constexpr int kRestsTogether = 4;
 
+// Layer 0 of a tile, then the rest of the tile.
+template <class T, int MT, int NT, bool kRounds>
+__global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T* x, const TileArguments a) {
+    extern __shared__ __align__(16) float memory[];
+    __shared__ Tile tile;
+    if (!load_tile(a.order, a.of_order, tile)) {
+        finish_without_tile(a, tile, memory);
+        return;
+    }
+    const Layer& first = a.layers.at[0];
+    const Places& at = a.places.at[0];
+    copy_parameters(a, tile.stack, memory);
+    const Target target = load_target(a, tile);
+    float* const shares = memory + a.places.shares;
+    const float* const weight = a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs;
+    first_layer_sums<T, MT, NT, kRounds>(x, weight, first.inputs, first.outputs, tile.positions, shares);
+    hopper::copy_async_wait_all();
+    __syncthreads();
+    // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored
+    // only when all threads have read their shares.
+    const int warp = threadIdx.x / kWarp;
+    constexpr int kRows = NT;  // outputs per warp
+    float y[kRows][2];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        const int o = warp + k * kWarps;
+        y[k][0] = y[k][1] = 0.0f;
+#pragma unroll
+        for (int q = 0; q < kShares<MT>; ++q) {
+            const Pack<float, 2> v = load_pair(shares + q * NT * 8 * kPitch, o);
+            y[k][0] += v.at[0];
+            y[k][1] += v.at[1];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        const int o = warp + k * kWarps;
+        if (o >= round4(first.outputs)) continue;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) y[k][i] = divided<kRounds>(a, y[k][i]) + memory[at.bias + o];
+        store_first<kRounds>(a, o, y[k], memory);
+    }
+    if (a.layers.count > 1) store_ones(at, memory);
+    __syncthreads();
+    rest_of_tile<kRounds>(a, tile, target, memory);
+    finish_tile(a, tile, memory);
+}
+
+// The rest of a tile, from sums of layer 0 that are given.
 template <bool kRounds>
-__global__ void __launch_bounds__(kThreads, kTilesTogether) tile_kernel(const TileArguments a) {
+__global__ void __launch_bounds__(kThreads, kRestsTogether) rest_kernel(const TileArguments a) {
     extern __shared__ __align__(16) float memory[];
     __shared__ Tile tile;
     hopper::wait_for_kernels_before();

@@ -101,10 +101,7 @@ void launch_update(std::vector<Part> parts, UpdateArguments a, bool follows_begi
             grid += static_cast<unsigned>(divide_up(part.columns, columns));
         }
         const auto kernel = update<R, T, k16, V, kWarps, kRows, kStates>;
-        if (follows_begin)
-            launch_early("optimizer_update", kernel, grid, kWarps * kWarp, 0, stream, a);
-        else
-            launch("optimizer_update", kernel, grid, kWarps * kWarp, 0, stream, a);
+        launch_behind(follows_begin, "optimizer_update", kernel, grid, kWarps * kWarp, 0, stream, a);
     }
 }
 
