@@ -68,12 +68,20 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
     check_launch(name, grid, block, shared_bytes);
 }
 
+// Whether the code that runs here was compiled for capability 9.0 or later: otherwise wait_for_kernels_before does
+// nothing, whatever the GPU can.
+inline bool can_wait(const void* kernel) {
+    cudaFuncAttributes found{};
+    check_cuda(cudaFuncGetAttributes(&found, kernel), "attributes of a kernel");
+    return found.ptxVersion >= 90;
+}
+
 // The same for a kernel that calls hopper::wait_for_kernels_before before it reads or writes what other kernels may
-// have in hand. If `early`, it starts while the kernel before it is still finishing, on GPUs that can do that.
+// have in hand. If `early`, it starts while the kernel before it is still finishing, where it can wait.
 template <class... Parameters, class... Arguments>
 void launch_behind(bool early, const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                    size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
-    if (!early || device_attribute(cudaDevAttrComputeCapabilityMajor, current_device()) < 9)
+    if (!early || !can_wait(reinterpret_cast<const void*>(kernel)))
         return launch(name, kernel, grid, block, shared_bytes, stream, arguments...);
     if (is_empty(grid)) return;
     static_cast<void>(

@@ -115,6 +115,12 @@ inline const char* cudaGetErrorName(cudaError_t) {
 inline const char* cudaGetErrorString(cudaError_t) {
     return "emulated";
 }
+struct cudaFuncAttributes {
+    int ptxVersion;
+};
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) {
+    return found->ptxVersion = 90, cudaSuccess;
+}
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) {
     return bytes <= 227 * 1024 ? cudaSuccess : 1;

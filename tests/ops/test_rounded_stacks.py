@@ -188,6 +188,15 @@ def test_emulated(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: 
     check_net(monkeypatch, name, records[:333], torch.device("cpu"))
 
 
+@pytest.mark.parametrize("name", ["sfnnv5", "whole products"])
+def test_emulated_in_one_kernel(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray
+) -> None:
+    """So few tiles for so many multiprocessors that layer 0 has no kernel of its own."""
+    emulated.emulator_configure(8, 7)
+    check_net(monkeypatch, name, records[:333], torch.device("cpu"))
+
+
 def test_emulated_from_sums(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, records: np.ndarray) -> None:
     """The layers behind layer 0 from its sums, as where several GPUs divide that, round in the same way."""
     model = made(NETS["whole products"])

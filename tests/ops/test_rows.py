@@ -50,7 +50,8 @@ def test_words_and_elements(place: tuple[Any, torch.device], dtype: torch.dtype)
     """Sides that are multiples of four or two, or odd; whole tiles of CUDA, and their edges; rows from any address."""
     operators, device = place
     sides = ((4, 8), (128, 256), (132, 124), (130, 36), (36, 130), (2, 300), (129, 128), (128, 131), (65, 33), (127, 1))
-    for shape in (*sides, (3, 64, 32), (3, 33, 64), (3, 5, 7)):
+    tiles_of_bytes = ((256, 128), (260, 132), (257, 128), (256, 131), (259, 133))
+    for shape in (*sides, *tiles_of_bytes, (3, 64, 32), (3, 33, 64), (3, 5, 7)):
         x = numbers(shape, dtype).to(device)
         for given in (x, behind_a_number(x)):
             assert torch.equal(operators.transpose(given), x.mT), shape

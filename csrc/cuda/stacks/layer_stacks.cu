@@ -36,7 +36,7 @@ int percent_shared(size_t of_block, int together) {
 }
 
 // Shared memory of a thread block, in bytes: that of this launch, and what the kernel has declared. `together`: the
-// thread blocks that a multiprocessor's registers allow.
+// thread blocks that a multiprocessor is to hold.
 struct SharedMemory {
     size_t dynamic, declared;
     int together;
@@ -180,8 +180,7 @@ Tensor first_sums(const Tensor& x, const Tensor& weight, const Layers& layers, c
     return sums;
 }
 
-// The arguments that tile_kernel always needs. The tensors are contiguous, and the caller keeps them
-// alive.
+// The arguments that the kernels of tiles always need. The tensors are contiguous, and the caller keeps them alive.
 TileArguments tile_arguments(const Layers& layers, const Tensors& parameters, const Tensor& order, const Order& o) {
     TileArguments a{};
     const GradientLayout layout(layers);

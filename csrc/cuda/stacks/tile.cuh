@@ -68,7 +68,7 @@ struct TileArguments {
     const float* biases[kMostHidden + 1];
     const int* order;
     Order of_order;
-    const float* sums;  // [B, O], of layer 0; tile_kernel makes its own
+    const float* sums;  // [B, O], of layer 0, for rest_kernel
     const float* psqt;  // [B] or null
     float* output;      // [B] or null
     // For the backward. The gradient of the output is grad_in, or that of `loss` if there are targets.
