@@ -115,12 +115,6 @@ inline const char* cudaGetErrorName(cudaError_t) {
 inline const char* cudaGetErrorString(cudaError_t) {
     return "emulated";
 }
-struct cudaFuncAttributes {
-    int ptxVersion;
-};
-inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) {
-    return found->ptxVersion = 90, cudaSuccess;
-}
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) {
     return bytes <= 227 * 1024 ? cudaSuccess : 1;
@@ -150,10 +144,12 @@ inline cudaError_t cudaSetDevice(int) {
 }
 using cudaFuncAttribute = int;
 using cudaDeviceAttr = int;
-struct cudaFuncAttributes {};
+struct cudaFuncAttributes {
+    int ptxVersion;
+};
 template <typename Kernel>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
-    return cudaSuccess;
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, Kernel) {
+    return found->ptxVersion = 90, cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
     return emulator::synchronize(), cudaSuccess;
