@@ -10,6 +10,8 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/headeronly/util/shim_utils.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -68,12 +70,20 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
     check_launch(name, grid, block, shared_bytes);
 }
 
-// Whether the code that runs here was compiled for capability 9.0 or later: otherwise wait_for_kernels_before does
-// nothing, whatever the GPU can.
+// Whether the code of this kernel that runs on the current device was compiled for capability 9.0 or later: otherwise
+// wait_for_kernels_before does nothing, whatever the GPU can. The same for all kernels of launch_behind, which are
+// compiled for the same GPUs, so it is asked once per device.
 inline bool can_wait(const void* kernel) {
+    enum Answer : int { kNotAsked, kNo, kYes };
+    static std::array<std::atomic<int>, 64> answers{};
+    const int device = current_device();
+    const bool has_place = device < static_cast<int>(answers.size());
+    if (has_place && answers[device] != kNotAsked) return answers[device] == kYes;
     cudaFuncAttributes found{};
     check_cuda(cudaFuncGetAttributes(&found, kernel), "attributes of a kernel");
-    return found.ptxVersion >= 90;
+    const bool can = found.ptxVersion >= 90;
+    if (has_place) answers[device] = can ? kYes : kNo;
+    return can;
 }
 
 // The same for a kernel that calls hopper::wait_for_kernels_before before it reads or writes what other kernels may
