@@ -48,8 +48,36 @@ inline int multiprocessors(int device) {
     return device_attribute(cudaDevAttrMultiProcessorCount, device);
 }
 
-// Names a kernel with its grid in the error of a launch.
-inline void check_launch(const char* name, dim3 grid, dim3 block, size_t shared_bytes) {
+// The compute capability, times ten, that this kernel's code for the current device was compiled for; 0 if the library
+// has none for it. The same for all kernels outside hopper/, so it is asked once per device, usually before any capture
+// of a CUDA graph.
+inline int code_version(const void* kernel) {
+    static std::array<std::atomic<int>, 64> known{};
+    const int device = current_device();
+    const bool has_place = device < static_cast<int>(known.size());
+    if (has_place && known[device] != 0) return known[device];
+    cudaFuncAttributes found{};
+    if (cudaFuncGetAttributes(&found, kernel) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    if (has_place) known[device] = found.ptxVersion;
+    return found.ptxVersion;
+}
+
+// Launches `kernel`, and names it with its grid in any error. An empty grid is not an error: nothing is launched. If
+// `early`, it starts while the kernel before it is still finishing; then it must call hopper::wait_for_kernels_before
+// before it reads or writes what other kernels may have in hand. Where the code was compiled for less than 9.0, it
+// cannot wait, and starts when that kernel is done.
+template <class... Parameters, class... Arguments>
+void launch_behind(bool early, const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                   size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    if (early && code_version(reinterpret_cast<const void*>(kernel)) >= 90) {
+        (void)hopper::launch_early(kernel, grid, block, shared_bytes, stream, static_cast<Parameters>(arguments)...);
+    } else {
+        kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
+    }
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return;
     const auto triple = [](const dim3& d) { return "(" + text(d.x) + ", " + text(d.y) + ", " + text(d.z) + ")"; };
@@ -57,46 +85,10 @@ inline void check_launch(const char* name, dim3 grid, dim3 block, size_t shared_
                              text(static_cast<int64_t>(shared_bytes)) + ">>>";
     check_cuda(error, what.c_str());
 }
-inline bool is_empty(dim3 grid) {
-    return grid.x == 0 || grid.y == 0 || grid.z == 0;
-}
-
-// Launches `kernel`, and names it with its grid in any error. An empty grid is not an error: nothing is launched.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, const Arguments&... arguments) {
-    if (is_empty(grid)) return;
-    kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
-    check_launch(name, grid, block, shared_bytes);
-}
-
-// Whether the code of this kernel that runs on the current device was compiled for capability 9.0 or later: otherwise
-// wait_for_kernels_before does nothing, whatever the GPU can. The same for all kernels of launch_behind, which are
-// compiled for the same GPUs, so it is asked once per device.
-inline bool can_wait(const void* kernel) {
-    enum Answer : int { kNotAsked, kNo, kYes };
-    static std::array<std::atomic<int>, 64> answers{};
-    const int device = current_device();
-    const bool has_place = device < static_cast<int>(answers.size());
-    if (has_place && answers[device] != kNotAsked) return answers[device] == kYes;
-    cudaFuncAttributes found{};
-    check_cuda(cudaFuncGetAttributes(&found, kernel), "attributes of a kernel");
-    const bool can = found.ptxVersion >= 90;
-    if (has_place) answers[device] = can ? kYes : kNo;
-    return can;
-}
-
-// The same for a kernel that calls hopper::wait_for_kernels_before before it reads or writes what other kernels may
-// have in hand. If `early`, it starts while the kernel before it is still finishing, where it can wait.
-template <class... Parameters, class... Arguments>
-void launch_behind(bool early, const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                   size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
-    if (!early || !can_wait(reinterpret_cast<const void*>(kernel)))
-        return launch(name, kernel, grid, block, shared_bytes, stream, arguments...);
-    if (is_empty(grid)) return;
-    static_cast<void>(
-        hopper::launch_early(kernel, grid, block, shared_bytes, stream, static_cast<Parameters>(arguments)...));
-    check_launch(name, grid, block, shared_bytes);
+    launch_behind(false, name, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
 constexpr int kWarp = 32;

@@ -5,8 +5,6 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <string>
 #include <vector>
 
@@ -201,16 +199,8 @@ std::string layout(int64_t positions, int64_t max_active, int64_t num_features) 
 }
 
 bool runs_on(int device) {
-    // Ask once, before any capture of a CUDA graph, and remember the answer.
-    static std::array<std::atomic<bool>, 64> known{};
-    const bool has_place = device >= 0 && device < static_cast<int>(known.size());
-    if (has_place && known[device]) return true;
     const torch::stable::accelerator::DeviceGuard guard(device);
-    cudaFuncAttributes attributes{};
-    const bool found = cudaFuncGetAttributes(&attributes, forward_kernel<float>) == cudaSuccess;
-    (void)cudaGetLastError();
-    if (has_place && found) known[device] = true;
-    return found;
+    return cuda::code_version(reinterpret_cast<const void*>(forward_kernel<float>)) != 0;
 }
 
 }  // namespace nnue::portable

@@ -72,6 +72,12 @@ void dispatch_outputs(int outputs, const Body& body) {
     return body.template operator()<2, 4>();
 }
 
+int share_floats(int outputs) {
+    int floats = 0;
+    dispatch_outputs(outputs, [&]<int MT, int NT>() { floats = kShares<MT> * NT * 8 * kPitch; });
+    return floats;
+}
+
 // Calls `body` with the type of x and whether the layers round. They round only if x is float32.
 template <class Body>
 void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
@@ -79,12 +85,6 @@ void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
     if (dtype == ScalarType::Float) return body.template operator()<float, false>();
     if (dtype == ScalarType::Half) return body.template operator()<__half, false>();
     return body.template operator()<__nv_bfloat16, false>();
-}
-
-int share_floats(int outputs) {
-    int floats = 0;
-    dispatch_outputs(outputs, [&]<int MT, int NT>() { floats = kShares<MT> * NT * 8 * kPitch; });
-    return floats;
 }
 
 // Of tile_kernel, or of rest_kernel with its own `together`.
