@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from sample_inputs import PairSample, assert_close
+from sample_inputs import PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor
 
 from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, _fakes, _name
@@ -35,9 +35,9 @@ class Case:
         """For these kernels: "hopper", or "portable", which are asked for by a bucket_size of 0."""
         return self if kernels == "hopper" else replace(self, bucket_size=0, num_bucketed=len(self.pair.weight))
 
-    def run(self, library: str, backward: bool = True, psqt_gradient: float | None = None) -> list[Tensor]:
-        """[output, psqt], and with `backward` the gradients of weight, bias and psqt. `psqt_gradient`: of every
-        position; random if it is None."""
+    def run(self, library: str, backward: bool = True, psqt_gradient: Tensor | None = None) -> list[Tensor]:
+        """[output, psqt], and with `backward` the gradients of weight, bias and psqt. `psqt_gradient` [B]: random if it
+        is None."""
         namespace, pair = getattr(torch.ops, library), self.pair
         (features, outputs), dtype = pair.weight.shape, _name(pair.weight.dtype)
         buckets, activation = [self.bucket_size, self.num_bucketed], (self.activation, [self.bound, self.scale])
@@ -51,8 +51,8 @@ class Case:
         g = torch.Generator().manual_seed(5)
         grad = torch.randn(out.shape, generator=g).to(self.grad)
         grad_psqt = None if pair.psqt is None else torch.randn(len(pair.white), generator=g)
-        if grad_psqt is not None and psqt_gradient is not None:
-            grad_psqt.fill_(psqt_gradient)
+        if psqt_gradient is not None:
+            grad_psqt = psqt_gradient
         gradients = namespace.perspective_transformer_backward(
             grad, grad_psqt, batch, buckets, [saved, lists],
             [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype, [],
@@ -184,9 +184,31 @@ def test_psqt_sums(emulator: ctypes.CDLL, kernels: str, psqt_buckets: int) -> No
     )  # fmt: skip
     case = Case(pair, size, 2 * size, "crelu", 1.0, 1.0, torch.float32, torch.float32).with_kernels(kernels)
     emulator.emulator_configure(3, psqt_buckets)
-    found = case.run("nnue_emulated", psqt_gradient=1.9999999)
+    found = case.run("nnue_emulated", psqt_gradient=torch.full((batch,), 1.9999999))
     assert torch.equal(found[1], torch.full((batch,), 0.5))
     assert_close(found[4], expected, 1e-7, "gradient of psqt")
+
+
+@pytest.mark.parametrize(("batch", "tolerance"), [(190, 8e-8), (600, 3e-7)])
+def test_small_psqt_gradients_beside_large_ones(
+    emulator: ctypes.CDLL, kernels: str, batch: int, tolerance: float
+) -> None:
+    """The gradients of one PSQT bucket are a millionth of the others. A thread block that takes many tiles, as in large
+    batches, leaves two bits less for each of them."""
+    pair = make_pair(batch, 4, 200, 16, psqt_buckets=8)
+    assert pair.psqt is not None
+    assert pair.psqt_bucket is not None
+    gradient = torch.randn(batch, generator=torch.Generator().manual_seed(2))
+    gradient[pair.psqt_bucket == 3] *= 1e-6
+    case = Case(pair, 200, 200, "crelu", 1.0, 1.0, torch.float32, torch.float32).with_kernels(kernels)
+    emulator.emulator_configure(3, batch)
+    found = case.run("nnue_emulated", psqt_gradient=gradient)[4]
+    _, psqt, wide = reference_pair(pair, "crelu", 1.0, 1.0)
+    assert psqt is not None
+    assert wide.psqt is not None
+    psqt.backward(gradient.double())
+    assert_close(found[:, 2], wide.psqt.grad[:, 2], 5e-8, "large gradients")
+    assert_close(found[:, 3], wide.psqt.grad[:, 3], tolerance, "small gradients")
 
 
 @pytest.mark.parametrize("seed", range(0, 48, 5))

@@ -4,7 +4,7 @@
 // every entry adds the gradient of its position to one of F · P sums with an atomic. The sums are 64-bit integers, in
 // multiples of a power of two that is taken from the largest gradient of the batch. So the order of the additions does
 // not matter and equal inputs give equal bits. Rows may have duplicates, or features of several king buckets. A
-// gradient is rounded to 2^-b of the largest, where b is at most 43 and such that the sum of 2 B K gradients fits in 63
+// gradient is rounded to 2^-b of the largest, where b is at most 45 and such that the sum of 2 B K gradients fits in 63
 // bits (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
 #pragma once
 
@@ -81,10 +81,12 @@ __global__ void __launch_bounds__(kPrepareThreads)
 // blocks for small batches.
 constexpr int kMostTiles = 8, kFewTiles = 4, kThreadsOfTile = 2 * kTileRows;
 constexpr int kManyTiles = 1024;  // in a batch: from here on a thread block takes kMostTiles
-// An amount has a low part of this many bits and a high part. Those of kMostTiles tiles fit in 31 bits, either part; a
+// An amount has a low part of this many bits and a high part. Those of kTiles tiles fit in 31 bits, either part; a
 // regular row adds to a cell at most once.
-constexpr int kLowBits = 31 - std::bit_width(unsigned{kMostTiles * kTileRows - 1});
-constexpr int kMostHeadroom = 2 * kLowBits - 1;
+template <int kTiles>
+constexpr int kLowBits = 31 - std::bit_width(unsigned{kTiles * kTileRows - 1});
+template <int kTiles>
+constexpr int kMostHeadroom = 2 * kLowBits<kTiles> - 1;
 constexpr int kSharedPsqtBuckets = 16;  // if there are more, everything is added in global memory
 // Cells per PSQT bucket in shared memory. The padding puts four neighbouring features of eight PSQT buckets into
 // different banks.
@@ -169,8 +171,8 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
                 const bool alive = is_before_end(ends, lane);
                 if (alive && row.regular && index >= first && index < end) {
                     int* cell = parts + row.psqt_bucket * kCells + (index - first);
-                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits) - 1)));
-                    atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits));
+                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits<kTiles>) - 1)));
+                    atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits<kTiles>));
                 } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
                     atomicAdd(scratch.sums + int64_t(index) * p.psqt_buckets + row.psqt_bucket,
                               static_cast<unsigned long long>(row.amount));
@@ -185,7 +187,7 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     // Neighbouring threads take the PSQT buckets of a feature, which are neighbours in `sums`.
     for (int i = threadIdx.x; i < (end - first) * p.psqt_buckets; i += kThreads) {
         const int cell = i % p.psqt_buckets * kCells + i / p.psqt_buckets;
-        const long long sum = (static_cast<long long>(parts[cells + cell]) << kLowBits) + parts[cell];
+        const long long sum = (static_cast<long long>(parts[cells + cell]) << kLowBits<kTiles>) + parts[cell];
         if (sum == 0) continue;
         atomicAdd(scratch.sums + int64_t(first) * p.psqt_buckets + i, static_cast<unsigned long long>(sum));
     }
@@ -217,16 +219,18 @@ inline size_t carve_scratch(char* base, int64_t count, Scratch* scratch) {
 inline void launch_backward(const Problem& p, const float* grad, float* grad_psqt, const Scratch& scratch,
                             cudaStream_t stream) {
     const int64_t count = int64_t(p.num_features) * p.psqt_buckets;
+    // There is always at least one thread block, which writes the exponent.
+    const int most_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
+    const bool is_large = most_tiles >= kManyTiles;
     // No sum has more terms than this, so every sum fits in 63 bits.
     const uint64_t terms = 2 * uint64_t(std::max(p.in.positions, 1)) * uint64_t(std::max(p.in.max_active, 1));
-    const int headroom = std::min(kMostHeadroom, 62 - static_cast<int>(std::bit_width(terms)));
+    const int headroom = std::min(is_large ? kMostHeadroom<kMostTiles> : kMostHeadroom<kFewTiles>,
+                                  62 - static_cast<int>(std::bit_width(terms)));
     cuda::launch("psqt prepare", prepare_kernel, kPrepareGrid, kPrepareThreads, 0, stream, grad, p.in.positions, count,
                  scratch);
     const int shared_bytes = p.psqt_buckets <= kSharedPsqtBuckets ? 2 * p.psqt_buckets * kCells * int(sizeof(int)) : 0;
     // The attribute belongs to the kernel and holds for all its launches, so it must not depend on this call.
     constexpr int kMostBytes = 2 * kSharedPsqtBuckets * kCells * int(sizeof(int));
-    // There is always at least one thread block, which writes the exponent.
-    const int most_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
     const auto scatter = [&]<int kTiles>(std::integral_constant<int, kTiles>) {
         cuda::check_cuda(
             cudaFuncSetAttribute(scatter_kernel<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
@@ -234,10 +238,10 @@ inline void launch_backward(const Problem& p, const float* grad, float* grad_psq
         cuda::launch("psqt scatter", scatter_kernel<kTiles>, (most_tiles + kTiles - 1) / kTiles,
                      kTiles * kThreadsOfTile, shared_bytes, stream, p, grad, headroom, scratch);
     };
-    if (most_tiles < kManyTiles)
-        scatter(std::integral_constant<int, kFewTiles>());
-    else
+    if (is_large)
         scatter(std::integral_constant<int, kMostTiles>());
+    else
+        scatter(std::integral_constant<int, kFewTiles>());
     cuda::launch("psqt round", round_kernel, std::min(cuda::thread_blocks_for(count, kThreads), 4096u), kThreads, 0,
                  stream, count, headroom, scratch, grad_psqt);
 }
