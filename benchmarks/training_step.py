@@ -6,10 +6,9 @@ It measures two cases in one run: batches that are already on the device, and ba
 as in training. With `--aware` it measures both again, with quantisation-aware rounding from the first step on. Prints a
 table and writes JSON into benchmarks/results/.
 
-On a CPU the loader needs much CPU time for half a second or more after its first batch, because it fills the next
-shuffle buffer. A few steps with a small batch would measure that and not the steady state. So on a CPU the warm-up and
-the measurement are each as many steps as a fixed number of positions takes. `--steps` replaces the number of measured
-steps, not that of the warm-up.
+The loader needs much CPU time after its first batch, because it fills the next shuffle buffer. A few steps would measure
+that and not the steady state. So the warm-up and the measurement are each as many steps as a fixed number of positions
+takes. `--steps` replaces the number of measured steps, not that of the warm-up.
 
 With `--ratio`, on a CPU, it measures instead what two optimisations gain: computing only the own layer stack of each
 position, and updating rows late. Trainers with and without them take turns on the same batches in one process, so that
@@ -40,7 +39,8 @@ from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
 PRELOADED = 8  # batches on the device: more than the caches hold
-STEADY_POSITIONS = 400_000  # positions of a measurement on a CPU; its warm-up has a quarter of that
+# Positions of a measurement; its warm-up has a quarter of them.
+STEADY_POSITIONS = {"cpu": 400_000, "cuda": 50_000_000}
 
 
 class Preloaded:
@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches")
-    parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 400,000 positions on a CPU")
+    parser.add_argument("--steps", type=int, default=0, help="default: 50 million positions on CUDA, 400,000 on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--name", help="of the recipe, in the file's name; default: that of the config")
     parser.add_argument("--ratio", action="store_true", help="measure what the optimisations for CPUs gain")
@@ -165,8 +165,8 @@ def main() -> None:
     device = choose_device(recipe.training.device)
     machine = environment(device)
     batch_size = recipe.data.batch_size
-    steps = options.steps or (200 if device.type == "cuda" else max(10, STEADY_POSITIONS // batch_size))
-    warmup = 20 if device.type == "cuda" else max(2, STEADY_POSITIONS // 4 // batch_size)
+    steady = STEADY_POSITIONS[device.type] // batch_size
+    steps, warmup = options.steps or max(10, steady), max(10, steady // 4)
     model = nets.build(recipe.model)
     results: dict[str, dict[str, Any]] = {}
     loader = training_batches(recipe, model, device)
