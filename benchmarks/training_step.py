@@ -6,9 +6,9 @@ It measures two cases in one run: batches that are already on the device, and ba
 as in training. With `--aware` it measures both again, with quantisation-aware rounding from the first step on. Prints a
 table and writes JSON into benchmarks/results/.
 
-The loader needs much CPU time after its first batch, because it fills the next shuffle buffer. A few steps would measure
-that and not the steady state. So the warm-up and the measurement are each as many steps as a fixed number of positions
-takes. `--steps` replaces the number of measured steps, not that of the warm-up.
+The loader needs much CPU time after its first batch, because it fills the next shuffle buffer. A few steps would
+measure that and not the steady state. So the warm-up and the measurement are each as many steps as a fixed number of
+positions takes. `--steps` replaces the number of measured steps, not that of the warm-up.
 
 With `--ratio`, on a CPU, it measures instead what two optimisations gain: computing only the own layer stack of each
 position, and updating rows late. Trainers with and without them take turns on the same batches in one process, so that

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
                 const bool alive = is_before_end(ends, lane);
                 if (alive && row.regular && index >= first && index < end) {
                     int* cell = parts + row.psqt_bucket * kCells + (index - first);
-                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits<kTiles>) - 1)));
+                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits<kTiles>)-1)));
                     atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits<kTiles>));
                 } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
                     atomicAdd(scratch.sums + int64_t(index) * p.psqt_buckets + row.psqt_bucket,
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     // Neighbouring threads take the PSQT buckets of a feature, which are neighbours in `sums`.
     for (int i = threadIdx.x; i < (end - first) * p.psqt_buckets; i += kThreads) {
         const int cell = i % p.psqt_buckets * kCells + i / p.psqt_buckets;
-        const long long sum = (static_cast<long long>(parts[cells + cell]) << kLowBits<kTiles>) + parts[cell];
+        const long long sum = (static_cast<long long>(parts[cells + cell]) << kLowBits<kTiles>)+parts[cell];
         if (sum == 0) continue;
         atomicAdd(scratch.sums + int64_t(first) * p.psqt_buckets + i, static_cast<unsigned long long>(sum));
     }
