@@ -6,8 +6,9 @@
 #                                                         STEP: only these of `steps` below
 #
 # PREBUILT=1: use the libraries that lie in nnue_trainer/. TESTS: what to test (default: everything). SANITIZED: what to
-# run under the sanitizers (default: short tests of all operators). PYTEST: more arguments for both, such as "-n 8" with
-# pytest-xdist. Logs, JSON and pictures are written to OUT_FOLDER.
+# run under the sanitizers (default: short tests of all operators). PYTEST: more arguments for both. With pytest-xdist and
+# PYTEST="-n 10", an H200 with 16 cores takes 77 s for all tests, 69 s for memcheck and 114 s for racecheck. Logs, JSON and
+# pictures are written to OUT_FOLDER.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?where to write logs and results}
@@ -23,7 +24,7 @@ if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; t
 # Of every family of kernels the tests that are short: a sanitizer is a hundred times slower.
 subset="test_forward_backward or test_any_number_of_rows or test_hot_features or test_rows_outside_the_rule or illegal_index \
 or either_output or test_on_cuda or test_cuda or test_it_is_what_torch_gives or test_against_the_definition or test_quantiles \
-or test_mean or test_16_bit_gradients_and_copies or test_norms or test_transpose or test_bits or test_counts"
+or test_mean or test_16_bit_gradients_and_copies or test_norms or test_transpose or test_bits or test_counts or test_psqt"
 # shellcheck disable=SC2086  # PYTEST may be several words
 sanitize() {
     timeout "${SECONDS_TO_SANITIZE:-300}" compute-sanitizer --tool "$1" --target-processes all --error-exitcode 9 \
