@@ -39,7 +39,7 @@ from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
 PRELOADED = 8  # batches on the device: more than the caches hold
-# Positions of a measurement; its warm-up has a quarter of them.
+# Positions of a measurement; its warm-up has a quarter of them. Both have at least 10 steps.
 STEADY_POSITIONS = {"cpu": 400_000, "cuda": 50_000_000}
 
 

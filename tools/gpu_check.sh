@@ -7,8 +7,8 @@
 #
 # PREBUILT=1: use the libraries that lie in nnue_trainer/. TESTS: what to test (default: everything). SANITIZED: what to
 # run under the sanitizers (default: short tests of all operators). PYTEST: more arguments for both, such as "-n 10"
-# with pytest-xdist: then an H200 with 16 cores took 77 s for all tests, and for 114 of those under the sanitizers 69 s
-# (memcheck) and 114 s (racecheck). Logs, JSON and pictures are written to OUT_FOLDER.
+# with pytest-xdist. With it an H200 with 16 cores took 77 s for all tests. Those chosen for the sanitizers took 69 s under
+# memcheck and 114 s under racecheck. Logs, JSON and pictures are written to OUT_FOLDER.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?where to write logs and results}

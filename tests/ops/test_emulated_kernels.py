@@ -164,11 +164,12 @@ def test_against_the_cpu(emulator: ctypes.CDLL, kernels: str, seed: int) -> None
 
 
 @pytest.mark.parametrize("psqt_buckets", [1, 8, 16, 17])
-def test_psqt_sums(emulator: ctypes.CDLL, kernels: str, psqt_buckets: int) -> None:
+@pytest.mark.parametrize(("batch", "period"), [(160, 40), (700, 5)], ids=["few tiles", "many"])
+def test_psqt_sums(emulator: ctypes.CDLL, kernels: str, batch: int, period: int, psqt_buckets: int) -> None:
     """All positions add the largest gradient of the batch to the same sums: as much as a thread block's parts of a sum
     must hold. The rows of two king buckets are in neighbouring tiles, and lie in more than one thread block."""
-    batch, width, size = 700, 3, 40
-    second = torch.arange(batch)[:, None] % 5 == 0
+    width, size = 3, 40
+    second = torch.arange(batch)[:, None] % period == 0
     white = (torch.tensor([[0, 7, -1]]) + size * second).where(torch.tensor([[True, True, False]]), -1).int()
     black = (torch.tensor([[3, -1, -1]]) + size * second).where(torch.tensor([[True, False, False]]), -1).int()
     buckets = torch.full((batch,), psqt_buckets - 1)
@@ -193,8 +194,8 @@ def test_psqt_sums(emulator: ctypes.CDLL, kernels: str, psqt_buckets: int) -> No
 def test_small_psqt_gradients_beside_large_ones(
     emulator: ctypes.CDLL, kernels: str, batch: int, tolerance: float
 ) -> None:
-    """The gradients of one PSQT bucket are a millionth of the others. A thread block that takes many tiles, as in large
-    batches, leaves two bits less for each of them."""
+    """The gradients of one PSQT bucket are a millionth of the others. Thread blocks that take many tiles, as in large
+    batches, have two bits less for each gradient."""
     pair = make_pair(batch, 4, 200, 16, psqt_buckets=8)
     assert pair.psqt is not None
     assert pair.psqt_bucket is not None

@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(kRollThreads, kRollBlocks) roll(const Job job)
 
                 S before = identity, after = identity, suffixes[kMine];
                 // With cuts, threads behind the end of the tile read what lies there, perhaps results that others are
-                // writing at that time (racecheck warns of it). Windows of these threads are never stored.
+                // writing at that time (racecheck warns of it). Windows of these threads never reach the output.
 #pragma unroll
                 for (int j = 0; j < kMine; ++j) {
                     if (kCut && (cut_before >> j & 1) != 0) before = identity;

@@ -4,8 +4,8 @@
 // every entry adds the gradient of its position to one of F · P sums with an atomic. The sums are 64-bit integers, in
 // multiples of a power of two that is taken from the largest gradient of the batch. So the order of the additions does
 // not matter and equal inputs give equal bits. Rows may have duplicates, or features of several king buckets. A
-// gradient is rounded to 2^-b of the largest, where b is at most 45 and such that the sum of 2 B K gradients fits in 63
-// bits (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
+// gradient is rounded to 2^-b of the largest, where b is at most 45 (43 from kManyTiles tiles on) and such that the sum
+// of 2 B K gradients fits in 63 bits (41 for B = 16,384, K = 32). That is finer than sums in fp32 would be.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -122,7 +122,7 @@ __device__ __forceinline__ ScatteredRow scattered_row(const Problem& p, const fl
 template <int kTiles>
 __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     scatter_kernel(Problem p, const float* __restrict__ grad, int headroom, Scratch scratch) {
-    constexpr int kThreads = kTiles * kThreadsOfTile, kRows = kTiles * kTileRows;
+    constexpr int kThreads = kTiles * kThreadsOfTile, kRows = kTiles * kTileRows, kLow = kLowBits<kTiles>;
     extern __shared__ int4 memory[];
     // [2, P, kCells]: low parts, then high parts. Not used where P > kSharedPsqtBuckets.
     int* parts = reinterpret_cast<int*>(memory);
@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
                 const bool alive = is_before_end(ends, lane);
                 if (alive && row.regular && index >= first && index < end) {
                     int* cell = parts + row.psqt_bucket * kCells + (index - first);
-                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLowBits<kTiles>)-1)));
-                    atomicAdd(cell + cells, static_cast<int>(row.amount >> kLowBits<kTiles>));
+                    atomicAdd(cell, static_cast<int>(row.amount & ((1 << kLow) - 1)));
+                    atomicAdd(cell + cells, static_cast<int>(row.amount >> kLow));
                 } else if (alive && static_cast<unsigned>(index) < static_cast<unsigned>(p.num_features)) {
                     atomicAdd(scratch.sums + int64_t(index) * p.psqt_buckets + row.psqt_bucket,
                               static_cast<unsigned long long>(row.amount));
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kTiles* kThreadsOfTile)
     // Neighbouring threads take the PSQT buckets of a feature, which are neighbours in `sums`.
     for (int i = threadIdx.x; i < (end - first) * p.psqt_buckets; i += kThreads) {
         const int cell = i % p.psqt_buckets * kCells + i / p.psqt_buckets;
-        const long long sum = (static_cast<long long>(parts[cells + cell]) << kLowBits<kTiles>)+parts[cell];
+        const long long sum = (static_cast<long long>(parts[cells + cell]) << kLow) + parts[cell];
         if (sum == 0) continue;
         atomicAdd(scratch.sums + int64_t(first) * p.psqt_buckets + i, static_cast<unsigned long long>(sum));
     }
