@@ -294,9 +294,11 @@ def test_emulated_lambda_by_position(emulated: ctypes.CDLL) -> None:
     check_loss(case, LOSSES["win rate"])
 
 
-def test_emulated_without_any_weight(emulated: ctypes.CDLL) -> None:
-    """λ = 1 and no scores: the loss is 0, as that of `mean`."""
-    case = make_case(NETS["sfnnv3"](), 70, 6)
+@pytest.mark.parametrize("positions", [70, 0])
+@pytest.mark.parametrize("name", ["sfnnv3", "one layer", "deep"])
+def test_emulated_without_any_weight(emulated: ctypes.CDLL, name: str, positions: int) -> None:
+    """λ = 1 and no scores, or no positions: the loss is 0, as that of `mean`."""
+    case = make_case(NETS[name](), positions, 6)
     case.score.fill_(NO_SCORE)
     case.lam.fill_(1.0)
     emulated.emulator_configure(4, 7)

@@ -80,12 +80,15 @@ struct TileArguments {
     const float* lambda;
     bool lambda_by_position;
     float* tile_totals;  // [tiles, 2]
-    float* totals;       // [3]
+    float* totals;       // [3]; null where no loss is computed
     int* counter;
     float* grad_output;                                                      // [B]
     float* grad_sums;                                                        // [B, O]
     float* partials;                                                         // [tiles, tile_numbers]
     int of_weight[kMostHidden + 1], of_bias[kMostHidden + 1], tile_numbers;  // see GradientLayout
+
+    // Not by the targets: those of an empty batch are null.
+    __device__ bool makes_loss() const { return totals != nullptr; }
 };
 
 // What all threads of a thread block know about its tile.
@@ -425,7 +428,7 @@ __device__ inline Target load_target(const TileArguments& a, const Tile& tile) {
     const int position = tile.positions[threadIdx.x];
     if (a.psqt != nullptr) target.psqt = a.psqt[position];
     if (a.grad_in != nullptr) target.grad = a.grad_in[position];
-    if (a.score != nullptr) {
+    if (a.makes_loss()) {
         target.score = a.score[position];
         target.result = a.result[position];
         target.lambda = a.lambda[a.lambda_by_position ? position : 0];
@@ -492,7 +495,7 @@ __device__ inline void output_and_loss(const TileArguments& a, Tile& tile, const
     const int64_t place = tile.positions[position];
     if (exists && a.output != nullptr) a.output[place] = output;
     float gradient = target.grad;
-    if (a.score != nullptr) {
+    if (a.makes_loss()) {
         PositionLoss of_position{0.0f, 0.0f, 0.0f};
         if (exists) of_position = position_loss(a.loss, output, target.score, target.result, target.lambda);
         gradient = of_position.gradient;
@@ -523,7 +526,7 @@ __device__ inline void rest_of_tile(const TileArguments& a, Tile& tile, const Ta
     if (!a.backward) return;
     __syncthreads();
     // The last thread reports, because it has the least other work. It waits for the atomic while the others go on.
-    if (a.score != nullptr && threadIdx.x == kThreads - 1) {
+    if (a.makes_loss() && threadIdx.x == kThreads - 1) {
         tile.is_last = report_totals(a, tile.totals[0][0] + tile.totals[1][0], tile.totals[0][1] + tile.totals[1][1]);
     }
     float* const partials = a.partials + static_cast<int64_t>(blockIdx.x) * a.tile_numbers;
@@ -566,14 +569,14 @@ __device__ __forceinline__ void store_first(const TileArguments& a, int row, con
 }
 
 __device__ inline void finish_tile(const TileArguments& a, const Tile& tile, float* memory) {
-    if (a.score == nullptr) return;
+    if (!a.makes_loss()) return;
     __syncthreads();
     if (tile.is_last) add_totals(a, memory);
 }
 
 // A thread block without a tile reports zeros, because the last thread block is found by counting all of them.
 __device__ inline void finish_without_tile(const TileArguments& a, Tile& tile, float* memory) {
-    if (a.score == nullptr) return;
+    if (!a.makes_loss()) return;
     if (threadIdx.x == 0) tile.is_last = report_totals(a, 0.0f, 0.0f);
     finish_tile(a, tile, memory);
 }
