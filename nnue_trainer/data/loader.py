@@ -53,11 +53,15 @@ def say_left_out(first: str) -> None:
     _log.warning("%s: this chunk is left out, and so is any other that is bad", first)
 
 
+def usable_cpus() -> int:
+    """The CPUs that the process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def usable_threads() -> int:
     """The most threads that reading data can use on this machine: two per CPU that the process may run on, as some
     wait for the disk, and eight where there are few."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(8, 2 * cpus)
+    return max(8, 2 * usable_cpus())
 
 
 @dataclass
@@ -82,6 +86,7 @@ class _Stream(Closing, Generic[T]):
         shuffle: bool = True,
         shuffle_buffer: int = 1 << 22,
         threads: int = 0,
+        cpus: int = 0,
         drop_last: bool = True,
         weights: Sequence[float] | None = None,
         skip_bad_chunks: bool = False,
@@ -108,6 +113,7 @@ class _Stream(Closing, Generic[T]):
             ("seed", seed, 0, 2**64 - 1),
             ("epoch", epoch, 0, 2**63 - 1),
             ("threads", threads, 0, 2**31 - 1),
+            ("cpus", cpus, 0, 2**31 - 1),
             ("shards", shards, 1, 2**32 - 1),
         ):
             if not least <= value <= most:
@@ -138,7 +144,7 @@ class _Stream(Closing, Generic[T]):
         self.pin_memory = pin_memory
         self.reuse = reuse
         self.hold = hold
-        self._asked_threads = threads
+        self._asked_threads, self._cpus = threads, cpus or usable_cpus()
         self._first_epoch = epoch
         self._poll = poll
         filters = filters or Filters()
@@ -200,16 +206,15 @@ class _Stream(Closing, Generic[T]):
         """The number of threads that read: as many as were asked for, or as the machine and the files can use if that
         is less."""
         chunks = sum(file.native.num_chunks for file in self._open_files())
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # One more than there are chunks: it makes batches while the others decode.
-        used = min(self._asked_threads or cpus, usable_threads(), chunks + 1)
+        used = min(self._asked_threads or self._cpus, usable_threads(), chunks + 1)
         if used < self._asked_threads and not self._told_of_threads:
             self._told_of_threads = True
             _log.warning(
                 "loader: %d threads asked for, %d used: there are %d CPUs and %d chunks of data",
                 self._asked_threads,
                 used,
-                cpus,
+                usable_cpus(),
                 chunks,
             )
         return used
@@ -413,17 +418,17 @@ class Loader(_Stream[Batch]):
     such a file is read once, when it is opened, into an unnamed file in `temporary`.
     `skip_bad_chunks`: leave out and count chunks with an error in them instead of raising it (`bad_chunks`), also a
     last chunk that is cut off by the end of the file. `shuffle=False`: file order. `drop_last`: leave out an epoch's
-    last batch if it is not full. `threads`: how many read, at most what the machine and the files can use; 0: one per
-    CPU. `filters`: which positions are left out; None: those without a score. `user_filter`: a function of records
-    uint8 [n, 32] to bool [n], true where they are kept, called after the other filters for a chunk at a time (it must
-    depend on the records alone). `shards`: 1, every process decodes everything; more, a multiple of the processes:
-    every batch has an equal part from each shard, a process decodes its own shards only, and the order is the same for
-    every number of processes. Shards come to their epochs' ends at different times, so they are for endless streams
-    (`repeat`). `pin_memory`: page-locked batches, for copies to a CUDA device. `reuse`: batches take turns in memory
-    that is allocated once, which saves time. The newest `hold` of them are valid, so a batch must be copied
-    (`Batch.clone`) to be kept for longer. `repeat`: epoch after epoch, without end. `poll`: a function that is called
-    every tenth of a second while a batch is waited for, and per MiB while a file is unpacked; what it raises ends the
-    wait.
+    last batch if it is not full. `threads`: how many read, at most what the machine and the files can use; 0: as many
+    as `cpus`, by default one for each CPU that the process may use. `filters`: which positions are left out; None:
+    those without a score. `user_filter`: a function of records uint8 [n, 32] to bool [n], true where they are kept,
+    called after the other filters for a chunk at a time (it must depend on the records alone). `shards`: 1, every
+    process decodes everything; more, a multiple of the processes: every batch has an equal part from each shard, a
+    process decodes its own shards only, and the order is the same for every number of processes. Shards come to their
+    epochs' ends at different times, so they are for endless streams (`repeat`). `pin_memory`: page-locked batches, for
+    copies to a CUDA device. `reuse`: batches take turns in memory that is allocated once, which saves time. The newest
+    `hold` of them are valid, so a batch must be copied (`Batch.clone`) to be kept for longer. `repeat`: epoch after
+    epoch, without end. `poll`: a function that is called every tenth of a second while a batch is waited for, and per
+    MiB while a file is unpacked; what it raises ends the wait.
     """
 
     def __init__(

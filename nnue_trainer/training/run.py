@@ -20,7 +20,7 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
-from nnue_trainer.data.loader import say_left_out
+from nnue_trainer.data.loader import say_left_out, usable_cpus
 from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
@@ -353,7 +353,8 @@ def training_batches(
         "shuffle": data.shuffle_buffer > 0,
         "shuffle_buffer": max(data.shuffle_buffer, 1),
         "skip_bad_chunks": data.skip_bad_chunks,
-        "threads": loader_threads(recipe, ranks),
+        "threads": data.threads,
+        "cpus": loader_cpus(device, ranks),
         "reuse": True,
     }
     if data.shards > 1:
@@ -363,13 +364,12 @@ def training_batches(
     return Loader(data.train, model.feature_set, data.batch_size, pin_memory=device.type == "cuda", **options)
 
 
-def loader_threads(recipe: Recipe, ranks: Ranks) -> int:
-    """The number of the loader's threads in this process; 0: one per CPU. The default divides the CPUs of a machine
-    among the processes on it."""
-    here = ranks.local_size
-    if recipe.data.threads or here == 1:
-        return recipe.data.threads
-    return max(1, len(os.sched_getaffinity(0)) // here) if hasattr(os, "sched_getaffinity") else 1
+def loader_cpus(device: torch.device, ranks: Ranks) -> int:
+    """The number of CPUs that the loader of this process uses by default. The processes of a machine share its CPUs.
+    Where a GPU trains, two of eight or more are left to the thread that launches its work. With a reading thread on
+    every CPU, that one has to wait: an H200 was idle for a fifth of a short step."""
+    share = max(1, usable_cpus() // ranks.local_size)
+    return share - 2 if device.type == "cuda" and share >= 8 else share
 
 
 class HeldOut:
@@ -385,7 +385,8 @@ class HeldOut:
             "shuffle": False,
             "drop_last": False,
             "skip_bad_chunks": data.skip_bad_chunks,
-            "threads": loader_threads(recipe, ranks or Ranks()),
+            "threads": data.threads,
+            "cpus": loader_cpus(device, ranks or Ranks()),
             "reuse": True,
         }
         self._positions = data.validation_positions

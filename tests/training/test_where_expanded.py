@@ -10,8 +10,10 @@ from made_up import MadeUpSource, made_up_batch, recipe
 
 from nnue_trainer import checkpoint, nets
 from nnue_trainer.data import Loader, RecordLoader
+from nnue_trainer.parallel.ranks import Ranks
+from nnue_trainer.training import run
 from nnue_trainer.training.batches import DeviceBatches
-from nnue_trainer.training.run import HeldOut, set_up_torch, training_batches
+from nnue_trainer.training.run import HeldOut, loader_cpus, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
 
 FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count")
@@ -120,6 +122,28 @@ def test_a_cuda_run_takes_records_and_a_cpu_run_rows(file: Path) -> None:
     assert isinstance(training_batches(chosen, model, torch.device("cpu")), Loader)
     if torch.cuda.is_available():
         assert isinstance(training_batches(chosen, model, torch.device("cuda")), RecordLoader)
+
+
+@pytest.mark.parametrize(
+    ("device", "cpus", "processes", "expected"),
+    [("cpu", 16, 1, 16), ("cuda", 16, 1, 14), ("cuda", 32, 2, 14), ("cuda", 8, 1, 6), ("cuda", 4, 1, 4),
+     ("cpu", 16, 4, 4), ("cuda", 2, 4, 1)],
+)  # fmt: skip
+def test_the_thread_that_launches_has_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, cpus: int, processes: int, expected: int
+) -> None:
+    monkeypatch.setattr(run, "usable_cpus", lambda: cpus)
+    assert loader_cpus(torch.device(device), Ranks(local_size=processes)) == expected
+
+
+def test_a_default_number_of_threads_is_cut_without_a_word(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    chunks = sum(opened.native.num_chunks for opened in RecordLoader(file, 1000)._open_files())
+    assert RecordLoader(file, 1000, cpus=chunks + 20).threads <= chunks + 1
+    assert RecordLoader(file, 1000, cpus=1).threads == 1
+    assert RecordLoader(file, 1000, threads=2, cpus=1).threads == 2
+    assert not caplog.records
+    assert RecordLoader(file, 1000, threads=chunks + 20).threads <= chunks + 1
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
