@@ -60,6 +60,15 @@
 // elements; without partials the last; without grad_output the third. grad_x is of `grad_dtype`, whatever x is; "none":
 // nobody needs it.
 //
+// layer_stacks_gradients_through does the same where x is the output of perspective_transformer_forward with pairwise
+// products, by the kernels of 9.0. Neither x nor its gradient is there: x is made again from `saved`, and its gradient
+// goes on through the transformer's activation. `batch`, `buckets`, `saved`, F and `bound_and_scale` are those of that
+// operator (perspective_transformer.h); `saved` is of fp32 or bfloat16 weights. It gives (row_gradients, grad_bias,
+// grad_weight_0, grad_psqt, gradients): what perspective_transformer_backward takes in the place of the gradient of its
+// output, and the gradient of the transformer's bias. There must be a position, layers that do not round, N a multiple
+// of 64, and at most 16 outputs of layer 0. In 16 bits the inputs that the gradient of weight_0 is made of are those of
+// `saved`, not those of x before it was rounded.
+//
 // layer_stacks_add_shares takes float32 [P, n + 3]: of each of P processes the n numbers of `gradients`, for its share
 // of the positions and not scaled, and behind them its totals. It adds them up in the order of the processes, and gives
 // (totals of all, gradients divided by totals[1]).

@@ -124,6 +124,11 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "layer_stacks_gradients(Tensor? x, Tensor order, Tensor[] parameters, Tensor? grad_sums, Tensor? partials, "
         "Tensor? grad_output, Tensor[] scales, str layers, str grad_dtype) -> (Tensor grad_x, Tensor grad_weight, "
         "Tensor grad_psqt, Tensor gradients)");
+    m.def(
+        "layer_stacks_gradients_through(Tensor order, Tensor[] parameters, Tensor grad_sums, Tensor? partials, "
+        "Tensor? grad_output, Tensor[] scales, str layers, Tensor[] batch, int[] buckets, Tensor saved, "
+        "int num_features, float[] bound_and_scale) -> (Tensor row_gradients, Tensor grad_bias, Tensor grad_weight, "
+        "Tensor grad_psqt, Tensor gradients)");
     m.def("layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");
     m.def("layer_stacks_available(int device, int inputs, int stacks, str layers) -> bool");
 

@@ -26,6 +26,10 @@
 // int64 [B]; grad_output then is the layer's weight, float32 [S, 1, 2 W]. The gradient of row b of `output` is g[b] ·
 // weight[stack[b], 0]; a stack that does not exist stands for the nearest one. No tensors: grad_output is the gradient.
 //
+// On CUDA the gradients of rows may be there already: layer_stacks_gradients_through (layer_stacks.h) makes them in the
+// backward of the layer behind, for the kernels of 9.0. Then grad_output is its uint8 `row_gradients`, and no gradient
+// of the bias is made here.
+//
 // The layouts of `plan`, `saved` and `lists` are private to this version of the library and to the kernels;
 // perspective_transformer_layout describes those of CUDA, for fake kernels and tests. A PSQT bucket outside [0, P) is
 // an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).

@@ -127,7 +127,7 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         num_features, num_outputs, psqt_buckets = sizes
         return (
             grad_output.new_empty((num_features, num_outputs), dtype=getattr(torch, weight_dtype)),
-            grad_output.new_empty((num_outputs,), dtype=torch.float32),
+            grad_output.new_empty((0 if grad_output.dtype == torch.uint8 else num_outputs,), dtype=torch.float32),
             grad_output.new_empty((num_features, psqt_buckets) if psqt_buckets else (0,), dtype=torch.float32),
         )
 
@@ -406,6 +406,14 @@ class FusedCall(NamedTuple):
     def takes_factors(self) -> bool:
         """Whether the backward takes the gradient of the output as two factors (csrc/perspective_transformer.h)."""
         return self.weight.is_cuda
+
+    @property
+    def makes_rows_in_stacks(self) -> bool:
+        """Whether the backward of the layer behind can go on to the gradients of rows
+        (`layer_stacks_gradients_through`, csrc/layer_stacks.h)."""
+        dtypes = (torch.float32, torch.bfloat16)
+        fits = self.weight.dtype in dtypes and self.weight.shape[1] % 64 == 0 and self.activation == "pairwise"
+        return self.takes_factors and fits and self.buckets[0] != 0 and self.output_dtype == _name(self.weight.dtype)
 
 
 def fused_call(

@@ -204,6 +204,12 @@ __device__ __forceinline__ void store_global_16(void* to, uint4 v, bool wanted) 
                  : "memory");
 }
 
+__device__ __forceinline__ void store_global_8(void* to, uint2 v, bool wanted) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.u32 [%0], {%1, %2};\n}\n" ::"l"(to),
+                 "r"(v.x), "r"(v.y), "r"(int(wanted))
+                 : "memory");
+}
+
 // Loads from global memory if `wanted`, else gives zeros; also without a branch.
 __device__ __forceinline__ uint4 load_global_16(const void* from, bool wanted) {
     uint4 v;

@@ -8,11 +8,9 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <vector>
 
-#include "../build_info.h"
 #include "../perspective_transformer.h"
 #include "common.cuh"
 #include "hopper/bucketed.cuh"
@@ -39,10 +37,6 @@ Capability capability_of(int device) {
     return found;
 }
 
-// Whether this library has the kernels for 9.0.
-constexpr std::string_view kArchitectures = NNUE_STRINGIZE(NNUE_CUDA_ARCHS);
-constexpr bool kBuiltFor90 = kArchitectures.find("90") != kArchitectures.npos;
-
 // Whether bucket_size asks for the portable kernels.
 bool is_portable(Buckets buckets) {
     return buckets.size == 0;
@@ -54,7 +48,8 @@ bool is_portable(Buckets buckets) {
          "0, which stands for the kernels of every GPU");
 }
 
-// Checks what the kernels require beyond the contract of every device.
+}  // namespace
+
 void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
                           Buckets buckets) {
     check_index_rows(op, white, black, num_features, Device::cuda);
@@ -65,6 +60,8 @@ void check_plan_arguments(const char* op, const Tensor& white, const Tensor& bla
         refuse(op, buckets, " on a GPU of compute capability " + text(major) + "." + text(minor));
     }
 }
+
+namespace {
 
 Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
                int64_t bucket_size, int64_t num_bucketed) {
@@ -134,6 +131,8 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const int64_t positions = white_in.size(0), width = output_width(kind, sizes.num_outputs);
     std::optional<Factors> factors = factors_of(factors_in);
+    // Row gradients, which only the kernels of 9.0 know.
+    const bool rows_are_made = grad_output_in.scalar_type() == ScalarType::Byte && !is_portable(buckets) && !factors;
     if (factors) {
         check_shape(kBackward, "grad_output", grad_output_in, {-1, 1, width}, "[S, 1, 2 W]");
         if (grad_output_in.size(0) < 1) fail(kBackward, "grad_output", "no stack", "at least one");
@@ -144,10 +143,10 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
         check_shape(kBackward, "factors[1]", factors->stack, {positions}, "[B]");
         check_dtype(kBackward, "factors[1]", factors->stack, {ScalarType::Long});
         factors = Factors{torch::stable::contiguous(factors->gradient), torch::stable::contiguous(factors->stack)};
-    } else {
+    } else if (!rows_are_made) {
         check_shape(kBackward, "grad_output", grad_output_in, {positions, width}, "[B, 2 W]");
     }
-    if (dtype == ScalarType::Float || factors)
+    if ((dtype == ScalarType::Float && !rows_are_made) || factors)
         check_dtype(kBackward, "grad_output", grad_output_in, {ScalarType::Float});
     const OutputGradients gradients{aligned(grad_output_in), factors, grad_psqt};
     const Tensor saved = aligned(saved_in);

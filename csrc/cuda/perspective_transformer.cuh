@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "../build_info.h"
 #include "../perspective_transformer.h"
 #include "carver.cuh"
 #include "common.cuh"
@@ -20,6 +22,14 @@
 namespace nnue::perspective_transformer {
 
 constexpr int64_t kMultiple = 16;  // of N
+
+// Whether this library has the kernels for 9.0.
+constexpr std::string_view kArchitectures = NNUE_STRINGIZE(NNUE_CUDA_ARCHS);
+constexpr bool kBuiltFor90 = kArchitectures.find("90") != kArchitectures.npos;
+
+// Checks what the kernels require beyond the contract of every device.
+void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
+                          Buckets buckets);
 
 // A contiguous tensor whose address allows 16-byte loads.
 inline Tensor aligned(const Tensor& tensor) {

@@ -29,6 +29,7 @@ from nnue_trainer.perspectives import FusedCall
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _operators: Any = torch.ops.nnue
+_MOST_OUTPUTS_THROUGH = 16  # of the first layer: kMostThroughOutputs in csrc/cuda/hopper/bucketed.cuh
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,11 @@ class LayerStacks:
         )
         return loss
 
+    @property
+    def may_go_through(self) -> bool:
+        """Whether there are transformers for which `loss_through` computes something."""
+        return self.integers is None and (not self.hidden or self.hidden[0].outputs <= _MOST_OUTPUTS_THROUGH)
+
     def loss_through(
         self,
         transformer: FusedCall,
@@ -216,12 +222,14 @@ class LayerStacks:
         score_scale: float,
         order: Tensor | None = None,
     ) -> Tensor | None:
-        """`loss`, where x is what the feature transformer `transformer` gives. The gradient of x is not made: the
-        backward of the transformer takes its two factors. So there must be one layer, which has one output. None for
-        any others, and where the operators cannot compute it."""
+        """`loss`, where x and the PSQT part are what the feature transformer `transformer` gives. The gradient of x is
+        not made. If there is one layer, which has one output, the backward of the transformer takes its two factors.
+        If there are more, the backward of the first one makes the gradients of the transformer's rows. None where
+        neither is possible, and where the operators cannot compute it."""
         parameters = _parameters(linears)
-        one_output = not self.hidden and self.integers is None and transformer.psqt is None
-        if not one_output or not transformer.takes_factors or not _targets_are_known(targets) or len(bucket) == 0:
+        by_factors = not self.hidden and transformer.takes_factors and transformer.psqt is None
+        by_rows = bool(self.hidden) and transformer.makes_rows_in_stacks
+        if not (self.may_go_through and (by_factors or by_rows)) or not _targets_are_known(targets) or len(bucket) == 0:
             return None
         if not (transformer.weight.requires_grad or transformer.bias.requires_grad):
             return None  # nobody needs the gradient between
@@ -232,7 +240,7 @@ class LayerStacks:
         score, result, lam = targets
         loss: Tensor = _LossThrough.apply(  # type: ignore[no-untyped-call]
             self._description, transformer, kernel, score_scale, bucket, order, score, result, lam,
-            transformer.weight, transformer.bias, *parameters,
+            transformer.weight, transformer.bias, transformer.psqt, *parameters,
         )  # fmt: skip
         return loss
 
@@ -528,23 +536,27 @@ class _Loss(torch.autograd.Function):
 
 
 class _LossThrough(torch.autograd.Function):
-    """The feature transformer and the loss behind a layer with one output."""
+    """The feature transformer and the loss behind it."""
 
     @staticmethod
     def forward(
         ctx: Any, of: _Description, transformer: FusedCall, kernel: LossKernel, score_scale: float, bucket: Tensor,
-        order: Tensor, score: Tensor, result: Tensor, lam: Tensor, weight: Tensor, bias: Tensor, *parameters: Tensor,
+        order: Tensor, score: Tensor, result: Tensor, lam: Tensor, weight: Tensor, bias: Tensor, psqt: Tensor | None,
+        *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
         name, constants = kernel
-        x, _, saved, lists = _operators.perspective_transformer_forward(*transformer, True)
+        x, psqt_output, saved, lists = _operators.perspective_transformer_forward(*transformer, True)
         totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
-            x, order, parameters, None, [score, result, lam], of.layers, name, [score_scale, *constants]
-        )
-        ctx.layers, ctx.buckets, ctx.sizes = of.layers, transformer.buckets, [*weight.shape, 0]
+            x, order, parameters, None if psqt is None else psqt_output, [score, result, lam], of.layers, name,
+            [score_scale, *constants],
+        )  # fmt: skip
+        ctx.layers, ctx.buckets = of.layers, transformer.buckets
+        ctx.sizes = [*weight.shape, 0 if psqt is None else psqt.shape[1]]
         ctx.activation = [transformer.activation, transformer.bound_and_scale, transformer.output_dtype]
-        ctx.of_batch = len(transformer.batch)
-        # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again.
-        reads_x = partials.shape[1] <= of.inputs
+        ctx.of_batch, ctx.by_rows = len(transformer.batch), bool(of.layers)
+        # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again. Nor does
+        # somebody if it can be made of what is saved.
+        reads_x = not ctx.by_rows and partials.shape[1] <= of.inputs
         ctx.save_for_backward(
             bucket,
             order,
@@ -565,13 +577,26 @@ class _LossThrough(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         bucket, order, x, saved, lists, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
         batch, parameters = others[: ctx.of_batch], others[ctx.of_batch :]
-        _, grad_first, grad_sum, flat = _operators.layer_stacks_gradients(
-            x, order, parameters, grad_sums, partials, grad_output, [grad_loss, totals], ctx.layers, "none"
+        scales, psqt_buckets = [grad_loss, totals], ctx.sizes[2]
+        if ctx.by_rows:
+            straight = grad_output if psqt_buckets else None
+            rows, grad_bias, grad_first, grad_psqt, flat = _operators.layer_stacks_gradients_through(
+                order, parameters, grad_sums, partials, straight, scales, ctx.layers, batch, ctx.buckets, saved,
+                ctx.sizes[0], ctx.activation[1],
+            )  # fmt: skip
+            grad, of_psqt, factors = rows, grad_psqt if psqt_buckets else None, []
+        else:
+            _, grad_first, grad_sum, flat = _operators.layer_stacks_gradients(
+                x, order, parameters, grad_sums, partials, grad_output, scales, ctx.layers, "none"
+            )
+            grad, of_psqt, factors = parameters[0], None, [grad_sum, bucket]
+        grad_weight, bias_of_factors, grad_psqt = _operators.perspective_transformer_backward(
+            grad, of_psqt, batch, ctx.buckets, [saved, lists], ctx.sizes, *ctx.activation, factors
         )
-        grad_weight, grad_bias, _ = _operators.perspective_transformer_backward(
-            parameters[0], None, batch, ctx.buckets, [saved, lists], ctx.sizes, *ctx.activation, [grad_sum, bucket]
-        )
-        return *[None] * 9, grad_weight, grad_bias, grad_first, *_cut_gradients(flat, parameters)
+        if not ctx.by_rows:
+            grad_bias = bias_of_factors
+        of_transformer = (grad_weight, grad_bias, grad_psqt if psqt_buckets else None)
+        return *[None] * 9, *of_transformer, grad_first, *_cut_gradients(flat, parameters)
 
 
 class _FirstSums(torch.autograd.Function):

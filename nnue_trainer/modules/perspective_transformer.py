@@ -113,14 +113,15 @@ class PerspectiveTransformer(nn.Module):
         bounds = {"bound": self.bound, "scale": self._scale}
         return self.apply_with(batch, bucket, weight, self.bias, self.psqt, **bounds, sparse_grad=sparse_grad)
 
-    def fused_call(self, batch: Batch) -> perspectives.FusedCall | None:
-        """The operator that `forward` calls, and nothing else does; None where it is not fused, where there are PSQT
-        columns, and where hooks want to see the outputs."""
-        if self.psqt is not None or self._forward_hooks or self._forward_pre_hooks:
+    def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> perspectives.FusedCall | None:
+        """The operator that `forward` calls with the same arguments, and nothing else does; None where it is not fused,
+        and where hooks want to see the outputs."""
+        if self._forward_hooks or self._forward_pre_hooks:
             return None
         weight, _ = self._weight_for(batch)
         arguments = self._arguments(batch, weight, self.bias, bound=self.bound, scale=self._scale)
-        return perspectives.fused_call(**arguments, output_dtype=weight.dtype, psqt=None, psqt_bucket=None)
+        arguments |= {"psqt": self.psqt, "psqt_bucket": None if self.psqt is None else bucket}
+        return perspectives.fused_call(**arguments, output_dtype=weight.dtype)
 
     def apply_with(
         self,
@@ -186,7 +187,8 @@ class PerspectiveTransformer(nn.Module):
     def psqt_of(self, batch: Batch, bucket: Tensor, begin: int, end: int) -> Tensor:
         """The PSQT output of positions begin … end − 1, fp32, without a gradient; where `psqt_apart` gives True."""
         arguments = self._arguments(batch, self.weight, self.bias, bound=self.bound, scale=self._scale)
-        call = perspectives.fused_call(**arguments, output_dtype=self.weight.dtype, psqt=self.psqt, psqt_bucket=bucket)
+        arguments |= {"psqt": self.psqt, "psqt_bucket": bucket}
+        call = perspectives.fused_call(**arguments, output_dtype=self.weight.dtype)
         assert call is not None
         return perspectives.psqt_output(call, begin, end)
 

@@ -366,9 +366,9 @@ class StackedModel(NnueModel):
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         """What the first layer gives the others."""
 
-    def first_call(self, batch: Batch) -> FusedCall | None:
-        """The operator that computes the x of `first_outputs`, where that gives nothing but x and the buckets; None if
-        there is none. `loss` may call the operator instead, so only a net for which that is the same returns it."""
+    def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+        """The operator that computes x and the PSQT part of `first_outputs`, whose buckets are `bucket`; None if there
+        is none. `loss` may call the operator instead, so only a net for which that is the same returns it."""
         return None
 
     @abstractmethod
@@ -409,11 +409,12 @@ class StackedModel(NnueModel):
         if self.rounded is not None:
             return self.rounded.loss(self, batch, targets, kernel)
         linears, order = self.linears(), self.stacks.order_of(batch)
-        if not self.stacks.hidden and torch.is_grad_enabled() and (call := self.first_call(batch)) is not None:
+        if torch.is_grad_enabled() and self.stacks.may_go_through:
             bucket = self.buckets_of(batch)
-            fused = self.stacks.loss_through(call, bucket, linears, targets, kernel, self.score_scale, order)
-            if fused is not None:
-                return fused
+            if (call := self.first_call(batch, bucket)) is not None:
+                fused = self.stacks.loss_through(call, bucket, linears, targets, kernel, self.score_scale, order)
+                if fused is not None:
+                    return fused
         first = self.first_outputs(batch)
         fused = self.stacks.loss(first, linears, targets, kernel, self.score_scale, order)
         if fused is not None:

@@ -609,8 +609,8 @@ class LayeredModel(StackedModel):
         x, psqt = self.feature_transformer(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
 
-    def first_call(self, batch: Batch) -> FusedCall | None:
-        return self.feature_transformer.fused_call(batch)
+    def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+        return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
         return *self.layers, self.output

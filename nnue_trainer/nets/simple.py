@@ -102,8 +102,8 @@ class SimpleModel(StackedModel):
         x, _ = self.feature_transformer(batch)
         return FirstOutputs(x, None, self.buckets_of(batch))
 
-    def first_call(self, batch: Batch) -> FusedCall | None:
-        return self.feature_transformer.fused_call(batch)
+    def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+        return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
         return (self.output,)

@@ -54,6 +54,7 @@ from nnue_trainer.nets.meaning import (
 )
 from nnue_trainer.nets.rounded_forward import Awareness
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Word
+from nnue_trainer.perspectives import FusedCall
 from nnue_trainer.schema import section
 
 SQUARES = 64
@@ -503,6 +504,9 @@ class StockfishModel(StackedModel):
         bucket = self.buckets_of(batch)
         x, psqt = self.feature_transformer(batch, bucket)
         return FirstOutputs(x, psqt, bucket)
+
+    def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
+        return self.feature_transformer.fused_call(batch, bucket)
 
     def linears(self) -> Sequence[nn.Module]:
         return self.fc0, self.fc1, self.fc2

@@ -109,6 +109,9 @@ inline uint32_t load_if(bool condition, uint32_t from, uint32_t otherwise) {
 inline void store_global_16(void* to, uint4 v, bool wanted) {
     if (wanted) *static_cast<uint4*>(to) = v;
 }
+inline void store_global_8(void* to, uint2 v, bool wanted) {
+    if (wanted) *static_cast<uint2*>(to) = v;
+}
 inline uint4 load_global_16(const void* from, bool wanted) {
     return wanted ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
 }

@@ -1,9 +1,11 @@
-"""The loss of a net with one layer of one output, together with its feature transformer.
+"""The loss of a net together with its feature transformer: with one layer of one output, whose gradient goes to the
+transformer as two factors, and with more layers, the first of which makes the gradients of the transformer's rows.
 
 Against float64, in the emulator of tests/cuda_emulator and on a GPU, with either set of kernels."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from typing import Any, NamedTuple
 
@@ -29,7 +31,7 @@ def emulated(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.C
     monkeypatch.setattr(layer_stacks, "_operators", torch.ops.nnue_emulated)
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: True)
     monkeypatch.setattr(LayerStacks, "may_be_fused", lambda *_: True)
-    monkeypatch.setattr(FusedCall, "takes_factors", True)
+    monkeypatch.setattr(FusedCall, "takes_factors", True)  # as on a GPU
     return emulator
 
 
@@ -46,7 +48,15 @@ class Case:
     """A batch and a net; weights are multiples of 1/64, so no sum lies on another side of the clip in another type."""
 
     def __init__(
-        self, positions: int, columns: int, stacks: int, activation: Any, dtype: torch.dtype, device: str = "cpu"
+        self,
+        positions: int,
+        columns: int,
+        stacks: int,
+        activation: Any,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        hidden: tuple[StackLayer, ...] = (),
+        psqt: bool = False,
     ) -> None:
         g = torch.Generator().manual_seed(positions + columns)
         self.rows = [make_rows(positions, g).to(device) for _ in range(2)]
@@ -55,9 +65,15 @@ class Case:
         self.bias = (torch.randint(-16, 65, (columns,), generator=g) / 64).to(device)
         self.activation = activation
         inputs = columns if activation == "pairwise" else 2 * columns
-        self.stacks, self.layer = LayerStacks(inputs, stacks), StackedLinear(stacks, inputs, 1)
-        for parameter in self.layer.parameters():
-            parameter.data = (torch.randn(parameter.shape, generator=g) / inputs**0.5).to(device)
+        self.stacks, self.layers, seen = LayerStacks(inputs, stacks, hidden), [], inputs
+        for layer in hidden:
+            self.layers.append(StackedLinear(stacks, seen, layer.outputs))
+            seen = layer.activated * (2 if layer.activation == "dual" else 1)
+        self.layers.append(StackedLinear(stacks, seen, 1))
+        for layer in self.layers:
+            for parameter in layer.parameters():
+                parameter.data = (torch.randn(parameter.shape, generator=g) / parameter.shape[-1] ** 0.5).to(device)
+        self.psqt = (torch.randn(FEATURES, stacks, generator=g) / 8).to(device) if psqt else None
         self.bucket = torch.randint(0, stacks, (positions,), generator=g).to(device)
         score = torch.randint(-900, 900, (positions,), generator=g)
         score[::7] = NO_SCORE
@@ -66,30 +82,34 @@ class Case:
         self.targets = (score.short().to(device), result.to(torch.int8).to(device), lam.to(device))
 
     def call(self, plan: Tensor, buckets: list[int]) -> FusedCall:
+        batch = [*self.rows, plan, *([] if self.psqt is None else [self.bucket])]
         dtype = _name(self.weight.dtype)
-        return FusedCall([*self.rows, plan], buckets, self.weight, self.bias, None, self.activation, RANGE, dtype)
+        return FusedCall(batch, buckets, self.weight, self.bias, self.psqt, self.activation, RANGE, dtype)
 
-    def through(self, loss: str, namespace: str, buckets: list[int]) -> dict[str, Tensor]:
-        leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), self.layer)
+    def through(self, loss: str, namespace: str, buckets: list[int], factor: float = 1.0) -> dict[str, Tensor]:
+        psqt = None if self.psqt is None else self.psqt.requires_grad_()
+        leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), psqt, self.layers)
         operators = getattr(torch.ops, namespace)
         plan = operators.perspective_plan(*self.rows, self.black_to_move, FEATURES, *buckets)
         kernel = LOSSES[loss].kernel()
         assert kernel is not None
         call = self.call(plan, buckets)
-        found = self.stacks.loss_through(call, self.bucket, [self.layer], self.targets, kernel, 400.0)
+        found = self.stacks.loss_through(call, self.bucket, self.layers, self.targets, kernel, 400.0)
         assert found is not None
-        return gradients(found, leaves)
+        return gradients(found, leaves, factor)
 
     def exact(self, loss: str) -> dict[str, Tensor]:
         weight, bias = (t.detach().double().requires_grad_() for t in (self.weight, self.bias))
-        layer = StackedLinear(self.stacks.stacks, self.stacks.inputs, 1).double().to(weight.device)
-        layer.load_state_dict(self.layer.state_dict())
+        psqt = None if self.psqt is None else self.psqt.detach().double().requires_grad_()
+        layers = [copy.deepcopy(layer).double() for layer in self.layers]
         rows, bounds = (*self.rows, self.black_to_move), {"bound": RANGE[0], "scale": RANGE[1]}
-        x = perspective_transformer(*rows, weight, bias, activation=self.activation, **bounds)
-        net = self.stacks._plain(FirstOutputs(x, None, self.bucket), [layer]) * 400.0
+        columns = {} if psqt is None else {"psqt": psqt, "psqt_bucket": self.bucket}
+        out: Any = perspective_transformer(*rows, weight, bias, activation=self.activation, **bounds, **columns)
+        first = FirstOutputs(out, None, self.bucket) if psqt is None else FirstOutputs(*out, self.bucket)
+        net = self.stacks._plain(first, layers) * 400.0
         score, result, lam = self.targets
         exact = mean(*LOSSES[loss].terms(net, score, result, lam.double()))
-        return gradients(exact, leaves_of(weight, bias, layer))
+        return gradients(exact, leaves_of(weight, bias, psqt, layers))
 
     def check(self, found: dict[str, Tensor], loss: str) -> None:
         wide, expected = self.weight.dtype == torch.float32, self.exact(loss)
@@ -99,13 +119,16 @@ class Case:
             assert_close(found[name], value, 3e-6 if wide else 1e-2, name)
 
 
-def leaves_of(weight: Tensor, bias: Tensor, layer: StackedLinear) -> dict[str, Tensor]:
-    return {"weight": weight, "bias": bias, "layer's weight": layer.weight, "layer's bias": layer.bias}
+def leaves_of(weight: Tensor, bias: Tensor, psqt: Tensor | None, layers: list[StackedLinear]) -> dict[str, Tensor]:
+    found = {"weight": weight, "bias": bias} | ({} if psqt is None else {"psqt": psqt})
+    for number, layer in enumerate(layers):
+        found |= {f"{name} of layer {number}": parameter for name, parameter in layer.named_parameters()}
+    return found
 
 
-def gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    factor = torch.tensor(100.0, dtype=loss.dtype, device=loss.device)  # so that 16 bits hold gradients
-    found = torch.autograd.grad(loss, list(leaves.values()), factor)
+def gradients(loss: Tensor, leaves: dict[str, Tensor], factor: float = 1.0) -> dict[str, Tensor]:
+    """Those of 100 · factor · loss, so that 16 bits hold them."""
+    found = torch.autograd.grad(loss, list(leaves.values()), torch.full_like(loss, 100 * factor))
     return dict(zip(leaves, found, strict=True)) | {"loss": loss.detach()}
 
 
@@ -122,6 +145,56 @@ def test_emulated(emulated: ctypes.CDLL, buckets: list[int], activation: str, dt
     emulated.emulator_configure(4, 50)
     for name, value in case.through(loss, "nnue_emulated", buckets).items():
         assert torch.equal(value, found[name]), f"{name}: other bits in the second run"
+
+
+# Layers whose derivatives have no jumps near the values here: in 16 bits x is rounded.
+SMOOTH = (StackLayer(16, 15, "none", 50.0, low=-50.0, plus=15), StackLayer(7, 7, "none", 50.0, low=-50.0))
+DUAL = (StackLayer(16, 15, "dual", 1.0, square=0.99, plus=15), StackLayer(9, 9, "crelu", 1.0))
+NARROW = (StackLayer(5, 5, "crelu", 1.0),)
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), f"{name}: other bits"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "dtype"),
+    [(DUAL, torch.float32), (NARROW, torch.float32), (SMOOTH, torch.float32), (SMOOTH, torch.bfloat16)],
+    ids=["dual", "narrow", "fp32", "bf16"],
+)
+@pytest.mark.parametrize(("positions", "columns", "stacks"), [(151, 192, 3), (300, 64, 8), (1, 128, 1), (70, 576, 2)])
+def test_emulated_layers(
+    emulated: ctypes.CDLL,
+    hidden: tuple[StackLayer, ...],
+    dtype: torch.dtype,
+    positions: int,
+    columns: int,
+    stacks: int,
+) -> None:
+    """With PSQT columns and rows outside of the rule, and equal bits with other schedules."""
+    case = Case(positions, columns, stacks, "pairwise", dtype, hidden=hidden, psqt=stacks > 1)
+    emulated.emulator_configure(4, 1)
+    found = case.through("sigmoid", "nnue_emulated", HOPPER)
+    case.check(found, "sigmoid")
+    emulated.emulator_configure(4, 50)
+    assert_equal(case.through("sigmoid", "nnue_emulated", HOPPER), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("factor", [0.0, 1e-28, 1e25, float("nan")])
+def test_emulated_gradients_of_any_magnitude(emulated: ctypes.CDLL, dtype: torch.dtype, factor: float) -> None:
+    """Row gradients are divided by a power of two that follows from the gradients and the weights of the layer."""
+    case = Case(90, 64, 2, "pairwise", dtype, hidden=DUAL)
+    emulated.emulator_configure(4, 1)
+    expected = case.through("sigmoid", "nnue_emulated", HOPPER)
+    found = case.through("sigmoid", "nnue_emulated", HOPPER, factor)
+    for name in ("weight", "bias", "weight of layer 0"):
+        if factor == factor:
+            limit = 1e-6 if dtype == torch.float32 else 1e-2
+            assert_close(found[name].double(), expected[name].double() * factor, limit, name)
+        else:
+            assert found[name].isnan().any()
 
 
 @pytest.mark.parametrize(("positions", "columns"), [(1, 16), (64, 528), (65, 1040), (70, 2064)])
@@ -176,7 +249,7 @@ def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: 
     score, result, lam = case.targets
 
     def loss(call: FusedCall, stacks: LayerStacks, *targets: Tensor) -> Tensor | None:
-        return stacks.loss_through(call, case.bucket, [case.layer], targets, kernel, 1.0)  # type: ignore[arg-type]
+        return stacks.loss_through(call, case.bucket, case.layers, targets, kernel, 1.0)  # type: ignore[arg-type]
 
     assert loss(call._replace(psqt=torch.zeros(FEATURES, 8)), case.stacks, *case.targets) is None
     assert loss(call, LayerStacks(32, 1, (StackLayer(8, 8, "crelu", 1.0),)), *case.targets) is None
@@ -187,16 +260,17 @@ def test_others_are_left_to_other_operators(emulated: ctypes.CDLL, monkeypatch: 
 
 SIMPLE = {"kind": "simple", "hidden": 48}
 LAYERED = {"kind": "layered", "hidden": 48, "layers": [], "output_buckets": {"count": 8}}
+SFNNV5 = {"kind": "sfnnv5", "l1": 64}
 
 
-def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss as the trainer asks for it, against forward and loss apart."""
+def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float64) -> None:
+    """The loss as the trainer asks for it, against forward and loss apart, in float64."""
     loss, lam = LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
     found = model.loss(batch, loss, lam)
     assert found is not None
     gradients_found = torch.autograd.grad(found, list(model.parameters()))
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
-    assert_as_apart(model, batch, loss, lam, found, gradients_found)
+    assert_as_apart(copy.deepcopy(model).to(dtype), batch, loss, lam, found, gradients_found)
 
 
 class EmulatedPlan(NamedTuple):
@@ -206,8 +280,8 @@ class EmulatedPlan(NamedTuple):
 
 @pytest.mark.parametrize(
     ("net", "goes_through"),
-    [(SIMPLE, True), (LAYERED, True), (LAYERED | {"psqt": True}, False)],
-    ids=["simple", "layered", "with PSQT"],
+    [(SIMPLE, True), (LAYERED, True), (LAYERED | {"psqt": True}, False), (SFNNV5, True)],
+    ids=["simple", "layered", "with PSQT", "sfnnv5"],
 )
 def test_emulated_model(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], goes_through: bool
@@ -216,20 +290,28 @@ def test_emulated_model(
     emulated.emulator_configure(4, 7)
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
-        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, 0, features)
-        return EmulatedPlan(made, [0, features])
+        buckets = [768 if net == SFNNV5 else 0, features]
+        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *buckets)
+        return EmulatedPlan(made, buckets)
 
-    called = []
+    called: list[bool] = []
     whole = LayerStacks.loss_through
-    monkeypatch.setattr(LayerStacks, "loss_through", lambda *a: called.append(1) or whole(*a))
+
+    def through(*arguments: Any) -> Tensor | None:
+        found: Tensor | None = whole(*arguments)
+        called.append(found is not None)
+        return found
+
+    monkeypatch.setattr(LayerStacks, "loss_through", through)
     if goes_through:
         with monkeypatch.context() as patched:
             patched.setattr(perspectives, "perspective_plan", plan)
             patched.setattr(model.feature_transformer, "forward", None)  # x is not asked for
             found = model.loss(batch, LOSSES["win rate"], torch.tensor(0.8))
         monkeypatch.setattr(model, "loss", lambda *_: found)
-    check_model(model, batch, monkeypatch)
-    assert bool(called) == goes_through
+    # Without an operator for the transformer, it is torch that computes in float32.
+    check_model(model, batch, monkeypatch, torch.float64 if goes_through else torch.float32)
+    assert any(called) == goes_through
 
 
 def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +327,7 @@ def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monk
     assert kernel is not None
     call = case.call(torch.zeros(0, dtype=torch.uint8), PORTABLE)
     monkeypatch.setattr(FusedCall, "takes_factors", True)
-    assert case.stacks.loss_through(call, case.bucket, [case.layer], case.targets, kernel, 1.0) is None
+    assert case.stacks.loss_through(call, case.bucket, case.layers, case.targets, kernel, 1.0) is None
 
 
 @pytest.mark.cuda
@@ -264,7 +346,25 @@ def test_cuda(cuda: torch.device, buckets: list[int], activation: str, dtype: to
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("net", [SIMPLE, LAYERED, LAYERED | {"psqt": True}], ids=["simple", "layered", "with PSQT"])
+@pytest.mark.parametrize("hidden", [DUAL, NARROW], ids=["dual", "narrow"])
+@pytest.mark.parametrize("columns", [1024, 64])
+def test_cuda_layers(cuda: torch.device, hidden: tuple[StackLayer, ...], columns: int) -> None:
+    """In float32, and in bfloat16 layers whose derivatives have no jumps."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("those kernels need compute capability 9.0")
+    for layers, dtype in ((hidden, torch.float32), (SMOOTH, torch.bfloat16)):
+        case = Case(3000, columns, 8, "pairwise", dtype, "cuda", layers, psqt=True)
+        found = case.through("sigmoid", "nnue", HOPPER)
+        case.check(found, "sigmoid")
+        assert_equal(case.through("sigmoid", "nnue", HOPPER), found)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "net",
+    [SIMPLE, LAYERED, LAYERED | {"psqt": True}, SFNNV5],
+    ids=["simple", "layered", "with PSQT", "sfnnv5"],
+)
 @pytest.mark.parametrize("prepared", [False, True])
 def test_cuda_model(cuda: torch.device, monkeypatch: pytest.MonkeyPatch, net: dict[str, Any], prepared: bool) -> None:
     model, batch = make_model(net, "cuda")

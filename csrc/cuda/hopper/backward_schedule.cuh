@@ -27,18 +27,12 @@ constexpr int kMaxParts = kMaxPlaces + kTargetParts * 4 / 3;
 // makes the whole backward 1 % faster; with many operands it would make it up to 6 % slower (measured).
 constexpr int kFewOperands = 6144;
 
-// Where the lists of a bucket's rare features begin in `rare_slots`, if the bucket begins with this tile: there is room
-// for three entries per row. Either each of a bucket's 768 features is in at most one row in 256, or all of them
-// together have fewer than two entries per row (bucket_plan.cuh).
-__host__ __device__ inline int rare_place(int tile) {
-    return kBucketFeatures * kTileRows / 256 * tile;
-}
 inline int max_partials(int max_tiles, int slabs) {
     // Dense unbucketed features add as many tiles again.
     return int(min((long long)kMaxPartials, 2LL * max_tiles * slabs * kMaxSections * 6 * 4 / 3 / kLeastPart + 1));
 }
 
-// How the thread blocks of the backward's kernels synchronise. row_gradient_kernel sets all of it to zero.
+// How the thread blocks of the backward's kernels synchronise. The kernel of the row gradients sets all of it to zero.
 struct GradientSync {
     unsigned ticket;     // the next task
     unsigned begun;      // not 0: the row gradients are there
@@ -46,7 +40,6 @@ struct GradientSync {
     int merge_units;
     unsigned list_ticket;               // tickets (Numbers) taken for lists of unbucketed features
     unsigned finish_tickets[2];         // the same for rare features, and for ranks to merge
-    int rare;                           // number of rare features
     unsigned parts_done[kMaxPartials];  // finished parts, at [first partial sum of a merge unit · slabs + slab]
 };
 

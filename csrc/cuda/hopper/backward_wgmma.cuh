@@ -1,274 +1,15 @@
-// The backward of the fused operators: the row gradients, and the weight gradient, which is a product on tensor cores
-// (one_hot_product.cuh) for the frequent features of each bucket. Rare features are gathered.
+// The backward of the fused operators: the weight gradient, which is a product of bitmaps and row gradients on tensor
+// cores (one_hot_product.cuh) for the frequent features of each bucket. Rare features (rare_features.cuh) are gathered.
 //
-// The row gradients are computed first, at the speed of memory; the same kernel lists the rows that have rare features.
-// Then come the products (backward_schedule.cuh). The last kernel uses multiprocessors as they become free: it adds up
-// the rows of rare features and the sums of partial products.
+// The row gradients are computed first, at the speed of memory (row_gradients.cuh). Then come the products
+// (backward_schedule.cuh). The last kernel uses multiprocessors as they become free: it adds up the rows of rare
+// features and the sums of partial products.
 #pragma once
 
-#include "backward_schedule.cuh"
 #include "irregular_rows.cuh"
+#include "row_gradients.cuh"
 
 namespace nnue::one_hot_product {
-
-// The layout of the row gradients, as the product reads them: for each slab and each tile of 64 slots one operand of 64
-// rows × 128 columns, which is two swizzled atoms. With one part (bf16) these are the slab's 64 columns of either half.
-// With two fp16 parts, one atom has the high parts of 32 columns of either half and the other one the low parts. Both
-// are divided by a power of two; `exponents` has its exponent for each slab and tile.
-template <int kParts>
-struct GradientShape {
-    static constexpr int kSlab = 64 / kParts;  // columns of each half
-    static constexpr int kAtomBytes = kTileRows * 128, kOperandBytes = 2 * kAtomBytes;
-    static constexpr int kColumns = 2 * kSlab;  // columns of a slab, in both halves
-    static constexpr int kPartialFloats = kSectionFeatures * kColumns;
-    static constexpr int kThreads = 256, kWarps = kThreads / 32, kHalfPieces = kSlab / 8,
-                         kRows = kThreads / kHalfPieces;
-
-    __host__ __device__ static int slabs(int num_outputs) { return (num_outputs / 2 + kSlab - 1) / kSlab; }
-    // The offset of eight columns (piece `piece`) of half `h` in row `row` of an operand. The low parts are one atom
-    // further on.
-    __device__ static uint32_t offset(int h, int row, int piece) {
-        return kParts == 1 ? h * kAtomBytes + operand_offset(row, piece) : operand_offset(row, h * kHalfPieces + piece);
-    }
-};
-
-// A thread block of row_gradient_kernel takes a stretch of this many tiles. Its column sums are a part of the bias
-// gradient.
-__host__ __device__ inline int stretch_tiles(int max_tiles) {
-    return max(4, (max_tiles + 1023) / 1024);
-}
-__host__ __device__ inline int stretches(int max_tiles) {
-    return (max_tiles + stretch_tiles(max_tiles) - 1) / stretch_tiles(max_tiles);
-}
-
-constexpr int kNoExponent = -1000;  // of a tile of zeros
-
-// The exponent of the power of two by which numbers of up to this magnitude (given as bits) are divided, so that they
-// just fit the range of fp16.
-__device__ __forceinline__ int tile_exponent(unsigned largest) {
-    if (largest == 0) return kNoExponent;
-    if (largest >= 0x7f800000u) return 0;  // it is not finite, and stays so
-    return max(int(largest >> 23) - 127 - 14, -120);
-}
-// 2^exponent as a float, and 0 below the normal range.
-__device__ __forceinline__ float power_of_two(int exponent) {
-    return exponent < -126 ? 0.0f : __int_as_float((exponent + 127) << 23);
-}
-
-// Eight numbers as they are stored in memory.
-template <typename T>
-struct Eight {
-    uint4 raw[sizeof(T) / 2] = {};
-
-    __device__ void load(const T* from) {
-#pragma unroll
-        for (int i = 0; i < int(sizeof(T) / 2); ++i) raw[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
-    }
-    __device__ void unpack_to(float (&x)[8], Float type) const {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const uint32_t* words = &raw[j * sizeof(T) / 8].x;
-            float2 two;
-            if constexpr (sizeof(T) == 4)
-                two = {__uint_as_float(words[2 * j % 4]), __uint_as_float(words[2 * j % 4 + 1])};
-            else
-                two = unpack(words[j], type);
-            x[2 * j] = two.x, x[2 * j + 1] = two.y;
-        }
-    }
-};
-
-// The features that the products leave out.
-struct RareFeatures {
-    int begin[kMaxBuckets + 1];       // where those of each bucket begin in the list of all
-    int word_begin[kMaxBuckets + 1];  // the same, counted in words of 32 features of a bucket
-
-    // Called by one warp.
-    __device__ void load(const BackwardProblem& p) {
-        const auto count = [&](int bucket) { return max(p.plan.used[bucket] - p.plan.dense[bucket], 0); };
-        sums_before(begin, p.in.num_buckets, count);
-        sums_before(word_begin, p.in.num_buckets, [&](int bucket) { return (count(bucket) + 31) / 32; });
-    }
-};
-
-// Lists the slots of each rare feature. The first kListGrid thread blocks do this, for 32 features of a bucket at a
-// time, whose bitmaps are neighbours in memory. Each lane takes a feature, and each warp an eighth of the bucket's
-// tiles.
-constexpr int kListGrid = 128;
-__device__ __forceinline__ void list_rare_rows(const BackwardProblem& p) {
-    constexpr int kWarps = GradientShape<1>::kWarps, kTogether = 8;  // tiles whose bitmaps are loaded at once
-    static_assert(kWarps == GradientShape<2>::kWarps);
-    __shared__ RareFeatures rare;
-    __shared__ int counts[2][kWarps][33];  // entries of each feature in a warp's tiles; [32]: see `before`
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_buckets = p.in.num_buckets;
-    if (warp == 0) rare.load(p);
-    __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) p.sync->rare = rare.begin[num_buckets];
-    int parity = 0;
-    for (int item = blockIdx.x; item < rare.word_begin[num_buckets]; item += kListGrid, parity ^= 1) {
-        const int bucket = last_begun(rare.word_begin, num_buckets, item),
-                  first = (item - rare.word_begin[bucket]) * 32;
-        const int number = rare.begin[bucket] + first + lane, dense = p.plan.dense[bucket];
-        const bool has_feature = number < rare.begin[bucket + 1];
-        const int all = p.plan.tile_begin[bucket], tiles = p.plan.tile_begin[bucket + 1] - all;
-        const int begin = all + tiles * warp / kWarps, end = all + tiles * (warp + 1) / kWarps;
-        const uint2* bits = p.plan.feature_bits + dense + first + (has_feature ? lane : 0);
-        const auto for_each_word = [&](const auto& visit) {
-            for (int base = begin; base < end; base += kTogether) {
-                uint2 words[kTogether] = {};
-#pragma unroll
-                for (int i = 0; i < kTogether; ++i)
-                    if (has_feature && base + i < end) words[i] = __ldg(bits + size_t(base + i) * kBucketFeatures);
-#pragma unroll
-                for (int i = 0; i < kTogether; ++i) visit(base + i, words[i]);
-            }
-        };
-        // Entries of the features before these. Irregular rows count too, so there is always enough room.
-        int before = 0;
-        for (int i = threadIdx.x; i < first; i += kWarps * 32)
-            before += __ldg(p.plan.counts + bucket * kBucketFeatures +
-                            __ldg(p.plan.ranked + bucket * kBucketFeatures + dense + i));
-        before = __reduce_add_sync(~0u, before);
-        int count = 0;
-        for_each_word([&](int, uint2 word) { count += __popc(word.x) + __popc(word.y); });
-        counts[parity][warp][lane] = count;
-        if (lane == 0) counts[parity][warp][32] = before;
-        __syncthreads();
-        int total = 0, mine = 0, place = rare_place(all);
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-            mine += w < warp ? counts[parity][w][lane] : 0;
-            total += counts[parity][w][lane];
-            place += counts[parity][w][32];
-        }
-        place += bucket_plan::warp_inclusive_sum(total, lane) - total;
-        if (warp == 0 && has_feature) {
-            const int local = __ldg(p.plan.ranked + bucket * kBucketFeatures + dense + first + lane);
-            p.rare[number] = {bucket * p.in.bucket_size + local, uint32_t(place), uint32_t(total)};
-        }
-        int* to = p.rare_slots + place + mine;
-        for_each_word([&](int tile, uint2 word) {
-            const int slot = tile * kTileRows;
-            for (uint32_t b = word.x; b != 0; b &= b - 1) *to++ = slot + index_of_bit(__ffs(b) - 1);
-            for (uint32_t b = word.y; b != 0; b &= b - 1) *to++ = slot + 32 + index_of_bit(__ffs(b) - 1);
-        });
-    }
-}
-
-// Computes the row gradients in slot order, with 0 in padding, and their sums over each stretch of tiles. The first
-// kListGrid thread blocks list the slots of rare features instead. Thread blocks of the same stretch and different
-// slabs are neighbours in the grid, since they read the same rows of memory.
-template <int kParts, typename Grad, Activation kActivation>
-__global__ void __launch_bounds__(GradientShape<kParts>::kThreads, 4) row_gradient_kernel(BackwardProblem p) {
-    using Shape = GradientShape<kParts>;
-    using Saved = std::conditional_t<kParts == 1, uint16_t, float>;
-    constexpr bool kPairwise = kActivation == Activation::kPairwise;
-    constexpr int kRows = Shape::kRows, kWarps = Shape::kWarps;
-    __shared__ float sums[kRows][Shape::kHalfPieces][17];
-    __shared__ unsigned largest[2][kWarps];
-    const int piece = threadIdx.x % Shape::kHalfPieces, row = threadIdx.x / Shape::kHalfPieces;
-    const int max_tiles = p.max_tiles, stretch = stretch_tiles(max_tiles), slabs = Shape::slabs(p.num_outputs);
-    const int item = int(blockIdx.x) - kListGrid, slab = item % slabs, number = item / slabs;
-    const int half = p.num_outputs / 2, column = slab * Shape::kSlab + piece * 8;
-    const float limit = kParts == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
-    wait_for_kernels_before();
-    let_next_kernel_start();
-    if (item < 0) {
-        if (blockIdx.x == 0)
-            for (int i = threadIdx.x; i < int(sizeof(GradientSync) / 4); i += Shape::kThreads)
-                reinterpret_cast<unsigned*>(p.sync)[i] = 0;
-        list_rare_rows(p);
-        return;
-    }
-    const int first = number * stretch, last = min(first + stretch, p.plan.tile_begin[p.in.num_buckets]);
-    float bias[2][8] = {};
-    constexpr int kPasses = kTileRows / kRows;
-    for (int tile = first; tile < last; ++tile) {
-        char* operand = static_cast<char*>(p.grad_rows) + (size_t(slab) * max_tiles + tile) * Shape::kOperandBytes;
-        int targets[kPasses];
-        float factors[kPasses];
-        Eight<Grad> grads[kPasses][kPairwise ? 1 : 2];
-        Eight<Saved> sums_saved[kPasses][2];
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass)
-            targets[pass] = column < half ? __ldg(p.plan.slot_target + tile * kTileRows + pass * kRows + row) : -1;
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {  // all loads first
-            factors[pass] = p.scale;
-            if (targets[pass] < 0) continue;
-            const auto [grad, factor] = p.grad_out.template row<Grad>(targets[pass], kPairwise ? half : p.num_outputs);
-            factors[pass] *= factor;
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                if (h == 0 || !kPairwise) grads[pass][h].load(grad + column + h * half);
-                if constexpr (kActivation != Activation::kIdentity)
-                    sums_saved[pass][h].load(static_cast<const Saved*>(p.saved) +
-                                             saved_at(tile * kTileRows + pass * kRows + row, h, column, p.num_outputs));
-            }
-        }
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {
-            const int r = pass * kRows + row;
-            float g[2][8], s[2][8];
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                grads[pass][kPairwise ? 0 : h].unpack_to(g[h], p.grad_type);
-                sums_saved[pass][h].unpack_to(s[h], Float::kFloat16);
-            }
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {  // all are zeros where there is no row
-                g[0][j] *= factors[pass];
-                g[1][j] *= factors[pass];
-                differentiate<kActivation>(g[0][j], g[1][j], s[0][j], s[1][j], p.bound, limit);
-                bias[0][j] += g[0][j];
-                bias[1][j] += g[1][j];
-            }
-            float scale = 1;
-            if constexpr (kParts == 2) {
-                static_assert(kRows == kTileRows);
-                unsigned mine = 0;
-#pragma unroll
-                for (int j = 0; j < 8; ++j)
-                    mine =
-                        max(mine, max(__float_as_uint(g[0][j]) & 0x7fffffffu, __float_as_uint(g[1][j]) & 0x7fffffffu));
-                mine = __reduce_max_sync(~0u, mine);
-                if (threadIdx.x % 32 == 0) largest[tile % 2][threadIdx.x / 32] = mine;
-                __syncthreads();
-#pragma unroll
-                for (int w = 0; w < kWarps; ++w) mine = max(mine, largest[tile % 2][w]);
-                const int exponent = tile_exponent(mine);
-                if (threadIdx.x == 0) p.exponents[size_t(slab) * max_tiles + tile] = exponent;
-                scale = power_of_two(mine == 0 ? 0 : -exponent);
-            }
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                uint32_t high[4], low[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if constexpr (kParts == 1) {
-                        high[j] = pack(g[h][2 * j], g[h][2 * j + 1], Float::kBFloat16);
-                    } else {
-                        split(g[h][2 * j] * scale, g[h][2 * j + 1] * scale, high[j], low[j]);
-                    }
-                }
-                char* to = operand + Shape::offset(h, r, piece);
-                *reinterpret_cast<uint4*>(to) = {high[0], high[1], high[2], high[3]};
-                if constexpr (kParts == 2)
-                    *reinterpret_cast<uint4*>(to + Shape::kAtomBytes) = {low[0], low[1], low[2], low[3]};
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 16; ++i) sums[row][piece][i] = bias[i / 8][i % 8];
-    __syncthreads();
-    for (int i = threadIdx.x; i < Shape::kHalfPieces * 16; i += Shape::kThreads) {
-        const int c = slab * Shape::kSlab + i / 16 * 8 + i % 8;
-        float sum = 0;
-#pragma unroll 8
-        for (int y = 0; y < kRows; ++y) sum += sums[y][i / 16][i % 16];
-        if (c < half) p.bias_partial[size_t(number) * p.num_outputs + i % 16 / 8 * half + c] = sum;
-    }
-}
 
 // How sums over lists of slots read row gradients: a slab of a row is 16 pieces of 16 bytes, with 8 columns each. With
 // one part, pieces 0…7 are 64 columns of the first half and 8…15 the same columns of the second half. With two parts,
@@ -522,17 +263,17 @@ __global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(BackwardProbl
     if (threadIdx.x == 0) flag_wait(&p.sync->scheduled);
     __syncthreads();
     const bool by_ticket = p.in.num_unbucketed > 0 || p.max_tiles > kShareTiles;
-    const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(&p.sync->rare);
+    const int num_units = __ldcg(&p.sync->merge_units), count = __ldcg(p.plan.num_rare);
     const int unit_words = (num_units + 1) * int(sizeof(MergeUnit) / 4), thread = threadIdx.x;
     const auto unit_word = [&](int i) { return __ldcg(reinterpret_cast<const int*>(p.merges) + i); };
     // Loaded now and used after the lists; by then the other warps have usually arrived at the barrier there, too.
     const int own_word = thread < unit_words ? unit_word(thread) : 0;
     for_each_list(
-        p.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * parts,
-        [&](long long number) { return p.rare[count - 1 - int(number / parts)]; },
+        p.plan.rare_slots, by_ticket ? p.sync->finish_tickets : nullptr, (long long)count * parts,
+        [&](long long number) { return p.plan.rare[count - 1 - int(number / parts)]; },
         [&](const Item& item) {
             const SlotList& list = item.list;
-            sum_list<kParts>(p, list.feature, p.rare_slots + list.begin, list.count, item.slot,
+            sum_list<kParts>(p, list.feature, p.plan.rare_slots + list.begin, list.count, item.slot,
                              int(item.number % parts) * 64);
         });
     Numbers numbers(by_ticket ? p.sync->finish_tickets + 1 : nullptr);
@@ -815,7 +556,9 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
                 flag_set(&p.sync->scheduled);
             }
         }
-        for (int columns = number; columns * kBiasColumns < p.num_outputs; columns += count) sum_bias(p, columns, lane);
+        if (p.grad_bias != nullptr)
+            for (int columns = number; columns * kBiasColumns < p.num_outputs; columns += count)
+                sum_bias(p, columns, lane);
         clear_unused(p, number, count, lane);
     } else if (warp == Shape::kWarps) {  // ---- copies
         give_registers<24>();
@@ -886,14 +629,22 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
     wait_for_kernels_before();
 }
 
-// If there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel that sums their lists and
-// sets `begun`.
-template <typename Weight, typename Grad, Activation kActivation, typename Unbucketed>
-cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbucketed& unbucketed_gradient) {
+// Computes the row gradients from those of the output.
+template <typename Weight, typename Grad, Activation kActivation>
+cudaError_t make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
     constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
     static_assert(kParts == 1 || sizeof(Grad) == 4);
+    using Shape = GradientShape<kParts>;
+    return hopper::launch_early(row_gradient_kernel<kParts, Grad, kActivation>,
+                                Shape::slabs(p.num_outputs) * stretches(p.max_tiles), Shape::kThreads, 0, stream, p);
+}
+
+// The rest of the backward. If there are unbucketed features, `unbucketed_gradient(p, stream)` launches the one kernel
+// that sums their lists and sets `begun`.
+template <typename Weight, typename Unbucketed>
+cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbucketed& unbucketed_gradient) {
+    constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
     using Shape = BackwardShape<kParts>;
-    const int half = p.num_outputs / 2, slabs = Shape::slabs(p.num_outputs);
     cudaError_t error = cudaFuncSetAttribute(weight_gradient_kernel<kParts>,
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
     // weight_gradient_kernel takes nearly all of a multiprocessor's memory as shared memory. finish_kernel needs 45 KB
@@ -903,36 +654,24 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbuck
     const auto launch = [&](void (*kernel)(BackwardProblem), dim3 grid, int threads, size_t shared) {
         if (error == cudaSuccess) error = hopper::launch_early(kernel, grid, threads, shared, stream, p);
     };
-    launch(row_gradient_kernel<kParts, Grad, kActivation>, kListGrid + slabs * stretches(p.max_tiles),
-           GradientShape<kParts>::kThreads, 0);
     if (error == cudaSuccess) error = unbucketed_gradient(p, stream);
     launch(weight_gradient_kernel<kParts>, kWorkers, Shape::kThreads, Shape::kSharedBytes);
     launch(finish_kernel<kParts>, kFinishGrid, kFinishThreads, 0);
-    launch(irregular_backward_kernel<Weight, Grad, kActivation>, (half + 63) / 64, 64, 0);
+    launch(irregular_backward_kernel<Weight>, (p.num_outputs / 2 + 63) / 64, 64, 0);
     return error;
 }
 
-// Takes the scratch memory of a backward. p.in and p.num_outputs must be set.
+// Takes the scratch memory of a backward, behind what carve_row_gradients takes.
 template <int kParts>
 void carve_scratch(Carver& carver, BackwardProblem& p) {
     using Shape = BackwardShape<kParts>;
-    const int max_tiles = p.max_tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets);
-    const int slabs = Shape::slabs(p.num_outputs);
-    const size_t operands = size_t(slabs) * max_tiles;
-    p.grad_rows = carver.take<char>("grad_rows", operands * Shape::kOperandBytes);
-    p.exponents = carver.take<int32_t>("exponents", kParts == 2 ? operands : 0);
-    p.partial = carver.take<float>("partial", size_t(max_partials(max_tiles, slabs)) * Shape::kPartialFloats);
-    p.bias_partial = carver.take<float>("bias_partial", size_t(stretches(max_tiles)) * p.num_outputs);
-    p.rare = carver.take<SlotList>("rare", size_t(p.in.num_buckets) * kBucketFeatures);
-    p.rare_slots = carver.take<int>("rare_slots", rare_place(max_tiles));
+    p.partial = carver.take<float>(
+        "partial", size_t(max_partials(p.max_tiles, Shape::slabs(p.num_outputs))) * Shape::kPartialFloats);
+    p.bias_partial = carver.take<float>("bias_partial", size_t(stretches(p.max_tiles)) * p.num_outputs);
     p.merges = carver.take<MergeUnit>("merges", kMaxMergeUnits + 1);
-    p.sync = carver.take<GradientSync>("sync", 1);
 }
 inline void carve_scratch(Carver& carver, BackwardProblem& p) {
-    if (p.weight_type == Float::kFloat32)
-        carve_scratch<2>(carver, p);
-    else
-        carve_scratch<1>(carver, p);
+    p.weight_type == Float::kFloat32 ? carve_scratch<2>(carver, p) : carve_scratch<1>(carver, p);
 }
 
 }  // namespace nnue::one_hot_product

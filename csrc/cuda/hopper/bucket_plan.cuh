@@ -71,6 +71,19 @@ struct IndexRows {
     int num_buckets;
 };
 
+// A list of slots that have one feature.
+struct SlotList {
+    int feature;  // counted from the first unbucketed feature, if it is one of those
+    uint32_t begin, count;
+};
+
+// Where the lists of a bucket's rare features begin in `rare_slots`, if the bucket begins with this tile: there is room
+// for three entries per row. Either each of a bucket's 768 features is in at most one row in 256, or all of them
+// together have fewer than two entries per row.
+__host__ __device__ inline int rare_place(int tile) {
+    return kBucketFeatures * kTileRows / 256 * tile;
+}
+
 // A row as the fp32 forward reads it.
 struct alignas(16) RowEntry {
     int target, slot;  // as in BucketPlan; target −1 stands for padding or an irregular row
@@ -101,6 +114,10 @@ struct BucketPlan {
     uint32_t* near_bits;  // [slots, 12]: bit p of word w stands for rank 32 w + index_of_bit(p)
     int32_t* far_begin;   // [tiles, 65]: where the far entries of each slot begin among the tile's; last, their number
     uint16_t* far;        // [tiles, 64 · pitch]: far features slot by slot, numbered within the bucket
+
+    SlotList* rare;   // [num_buckets · 768]: the features that the backward's products leave out, bucket by bucket
+    int* rare_slots;  // the slots of their lists
+    int* num_rare;    // [1]: the number of these features
 
     // For the fp32 forward where there are no unbucketed features. The rows of a tile are in the order of the lengths
     // of their near lists, the longest first.
@@ -147,6 +164,9 @@ inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
     plan.near_bits = carver.take<uint32_t>("near_bits", slots * kNearWords);
     plan.far_begin = carver.take<int32_t>("far_begin", tiles * (kTileRows + 1));
     plan.far = carver.take<uint16_t>("far", slots * plan.pitch);
+    plan.rare = carver.take<SlotList>("rare", buckets * kBucketFeatures);
+    plan.rare_slots = carver.take<int>("rare_slots", rare_place(int(tiles)));
+    plan.num_rare = carver.take<int>("num_rare", 1);
     if (in.num_unbucketed == 0) {
         plan.entries = carver.take<RowEntry>("entries", slots);
         plan.near = carver.take<uint16_t>("near", slots * plan.pitch);

@@ -13,9 +13,11 @@
 #include "../side_stream.cuh"
 #include "backward_wgmma.cuh"
 #include "bucketed.cuh"
+#include "first_layer_through.cuh"
 #include "forward_gather_fp32.cuh"
 #include "forward_wgmma_16bit.cuh"
 #include "psqt.cuh"
+#include "rare_features.cuh"
 #include "unbucketed_backward_mma.cuh"
 #include "unbucketed_forward_gather_fp32.cuh"
 #include "unbucketed_forward_wgmma_16bit.cuh"
@@ -123,27 +125,85 @@ cudaError_t run_forward(const ForwardProblem& p, const UnbucketedLists* lists, c
 }
 
 template <class Weight, class Grad>
-cudaError_t run_backward(const BackwardProblem& p, cudaStream_t stream) {
-    constexpr auto kUnbucketed = [](const BackwardProblem& problem, cudaStream_t on) {
-        constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
-        return problem.in.num_unbucketed == 0 ? cudaSuccess : unbucketed_gradient::run<kParts>(problem, on);
-    };
+cudaError_t make_row_gradients(const BackwardProblem& p, cudaStream_t stream) {
     switch (p.activation) {
         case Activation::kIdentity:
-            return one_hot_product::backward<Weight, Grad, Activation::kIdentity>(p, stream, kUnbucketed);
+            return one_hot_product::make_row_gradients<Weight, Grad, Activation::kIdentity>(p, stream);
         case Activation::kCReLU:
-            return one_hot_product::backward<Weight, Grad, Activation::kCReLU>(p, stream, kUnbucketed);
+            return one_hot_product::make_row_gradients<Weight, Grad, Activation::kCReLU>(p, stream);
         case Activation::kSCReLU:
-            return one_hot_product::backward<Weight, Grad, Activation::kSCReLU>(p, stream, kUnbucketed);
+            return one_hot_product::make_row_gradients<Weight, Grad, Activation::kSCReLU>(p, stream);
         default:
-            return one_hot_product::backward<Weight, Grad, Activation::kPairwise>(p, stream, kUnbucketed);
+            return one_hot_product::make_row_gradients<Weight, Grad, Activation::kPairwise>(p, stream);
     }
 }
 
+// `makes_rows`: the row gradients are not there yet.
 template <class Weight>
-cudaError_t run_backward_16(const BackwardProblem& p, cudaStream_t stream) {
-    return p.grad_type == Float::kFloat32 ? run_backward<Weight, float>(p, stream)
-                                          : run_backward<Weight, uint16_t>(p, stream);
+cudaError_t run_backward(const BackwardProblem& p, bool makes_rows, cudaStream_t stream) {
+    cudaError_t error = cudaSuccess;
+    if constexpr (sizeof(Weight) == 4) {
+        if (makes_rows) error = make_row_gradients<Weight, float>(p, stream);
+    } else if (makes_rows) {
+        error = p.grad_type == Float::kFloat32 ? make_row_gradients<Weight, float>(p, stream)
+                                               : make_row_gradients<Weight, uint16_t>(p, stream);
+    }
+    if (error != cudaSuccess) return error;
+    return one_hot_product::backward<Weight>(p, stream, [](const BackwardProblem& problem, cudaStream_t on) {
+        constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
+        return problem.in.num_unbucketed == 0 ? cudaSuccess : unbucketed_gradient::run<kParts>(problem, on);
+    });
+}
+
+constexpr const char* kMadeByStacks = "what layer_stacks_gradients_through makes for these sizes";
+
+void open_row_gradients(const char* op, const Tensor& rows, BackwardProblem& p) {
+    Carver counter{nullptr};
+    one_hot_product::carve_row_gradients(counter, p);
+    const int64_t bytes = static_cast<int64_t>(counter.used);
+    if (rows.dim() != 1 || rows.size(0) != bytes)
+        fail(op, "grad_output", "shape " + shape_text(rows.sizes()), "[" + text(bytes) + "], " + kMadeByStacks);
+    Carver carver{static_cast<char*>(rows.mutable_data_ptr())};
+    one_hot_product::carve_row_gradients(carver, p);
+}
+
+void check_saved(const char* op, const Tensor& saved, const IndexRows& in, int64_t num_outputs, ScalarType dtype) {
+    check_shape(op, "saved", saved, {slots(in), num_outputs}, "what the forward saved");
+    check_dtype(op, "saved", saved, {dtype});
+}
+
+template <int kParts>
+Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, const Tensor& like, cudaStream_t stream) {
+    using Source = first_layer_through::SavedRows<kParts>;
+    using cuda::stacks::kSlab;
+    constexpr int kOutputs = 1;  // groups of 16
+    static_assert(kMostThroughOutputs == 16 * kOutputs);
+    constexpr auto kernel = cuda::stacks::first_layer_backward<Source, kOutputs>;
+    const int workers = multiprocessors(like.get_device_index()) * cuda::stacks::kWorkers<Source, kOutputs>;
+    const auto floats = [&](std::initializer_list<int64_t> shape) {
+        return torch::stable::new_empty(like, std::vector<int64_t>(shape), ScalarType::Float);
+    };
+    Through made;
+    made.workers = workers;
+    made.padded_outputs = 16 * kOutputs;
+    made.segments = floats({workers + a.slabs * a.of_order.stacks, made.padded_outputs, kSlab});
+    made.bias_segments = floats({workers + a.slabs, 2, kSlab});
+    const Tensor largest = floats({first_layer_through::kLargestGrid, 2});
+    a.segments = mutable_data<float>(made.segments);
+    const Source source{p, reinterpret_cast<uint2*>(mutable_data<float>(largest)),
+                        mutable_data<float>(made.bias_segments)};
+    constexpr size_t kShared = sizeof(cuda::stacks::BackwardMemory<Source, kOutputs>);
+    cudaError_t error = hopper::set_shared_memory(reinterpret_cast<const void*>(kernel), kShared);
+    if (error == cudaSuccess && kParts == 2)
+        error = hopper::launch_early(
+            first_layer_through::find_largest, first_layer_through::kLargestGrid, first_layer_through::kLargestThreads,
+            0, stream, a.grad_sums, a.of_order.positions * a.outputs, a.weight,
+            a.of_order.stacks * a.outputs * int64_t{a.inputs}, const_cast<uint2*>(source.largest));
+    if (error == cudaSuccess)
+        error = hopper::launch_early(kernel, workers, cuda::stacks::kThreads, kShared, stream, source,
+                                     static_cast<const cuda::stacks::FirstBackward&>(a));
+    check_cuda(error, "first_layer_backward");
+    return made;
 }
 
 }  // namespace
@@ -173,6 +233,7 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
     if (in.positions == 0) return memory;
     const auto [buckets, order] = open_plan(kPlan, memory, in);
     check_cuda(bucket_plan::place(in, buckets, order, current_stream(white)), kPlan);
+    check_cuda(rare_features::list(in, buckets, current_stream(white)), kPlan);
     return memory;
 }
 
@@ -246,38 +307,69 @@ Three backward(const OutputGradients& gradients, const Batch& batch, Buckets giv
     p.num_outputs = static_cast<int>(num_outputs);
     p.bound = range.bound;
     p.scale = range.scale;
-    p.grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
+    // Bytes are row gradients, made by first_layer_backward.
+    const bool makes_rows = grad_output.scalar_type() != ScalarType::Byte;
+    if (makes_rows) p.grad_type = float_type(kBackward, "grad_output", grad_output.scalar_type());
     p.weight_type = float_type(kBackward, "weight_dtype", dtype);
-    if (p.activation != Activation::kIdentity) {
-        check_shape(kBackward, "saved", saved, {slots(p.in), num_outputs}, "what the forward saved");
-        check_dtype(kBackward, "saved", saved, {dtype == ScalarType::Float ? ScalarType::Float : ScalarType::Half});
-    }
+    if (p.activation != Activation::kIdentity)
+        check_saved(kBackward, saved, p.in, num_outputs,
+                    dtype == ScalarType::Float ? ScalarType::Float : ScalarType::Half);
     Tensor grad_weight = torch::stable::new_empty(grad_output, {num_features, num_outputs}, dtype);
-    Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
+    Tensor grad_bias = torch::stable::new_empty(grad_output, {makes_rows ? num_outputs : 0}, ScalarType::Float);
     Tensor grad_psqt = psqt_buckets == 0
                            ? torch::stable::new_empty(grad_output, {0}, ScalarType::Float)
                            : psqt_backward(p.in, p.plan, *gradients.psqt, *psqt_bucket, psqt_buckets, stream);
     p.grad_weight = grad_weight.mutable_data_ptr();
-    p.grad_bias = static_cast<float*>(grad_bias.mutable_data_ptr());
+    p.grad_bias = makes_rows ? static_cast<float*>(grad_bias.mutable_data_ptr()) : nullptr;
     if (p.in.positions == 0) {
         const size_t bytes = size_t(num_features) * num_outputs * (dtype == ScalarType::Float ? 4 : 2);
         check_cuda(cudaMemsetAsync(p.grad_weight, 0, bytes, stream), "memset");
-        check_cuda(cudaMemsetAsync(p.grad_bias, 0, num_outputs * sizeof(float), stream), "memset");
+        if (makes_rows) check_cuda(cudaMemsetAsync(p.grad_bias, 0, num_outputs * sizeof(float), stream), "memset");
         return {grad_weight, grad_bias, grad_psqt};
     }
     p.grad_out = output_gradient(gradients);
     p.saved = saved.const_data_ptr();
+    const auto carve = [&](Carver& carver) {
+        if (makes_rows) one_hot_product::carve_row_gradients(carver, p);
+        one_hot_product::carve_scratch(carver, p);
+    };
+    if (!makes_rows) open_row_gradients(kBackward, grad_output, p);
     Carver counter{nullptr};
-    one_hot_product::carve_scratch(counter, p);
+    carve(counter);
     const Tensor scratch =
         torch::stable::new_empty(grad_output, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
     Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
-    one_hot_product::carve_scratch(carver, p);
-    const cudaError_t error = p.weight_type == Float::kFloat32   ? run_backward<float, float>(p, stream)
-                              : p.weight_type == Float::kFloat16 ? run_backward_16<__half>(p, stream)
-                                                                 : run_backward_16<__nv_bfloat16>(p, stream);
-    check_cuda(error, kBackward);
+    carve(carver);
+    const auto run = p.weight_type == Float::kFloat32   ? run_backward<float>
+                     : p.weight_type == Float::kFloat16 ? run_backward<__half>
+                                                        : run_backward<__nv_bfloat16>;
+    check_cuda(run(p, makes_rows, stream), kBackward);
     return {grad_weight, grad_bias, grad_psqt};
+}
+
+Through first_layer_backward(const Batch& batch, Buckets given, const Tensor& saved, int64_t num_features, Range range,
+                             cuda::stacks::FirstBackward a) {
+    constexpr const char* op = "layer_stacks_gradients_through";
+    const auto& [white, black, plan, psqt_bucket] = batch;
+    BackwardProblem p{};
+    p.in = index_rows(white, black, num_features, given.size, given.num_bucketed);
+    p.plan = open_plan(op, plan, p.in).buckets;
+    p.num_outputs = a.inputs;
+    p.activation = Activation::kPairwise;
+    p.bound = range.bound;
+    p.scale = range.scale;
+    const bool wide = saved.scalar_type() == ScalarType::Float;
+    p.weight_type = wide ? Float::kFloat32 : Float::kBFloat16;
+    check_saved(op, saved, p.in, p.num_outputs, wide ? ScalarType::Float : ScalarType::Half);
+    p.saved = saved.const_data_ptr();
+    Carver counter{nullptr};
+    one_hot_product::carve_row_gradients(counter, p);
+    const Tensor rows = torch::stable::new_empty(saved, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
+    open_row_gradients(op, rows, p);
+    const cudaStream_t stream = current_stream(saved);
+    Through made = wide ? run_through<2>(p, a, saved, stream) : run_through<1>(p, a, saved, stream);
+    made.row_gradients = rows;
+    return made;
 }
 
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, Buckets given) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common.cuh"
-#include "one_hot_product.cuh"
+#include "row_gradients.cuh"
 
 namespace nnue::one_hot_product {
 
@@ -82,34 +82,19 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
 // half and takes the rows in order; every addition is rounded to the type of the gradient. The bias gradient and the
 // lists of unbucketed features include these rows already. A regular row that has a dense unbucketed feature twice is
 // missing only from the product of unbucketed features.
-template <typename Weight, typename Grad, Activation kActivation>
+template <typename Weight>
 __global__ void irregular_backward_kernel(BackwardProblem p) {
     wait_for_kernels_before();
     const bool any_left_out = p.in.num_unbucketed > 0 && *p.unbucketed.left_out_rows > 0;
     if (*p.plan.irregular == 0 && !any_left_out) return;
-    using Saved = std::conditional_t<sizeof(Weight) == 2, __half, float>;
     const int half = p.num_outputs / 2, c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= half) return;
-    const float limit = sizeof(Weight) == 2 ? __half2float(__float2half_ru(p.bound)) : p.bound;
-    const auto number = [&](const Grad* at) {
-        if constexpr (sizeof(Grad) == 4)
-            return *at;
-        else
-            return unpack(*at, p.grad_type).x;
-    };
     for (int row = 0; row < 2 * p.in.positions; ++row) {
         const bool irregular = p.plan.row_slot[row] < 0;
         if (!irregular && !(any_left_out && p.unbucketed.left_out[row])) continue;
-        const int slot = irregular ? ~p.plan.row_slot[row] : p.plan.row_slot[row], target = p.plan.slot_target[slot];
-        constexpr bool kPairwise = kActivation == Activation::kPairwise;
-        const auto [at, factor] = p.grad_out.template row<Grad>(target, kPairwise ? half : p.num_outputs);
-        const float scale = p.scale * factor;
-        float g[2] = {number(at + c) * scale, number(at + c + (kPairwise ? 0 : half)) * scale}, s[2] = {0, 0};
-        if constexpr (kActivation != Activation::kIdentity) {
-            for (int h = 0; h < 2; ++h)
-                s[h] = cuda::to_sum(static_cast<const Saved*>(p.saved)[saved_at(slot, h, c, p.num_outputs)]);
-        }
-        differentiate<kActivation>(g[0], g[1], s[0], s[1], p.bound, limit);
+        const int slot = irregular ? ~p.plan.row_slot[row] : p.plan.row_slot[row];
+        constexpr int kParts = sizeof(Weight) == 4 ? 2 : 1;
+        const float g[2] = {row_gradient<kParts>(p, slot, 0, c), row_gradient<kParts>(p, slot, 1, c)};
         for_each_feature(p.in, row, [&](int feature) {
             if (feature < p.in.num_bucketed) {
                 if (!irregular) return;

@@ -56,16 +56,14 @@ struct BackwardProblem {
     OutputGradient grad_out;
     const void* saved;
     void* grad_weight;   // [num_features, num_outputs]; all of it is written
-    float* grad_bias;    // [num_outputs]
-    void* grad_rows;     // scratch [slabs, tiles, 16 KB]: see GradientShape
-    int32_t* exponents;  // scratch [slabs, tiles], for fp32 weights
-    float* partial;      // scratch: sums of the parts of a bucket (backward_schedule.cuh), 384 ranks each
-    SlotList* rare;      // scratch [num_buckets · 768]: rare features; `feature` is the row of the gradient
-    int* rare_slots;     // scratch: the slots of their lists
-    one_hot_product::MergeUnit* merges;   // scratch [kMaxMergeUnits + 1]
-    float* bias_partial;                  // scratch [stretches, num_outputs]
-    one_hot_product::GradientSync* sync;  // scratch
-    int max_tiles;                        // of grad_rows and exponents
+    float* grad_bias;    // [num_outputs]; null if whoever made the row gradients has made it, too
+    void* grad_rows;     // [slabs, tiles, 16 KB]: see GradientShape
+    int32_t* exponents;  // [slabs, tiles], for fp32 weights
+    one_hot_product::GradientSync* sync;
+    float* partial;  // scratch: sums of the parts of a bucket (backward_schedule.cuh), 384 ranks each
+    one_hot_product::MergeUnit* merges;  // scratch [kMaxMergeUnits + 1]
+    float* bias_partial;                 // scratch [stretches, num_outputs]
+    int max_tiles;                       // of grad_rows and exponents
     int num_outputs;
     Activation activation;
     float bound, scale;

@@ -41,11 +41,6 @@ struct UnbucketedSummary {
     int first_empty;   // the rank of the first feature that no row has
 };
 
-struct SlotList {
-    int feature;  // counted from the first unbucketed feature
-    uint32_t begin, count;
-};
-
 struct UnbucketedLists {
     static constexpr int kBins = 512, kBinPitch = 16, kResidues = 256, kChunkTiles = 4;
     static constexpr int kChunkSlots = kChunkTiles * kTileRows;

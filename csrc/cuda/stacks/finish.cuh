@@ -15,11 +15,14 @@ struct Finish {
     Order of_order;
     Scale scale;
     // How many thread blocks do each kind of work. They follow one another in the grid, in this order.
-    int of_weight, of_partials, of_psqt;
+    int of_weight, of_bias, of_partials, of_psqt;
     // For the weight of layer 0.
     const float* segments;
     float* grad_weight;  // [S, O, N]
     int inputs, outputs, padded_outputs, slabs, workers;
+    // For the bias of a feature transformer whose output is x, two halves of pairs (hopper/first_layer_through.cuh).
+    const float* bias_segments;
+    float* grad_bias;  // [N]
     // For the other parameters.
     const float* partials;
     float* gradients;
@@ -60,6 +63,26 @@ __device__ inline void finish_weight(const Finish& a, int block) {
     *reinterpret_cast<float4*>(a.grad_weight + item * 4) = {sum[0], sum[1], sum[2], sum[3]};
 }
 
+// The gradient of the bias of column c of a half: adds up what the workers have for inputs c and N / 2 + c, those of
+// the side to move and of the other side.
+__device__ inline void finish_bias(const Finish& a, int block) {
+    const int item = block * kThreads + static_cast<int>(threadIdx.x), half = a.inputs / 2;
+    if (item >= a.inputs) return;
+    const int of_half = item / half, tiles = a.order[Order::tiles];
+    const Division division{static_cast<int64_t>(tiles) * a.slabs, a.workers};
+    float sum = 0.0f;
+    for (int side = 0; side < 2; ++side) {
+        const int input = side * half + item % half, slab = input / kSlab;
+        const int first = division.worker_of(static_cast<int64_t>(slab) * tiles),
+                  last = division.worker_of(static_cast<int64_t>(slab + 1) * tiles - 1);
+        const float* from =
+            a.bias_segments + (static_cast<int64_t>(first + slab) * 2 + of_half) * kSlab + input % kSlab;
+#pragma unroll 8
+        for (int w = first; w <= last; ++w, from += 2 * kSlab) sum += __ldcg(from);
+    }
+    a.grad_bias[item] = sum;
+}
+
 // The gradients that tiles have in `partials`. A thread block takes kColumns numbers of a stack. Each of its kStrips
 // warps adds up an equal share of the stack's tiles; then the shares are added in order.
 __device__ inline void finish_partials(const Finish& a, int block) {
@@ -97,6 +120,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Finish a) {
     int block = blockIdx.x;
     if (block < a.of_weight) return finish_weight(a, block);
     block -= a.of_weight;
+    if (block < a.of_bias) return finish_bias(a, block);
+    block -= a.of_bias;
     if (block < a.of_partials) return finish_partials(a, block);
     block -= a.of_partials;
     const int64_t position = static_cast<int64_t>(block) * kThreads + threadIdx.x;

@@ -1,6 +1,10 @@
 // The backward of layer 0: grad_x[b] = grad_sums[b] · weight[stack of b], and the gradient of the weight, which is for
 // each stack the sum of grad_sums[b]ᵀ · x[b] over its positions.
 //
+// A *source* says where x comes from and where its gradient goes. Here is the plain one, InputRows: both are tensors.
+// hopper/first_layer_through.cuh has one that reads what the feature transformer has saved, and goes on to its own
+// gradients.
+//
 // A *unit* is a tile of 64 positions × a *slab* of 256 inputs. Units are listed slab by slab, and in each slab tile by
 // tile. Each thread block is a *worker* and takes an equal stretch of this list. A warp takes 32 inputs of the slab.
 // Its sums of the weight's gradient stay in registers until the stack or the slab changes. Then they are written as a
@@ -40,35 +44,87 @@ struct Scale {
     }
 };
 
-enum class GradType : int { float32, float16, bfloat16 };
-
 struct FirstBackward {
     const int* order;
     Order of_order;
     const float* weight;     // [S, O, N]
     const float* grad_sums;  // [B, O]
-    void* grad_x;            // [B, N]; null if it is not needed
-    GradType grad_type;
-    float* segments;  // [workers + slabs · S, KO · 16, kSlab]
+    float* segments;         // [workers + slabs · S, KO · 16, kSlab]
     int inputs, outputs, slabs;
     Scale scale;
-    float x_scale;  // where the layers round: one more factor of grad_x
 };
 
-// The left operands of a unit in shared memory, in the register layout of `mma`: at[product][group of 16
-// positions][group of 16 outputs][part][lane]. Product 0 is grad_x, product 1 the gradient of the weight.
-template <class T, int KO>
-struct Operands {
-    uint4 at[2][4][KO][Input<T>::kFactorParts][kWarp];
-};
-template <class T, int KO>
-struct BackwardMemory {
-    // A ring of stages that cp.async fills, each with a warp's inputs of 16 positions: [warp][stage][row of the
-    // lane][input_place].
+enum class GradType : int { float32, float16, bfloat16 };
+
+// The source of a kernel that is given x and makes grad_x. kRounds: x is rounded down.
+template <class T, bool kRounds>
+struct InputRows {
+    const T* x;    // [B, N]
+    void* grad_x;  // [B, N]; null if it is not needed
+    GradType grad_type;
+    float factor;  // of grad_x
+    int inputs;
+
+    using Number = T;
+    using Type = Input<T>;
+    static constexpr int kRows = 1;  // that belong to the inputs of a position
+    template <int KO>
     static constexpr int kStages = KO == 1 ? 4 : 3;
-    Operands<T, KO> operands[2];
-    Pack<T, 4> inputs[kWarps][kStages][4][kWarp];
+    template <int KO>
+    static constexpr int kTogether = KO == 1 || sizeof(T) == 2 ? 2 : 1;  // workers per multiprocessor
+    // What a thread block has in shared memory for the source, and a thread in registers.
+    struct Memory {};
+    struct Sums {};
+
+    // Called once, by all threads. Gives a factor of the gradient of x.
+    __device__ __forceinline__ float begin(const FirstBackward&, Sums&) const { return factor; }
+    __device__ __forceinline__ bool wants_gradient() const { return grad_x != nullptr; }
+    // Remembers position `position` at this place.
+    __device__ __forceinline__ void load_position(Memory&, int, int, int) const {}
+    // Where four numbers of row `row` begin, those of inputs `column` … `column` + 3; null if there is no position.
+    __device__ __forceinline__ const T* numbers(const Memory&, int, int, int position, int, int column) const {
+        return position < 0 ? nullptr : x + static_cast<int64_t>(position) * inputs + column;
+    }
+    __device__ __forceinline__ float input(const Pack<T, 4> (&rows)[1], int i) const {
+        return floored<kRounds>(Type::number(rows[0], i));
+    }
+    // Takes the gradients of four inputs, which still are in the stage. Called by whole warps.
+    __device__ __forceinline__ void take(const Memory&, Sums&, int, int, int position, int column,
+                                         const Pack<T, 4> (&)[1][4][kWarp], int, int, const float (&g)[4]) const {
+        const size_t at = static_cast<int64_t>(position) * inputs + column;
+        const bool exists = position >= 0 && column < inputs;
+        // Inline assembly, because the compiler would split plain stores.
+        if (grad_type == GradType::float32) {
+            hopper::store_global_16(
+                static_cast<float*>(grad_x) + at,
+                {__float_as_uint(g[0]), __float_as_uint(g[1]), __float_as_uint(g[2]), __float_as_uint(g[3])}, exists);
+        } else {
+            const bool half = grad_type == GradType::float16;
+            const auto pair = [&](float a, float b) {
+                return half ? bits_of(__floats2half2_rn(a, b)) : bits_of(__floats2bfloat162_rn(a, b));
+            };
+            hopper::store_global_8(static_cast<uint16_t*>(grad_x) + at, {pair(g[0], g[1]), pair(g[2], g[3])}, exists);
+        }
+    }
+    __device__ __forceinline__ void end_slab(const FirstBackward&, Sums&, int, int) const {}
+};
+
+// The operands of a unit in shared memory, in the register layout of `mma`: at[product][group of 16 positions][group of
+// 16 outputs][part][lane]. Product 0 is grad_x, whose right operands they are; product 1 is the gradient of the weight,
+// whose left operands they are.
+template <int kParts, int KO>
+struct Operands {
+    uint4 at[2][4][KO][kParts][kWarp];
+};
+template <class Source, int KO>
+struct BackwardMemory {
+    // A ring of stages that cp.async fills, each with a warp's inputs of 16 positions: [warp][stage][row][position of
+    // the lane][input_place].
+    static constexpr int kStages = Source::template kStages<KO>;
+    Operands<Source::Type::kFactorParts, KO> operands[2];
+    Pack<typename Source::Number, 4> inputs[kWarps][kStages][Source::kRows][4][kWarp];
     int positions[kUnitsAhead + 1][kTile], stacks[kUnitsAhead + 1];
+    typename Source::Memory source;
 };
 
 // The place, in a warp's stage, of the inputs that lane (g, t) reads. Another lane copies them: eight neighbouring
@@ -78,37 +134,35 @@ __device__ __forceinline__ int input_place(int g, int t) {
     return t * 8 + (g + 2 * t) % 8;
 }
 
-__device__ __forceinline__ uint4 words(float a, float b, float c, float d) {
-    return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
-}
-
 // Workers per multiprocessor.
-template <class T, int KO>
-constexpr int kWorkers = KO == 1 || sizeof(T) == 2 ? 2 : 1;
+template <class Source, int KO>
+constexpr int kWorkers = Source::template kTogether<KO>;
 
-// T is the type of x. KO · 16 ≥ outputs. kRounds: x is rounded down.
-template <class T, int KO, bool kRounds>
-__global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backward(const T* x, const FirstBackward a) {
-    using In = Input<T>;
-    constexpr int P = In::kParts, W = In::kFactorParts;
+// KO · 16 ≥ outputs.
+template <class Source, int KO>
+__global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
+    first_layer_backward(const Source source, const FirstBackward a) {
+    using Memory = BackwardMemory<Source, KO>;
+    using Number = typename Source::Number;
+    constexpr int P = Source::Type::kParts, W = Source::Type::kFactorParts, R = Source::kRows,
+                  kStages = Memory::kStages;
     extern __shared__ __align__(16) char bytes[];
     hopper::wait_for_kernels_before();
     hopper::let_next_kernel_start();
-    using Memory = BackwardMemory<T, KO>;
-    constexpr int kStages = Memory::kStages;
     Memory& memory = *reinterpret_cast<Memory*>(bytes);
+    typename Source::Sums of_source{};
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int tiles = a.order[Order::tiles], stacks = static_cast<int>(a.of_order.stacks);
     const Division division{static_cast<int64_t>(tiles) * a.slabs, static_cast<int>(gridDim.x)};
+    const float factor = source.begin(a, of_source);
     if (static_cast<int>(blockIdx.x) >= division.workers) return;
     const int64_t begin = division.begin(blockIdx.x);
     const int units = static_cast<int>(division.begin(blockIdx.x + 1) - begin);
 
-    // Each warp makes one of the eight left operands of the next unit: that of product `kind` for 16 positions. In the
-    // product for grad_x, rows are positions and depth is outputs; in that for the gradient of the weight it is the
-    // other way round.
+    // Each warp makes one of the eight operands of the next unit: that of product `kind` for 16 positions. Its rows and
+    // its depth are positions and outputs for product 0, and the other way round for product 1.
     const int kind = warp / 4, group = warp % 4;
-    const float scale = a.scale.read() * (kRounds && kind == 0 ? a.x_scale : 1.0f);
+    const float scale = a.scale.read() * (kind == 0 ? factor : 1.0f);
     float next_sums[KO][8];
     const auto load_sums = [&](int place) {
         const int* const positions = memory.positions[place] + group * 16;
@@ -145,61 +199,67 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
         const int* const slots = a.order + a.of_order.slots();
         for (int i = threadIdx.x; i < count * kTile; i += kThreads) {
             const int tile = (first + i / kTile) % tiles;
-            memory.positions[i / kTile][i % kTile] = slots[static_cast<int64_t>(tile) * kTile + i % kTile];
+            const int position = slots[static_cast<int64_t>(tile) * kTile + i % kTile];
+            memory.positions[i / kTile][i % kTile] = position;
+            source.load_position(memory.source, i / kTile, i % kTile, position);
         }
         if (static_cast<int>(threadIdx.x) < count)
             memory.stacks[threadIdx.x] = a.order[a.of_order.stack_of_tile() + (first + threadIdx.x) % tiles];
     };
 
-    // Starts to copy a warp's inputs of 16 positions. This lane copies what lane (to_g, to_t) will read, and lane (g,
-    // t) gets four neighbouring columns of rows 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, which are what it has of a right
-    // operand of `mma`. Column 4 n + j of the warp's 32 columns becomes column n of product j.
+    // A lane (g, t) has four neighbouring columns of four positions: of a warp's 32 columns those from 4 g on, of 16
+    // positions 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. In the gradient of the weight, column 4 n + j is column n of product
+    // j, and the lane has it as part of a right operand. In grad_x, which is computed as [columns, positions], columns
+    // 4 n + 2 m and 4 n + 2 m + 1 are rows n and n + 8 of product m.
+    //
+    // Starts to copy a warp's inputs of 16 positions. This lane copies what lane (to_g, to_t) will read.
     int stage = 0;  // the one that is filled next
     const auto copy_inputs = [&](int place, int step, int column) {
         const int to_g = lane % 8, to_t = lane / 8;
         const bool is_inside = column + 4 * to_g < a.inputs;
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const int position = memory.positions[place][step * 16 + r / 2 * 8 + 2 * to_t + r % 2];
-            const bool wanted = is_inside && position >= 0;
-            const T* const from = wanted ? x + static_cast<int64_t>(position) * a.inputs + column + 4 * to_g : x;
-            const uint32_t to = hopper::shared_address(&memory.inputs[warp][stage][r][input_place(to_g, to_t)]);
-            if constexpr (sizeof(T) == 4)
-                hopper::copy_async_16(to, from, wanted);
-            else
-                hopper::copy_async_8(to, from, wanted);
+        for (int i = 0; i < 4; ++i) {
+            const int at = step * 16 + i / 2 * 8 + 2 * to_t + i % 2, position = memory.positions[place][at];
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const Number* const from = source.numbers(memory.source, place, at, position, r, column + 4 * to_g);
+                const bool wanted = is_inside && from != nullptr;
+                const uint32_t to = hopper::shared_address(&memory.inputs[warp][stage][r][i][input_place(to_g, to_t)]);
+                // Without `wanted`, nothing is read from the address.
+                if constexpr (sizeof(Number) == 4)
+                    hopper::copy_async_16(to, wanted ? static_cast<const void*>(from) : a.weight, wanted);
+                else
+                    hopper::copy_async_8(to, wanted ? static_cast<const void*>(from) : a.weight, wanted);
+            }
         }
         hopper::copy_async_commit();
         stage = stage + 1 == kStages ? 0 : stage + 1;
     };
 
-    uint32_t weights[4][KO][W][2];
+    uint32_t weights[2][KO][W][4];
     float sums[KO][4][4];
-    const bool wide_store = a.grad_type == GradType::float32;
     const auto begin_segment = [&](int stack, int column) {
 #pragma unroll
         for (int k = 0; k < KO; ++k) {
+            Pack<float, 4> w[4];  // of outputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of this group of 16
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int output = k * 16 + i / 2 * 8 + 2 * t + i % 2;
+                w[i] = {};
+                if (source.wants_gradient() && output < a.outputs && column + 4 * g < a.inputs)
+                    w[i] = load<4>(a.weight + (static_cast<int64_t>(stack) * a.outputs + output) * a.inputs + column +
+                                   4 * g);
+            }
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sums[k][j][i] = 0.0f;
-                // Columns are assigned to the products so that a lane stores neighbouring ones: four in float32, twice,
-                // or eight in 16 bits.
-                const int at =
-                    column + (wide_store ? j / 2 * 16 + g / 2 * 4 + j % 2 * 2 + g % 2 : g / 2 * 8 + j * 2 + g % 2);
-                float w[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int output = k * 16 + i / 2 * 8 + 2 * t + i % 2;
-                    w[i] = a.grad_x != nullptr && output < a.outputs && at < a.inputs
-                               ? __ldg(a.weight + (static_cast<int64_t>(stack) * a.outputs + output) * a.inputs + at)
-                               : 0.0f;
-                }
                 uint32_t low[W], high[W];
-                split(w[0], w[1], low);
-                split(w[2], w[3], high);
+                split(w[0].at[j], w[1].at[j], low);
+                split(w[2].at[j], w[3].at[j], high);
 #pragma unroll
-                for (int p = 0; p < W; ++p) weights[j][k][p][0] = low[p], weights[j][k][p][1] = high[p];
+                for (int p = 0; p < W; ++p)
+                    weights[j / 2][k][p][j % 2] = low[p], weights[j / 2][k][p][2 + j % 2] = high[p];
             }
         }
     };
@@ -239,92 +299,84 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
                 // sees all of them, and no lane still reads the stage that is filled next.
                 hopper::copy_async_wait<kStages - 2>();
                 __syncwarp();
-                const int oldest = stage + 1 == kStages ? 0 : stage + 1;
-                Pack<T, 4> raw[4];
-#pragma unroll
-                for (int r = 0; r < 4; ++r) raw[r] = load<4>(memory.inputs[warp][oldest][r][input_place(g, t)].at);
-                uint32_t right[4][P][2];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        uint32_t parts[P];
-                        split(floored<kRounds>(In::number(raw[2 * h], j)),
-                              floored<kRounds>(In::number(raw[2 * h + 1], j)), parts);
-#pragma unroll
-                        for (int p = 0; p < P; ++p) right[j][p][h] = parts[p];
-                    }
-                }
-                const int next_step = step + kStages - 1;
+                const int oldest = stage + 1 == kStages ? 0 : stage + 1, next_step = step + kStages - 1;
                 if (next_step < 4)
                     copy_inputs(place, next_step, column);
                 else if (more)
                     copy_inputs(place + 1, next_step - 4, next_column);
                 else
                     hopper::copy_async_commit(), stage = oldest;  // an empty group keeps the count for copy_async_wait
-                const auto& operands = memory.operands[buffer];
+                float x[4][4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    Pack<Number, 4> rows[R];
+#pragma unroll
+                    for (int r = 0; r < R; ++r)
+                        rows[r] = load<4>(memory.inputs[warp][oldest][r][i][input_place(g, t)].at);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) x[i][j] = source.input(rows, j);
+                }
+                const auto operand = [&](int product, int k, int p) {
+                    return memory.operands[buffer].at[product][step][k][p][lane];
+                };
+                uint32_t left[KO][W][4];
 #pragma unroll
                 for (int k = 0; k < KO; ++k) {
-                    uint32_t left[W][4];
 #pragma unroll
                     for (int p = 0; p < W; ++p) {
-                        const uint4 v = operands.at[1][step][k][p][lane];
-                        left[p][0] = v.x, left[p][1] = v.y, left[p][2] = v.z, left[p][3] = v.w;
+                        const uint4 v = operand(1, k, p);
+                        left[k][p][0] = v.x, left[k][p][1] = v.y, left[k][p][2] = v.z, left[k][p][3] = v.w;
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    uint32_t right[P][2];
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        uint32_t parts[P];
+                        split(x[2 * h][j], x[2 * h + 1][j], parts);
+#pragma unroll
+                        for (int p = 0; p < P; ++p) right[p][h] = parts[p];
                     }
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) {
+                    for (int k = 0; k < KO; ++k) {
                         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                        multiply(d, left, right[j]);
+                        multiply(d, left[k], right);
 #pragma unroll
                         for (int i = 0; i < 4; ++i) sums[k][j][i] += d[i];
                     }
                 }
-                if (a.grad_x == nullptr) continue;
-                float d[4][4] = {};
+                if (!source.wants_gradient()) continue;
+                float d[2][2][4] = {};  // [product][eight positions]
 #pragma unroll
                 for (int k = 0; k < KO; ++k) {
-                    uint32_t left[W][4];
+                    uint32_t right[2][W][2];
 #pragma unroll
                     for (int p = 0; p < W; ++p) {
-                        const uint4 v = operands.at[0][step][k][p][lane];
-                        left[p][0] = v.x, left[p][1] = v.y, left[p][2] = v.z, left[p][3] = v.w;
+                        const uint4 v = operand(0, k, p);
+                        right[0][p][0] = v.x, right[0][p][1] = v.z, right[1][p][0] = v.y, right[1][p][1] = v.w;
                     }
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        if constexpr (KO == 1) {
-                            multiply(d[j], left, weights[j][k]);
-                        } else {
-                            float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                            multiply(part, left, weights[j][k]);
+                    for (int m = 0; m < 2; ++m) {
 #pragma unroll
-                            for (int i = 0; i < 4; ++i) d[j][i] += part[i];
+                        for (int n = 0; n < 2; ++n) {
+                            if constexpr (KO == 1) {
+                                multiply(d[m][n], weights[m][k], right[n]);
+                            } else {
+                                float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                                multiply(part, weights[m][k], right[n]);
+#pragma unroll
+                                for (int i = 0; i < 4; ++i) d[m][n][i] += part[i];
+                            }
                         }
                     }
                 }
 #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const int position = memory.positions[place][step * 16 + h * 8 + g];
-                    if (position < 0) continue;
-                    const int64_t row = static_cast<int64_t>(position) * a.inputs;
-                    // Inline assembly, because the compiler would split plain 16-byte stores.
-                    if (wide_store) {
-                        float* const to = static_cast<float*>(a.grad_x) + row + column + 4 * t;
-                        hopper::store_global_16(to, words(d[0][2 * h], d[0][2 * h + 1], d[1][2 * h], d[1][2 * h + 1]),
-                                                column < a.inputs);
-                        hopper::store_global_16(to + 16,
-                                                words(d[2][2 * h], d[2][2 * h + 1], d[3][2 * h], d[3][2 * h + 1]),
-                                                column + 16 < a.inputs);
-                    } else {
-                        uint32_t pairs[4];
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) {
-                            const float low = d[j][2 * h], high = d[j][2 * h + 1];
-                            pairs[j] = a.grad_type == GradType::float16 ? bits_of(__floats2half2_rn(low, high))
-                                                                        : bits_of(__floats2bfloat162_rn(low, high));
-                        }
-                        hopper::store_global_16(static_cast<uint16_t*>(a.grad_x) + row + column + 8 * t,
-                                                {pairs[0], pairs[1], pairs[2], pairs[3]}, column + 8 * t < a.inputs);
-                    }
+                for (int i = 0; i < 4; ++i) {
+                    const int n = i / 2, at = step * 16 + n * 8 + 2 * t + i % 2;
+                    const float gradient[4] = {d[0][n][i % 2], d[0][n][2 + i % 2], d[1][n][i % 2], d[1][n][2 + i % 2]};
+                    source.take(memory.source, of_source, place, at, memory.positions[place][at], column + 4 * g,
+                                memory.inputs[warp][oldest], i, input_place(g, t), gradient);
                 }
             }
         } else if (more) {  // the warp's columns are behind the last input
@@ -335,6 +387,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<T, KO>) first_layer_backwar
             end_segment(slab, stack);
             if (more) begin_segment(next_stack, next_column);
         }
+        if (!more || next_slab != slab) source.end_slab(a, of_source, slab, column);
         if (more) store_operands(1 - buffer);
         __syncthreads();
         if (more && place + 1 == kUnitsAhead) {

@@ -12,6 +12,8 @@
 #include <tuple>
 #include <vector>
 
+#include "../hopper/bucketed.cuh"
+#include "../perspective_transformer.cuh"
 #include "finish.cuh"
 #include "one_output.cuh"
 #include "order.cuh"
@@ -22,8 +24,8 @@ namespace {
 using Numbers = std::vector<double>;
 
 constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU of capability 8.0 and later gives a thread block
-static_assert(sizeof(BackwardMemory<float, 1>) <= kMostSharedBytes &&
-              sizeof(BackwardMemory<float, 2>) <= kMostSharedBytes);
+static_assert(sizeof(BackwardMemory<InputRows<float, false>, 1>) <= kMostSharedBytes &&
+              sizeof(BackwardMemory<InputRows<float, false>, 2>) <= kMostSharedBytes);
 constexpr int kInputTile = 16;  // N must be a multiple of it
 
 // The shared memory that this many thread blocks need, or as many of them as fit, in percent of the most that a
@@ -361,32 +363,130 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     return {totals, grad_sums, grad_output, partials};
 }
 
+// What layer_stacks_gradients and layer_stacks_gradients_through have in common: everything but the kernel of layer 0.
+class Gradients {
+  public:
+    // `reads_x`: the gradient of weight_0 is made of x or of what x is made of, unless it is among the partials
+    // already.
+    Gradients(const char* op, int64_t positions, bool reads_x, const Tensor& order, const Tensors& parameters,
+              const std::optional<Tensor>& partials, const std::optional<Tensor>& grad_output, const Tensors& scales,
+              const std::string& description)
+        : op_(op), layers(read_layers(op, parameters, description, Device::cuda)), layout_(layers) {
+        check_fits(op, layers);
+        const Tensor& like = parameters[0];
+        of_order = check_order(op, order, positions, layers.stacks, like);
+        if (scales.size() > 2)
+            fail(op, "scales", text(scales.size()) + " tensors", "at most two: a factor, and totals");
+        if (scales.size() > 0) check_floats(op, "scales[0]", scales[0], {}, "[]", like);
+        if (scales.size() > 1) check_floats(op, "scales[1]", scales[1], {3}, "[3]", like);
+        has_weight = layers.count == 1 && partials && partials->dim() == 2 &&
+                     partials->size(1) == numbers_with_weight(layers, layout_);
+        if (partials) {
+            const int64_t numbers = has_weight ? numbers_with_weight(layers, layout_) : layout_.tile;
+            check_floats(op, "partials", *partials, {of_order.most_tiles(), numbers}, "[tiles, …]", like);
+        }
+        if (grad_output) check_floats(op, "grad_output", *grad_output, {positions}, "[B]", like);
+        partials_ = contiguous(partials);
+        grad_output_ = contiguous(grad_output);
+        weight_ = torch::stable::contiguous(like);
+        check_aligned(op, "weight_0", weight_);
+        const Layer& first = layers.at[0];
+        grad_weight =
+            floats_like(like, {reads_x || has_weight ? layers.stacks : 0, int64_t{first.outputs}, first.inputs});
+        grad_psqt = floats_like(like, {grad_output ? positions : 0});
+        gradients = floats_like(like, {partials ? layout_.result : 0});
+        finish_.order = const_data<int>(order);
+        finish_.of_order = of_order;
+        finish_.layout = layout_;
+        finish_.scale = {scales.empty() ? nullptr : const_data<float>(scales[0]),
+                         scales.size() < 2 ? nullptr : const_data<float>(scales[1])};
+    }
+
+    // The problem of the kernel of layer 0, but for its segments.
+    FirstBackward first_layer(const std::optional<Tensor>& grad_sums) {
+        const Layer& first = layers.at[0];
+        if (!grad_sums) fail(op_, "grad_sums", "none", "a tensor, since there is x");
+        check_floats(op_, "grad_sums", *grad_sums, {of_order.positions, first.outputs}, "[B, O]", weight_);
+        grad_sums_ = torch::stable::contiguous(*grad_sums);
+        FirstBackward a{};
+        a.order = finish_.order;
+        a.of_order = of_order;
+        a.weight = const_data<float>(weight_);
+        a.grad_sums = const_data<float>(grad_sums_);
+        a.inputs = first.inputs;
+        a.outputs = first.outputs;
+        a.slabs = static_cast<int>(divide_up(first.inputs, kSlab));
+        a.scale = finish_.scale;
+        return a;
+    }
+
+    // Says where the segments of weight_0 are, which that kernel has left.
+    void add_segments(const FirstBackward& a, int workers, int padded_outputs) {
+        finish_.segments = a.segments;
+        finish_.grad_weight = mutable_data<float>(grad_weight);
+        finish_.inputs = a.inputs;
+        finish_.outputs = a.outputs;
+        finish_.padded_outputs = padded_outputs;
+        finish_.slabs = a.slabs;
+        finish_.workers = workers;
+        finish_.of_weight = static_cast<int>(divide_up(layers.stacks * a.outputs * (a.inputs / 4), kThreads));
+    }
+    void add_bias(const Tensor& bias_segments, Tensor& grad_bias) {
+        finish_.bias_segments = const_data<float>(bias_segments);
+        finish_.grad_bias = mutable_data<float>(grad_bias);
+        finish_.of_bias = static_cast<int>(divide_up(grad_bias.size(0), kThreads));
+    }
+
+    void finish() {
+        Finish& f = finish_;
+        if (partials_) {
+            f.partials = const_data<float>(*partials_);
+            f.gradients = mutable_data<float>(gradients);
+            f.tile_numbers = static_cast<int>(partials_->size(1));
+            if (has_weight) {
+                f.grad_weight = mutable_data<float>(grad_weight);
+                f.weight_numbers = layers.at[0].inputs;
+            }
+            f.blocks_per_stack = static_cast<int>(divide_up(f.weight_numbers + layout_.tile, kColumns));
+            f.of_partials = static_cast<int>(f.blocks_per_stack * layers.stacks);
+        }
+        if (grad_output_) {
+            f.grad_output = const_data<float>(*grad_output_);
+            f.grad_psqt = mutable_data<float>(grad_psqt);
+            f.psqt_slope = layers.integers.psqt_slope;
+            f.of_psqt = static_cast<int>(divide_up(of_order.positions, kThreads));
+        }
+        launch_behind(in_waves(of_order, weight_), "finish_kernel", finish_kernel,
+                      f.of_weight + f.of_bias + f.of_partials + f.of_psqt, kThreads, 0, current_stream(weight_), f);
+    }
+
+  private:
+    const char* const op_;
+
+  public:
+    const Layers layers;
+    Order of_order;
+    bool has_weight;  // whether one_output_kernel has made the gradient of weight_0, too
+    Tensor grad_weight, grad_psqt, gradients;
+
+  private:
+    const GradientLayout layout_;
+    std::optional<Tensor> partials_, grad_output_;
+    Tensor weight_, grad_sums_;
+    Finish finish_{};
+};
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tensor>& x_in, const Tensor& order,
-                                                        Tensors parameters_in,
-                                                        const std::optional<Tensor>& grad_sums_in,
-                                                        const std::optional<Tensor>& partials_in,
-                                                        const std::optional<Tensor>& grad_output_in, Tensors scales,
+                                                        Tensors parameters, const std::optional<Tensor>& grad_sums,
+                                                        const std::optional<Tensor>& partials,
+                                                        const std::optional<Tensor>& grad_output, Tensors scales,
                                                         const std::string& description, const std::string& grad_dtype) {
     constexpr const char* op = "layer_stacks_gradients";
-    const Layers layers = read_layers(op, parameters_in, description, Device::cuda);
-    check_fits(op, layers);
-    const Tensor& like = parameters_in[0];
-    const Layer& first = layers.at[0];
-    const int64_t positions = x_in ? x_in->size(0) : grad_output_in ? grad_output_in->size(0) : -1;
-    if (positions < 0) fail(op, "x", "neither x nor grad_output", "one of them");
-    const Order o = check_order(op, order, positions, layers.stacks, like);
-    if (scales.size() > 2) fail(op, "scales", text(scales.size()) + " tensors", "at most two: a factor, and totals");
-    if (scales.size() > 0) check_floats(op, "scales[0]", scales[0], {}, "[]", like);
-    if (scales.size() > 1) check_floats(op, "scales[1]", scales[1], {3}, "[3]", like);
-    const GradientLayout layout(layers);
-    // Whether one_output_kernel has made the gradient of weight_0, too.
-    const bool has_weight = layers.count == 1 && partials_in && partials_in->dim() == 2 &&
-                            partials_in->size(1) == numbers_with_weight(layers, layout);
-    if (partials_in) {
-        const int64_t numbers = has_weight ? numbers_with_weight(layers, layout) : layout.tile;
-        check_floats(op, "partials", *partials_in, {o.most_tiles(), numbers}, "[tiles, …]", like);
-    }
-    if (grad_output_in) check_floats(op, "grad_output", *grad_output_in, {positions}, "[B]", like);
+    if (!x_in && !grad_output) fail(op, "x", "neither x nor grad_output", "one of them");
+    check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
+    const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
+    Gradients all(op, x_in ? x_in->size(0) : grad_output->size(0), x_in.has_value(), order, parameters, partials,
+                  grad_output, scales, description);
     ScalarType to = ScalarType::Float;
     const bool needs_x_grad = grad_dtype != "none";
     if (grad_dtype == "float16")
@@ -395,87 +495,69 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
         to = ScalarType::BFloat16;
     else if (needs_x_grad && grad_dtype != "float32")
         fail(op, "grad_dtype", grad_dtype, "float32, float16, bfloat16 or none");
-
-    const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
-    const cudaStream_t stream = current_stream(like);
-    const bool early = in_waves(o, like);
-    const Scale by{scales.empty() ? nullptr : const_data<float>(scales[0]),
-                   scales.size() < 2 ? nullptr : const_data<float>(scales[1])};
-    const Tensor grad_x = floats_like(like, {x_in && needs_x_grad ? positions : 0, first.inputs}, to);
-    const Tensor grad_weight =
-        floats_like(like, {x_in || has_weight ? layers.stacks : 0, static_cast<int64_t>(first.outputs), first.inputs});
-    const Tensor grad_psqt = floats_like(like, {grad_output_in ? positions : 0});
-    const Tensor gradients = floats_like(like, {partials_in ? layout.result : 0});
-
-    Finish f{};
-    f.order = const_data<int>(order);
-    f.of_order = o;
-    f.scale = by;
-    f.layout = layout;
-    std::optional<Tensor> segments, partials = contiguous(partials_in), grad_output = contiguous(grad_output_in);
-    if (x_in && (needs_x_grad || !has_weight)) {
-        const Tensor x = check_start(op, *x_in, false, layers, like);
-        if (!grad_sums_in) fail(op, "grad_sums", "none", "a tensor, since there is x");
-        check_floats(op, "grad_sums", *grad_sums_in, {positions, first.outputs}, "[B, O]", like);
-        const Tensor grad_sums = torch::stable::contiguous(*grad_sums_in),
-                     weight = torch::stable::contiguous(parameters_in[0]);
-        FirstBackward a{};
-        a.order = const_data<int>(order);
-        a.of_order = o;
-        a.weight = const_data<float>(weight);
-        a.grad_sums = const_data<float>(grad_sums);
-        a.grad_x = needs_x_grad ? grad_x.mutable_data_ptr() : nullptr;
-        a.grad_type = to == ScalarType::Float  ? GradType::float32
-                      : to == ScalarType::Half ? GradType::float16
-                                               : GradType::bfloat16;
-        a.inputs = first.inputs;
-        a.outputs = first.outputs;
-        a.slabs = static_cast<int>(divide_up(first.inputs, kSlab));
-        a.scale = by;
-        int workers = 0;
-        a.x_scale = layers.integers.x_scale;
-        dispatch_input(x.scalar_type(), layers.integers.rounds, [&]<class T, bool kRounds>() {
+    const Layer& first = all.layers.at[0];
+    const Tensor grad_x =
+        floats_like(parameters[0], {x_in && needs_x_grad ? all.of_order.positions : 0, first.inputs}, to);
+    std::optional<Tensor> segments;
+    if (x_in && (needs_x_grad || !all.has_weight)) {
+        const Tensor x = check_start(op, *x_in, false, all.layers, parameters[0]);
+        FirstBackward a = all.first_layer(grad_sums);
+        dispatch_input(x.scalar_type(), all.layers.integers.rounds, [&]<class T, bool kRounds>() {
+            using Source = InputRows<T, kRounds>;
+            const GradType type = to == ScalarType::Float  ? GradType::float32
+                                  : to == ScalarType::Half ? GradType::float16
+                                                           : GradType::bfloat16;
+            const Source source{const_data<T>(x), needs_x_grad ? grad_x.mutable_data_ptr() : nullptr, type,
+                                all.layers.integers.x_scale, first.inputs};
             const auto run = [&]<int KO>() {
-                workers = multiprocessors(like.get_device_index()) * kWorkers<T, KO>;
-                segments = floats_like(like, {workers + a.slabs * layers.stacks, KO * 16, kSlab});
+                constexpr int kTogether = kWorkers<Source, KO>;
+                const int workers = multiprocessors(x.get_device_index()) * kTogether;
+                segments = floats_like(x, {workers + a.slabs * all.layers.stacks, KO * 16, kSlab});
                 a.segments = mutable_data<float>(*segments);
-                launch_tiles(early, "first_layer_backward", first_layer_backward<T, KO, kRounds>, workers,
-                             SharedMemory{sizeof(BackwardMemory<T, KO>), 0, kWorkers<T, KO>}, stream, const_data<T>(x),
-                             a);
-                f.padded_outputs = KO * 16;
+                launch_tiles(in_waves(all.of_order, x), "first_layer_backward", first_layer_backward<Source, KO>,
+                             workers, SharedMemory{sizeof(BackwardMemory<Source, KO>), 0, kTogether}, current_stream(x),
+                             source, a);
+                if (!all.has_weight) all.add_segments(a, workers, KO * 16);
             };
             first.outputs <= 16 ? run.template operator()<1>() : run.template operator()<2>();
         });
-        if (!has_weight) {
-            f.segments = a.segments;
-            f.grad_weight = mutable_data<float>(grad_weight);
-            f.inputs = a.inputs;
-            f.outputs = a.outputs;
-            f.slabs = a.slabs;
-            f.workers = workers;
-            f.of_weight = static_cast<int>(divide_up(layers.stacks * first.outputs * (first.inputs / 4), kThreads));
-        }
     }
-    if (partials) {
-        f.partials = const_data<float>(*partials);
-        f.gradients = mutable_data<float>(gradients);
-        f.tile_numbers = static_cast<int>(partials->size(1));
-        if (has_weight) {
-            f.grad_weight = mutable_data<float>(grad_weight);
-            f.weight_numbers = first.inputs;
-        }
-        f.blocks_per_stack = static_cast<int>(divide_up(f.weight_numbers + layout.tile, kColumns));
-        f.of_partials = static_cast<int>(f.blocks_per_stack * layers.stacks);
-    }
-    if (grad_output) {
-        f.grad_output = const_data<float>(*grad_output);
-        f.grad_psqt = mutable_data<float>(grad_psqt);
-        f.psqt_slope = layers.integers.psqt_slope;
-        f.of_psqt = static_cast<int>(divide_up(positions, kThreads));
-    }
-    launch_behind(early, "finish_kernel", finish_kernel, f.of_weight + f.of_partials + f.of_psqt, kThreads, 0, stream,
-                  f);
-    return {grad_x, grad_weight, grad_psqt, gradients};
+    all.finish();
+    return {grad_x, all.grad_weight, all.grad_psqt, all.gradients};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
+    const Tensor& order, Tensors parameters, const Tensor& grad_sums, const std::optional<Tensor>& partials,
+    const std::optional<Tensor>& grad_output, Tensors scales, const std::string& description, Tensors batch_in,
+    std::vector<int64_t> buckets_in, const Tensor& saved, int64_t num_features, Numbers bound_and_scale) {
+    constexpr const char* op = "layer_stacks_gradients_through";
+    using namespace perspective_transformer;
+    Batch batch = batch_of(op, batch_in);
+    const Buckets buckets = buckets_of(op, buckets_in);
+    const Range range = range_of(op, bound_and_scale);
+    check_plan_arguments(op, batch.white, batch.black, num_features, buckets);
+    check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
+    check_device(op, "white", batch.white, Device::cuda, parameters[0], "weight_0");
+    check_device(op, "saved", saved, Device::cuda, parameters[0], "weight_0");
+    const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
+    Gradients all(op, batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
+    const Layer& first = all.layers.at[0];
+    if (!kBuiltFor90 || buckets.size == 0 || all.layers.integers.rounds || first.inputs % 64 != 0 ||
+        first.outputs > bucketed::kMostThroughOutputs)
+        fail(op, "parameters", "layers that the kernel is not made for",
+             "king buckets, layers that do not round, at most 16 outputs of layer 0, and N a multiple of 64");
+    if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");
+    batch.white = torch::stable::contiguous(batch.white), batch.black = torch::stable::contiguous(batch.black);
+    FirstBackward a = all.first_layer(grad_sums);
+    bucketed::Through made;
+    if constexpr (kBuiltFor90)
+        made = bucketed::first_layer_backward(batch, buckets, aligned(saved), num_features, range, a);
+    Tensor grad_bias = floats_like(parameters[0], {first.inputs});
+    a.segments = mutable_data<float>(made.segments);
+    all.add_segments(a, made.workers, made.padded_outputs);
+    all.add_bias(made.bias_segments, grad_bias);
+    all.finish();
+    return {made.row_gradients, grad_bias, all.grad_weight, all.grad_psqt, all.gradients};
 }
 
 std::tuple<Tensor, Tensor> add_shares_op(const Tensor& shares_in) {
@@ -512,6 +594,7 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
     m.impl("layer_stacks_backward", TORCH_BOX(&nnue::cuda::stacks::backward_op));
     m.impl("layer_stacks_loss", TORCH_BOX(&nnue::cuda::stacks::loss_op));
     m.impl("layer_stacks_gradients", TORCH_BOX(&nnue::cuda::stacks::gradients_op));
+    m.impl("layer_stacks_gradients_through", TORCH_BOX(&nnue::cuda::stacks::through_op));
     m.impl("layer_stacks_add_shares", TORCH_BOX(&nnue::cuda::stacks::add_shares_op));
 }
 

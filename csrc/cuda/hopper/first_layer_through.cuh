@@ -1,0 +1,209 @@
+// The backward of the first layer of the stacks, and of the feature transformer's activation, in one kernel. Neither
+// the layer's inputs x nor their gradients go through memory: x is made again from what the forward has saved, and the
+// gradient of x goes on to the row gradients (row_gradients.cuh), which are written instead. Only for pairwise
+// products.
+//
+// The kernel is that of ../stacks/first_layer_backward.cuh, with SavedRows as the source. It goes through the positions
+// stack by stack, so it reads and writes rows in any order of slots, at least 128 bytes of each at a time (64 in 16
+// bits).
+//
+// With two parts, row gradients are divided by a power of two. It must be known before the first of them is, so it is
+// that of a bound for all of them, which find_largest prepares: |gradient of x| ≤ outputs · the largest |grad_sums| ·
+// the largest |weight|. Numbers down to 2⁻²⁹ of the bound still have all 22 bits that the parts can hold.
+#pragma once
+
+#include "../stacks/first_layer_backward.cuh"
+#include "row_gradients.cuh"
+
+namespace nnue::first_layer_through {
+
+using namespace one_hot_product;
+
+constexpr int kLargestThreads = 256, kLargestGrid = 128;
+
+// The largest magnitudes, as bits, of two arrays: found[i] has those that thread block i has seen. A NaN is larger than
+// every number.
+__global__ void __launch_bounds__(kLargestThreads)
+    find_largest(const float* grad_sums, int64_t num_sums, const float* weight, int64_t num_weights, uint2* found) {
+    __shared__ unsigned of_warp[2][kLargestThreads / 32];
+    let_next_kernel_start();
+    const auto largest = [](const float* from, int64_t count) {
+        unsigned bits = 0;
+        const int64_t stride = int64_t(kLargestGrid) * kLargestThreads;
+        int64_t i = int64_t(blockIdx.x) * kLargestThreads + threadIdx.x;
+#pragma unroll 8
+        for (; i < count; i += stride) bits = max(bits, __float_as_uint(__ldg(from + i)) & 0x7fffffffu);
+        return __reduce_max_sync(~0u, bits);
+    };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned of_weight = largest(weight, num_weights);
+    wait_for_kernels_before();
+    const unsigned of_sums = largest(grad_sums, num_sums);
+    if (lane == 0) of_warp[0][warp] = of_sums, of_warp[1][warp] = of_weight;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    uint2 all{0, 0};
+    for (int w = 0; w < kLargestThreads / 32; ++w) all.x = max(all.x, of_warp[0][w]), all.y = max(all.y, of_warp[1][w]);
+    found[blockIdx.x] = all;
+}
+
+template <int kParts>
+struct SavedRows {
+    BackwardProblem p;
+    const uint2* largest;  // [kLargestGrid], what find_largest has found; for two parts
+    float* bias_segments;  // [workers + slabs, 2, kSlab]: sums of each half's row gradients
+
+    using Number = std::conditional_t<kParts == 2, float, __half>;
+    using Type = cuda::stacks::Input<std::conditional_t<kParts == 2, float, __nv_bfloat16>>;
+    using Shape = GradientShape<kParts>;
+    static constexpr int kRows = 2;  // the two halves of a row
+    template <int KO>
+    static constexpr int kStages = kParts == 2 ? 2 : 3;
+    template <int KO>
+    static constexpr int kTogether = KO == 1 || kParts == 1 ? 2 : 1;
+    struct Memory {
+        int slots[2][cuda::stacks::kUnitsAhead + 1][cuda::stacks::kTile];  // of the side to move, of the other side
+    };
+    struct Sums {
+        float bias[2][4];  // of this lane's columns in either half, divided as the row gradients are
+        float unit;        // what they are divided by
+    };
+
+    // Also writes what the row gradients have besides those of positions: exponents, and zeros in padding.
+    __device__ __forceinline__ float begin(const cuda::stacks::FirstBackward& a, Sums& sums) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slabs = Shape::slabs(p.num_outputs);
+        if (blockIdx.x == 0) clear(p.sync);
+        const int warps = gridDim.x * cuda::stacks::kWarps;
+        for (int row = blockIdx.x * cuda::stacks::kWarps + warp; row < p.in.num_buckets * kTileRows; row += warps) {
+            const int bucket = row / kTileRows, in_tile = row % kTileRows, tile = p.plan.tile_begin[bucket + 1] - 1;
+            if (tile < p.plan.tile_begin[bucket] || p.plan.slot_target[tile * kTileRows + in_tile] >= 0) continue;
+            for (int i = lane; i < slabs * 16; i += 32)
+                *reinterpret_cast<uint4*>(operand(i / 16, tile) + i / 8 % 2 * Shape::kAtomBytes + in_tile * 128 +
+                                          i % 8 * 16) = uint4{0, 0, 0, 0};
+        }
+        sums.unit = 1.0f;
+        if constexpr (kParts == 2) {
+            uint2 all{0, 0};
+#pragma unroll
+            for (int i = 0; i < kLargestGrid; i += 32) {
+                const uint2 here = __ldcg(largest + i + lane);
+                all.x = max(all.x, here.x), all.y = max(all.y, here.y);
+            }
+            const float factor = fabsf(a.scale.read() * p.scale * p.bound) * float(a.outputs);
+            const float bound = __uint_as_float(__reduce_max_sync(~0u, all.x)) *
+                                __uint_as_float(__reduce_max_sync(~0u, all.y)) * factor * 1.01f;
+            const int exponent = tile_exponent(__float_as_uint(bound) & 0x7fffffffu);
+            const int operands = slabs * p.max_tiles;
+            for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < operands; i += gridDim.x * blockDim.x)
+                p.exponents[i] = exponent;
+            if (exponent != kNoExponent) sums.unit = power_of_two(exponent);
+        }
+        return p.scale / sums.unit;
+    }
+    __device__ __forceinline__ bool wants_gradient() const {
+        return true;
+    }
+
+    __device__ __forceinline__ void load_position(Memory& memory, int place, int i, int position) const {
+        int slots[2] = {-1, -1};
+        if (position >= 0) {
+            int white = p.plan.row_slot[position], black = p.plan.row_slot[p.in.positions + position];
+            white = white < 0 ? ~white : white, black = black < 0 ? ~black : black;
+            const bool black_first = p.plan.slot_target[white] % 2 != 0;
+            slots[0] = black_first ? black : white, slots[1] = black_first ? white : black;
+        }
+        memory.slots[0][place][i] = slots[0], memory.slots[1][place][i] = slots[1];
+    }
+    __device__ __forceinline__ const Number* numbers(const Memory& memory, int place, int i, int position, int row,
+                                                     int column) const {
+        const int half = p.num_outputs / 2, side = column >= half;
+        if (position < 0) return nullptr;
+        return static_cast<const Number*>(p.saved) +
+               saved_at(memory.slots[side][place][i], row, column - side * half, p.num_outputs);
+    }
+    __device__ __forceinline__ float input(const cuda::Pack<Number, 4> (&rows)[2], int i) const {
+        return clip(cuda::to_sum(rows[0].at[i]), p.bound) * (clip(cuda::to_sum(rows[1].at[i]), p.bound) * p.scale);
+    }
+
+    // A lane has four columns of both halves. Of two neighbouring lanes (g, t) the first one gets those of the first
+    // half from the other, and stores eight, and the second one those of the second half.
+    __device__ __forceinline__ void take(const Memory& memory, Sums& sums, int place, int i, int position, int column,
+                                         const cuda::Pack<Number, 4> (&stage)[2][4][32], int of_lane, int at,
+                                         const float (&g)[4]) const {
+        // Read once more, because registers are scarce.
+        cuda::Pack<Number, 4> rows[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint32_t from = shared_address(&stage[h][of_lane][at]);
+            if constexpr (kParts == 2)
+                reinterpret_cast<uint4&>(rows[h]) = load_shared_16<true>(from);
+            else
+                reinterpret_cast<uint2&>(rows[h]) = load_shared_8(from);
+        }
+        const float limit = kParts == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
+        float of[2][4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            of[0][j] = of[1][j] = g[j];
+            differentiate<Activation::kPairwise>(of[0][j], of[1][j], cuda::to_sum(rows[0].at[j]),
+                                                 cuda::to_sum(rows[1].at[j]), p.bound, limit);
+            sums.bias[0][j] += of[0][j], sums.bias[1][j] += of[1][j];
+        }
+        uint32_t words[2][kParts][2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                if constexpr (kParts == 2)
+                    split(of[h][2 * j], of[h][2 * j + 1], words[h][0][j], words[h][1][j]);
+                else
+                    words[h][0][j] = pack(of[h][2 * j], of[h][2 * j + 1], Float::kBFloat16);
+            }
+        }
+        const int half = p.num_outputs / 2, side = column >= half, in_half = column - side * half;
+        const int slot = position < 0 ? 0 : memory.slots[side][place][i];
+        const bool second = in_half / 4 % 2 != 0;
+        char* const to = operand(in_half / Shape::kSlab, slot / kTileRows) +
+                         Shape::offset(second, slot % kTileRows, in_half % Shape::kSlab / 8);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+            uint32_t own[2], other[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                own[j] = second ? words[1][part][j] : words[0][part][j];
+                other[j] = __shfl_xor_sync(~0u, second ? words[0][part][j] : words[1][part][j], 4);
+            }
+            store_global_16(
+                to + part * Shape::kAtomBytes,
+                second ? uint4{other[0], other[1], own[0], own[1]} : uint4{own[0], own[1], other[0], other[1]},
+                position >= 0);
+        }
+    }
+
+    __device__ __forceinline__ void end_slab(const cuda::stacks::FirstBackward& a, Sums& sums, int slab,
+                                             int column) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        float* const to = bias_segments + size_t(blockIdx.x + slab) * 2 * cuda::stacks::kSlab;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& sum = sums.bias[h][j];
+                sum += __shfl_xor_sync(~0u, sum, 1);
+                sum += __shfl_xor_sync(~0u, sum, 2);
+                sum *= sums.unit;
+            }
+            if (lane % 4 == 0)
+                *reinterpret_cast<float4*>(to + h * cuda::stacks::kSlab + warp * 32 + lane) = {
+                    sums.bias[h][0], sums.bias[h][1], sums.bias[h][2], sums.bias[h][3]};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums.bias[h][j] = 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ char* operand(int slab, int tile) const {
+        return static_cast<char*>(p.grad_rows) + (size_t(slab) * p.max_tiles + tile) * Shape::kOperandBytes;
+    }
+};
+
+}  // namespace nnue::first_layer_through
