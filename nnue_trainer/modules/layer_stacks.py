@@ -536,7 +536,7 @@ class _LossThrough(torch.autograd.Function):
         order: Tensor, score: Tensor, result: Tensor, lam: Tensor, weight: Tensor, bias: Tensor, *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
         name, constants = kernel
-        x, _, saved, lists = _operators.perspective_transformer_forward(*transformer, True)
+        x, _, saved = _operators.perspective_transformer_forward(*transformer, True)
         totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
             x, order, parameters, None, [score, result, lam], of.layers, name, [score_scale, *constants]
         )
@@ -550,7 +550,6 @@ class _LossThrough(torch.autograd.Function):
             order,
             x if reads_x else None,
             saved,
-            lists,
             totals,
             grad_sums,
             grad_output,
@@ -563,13 +562,13 @@ class _LossThrough(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        bucket, order, x, saved, lists, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
+        bucket, order, x, saved, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
         batch, parameters = others[: ctx.of_batch], others[ctx.of_batch :]
         _, grad_first, grad_sum, flat = _operators.layer_stacks_gradients(
             x, order, parameters, grad_sums, partials, grad_output, [grad_loss, totals], ctx.layers, "none"
         )
         grad_weight, grad_bias, _ = _operators.perspective_transformer_backward(
-            parameters[0], None, batch, ctx.buckets, [saved, lists], ctx.sizes, *ctx.activation, [grad_sum, bucket]
+            parameters[0], None, batch, ctx.buckets, saved, ctx.sizes, *ctx.activation, [grad_sum, bucket]
         )
         return *[None] * 9, grad_weight, grad_bias, grad_first, *_cut_gradients(flat, parameters)
 

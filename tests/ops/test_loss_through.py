@@ -147,12 +147,11 @@ def test_emulated_bucket_outside(emulated: ctypes.CDLL, buckets: list[int]) -> N
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     op, rows = torch.ops.nnue_emulated, torch.zeros(5, 3, dtype=torch.int32)
     plan = op.perspective_plan(rows, rows, torch.zeros(5, dtype=torch.uint8), 10, 0, 10)
-    saved, lists = torch.zeros(10, 16), torch.zeros(0, dtype=torch.uint8)
+    saved = torch.zeros(10, 16)
 
     def call(weight: Tensor, factors: list[Tensor]) -> None:
-        kept, constants = [saved, lists], ("crelu", [1.0, 1.0], "float32")
-        batch = [rows, rows, plan]
-        op.perspective_transformer_backward(weight, None, batch, [0, 10], kept, [10, 16, 0], *constants, factors)
+        batch, constants = [rows, rows, plan], ("crelu", [1.0, 1.0], "float32")
+        op.perspective_transformer_backward(weight, None, batch, [0, 10], saved, [10, 16, 0], *constants, factors)
 
     weight, gradient, stack = torch.zeros(2, 1, 32), torch.zeros(5), torch.zeros(5, dtype=torch.int64)
     call(weight, [gradient, stack])
