@@ -26,15 +26,15 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "perspective_transformer_forward(Tensor[] batch, int[] buckets, Tensor weight, Tensor bias, Tensor? psqt, "
         "str activation, float[] bound_and_scale, str output_dtype, bool save) "
-        "-> (Tensor output, Tensor psqt_output, Tensor saved, Tensor lists)");
+        "-> (Tensor output, Tensor psqt_output, Tensor saved)");
     m.def("perspective_psqt(Tensor[] batch, int[] buckets, Tensor psqt, int begin, int end) -> Tensor");
     m.def(
         "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "
-        "Tensor[] kept, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype, Tensor[] factors) "
+        "Tensor saved, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype, Tensor[] factors) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
         "perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "
-        "Tensor[] kept, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype) "
+        "Tensor saved, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype) "
         "-> (Tensor rows, Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
         "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "

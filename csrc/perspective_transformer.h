@@ -18,8 +18,9 @@
 //   batch            [white, black, plan]; with psqt also psqt_bucket
 //   buckets          [bucket_size, num_bucketed], as the plan was made with
 //   bound_and_scale  [bound, scale]
-//   kept             [saved, lists]: what the forward leaves for the backward if `save` is set
 //   sizes            [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
+//
+// `saved` is what the forward leaves for the backward if `save` is set.
 //
 // If the layer behind has one output, the gradient of `output` need not be made: on CUDA the backward takes its two
 // factors. `factors` = [g, stack] has the gradient of that layer's output, float32 [B], and the stack of each position,
@@ -30,7 +31,7 @@
 // backward of the layer behind, for the kernels of 9.0. Then grad_output is its uint8 `row_gradients`, and no gradient
 // of the bias is made here.
 //
-// The layouts of `plan`, `saved` and `lists` are private to this version of the library and to the kernels;
+// The layouts of `plan` and `saved` are private to this version of the library and to the kernels;
 // perspective_transformer_layout describes those of CUDA, for fake kernels and tests. A PSQT bucket outside [0, P) is
 // an error, which CUDA reports as it reports an illegal index (cuda/index_check.cuh).
 //
@@ -130,15 +131,6 @@ struct OutputGradients {
     std::optional<Tensor> psqt;
 };
 
-struct Kept {
-    Tensor saved, lists;
-};
-
-inline Kept kept_of(const std::vector<Tensor>& kept) {
-    if (kept.size() != 2) fail(kBackward, "kept", text(kept.size()) + " tensors", "saved and lists");
-    return {kept[0], kept[1]};
-}
-
 inline std::optional<Factors> factors_of(const std::vector<Tensor>& factors) {
     if (factors.empty()) return std::nullopt;
     if (factors.size() != 2)
@@ -156,10 +148,8 @@ inline Sizes sizes_of(const std::vector<int64_t>& sizes) {
     return {given[0], given[1], given[2]};
 }
 
-// The gradients of weight, bias and psqt.
+// The output, the psqt output and saved; or the gradients of weight, bias and psqt.
 using Three = std::tuple<Tensor, Tensor, Tensor>;
-// The output, the psqt output, saved and lists.
-using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 inline void check_index_rows(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
                              Device device) {

@@ -49,7 +49,7 @@ def _name(dtype: torch.dtype) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Where the pieces of a plan, of the lists and of `saved` lie on CUDA, for rows of these sizes."""
+    """Where the pieces of a plan lie on CUDA, and how many rows `saved` has, for rows of these sizes."""
     with _disable_current_modes():
         found: dict[str, Any] = json.loads(getattr(torch.ops, namespace).perspective_transformer_layout(*shape))
     return found
@@ -57,12 +57,12 @@ def _layout(namespace: str, shape: tuple[int, ...]) -> dict[str, Any]:
 
 def _sizes_of(namespace: str, shape: tuple[int, ...]) -> dict[str, int]:
     layout = _layout(namespace, shape)
-    return {"slots": layout["slots"], "plan": layout["plan"]["bytes"], "lists": layout["lists"]["bytes"]}
+    return {"slots": layout["slots"], "plan": layout["plan"]["bytes"]}
 
 
 def _size(which: str, namespace: str, rows: Tensor, num_features: int, bucket_size: int, num_bucketed: int) -> int:
-    """The number of rows of `saved` ("slots"), or of bytes of "plan" or "lists" on CUDA. Only the library knows its
-    layouts. In a graph for any batch size the number is known only when the graph runs."""
+    """The number of rows of `saved` ("slots"), or of bytes of a "plan" on CUDA. Only the library knows its layouts. In
+    a graph for any batch size the number is known only when the graph runs."""
     shape = (*rows.shape, num_features, bucket_size, num_bucketed)
     if all(isinstance(size, int) for size in shape):
         return _sizes_of(namespace, shape)[which]
@@ -91,25 +91,22 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         bound_and_scale: list[float],
         output_dtype: str,
         save: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         white, (num_features, num_outputs) = batch[0], weight.shape
         positions = white.shape[0]
         width = num_outputs if activation == "pairwise" else 2 * num_outputs
-        saved_rows, list_bytes, saved_dtype = 0, 0, torch.float32
+        saved_rows, saved_dtype = 0, torch.float32
         on_cuda, (bucket_size, num_bucketed) = has_layout(weight.device), buckets
         if save and activation != "identity":
             saved_rows = 2 * positions
             if on_cuda:
                 saved_rows = _size("slots", namespace, white, num_features, bucket_size, num_bucketed)
-        if save and on_cuda and num_bucketed < num_features:
-            list_bytes = _size("lists", namespace, white, num_features, bucket_size, num_bucketed)
         if on_cuda and weight.dtype != torch.float32:
             saved_dtype = torch.float16
         return (
             weight.new_empty((positions, width), dtype=getattr(torch, output_dtype)),
             weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
             weight.new_empty((saved_rows, num_outputs), dtype=saved_dtype),
-            white.new_empty((list_bytes,), dtype=torch.uint8),
         )
 
     def backward(
@@ -117,7 +114,7 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         grad_psqt: Tensor | None,
         batch: list[Tensor],
         buckets: list[int],
-        kept: list[Tensor],
+        saved: Tensor,
         sizes: list[int],
         activation: str,
         bound_and_scale: list[float],
@@ -148,10 +145,10 @@ def _fake_backward_rows(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor
 torch.library.register_fake(BACKWARD_ROWS, _fake_backward_rows)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     batch, ctx.buckets, weight, _, psqt, ctx.activation, ctx.bound_and_scale, output_dtype, ctx.save = inputs
-    ctx.save_for_backward(*output[2:], *batch)
-    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(output[2], *batch)
+    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
     ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
     ctx.psqt_buckets = 0 if psqt is None else psqt.shape[1]
@@ -170,7 +167,7 @@ def _gradients(
     ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, sparse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Of weight, bias and psqt."""
-    saved, lists, *batch = ctx.saved_tensors
+    saved, *batch = ctx.saved_tensors
     if grad_output is None:
         grad_output = saved.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
     # The fp32 kernels of CUDA read fp32 gradients.
@@ -181,7 +178,7 @@ def _gradients(
         grad_psqt,
         batch,
         ctx.buckets,
-        [saved, lists],
+        saved,
         [*ctx.weight_shape, psqt_buckets],
         ctx.activation,
         ctx.bound_and_scale,
@@ -221,9 +218,8 @@ class _WithoutPsqt(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         batch, buckets, weight, bias, _, *others = arguments
-        found = torch.ops.nnue.perspective_transformer_forward(batch[:3], buckets, weight, bias, None, *others)
-        out, _, saved, lists = found
-        output = (out, bias.new_empty(()).expand(len(out)), saved, lists)
+        out, _, saved = torch.ops.nnue.perspective_transformer_forward(batch[:3], buckets, weight, bias, None, *others)
+        output = (out, bias.new_empty(()).expand(len(out)), saved)
         _setup_context(ctx, arguments, output)
         return output
 

@@ -87,9 +87,9 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     return plan;
 }
 
-Four forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, const Tensor& weight_in,
-                const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::string& activation,
-                std::vector<double> bound_and_scale, const std::string& output_dtype, bool save) {
+Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, const Tensor& weight_in,
+                 const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::string& activation,
+                 std::vector<double> bound_and_scale, const std::string& output_dtype, bool save) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kForward, batch_in);
     const Buckets buckets = buckets_of(kForward, buckets_in);
     const Range range = range_of(kForward, bound_and_scale);
@@ -112,18 +112,17 @@ Four forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, c
 }
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch_in,
-                  std::vector<int64_t> buckets_in, std::vector<Tensor> kept, std::vector<int64_t> sizes_in,
+                  std::vector<int64_t> buckets_in, const Tensor& saved_in, std::vector<int64_t> sizes_in,
                   const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype,
                   std::vector<Tensor> factors_in) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kBackward, batch_in);
     const Buckets buckets = buckets_of(kBackward, buckets_in);
-    const auto [saved_in, lists] = kept_of(kept);
     const Sizes sizes = sizes_of(sizes_in);
     const Range range = range_of(kBackward, bound_and_scale);
     check_plan_arguments(kBackward, white_in, black_in, sizes.num_features, buckets);
     const Activation kind = check_activation(kBackward, activation, sizes.num_outputs, kMultiple);
     for (const auto& [name, tensor] :
-         {std::pair{"grad_output", &grad_output_in}, {"plan", &plan}, {"saved", &saved_in}, {"lists", &lists}}) {
+         {std::pair{"grad_output", &grad_output_in}, {"plan", &plan}, {"saved", &saved_in}}) {
         check_device(kBackward, name, *tensor, Device::cuda, white_in, "white");
     }
     const ScalarType dtype = float_dtype(kBackward, "weight_dtype", weight_dtype);
@@ -153,7 +152,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
     if constexpr (kBuiltFor90) {
         if (!is_portable(buckets)) {
-            return bucketed::backward(gradients, batch, buckets, {saved, lists}, sizes, kind, range, dtype);
+            return bucketed::backward(gradients, batch, buckets, saved, sizes, kind, range, dtype);
         }
     }
     return portable::backward(gradients, batch, saved, sizes, kind, range, dtype);
@@ -178,8 +177,8 @@ Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, co
     return portable::psqt_output(batch, psqt, {begin, end});
 }
 
-// Where the pieces of a plan, of the lists and of `saved` lie, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
-// "pieces": {name: [begin, bytes], …}}, "lists": the same}.
+// Where the pieces of a plan lie, and how many rows `saved` has, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
+// "pieces": {name: [begin, bytes], …}}}.
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
                    int64_t num_bucketed) {
     const Buckets buckets{bucket_size, num_bucketed};

@@ -29,7 +29,7 @@ from nnue_trainer.perspectives import FusedCall
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _operators: Any = torch.ops.nnue
-_MOST_OUTPUTS_THROUGH = 16  # of the first layer: kMostThroughOutputs in csrc/cuda/hopper/bucketed.cuh
+_MOST_OUTPUTS_THROUGH = 32  # of the first layer: kMostThroughOutputs in csrc/cuda/hopper/bucketed.cuh
 
 
 @dataclass(frozen=True)
@@ -545,7 +545,7 @@ class _LossThrough(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
         name, constants = kernel
-        x, psqt_output, saved, lists = _operators.perspective_transformer_forward(*transformer, True)
+        x, psqt_output, saved = _operators.perspective_transformer_forward(*transformer, True)
         totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
             x, order, parameters, None if psqt is None else psqt_output, [score, result, lam], of.layers, name,
             [score_scale, *constants],
@@ -562,7 +562,6 @@ class _LossThrough(torch.autograd.Function):
             order,
             x if reads_x else None,
             saved,
-            lists,
             totals,
             grad_sums,
             grad_output,
@@ -575,7 +574,7 @@ class _LossThrough(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        bucket, order, x, saved, lists, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
+        bucket, order, x, saved, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
         batch, parameters = others[: ctx.of_batch], others[ctx.of_batch :]
         scales, psqt_buckets = [grad_loss, totals], ctx.sizes[2]
         if ctx.by_rows:
@@ -591,7 +590,7 @@ class _LossThrough(torch.autograd.Function):
             )
             grad, of_psqt, factors = parameters[0], None, [grad_sum, bucket]
         grad_weight, bias_of_factors, grad_psqt = _operators.perspective_transformer_backward(
-            grad, of_psqt, batch, ctx.buckets, [saved, lists], ctx.sizes, *ctx.activation, factors
+            grad, of_psqt, batch, ctx.buckets, saved, ctx.sizes, *ctx.activation, factors
         )
         if not ctx.by_rows:
             grad_bias = bias_of_factors

@@ -47,7 +47,6 @@ struct dim3 {
 
 using cudaError_t = int;
 using cudaStream_t = void*;
-using cudaEvent_t = void*;
 constexpr cudaError_t cudaSuccess = 0;
 enum {
     cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -57,12 +56,8 @@ enum {
     cudaDevAttrMaxSharedMemoryPerBlockOptin,
     cudaDevAttrMaxSharedMemoryPerMultiprocessor,
     cudaDevAttrComputeCapabilityMajor,
-    cudaDevAttrComputeCapabilityMinor,
-    cudaEventDisableTiming,
-    cudaStreamNonBlocking
+    cudaDevAttrComputeCapabilityMinor
 };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
 
 namespace emulator {
 
@@ -150,27 +145,6 @@ struct cudaFuncAttributes {
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, Kernel) {
     return found->ptxVersion = 90, cudaSuccess;
-}
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-    return emulator::synchronize(), cudaSuccess;
-}
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, int) {
-    return cudaSuccess;
-}
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, int) {
-    return cudaSuccess;
-}
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, int, int) {
-    return *stream = &stream, cudaSuccess;
-}
-inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-    return *least = 0, *greatest = -1, cudaSuccess;
-}
-inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-    return *status = cudaStreamCaptureStatusNone, cudaSuccess;
-}
-inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
-    return cudaSuccess;
 }
 
 using std::max;

@@ -1,7 +1,4 @@
-"""What `perspective_plan` makes on CUDA of rows whose features come in buckets: every list, entry by entry.
-
-And what the forward makes of unbucketed features for the backward.
-"""
+"""What `perspective_plan` makes on CUDA of rows whose features come in buckets: every list, entry by entry."""
 
 import ctypes
 import json
@@ -27,13 +24,13 @@ INDEX_OF_BIT = np.array([(p >> 4 & 1) | (p >> 2 & 3) << 1 | (p >> 1 & 1) << 4 | 
 DTYPES = {
     **dict.fromkeys(["feature_bits", "near_bits", "chunk_rows", "dense_bits"], np.uint32),
     **dict.fromkeys(["far", "near", "listed"], np.uint16),
-    **dict.fromkeys(["sampled", "dense_bit"], np.uint8),
+    **dict.fromkeys(["sampled"], np.uint8),
 }
 
 
-def open_pieces(memory: NDArray[np.uint8], kind: str, library: str, sizes: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-    """The pieces of a "plan" or of "lists", where the library says that they lie."""
-    layout = json.loads(getattr(torch.ops, library).perspective_transformer_layout(*sizes))[kind]
+def open_pieces(memory: NDArray[np.uint8], library: str, sizes: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    """The pieces of a plan, where the library says that they lie."""
+    layout = json.loads(getattr(torch.ops, library).perspective_transformer_layout(*sizes))["plan"]
     assert len(memory) == layout["bytes"]
     return {
         name: memory[begin : begin + size].copy().view(DTYPES.get(name, np.int32))
@@ -73,7 +70,7 @@ def check_lists(
     positions, max_active = white.shape
     rows = torch.cat([white, black]).numpy()
     buckets = max(1, -(-num_bucketed // bucket_size))
-    found = open_pieces(memory, "plan", library, (positions, max_active, num_features, bucket_size, num_bucketed))
+    found = open_pieces(memory, library, (positions, max_active, num_features, bucket_size, num_bucketed))
     assert ("near" in found) == (num_features == num_bucketed)
     alive = np.cumsum(rows < 0, axis=1) == 0
     inside = alive & (rows < num_bucketed)
@@ -258,14 +255,13 @@ def bin_of_count(counts: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_unbucketed_lists(
-    lists: NDArray[np.uint8], plan: NDArray[np.uint8], white: Tensor, black: Tensor, num_features: int,
+    plan: NDArray[np.uint8], white: Tensor, black: Tensor, num_features: int,
     num_bucketed: int, bucket_size: int,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
     sizes = (positions, max_active, num_features, bucket_size, num_bucketed)
-    found = open_pieces(lists, "lists", "nnue_emulated", sizes)
-    of_plan = open_pieces(plan, "plan", "nnue_emulated", sizes)
-    row_slot, tiles = of_plan["row_slot"], of_plan["tile_begin"][-1]
+    found = open_pieces(plan, "nnue_emulated", sizes)
+    row_slot, tiles = found["row_slot"], found["tile_begin"][-1]
     rows, unbucketed = torch.cat([white, black]).numpy(), num_features - num_bucketed
     alive = (np.cumsum(rows < 0, axis=1) == 0) & (rows >= num_bucketed) & (rows < num_features)
     of_row, features = np.nonzero(alive)[0], rows[alive] - num_bucketed
@@ -335,15 +331,4 @@ def test_unbucketed_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple
     constants = case[3], num_bucketed
     emulator.emulator_configure(4, 1)
     plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *constants)
-    memory = torch.ops.nnue_emulated.perspective_transformer_forward(
-        [white, black, plan],
-        list(constants),
-        torch.zeros(features, 16),
-        torch.zeros(16),
-        None,
-        "pairwise",
-        [1.0, 1.0],
-        "float32",
-        True,
-    )[3].numpy()
-    check_unbucketed_lists(memory, plan.numpy(), white, black, features, num_bucketed, case[3])
+    check_unbucketed_lists(plan.numpy(), white, black, features, num_bucketed, case[3])

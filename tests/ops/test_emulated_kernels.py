@@ -43,7 +43,7 @@ class Case:
         buckets, activation = [self.bucket_size, self.num_bucketed], (self.activation, [self.bound, self.scale])
         plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *buckets)
         batch = [pair.white, pair.black, plan, *([] if pair.psqt_bucket is None else [pair.psqt_bucket])]
-        out, values, saved, lists = namespace.perspective_transformer_forward(
+        out, values, saved = namespace.perspective_transformer_forward(
             batch, buckets, pair.weight, pair.bias, pair.psqt, *activation, _name(self.output), backward
         )
         if not backward:
@@ -54,7 +54,7 @@ class Case:
         if psqt_gradient is not None:
             grad_psqt = psqt_gradient
         gradients = namespace.perspective_transformer_backward(
-            grad, grad_psqt, batch, buckets, [saved, lists],
+            grad, grad_psqt, batch, buckets, saved,
             [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype, [],
         )  # fmt: skip
         return [out, values, *gradients]
@@ -234,13 +234,13 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
         assert torch.equal(found, expected[1][begin:end])
     with pytest.raises(RuntimeError, match=r"perspective_psqt: begin"):
         namespace.perspective_psqt(batch, buckets, pair.psqt, 1, positions + 1)
-    out, _, saved, lists = namespace.perspective_transformer_forward(
+    out, _, saved = namespace.perspective_transformer_forward(
         batch[:3], buckets, pair.weight, pair.bias, None, *activation, _name(case.output), True
     )
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
     gradients = namespace.perspective_transformer_backward(
-        grad, grad_psqt, batch, buckets, [saved, lists], [features, outputs, pair.psqt.shape[1]], *activation,
+        grad, grad_psqt, batch, buckets, saved, [features, outputs, pair.psqt.shape[1]], *activation,
         _name(pair.weight.dtype), [],
     )  # fmt: skip
     for mine, theirs in zip(gradients, expected[2:], strict=True):
@@ -275,7 +275,7 @@ def test_weights_of_other_features_do_not_show(emulator: ctypes.CDLL, kernels: s
 @pytest.mark.parametrize("dynamic", [False, True], ids=["one size", "any size"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool) -> None:
-    """The sizes of plan, saved sums and lists come from the library, or while a graph is run."""
+    """The sizes of plan and saved sums come from the library, or while a graph is run."""
     case = make_case(seed).with_kernels(kernels)
     for op, fake in _fakes("nnue_emulated", lambda device: True).items():
         torch.library.register_fake(op.replace("nnue::", "nnue_emulated::"), fake, allow_override=True)
@@ -287,12 +287,12 @@ def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool)
         op = torch.ops.nnue_emulated
         plan = op.perspective_plan(white, black, black_to_move, features, *buckets)
         batch = [white, black, plan]
-        out, _, saved, lists = op.perspective_transformer_forward(
+        out, _, saved = op.perspective_transformer_forward(
             batch, buckets, pair.weight, pair.bias, None, case.activation, numbers, "float32", True
         )
         sizes = [features, outputs, 0]
         gradients = op.perspective_transformer_backward(
-            grad * out, None, batch, buckets, [saved, lists], sizes, case.activation, numbers, dtype, []
+            grad * out, None, batch, buckets, saved, sizes, case.activation, numbers, dtype, []
         )
         return (out, *gradients)
 

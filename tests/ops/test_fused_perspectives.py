@@ -738,7 +738,7 @@ def test_opcheck(
     batch = [case.white, case.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
     parameters = (case.weight.requires_grad_(), case.bias.requires_grad_(), psqt)
     constants = (activation, [1.0, 1.0], perspectives._name(dtype))
-    # On CUDA `plan`, `saved` and `lists` have padding that nothing reads or writes: its bits are not comparable.
+    # On CUDA `plan` and `saved` have padding that nothing reads or writes: its bits are not comparable.
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
         torch.ops.nnue.perspective_plan.default,
@@ -750,7 +750,7 @@ def test_opcheck(
         (batch, plan.buckets, *parameters, *constants, True),
         test_utils=comparable,
     )
-    out, psqt_out, saved, lists = torch.ops.nnue.perspective_transformer_forward(
+    out, psqt_out, saved = torch.ops.nnue.perspective_transformer_forward(
         batch, plan.buckets, *parameters, *constants, True
     )
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
@@ -758,7 +758,7 @@ def test_opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
         (
             torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.buckets,
-            [saved.detach(), lists], [features, 64, psqt_buckets], *constants, [],
+            saved.detach(), [features, 64, psqt_buckets], *constants, [],
         ),
     )  # fmt: skip
 

@@ -66,13 +66,15 @@ class Case:
         self.activation = activation
         inputs = columns if activation == "pairwise" else 2 * columns
         self.stacks, self.layers, seen = LayerStacks(inputs, stacks, hidden), [], inputs
-        for layer in hidden:
-            self.layers.append(StackedLinear(stacks, seen, layer.outputs))
-            seen = layer.activated * (2 if layer.activation == "dual" else 1)
-        self.layers.append(StackedLinear(stacks, seen, 1))
-        for layer in self.layers:
+        for outputs, then in [
+            *((x.outputs, x.activated * (2 if x.activation == "dual" else 1)) for x in hidden),
+            (1, 0),
+        ]:
+            layer = StackedLinear(stacks, seen, outputs)
             for parameter in layer.parameters():
-                parameter.data = (torch.randn(parameter.shape, generator=g) / parameter.shape[-1] ** 0.5).to(device)
+                parameter.data = (torch.randn(parameter.shape, generator=g) / seen**0.5).to(device)
+            self.layers.append(layer)
+            seen = then
         self.psqt = (torch.randn(FEATURES, stacks, generator=g) / 8).to(device) if psqt else None
         self.bucket = torch.randint(0, stacks, (positions,), generator=g).to(device)
         score = torch.randint(-900, 900, (positions,), generator=g)
@@ -151,6 +153,7 @@ def test_emulated(emulated: ctypes.CDLL, buckets: list[int], activation: str, dt
 SMOOTH = (StackLayer(16, 15, "none", 50.0, low=-50.0, plus=15), StackLayer(7, 7, "none", 50.0, low=-50.0))
 DUAL = (StackLayer(16, 15, "dual", 1.0, square=0.99, plus=15), StackLayer(9, 9, "crelu", 1.0))
 NARROW = (StackLayer(5, 5, "crelu", 1.0),)
+WIDE = (StackLayer(31, 30, "none", 50.0, low=-50.0, plus=30),)
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -160,8 +163,14 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("hidden", "dtype"),
-    [(DUAL, torch.float32), (NARROW, torch.float32), (SMOOTH, torch.float32), (SMOOTH, torch.bfloat16)],
-    ids=["dual", "narrow", "fp32", "bf16"],
+    [
+        (DUAL, torch.float32),
+        (NARROW, torch.float32),
+        (SMOOTH, torch.bfloat16),
+        (WIDE, torch.float32),
+        (WIDE, torch.bfloat16),
+    ],
+    ids=["dual", "narrow", "bf16", "wide", "wide bf16"],
 )
 @pytest.mark.parametrize(("positions", "columns", "stacks"), [(151, 192, 3), (300, 64, 8), (1, 128, 1), (70, 576, 2)])
 def test_emulated_layers(
@@ -220,12 +229,11 @@ def test_emulated_bucket_outside(emulated: ctypes.CDLL, buckets: list[int]) -> N
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     op, rows = torch.ops.nnue_emulated, torch.zeros(5, 3, dtype=torch.int32)
     plan = op.perspective_plan(rows, rows, torch.zeros(5, dtype=torch.uint8), 10, 0, 10)
-    saved, lists = torch.zeros(10, 16), torch.zeros(0, dtype=torch.uint8)
+    saved = torch.zeros(10, 16)
 
     def call(weight: Tensor, factors: list[Tensor]) -> None:
-        kept, constants = [saved, lists], ("crelu", [1.0, 1.0], "float32")
-        batch = [rows, rows, plan]
-        op.perspective_transformer_backward(weight, None, batch, [0, 10], kept, [10, 16, 0], *constants, factors)
+        batch, constants = [rows, rows, plan], ("crelu", [1.0, 1.0], "float32")
+        op.perspective_transformer_backward(weight, None, batch, [0, 10], saved, [10, 16, 0], *constants, factors)
 
     weight, gradient, stack = torch.zeros(2, 1, 32), torch.zeros(5), torch.zeros(5, dtype=torch.int64)
     call(weight, [gradient, stack])
@@ -346,13 +354,13 @@ def test_cuda(cuda: torch.device, buckets: list[int], activation: str, dtype: to
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("hidden", [DUAL, NARROW], ids=["dual", "narrow"])
+@pytest.mark.parametrize("hidden", [DUAL, NARROW, WIDE], ids=["dual", "narrow", "wide"])
 @pytest.mark.parametrize("columns", [1024, 64])
 def test_cuda_layers(cuda: torch.device, hidden: tuple[StackLayer, ...], columns: int) -> None:
     """In float32, and in bfloat16 layers whose derivatives have no jumps."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("those kernels need compute capability 9.0")
-    for layers, dtype in ((hidden, torch.float32), (SMOOTH, torch.bfloat16)):
+    for layers, dtype in ((hidden, torch.float32), (WIDE if hidden is WIDE else SMOOTH, torch.bfloat16)):
         case = Case(3000, columns, 8, "pairwise", dtype, "cuda", layers, psqt=True)
         found = case.through("sigmoid", "nnue", HOPPER)
         case.check(found, "sigmoid")

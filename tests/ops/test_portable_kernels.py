@@ -53,12 +53,12 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
     def run() -> tuple[Tensor, ...]:
         plan = op.perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES)
         batch = [white, black, plan, psqt_bucket]
-        out, values, saved, lists = op.perspective_transformer_forward(
+        out, values, saved = op.perspective_transformer_forward(
             batch, [0, FEATURES], weight, bias, psqt, *constants, "float32", True
         )
         sizes = [FEATURES, outputs, 40]
         gradients = op.perspective_transformer_backward(
-            grad, grad_psqt, batch, [0, FEATURES], [saved, lists], sizes, *constants, _name(dtype), []
+            grad, grad_psqt, batch, [0, FEATURES], saved, sizes, *constants, _name(dtype), []
         )
         return (out, values, *gradients)
 
@@ -95,13 +95,13 @@ def test_non_finite_shows_where_it_belongs(emulator: ctypes.CDLL) -> None:
     op = torch.ops.nnue_emulated
     plan = op.perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES)
     batch, constants = [white, black, plan], ("identity", [1.0, 1.0])
-    out, _, saved, lists = op.perspective_transformer_forward(
+    out, _, saved = op.perspective_transformer_forward(
         batch, [0, FEATURES], weight, bias, None, *constants, "float32", True
     )
     grad = torch.zeros_like(out)
     grad[4, 2] = float("inf")  # the side to move's, which is White
     gradient, *_ = op.perspective_transformer_backward(
-        grad, None, batch, [0, FEATURES], [saved, lists], [FEATURES, 32, 0], *constants, "float32", []
+        grad, None, batch, [0, FEATURES], saved, [FEATURES, 32, 0], *constants, "float32", []
     )
     shows = torch.zeros(FEATURES, 32, dtype=torch.bool)
     shows[white[4][: int((white[4] == -1).int().argmax())].long(), 2] = True

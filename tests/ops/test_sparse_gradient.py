@@ -64,11 +64,11 @@ def test_opcheck() -> None:
     rows = [batch[0], batch[1], plan.data, torch.arange(POSITIONS) % 8]
     weight, bias, psqt = torch.randn(FEATURES, OUTPUTS), torch.randn(OUTPUTS), torch.randn(FEATURES, 8)
     constants = ("pairwise", [1.0, 1.0], "float32")
-    out, _, saved, lists = torch.ops.nnue.perspective_transformer_forward(
+    out, _, saved = torch.ops.nnue.perspective_transformer_forward(
         rows, [0, FEATURES], weight, bias, psqt, *constants, True
     )
     sizes, gradient = [FEATURES, OUTPUTS, 8], torch.randn(POSITIONS)
-    arguments = (torch.randn_like(out), gradient, rows, [0, FEATURES], [saved, lists], sizes, *constants)
+    arguments = (torch.randn_like(out), gradient, rows, [0, FEATURES], saved, sizes, *constants)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward_rows.default,
         arguments,

@@ -1,5 +1,4 @@
-// The kernels of compute capability 9.0 on tensors (bucketed.cuh), launched on torch's current stream or on a fork of
-// it.
+// The kernels of compute capability 9.0 on tensors (bucketed.cuh), launched on torch's current stream.
 
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -10,7 +9,6 @@
 
 #include "../index_check.cuh"
 #include "../perspective_transformer.cuh"
-#include "../side_stream.cuh"
 #include "backward_wgmma.cuh"
 #include "bucketed.cuh"
 #include "first_layer_through.cuh"
@@ -52,20 +50,19 @@ IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_featu
 // What perspective_plan makes.
 struct Plan {
     BucketPlan buckets;
+    // Where there are unbucketed features:
     RowOrder* order;
+    UnbucketedLists lists;
 };
 
 Plan carve_plan(Carver& carver, const IndexRows& in) {
     const BucketPlan buckets = carve_bucket_plan(carver, in);
-    return {buckets, carve_row_order(carver, in)};
+    RowOrder* const order = carve_row_order(carver, in);
+    return {buckets, order, carve_unbucketed_lists(carver, in)};
 }
 
 Plan open_plan(const char* op, const Tensor& plan, const IndexRows& in) {
     return open_tensor(op, "plan", plan, carve_plan, in, kMadeByPlan);
-}
-
-UnbucketedLists open_lists(const char* op, const Tensor& lists, const IndexRows& in) {
-    return open_tensor(op, "lists", lists, carve_unbucketed_lists, in, "what the forward saved");
 }
 
 int64_t slots(const IndexRows& in) {
@@ -96,31 +93,14 @@ Tensor psqt_backward(const IndexRows& in, const BucketPlan& plan, const Tensor& 
     return grad_psqt;
 }
 
-// Runs the forward. Where the backward needs lists of unbucketed features, they are made beside it on another stream.
 template <class Weight>
-cudaError_t run_unbucketed_forward(const ForwardProblem& p, const UnbucketedLists* lists, cudaStream_t stream) {
-    const auto forward = [&] {
-        if constexpr (sizeof(Weight) == 2)
-            return unbucketed_forward_product::forward<Weight>(p, stream);
-        else
-            return unbucketed_forward_gather::forward(p, stream);
-    };
-    if (lists == nullptr) return forward();
-    Fork fork(stream);
-    if (fork.ok() != cudaSuccess) return fork.ok();
-    cudaError_t error = forward();
-    if (error == cudaSuccess) error = unbucketed_lists::build(p.in, p.plan, p.order, *lists, fork.stream());
-    const cudaError_t joined = fork.join();
-    return error == cudaSuccess ? joined : error;
-}
-
-template <class Weight>
-cudaError_t run_forward(const ForwardProblem& p, const UnbucketedLists* lists, cudaStream_t stream) {
-    if (p.in.num_unbucketed > 0) return run_unbucketed_forward<Weight>(p, lists, stream);
+cudaError_t run_forward(const ForwardProblem& p, cudaStream_t stream) {
+    const bool is_bucketed = p.in.num_unbucketed == 0;
     if constexpr (sizeof(Weight) == 2) {
-        return one_hot_product::forward<Weight>(p, stream);
+        return is_bucketed ? one_hot_product::forward<Weight>(p, stream)
+                           : unbucketed_forward_product::forward<Weight>(p, stream);
     } else {
-        return forward_gather::forward(p, stream);
+        return is_bucketed ? forward_gather::forward(p, stream) : unbucketed_forward_gather::forward(p, stream);
     }
 }
 
@@ -172,12 +152,11 @@ void check_saved(const char* op, const Tensor& saved, const IndexRows& in, int64
     check_dtype(op, "saved", saved, {dtype});
 }
 
-template <int kParts>
+// `kOutputs`: groups of 16 outputs.
+template <int kParts, int kOutputs>
 Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, const Tensor& like, cudaStream_t stream) {
     using Source = first_layer_through::SavedRows<kParts>;
     using cuda::stacks::kSlab;
-    constexpr int kOutputs = 1;  // groups of 16
-    static_assert(kMostThroughOutputs == 16 * kOutputs);
     constexpr auto kernel = cuda::stacks::first_layer_backward<Source, kOutputs>;
     const int workers = multiprocessors(like.get_device_index()) * cuda::stacks::kWorkers<Source, kOutputs>;
     const auto floats = [&](std::initializer_list<int64_t> shape) {
@@ -231,14 +210,19 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
     in.black_to_move = const_data<uint8_t>(black_to_move);
     Tensor memory = memory_for(carve_plan, in, white);
     if (in.positions == 0) return memory;
-    const auto [buckets, order] = open_plan(kPlan, memory, in);
-    check_cuda(bucket_plan::place(in, buckets, order, current_stream(white)), kPlan);
-    check_cuda(rare_features::list(in, buckets, current_stream(white)), kPlan);
+    const auto [buckets, order, lists] = open_plan(kPlan, memory, in);
+    const cudaStream_t stream = current_stream(white);
+    check_cuda(bucket_plan::place(in, buckets, order, stream), kPlan);
+    check_cuda(rare_features::list(in, buckets, stream), kPlan);
+    if (in.num_unbucketed == 0) return memory;
+    const Tensor scratch = memory_for(carve_list_scratch, in, white);
+    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
+    check_cuda(unbucketed_lists::build(in, buckets, order, lists, carve_list_scratch(carver, in), stream), kPlan);
     return memory;
 }
 
-Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
-             const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save) {
+Three forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
+              const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save) {
     const auto& [white, black, plan, psqt_bucket] = batch;
     const int64_t num_features = weight.size(0), num_outputs = weight.size(1);
     const cudaStream_t stream = current_stream(weight);
@@ -258,13 +242,10 @@ Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tens
     const bool saves = save && p.activation != Activation::kIdentity;
     Tensor saved = torch::stable::new_empty(weight, {saves ? slots(p.in) : 0, num_outputs},
                                             weight_type == Float::kFloat32 ? ScalarType::Float : ScalarType::Half);
-    const bool makes_lists = save && p.in.num_unbucketed > 0;
-    Tensor lists =
-        torch::stable::new_empty(white, {makes_lists ? bytes_of(carve_unbucketed_lists, p.in) : 0}, ScalarType::Byte);
     Tensor psqt_out = psqt ? psqt_forward(kForward, p.in, p.in.num_bucketed + p.in.num_unbucketed,
                                           psqt::BlackFirst{p.plan}, *psqt, *psqt_bucket, {0, p.in.positions}, stream)
                            : torch::stable::new_empty(weight, {0}, ScalarType::Float);
-    if (p.in.positions == 0) return {out, psqt_out, saved, lists};
+    if (p.in.positions == 0) return {out, psqt_out, saved};
     p.weight = weight.const_data_ptr();
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
@@ -274,13 +255,11 @@ Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tens
         white, {wants_tile_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
     Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
     if (wants_tile_features) p.tile_features = carve_tile_features(carver, p.in);
-    std::optional<UnbucketedLists> unbucketed;
-    if (makes_lists) unbucketed = open_lists(kForward, lists, p.in);
     const auto run = weight_type == Float::kFloat32   ? run_forward<float>
                      : weight_type == Float::kFloat16 ? run_forward<__half>
                                                       : run_forward<__nv_bfloat16>;
-    check_cuda(run(p, unbucketed ? &*unbucketed : nullptr, stream), kForward);
-    return {out, psqt_out, saved, lists};
+    check_cuda(run(p, stream), kForward);
+    return {out, psqt_out, saved};
 }
 
 Tensor psqt_output(const Batch& batch, Buckets given, const Tensor& psqt, PositionRange wanted) {
@@ -291,11 +270,10 @@ Tensor psqt_output(const Batch& batch, Buckets given, const Tensor& psqt, Positi
                         current_stream(psqt));
 }
 
-Three backward(const OutputGradients& gradients, const Batch& batch, Buckets given, const Kept& kept, Sizes sizes,
+Three backward(const OutputGradients& gradients, const Batch& batch, Buckets given, const Tensor& saved, Sizes sizes,
                Activation activation, Range range, ScalarType dtype) {
     const Tensor& grad_output = gradients.output;
     const auto& [white, black, plan, psqt_bucket] = batch;
-    const auto& [saved, lists] = kept;
     const auto [num_features, num_outputs, psqt_buckets] = sizes;
     const cudaStream_t stream = current_stream(grad_output);
     BackwardProblem p{};
@@ -303,7 +281,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, Buckets giv
     p.in = index_rows(white, black, num_features, given.size, given.num_bucketed);
     const Plan open = open_plan(kBackward, plan, p.in);
     p.plan = open.buckets;
-    if (p.in.num_unbucketed > 0) p.unbucketed = open_lists(kBackward, lists, p.in);
+    p.unbucketed = open.lists;
     p.num_outputs = static_cast<int>(num_outputs);
     p.bound = range.bound;
     p.scale = range.scale;
@@ -367,15 +345,17 @@ Through first_layer_backward(const Batch& batch, Buckets given, const Tensor& sa
     const Tensor rows = torch::stable::new_empty(saved, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
     open_row_gradients(op, rows, p);
     const cudaStream_t stream = current_stream(saved);
-    Through made = wide ? run_through<2>(p, a, saved, stream) : run_through<1>(p, a, saved, stream);
+    static_assert(kMostThroughOutputs == 32);
+    const auto run = a.outputs <= 16 ? (wide ? run_through<2, 1> : run_through<1, 1>)
+                                     : (wide ? run_through<2, 2> : run_through<1, 2>);
+    Through made = run(p, a, saved, stream);
     made.row_gradients = rows;
     return made;
 }
 
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, Buckets given) {
     const IndexRows in = sizes_of_rows(positions, max_active, num_features, given.size, given.num_bucketed);
-    return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) +
-           ", \"lists\": " + described(carve_unbucketed_lists, in) + "}";
+    return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) + "}";
 }
 
 }  // namespace nnue::bucketed

@@ -17,8 +17,6 @@ namespace nnue::bucketed {
 
 using perspective_transformer::Batch;
 using perspective_transformer::Buckets;
-using perspective_transformer::Four;
-using perspective_transformer::Kept;
 using perspective_transformer::OutputGradients;
 using perspective_transformer::PositionRange;
 using perspective_transformer::Range;
@@ -31,8 +29,8 @@ void check_sizes(const char* op, const Tensor& white, int64_t num_features, Buck
 // Index rows and black_to_move are contiguous.
 Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features, Buckets given);
 
-Four forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
-             const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save);
+Three forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
+              const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save);
 
 // The psqt output alone. The batch has a psqt_bucket.
 Tensor psqt_output(const Batch& batch, Buckets given, const Tensor& psqt, PositionRange wanted);
@@ -46,11 +44,11 @@ struct Through {
     Tensor bias_segments;
     int workers, padded_outputs;
 };
-constexpr int kMostThroughOutputs = 16;
+constexpr int kMostThroughOutputs = 32;
 Through first_layer_backward(const Batch& batch, Buckets given, const Tensor& saved, int64_t num_features, Range range,
                              cuda::stacks::FirstBackward a);
 
-Three backward(const OutputGradients& gradients, const Batch& batch, Buckets given, const Kept& kept, Sizes sizes,
+Three backward(const OutputGradients& gradients, const Batch& batch, Buckets given, const Tensor& saved, Sizes sizes,
                Activation activation, Range range, ScalarType dtype);
 
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, Buckets given);

@@ -58,7 +58,9 @@ struct SavedRows {
     using Shape = GradientShape<kParts>;
     static constexpr int kRows = 2;  // the two halves of a row
     template <int KO>
-    static constexpr int kStages = kParts == 2 ? 2 : 3;
+    static constexpr int kStages = kParts == 1 ? 3
+                                   : KO == 1   ? 2
+                                               : 4;
     template <int KO>
     static constexpr int kTogether = KO == 1 || kParts == 1 ? 2 : 1;
     struct Memory {

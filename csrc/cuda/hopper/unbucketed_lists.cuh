@@ -1,6 +1,5 @@
-// The unbucketed features of a batch: bitmaps of the dense ones and lists of slots of the others for the backward, and
-// the order of rows for the forward. The order of rows is part of the plan of the batch. The rest is made beside the
-// forward (side_stream.cuh), which does not need it.
+// The unbucketed features of a batch, as part of its plan: the order of rows for the forward, and for the backward
+// bitmaps of the dense features and lists of slots of the others.
 //
 // Unbucketed features belong to no king bucket, and a row may hold any of them. In chess few of them make up most of a
 // batch: of 64,368 threats and pawn pairs the 384 most frequent have two thirds of the entries. So they are *ranked*,
@@ -57,12 +56,8 @@ struct UnbucketedLists {
     UnbucketedSummary* summary;  // [1]
     SlotList* by_rank;           // [num_unbucketed], by rank; of dense features only `feature` is used
     int32_t* rank;               // [num_unbucketed]
-    int16_t* dense_bit;  // scratch [num_unbucketed]: word and bit of a dense feature in a row's bitmap; −1: not dense
-    uint32_t* begins;    // scratch [chunks, kResidues + 1]: where the entries of a residue begin among the chunk's keys
-    uint32_t* keys;      // scratch [chunks, kChunkSlots · max_active]: feature / kResidues, and slot within the chunk
-    uint2* found;        // scratch [num_unbucketed]: where its list begins, and its length
-    int32_t* slots;      // [places]: the lists
-    uint2* dense_bits;   // [tiles, 768]: as BucketPlan::feature_bits, for dense features
+    int32_t* slots;              // [places]: the lists
+    uint2* dense_bits;           // [tiles, 768]: as BucketPlan::feature_bits, for dense features
 
     static size_t zeroed(const IndexRows& in) {
         return (size_t(in.num_unbucketed) + kBins * (kBinPitch + 3) + 2) * sizeof(uint32_t) + 2 * size_t(in.positions);
@@ -75,6 +70,14 @@ struct UnbucketedLists {
     static size_t places(const IndexRows& in) { return keys_of_chunks(in) + 3 * size_t(in.num_unbucketed); }
 };
 
+// More scratch of the kernels below. It is as large as the lists, so it is not part of the plan, which lives longer.
+struct ListScratch {
+    int16_t* dense_bit;  // [num_unbucketed]: word and bit of a dense feature in a row's bitmap; −1: not dense
+    uint32_t* begins;    // [chunks, kResidues + 1]: where the entries of a residue begin among the chunk's keys
+    uint32_t* keys;      // [chunks, kChunkSlots · max_active]: feature / kResidues, and slot within the chunk
+    uint2* found;        // [num_unbucketed]: where its list begins, and its length
+};
+
 // [slots]: the slots of each tile, those with the most entries first; padding comes last, with target −1.
 inline RowOrder* carve_row_order(Carver& carver, const IndexRows& in) {
     if (in.num_unbucketed == 0) return nullptr;
@@ -82,7 +85,7 @@ inline RowOrder* carve_row_order(Carver& carver, const IndexRows& in) {
 }
 
 inline UnbucketedLists carve_unbucketed_lists(Carver& carver, const IndexRows& in) {
-    const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets), chunks = UnbucketedLists::chunks(in);
+    const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets);
     UnbucketedLists lists{};
     if (in.num_unbucketed == 0) return lists;
     lists.sampled = reinterpret_cast<uint32_t*>(carver.take<char>("sampled", UnbucketedLists::zeroed(in)));
@@ -96,13 +99,19 @@ inline UnbucketedLists carve_unbucketed_lists(Carver& carver, const IndexRows& i
     lists.summary = carver.take<UnbucketedSummary>("summary", 1);
     lists.by_rank = carver.take<SlotList>("by_rank", in.num_unbucketed);
     lists.rank = carver.take<int32_t>("rank", in.num_unbucketed);
-    lists.dense_bit = carver.take<int16_t>("dense_bit", in.num_unbucketed);
-    lists.begins = carver.take<uint32_t>("begins", chunks * (UnbucketedLists::kResidues + 1));
-    lists.keys = carver.take<uint32_t>("keys", UnbucketedLists::keys_of_chunks(in));
-    lists.found = carver.take<uint2>("found", in.num_unbucketed);
     lists.slots = carver.take<int32_t>("slots", UnbucketedLists::places(in));
     lists.dense_bits = carver.take<uint2>("dense_bits", tiles * kBucketFeatures);
     return lists;
+}
+
+inline ListScratch carve_list_scratch(Carver& carver, const IndexRows& in) {
+    ListScratch scratch{};
+    scratch.dense_bit = carver.take<int16_t>("dense_bit", in.num_unbucketed);
+    scratch.begins =
+        carver.take<uint32_t>("begins", size_t(UnbucketedLists::chunks(in)) * (UnbucketedLists::kResidues + 1));
+    scratch.keys = carver.take<uint32_t>("keys", UnbucketedLists::keys_of_chunks(in));
+    scratch.found = carver.take<uint2>("found", in.num_unbucketed);
+    return scratch;
 }
 
 namespace unbucketed_lists {
@@ -192,7 +201,8 @@ static_assert(kRankThreads == UnbucketedLists::kBins);
 
 // Gives the first ranks to the most frequent features of the sample: to as many bins of them as fit into
 // kDenseFeatures.
-__global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, UnbucketedLists lists) {
+__global__ void __launch_bounds__(kRankThreads, 4)
+    choose_dense(IndexRows in, UnbucketedLists lists, ListScratch scratch) {
     constexpr int kBins = UnbucketedLists::kBins;
     __shared__ int fewest;
     if (threadIdx.x == 0) fewest = kBins;
@@ -213,7 +223,7 @@ __global__ void __launch_bounds__(kRankThreads, 4) choose_dense(IndexRows in, Un
         const int rank = int(lists.at_least[(bin + 1) * UnbucketedLists::kBinPitch] + atomicAdd(lists.taken + bin, 1u));
         bit = rank / 32 * 32 + bit_of_index(rank % 32);
     }
-    lists.dense_bit[feature] = int16_t(bit);
+    scratch.dense_bit[feature] = int16_t(bit);
 }
 
 // Gives each lane that has an entry the next place of its cell, in the order of the lanes.
@@ -247,7 +257,7 @@ struct SplitShared {
 // entries by residue, in the order of the slots. A row that has a dense feature twice is left out of the bits;
 // irregular_rows.cuh adds it.
 __global__ void __launch_bounds__(kSplitThreads, 4)
-    split_rows(IndexRows in, BucketPlan plan, const RowOrder* order, UnbucketedLists lists) {
+    split_rows(IndexRows in, BucketPlan plan, const RowOrder* order, UnbucketedLists lists, ListScratch scratch) {
     constexpr int kResidues = UnbucketedLists::kResidues, kChunkSlots = UnbucketedLists::kChunkSlots;
     __shared__ SplitShared s;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -258,7 +268,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
         const RowOrder there = order[first_slot + threadIdx.x];
         if (own_tile < tiles) own = there;
     }
-    uint32_t* const begins = lists.begins + size_t(blockIdx.x) * (kResidues + 1);
+    uint32_t* const begins = scratch.begins + size_t(blockIdx.x) * (kResidues + 1);
     if (first_tile >= tiles) {
         begins[threadIdx.x] = begins[threadIdx.x + 1] = 0;
         return;
@@ -282,7 +292,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     int more = 0;  // the row's dense entries less its bits; more than 0 if it has a dense feature twice
     const auto row_at = [&](int slot) { return bucket_plan::row_pointer(in, s.row[slot]) + lane; };
     const auto bit_of = [&](int feature) {
-        return unsigned(feature) < unsigned(in.num_unbucketed) ? int(lists.dense_bit[feature]) : -2;
+        return unsigned(feature) < unsigned(in.num_unbucketed) ? int(scratch.dense_bit[feature]) : -2;
     };
     const auto visit = [&](int slot, int feature, int bit) {
         if (bit >= 0) atomicOr(&s.bits[slot][bit / 32], 1u << bit % 32), ++more;
@@ -355,7 +365,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
         begin += counts[w];
     }
     __syncthreads();
-    uint32_t* const keys = lists.keys + chunk_begin;
+    uint32_t* const keys = scratch.keys + chunk_begin;
 #pragma unroll 1
     for (uint32_t base = 0; base < num_listed; base += 32 * kPlaceBatch) {
         uint32_t entries[kPlaceBatch];
@@ -395,7 +405,7 @@ struct ListShared {
 // How a warp goes through the entries of one residue in a range of chunks, in order: 32 chunks at a time, with
 // kListAhead entries per lane. The first entries stay in registers for the second pass.
 struct ResidueWalk {
-    const UnbucketedLists& lists;
+    const ListScratch& scratch;
     const size_t pitch;  // of a chunk's keys
     const int residue, first, end;
 
@@ -412,7 +422,7 @@ struct ResidueWalk {
         const int lane = threadIdx.x % 32;
         uint32_t begin = 0, count = 0;
         if (from + lane < end) {
-            const uint32_t* begins = lists.begins + size_t(from + lane) * (UnbucketedLists::kResidues + 1) + residue;
+            const uint32_t* begins = scratch.begins + size_t(from + lane) * (UnbucketedLists::kResidues + 1) + residue;
             begin = __ldg(begins), count = __ldg(begins + 1) - begin;
         }
         const uint32_t until = bucket_plan::warp_inclusive_sum(count, lane);
@@ -428,7 +438,7 @@ struct ResidueWalk {
                 which += __shfl_sync(~0u, chunks.until, which + step - 1) <= number ? step : 0;
             const uint32_t place = __shfl_sync(~0u, chunks.begin, which) + number;
             entries.chunks[i] = from + which;
-            entries.keys[i] = number < chunks.all ? __ldg(lists.keys + entries.chunks[i] * pitch + place) : ~0u;
+            entries.keys[i] = number < chunks.all ? __ldg(scratch.keys + entries.chunks[i] * pitch + place) : ~0u;
         }
     }
     template <typename Visit>
@@ -459,13 +469,13 @@ struct ResidueWalk {
 };
 
 // Each thread block makes the lists of 256 features of one residue, which usually are all of them.
-__global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, UnbucketedLists lists) {
+__global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, UnbucketedLists lists, ListScratch scratch) {
     constexpr int kResidues = UnbucketedLists::kResidues, kChunkSlots = UnbucketedLists::kChunkSlots;
     __shared__ ListShared s;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int residue = blockIdx.x, first_feature = blockIdx.y * kListFeatures;  // feature / kResidues
     const int chunks = UnbucketedLists::chunks(in), each = (chunks + kListWarps - 1) / kListWarps, first = warp * each;
-    const ResidueWalk walk{lists, size_t(kChunkSlots) * in.max_active, residue, first, min(first + each, chunks)};
+    const ResidueWalk walk{scratch, size_t(kChunkSlots) * in.max_active, residue, first, min(first + each, chunks)};
     const ResidueWalk::Chunks first_chunks = walk.find(first);
     ResidueWalk::Entries first_entries;
     walk.load(first_entries, first_chunks, first, 0);
@@ -496,7 +506,7 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
         // Dense features have no entries here, and they must not be counted in bin 0.
-        const bool listed = features[j] >= 0 && (counts[j] > 0 || lists.dense_bit[features[j]] < 0);
+        const bool listed = features[j] >= 0 && (counts[j] > 0 || scratch.dense_bit[features[j]] < 0);
         const int bin = listed ? bin_of_count(counts[j]) : -1;
         const unsigned same = __match_any_sync(~0u, bin);
         if (bin >= 0 && (same & ((1u << lane) - 1)) == 0) atomicAdd(lists.bins + bin, unsigned(__popc(same)));
@@ -506,7 +516,7 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
         if (features[j] < 0) break;
-        lists.found[features[j]] = {place, counts[j]};
+        scratch.found[features[j]] = {place, counts[j]};
         uint32_t next = place;
 #pragma unroll
         for (int w = 0; w < kListWarps; ++w) {
@@ -527,7 +537,8 @@ __global__ void __launch_bounds__(kListThreads) make_lists(IndexRows in, Unbucke
 
 // Ranks the lists by their length, behind the dense features. Within a bin the features of a thread block stay
 // together.
-__global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, UnbucketedLists lists) {
+__global__ void __launch_bounds__(kRankThreads, 4)
+    rank_lists(IndexRows in, UnbucketedLists lists, ListScratch scratch) {
     constexpr int kBins = UnbucketedLists::kBins;
     // How many of this thread block's features are in each bin; later the rank of the first of them.
     __shared__ uint32_t mine[kBins];
@@ -535,8 +546,8 @@ __global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, Unbu
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dense = lists.summary->dense;
     const int feature = blockIdx.x * kRankThreads + threadIdx.x;
     const bool exists = feature < in.num_unbucketed;
-    const uint2 found = exists ? lists.found[feature] : uint2{0, 0};
-    const int bit = exists ? lists.dense_bit[feature] : 0;
+    const uint2 found = exists ? scratch.found[feature] : uint2{0, 0};
+    const int bit = exists ? scratch.dense_bit[feature] : 0;
     const int bin = kBins - 1 - int(threadIdx.x);  // longest lists first
     const int features = int(lists.bins[bin]);
     mine[threadIdx.x] = 0;
@@ -560,19 +571,19 @@ __global__ void __launch_bounds__(kRankThreads, 4) rank_lists(IndexRows in, Unbu
     lists.by_rank[rank] = {feature, found.x, found.y};
 }
 
-// Makes everything about unbucketed features that the backward needs, from the plan of the batch.
+// Makes everything about unbucketed features that the backward needs, from the rest of the plan.
 inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order,
-                         const UnbucketedLists& lists, cudaStream_t stream) {
+                         const UnbucketedLists& lists, const ListScratch& scratch, cudaStream_t stream) {
     const cudaError_t error = cudaMemsetAsync(lists.sampled, 0, UnbucketedLists::zeroed(in), stream);
     if (error != cudaSuccess) return error;
     const int rank_grid = (in.num_unbucketed + kRankThreads - 1) / kRankThreads;
     constexpr int kResidueFeatures = UnbucketedLists::kResidues * kListFeatures;
     sample_rows<<<(sample_of(in).num_rows + kSampleRows - 1) / kSampleRows, kSampleThreads, 0, stream>>>(in, lists);
-    choose_dense<<<rank_grid, kRankThreads, 0, stream>>>(in, lists);
-    split_rows<<<UnbucketedLists::chunks(in), kSplitThreads, 0, stream>>>(in, plan, order, lists);
+    choose_dense<<<rank_grid, kRankThreads, 0, stream>>>(in, lists, scratch);
+    split_rows<<<UnbucketedLists::chunks(in), kSplitThreads, 0, stream>>>(in, plan, order, lists, scratch);
     const dim3 residues(UnbucketedLists::kResidues, (in.num_unbucketed + kResidueFeatures - 1) / kResidueFeatures);
-    make_lists<<<residues, kListThreads, 0, stream>>>(in, lists);
-    rank_lists<<<rank_grid, kRankThreads, 0, stream>>>(in, lists);
+    make_lists<<<residues, kListThreads, 0, stream>>>(in, lists, scratch);
+    rank_lists<<<rank_grid, kRankThreads, 0, stream>>>(in, lists, scratch);
     return cudaGetLastError();
 }
 

@@ -89,8 +89,8 @@ Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_mov
     return memory;
 }
 
-Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& psqt,
-             Activation activation, Range range, ScalarType output_dtype, bool save) {
+Three forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& psqt,
+              Activation activation, Range range, ScalarType output_dtype, bool save) {
     const cudaStream_t stream = current_stream(weight);
     const int64_t num_outputs = weight.size(1);
     const IndexRows in = index_rows(batch.white, batch.black, weight.size(0));
@@ -102,11 +102,10 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
     }
     Tensor slopes =
         torch::stable::new_empty(weight, {saves ? in.rows() : 0, num_outputs}, slope_dtype(weight.scalar_type()));
-    Tensor no_lists = torch::stable::new_empty(batch.white, {0}, ScalarType::Byte);
     Tensor psqt_out = psqt ? psqt_forward(kForward, in, in.num_features, BlackFirst{plan.black_first}, *psqt,
                                           *batch.psqt_bucket, {0, in.positions}, stream)
                            : floats(weight, {0});
-    if (in.positions == 0) return {out, psqt_out, slopes, no_lists};
+    if (in.positions == 0) return {out, psqt_out, slopes};
     Forward p{};
     p.in = in;
     p.plan = plan;
@@ -123,7 +122,7 @@ Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const
                      : weight.scalar_type() == ScalarType::Half ? launch_forward<__half>
                                                                 : launch_forward<__nv_bfloat16>;
     run(p, multiprocessors(weight.get_device_index()), stream);
-    return {out, psqt_out, slopes, no_lists};
+    return {out, psqt_out, slopes};
 }
 
 Tensor psqt_output(const Batch& batch, const Tensor& psqt, PositionRange wanted) {
@@ -194,8 +193,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, const Tenso
 
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features) {
     const IndexRows in = sizes_of_rows(positions, max_active, num_features);
-    return "{\"slots\": " + std::to_string(in.rows()) + ", \"plan\": " + described(carve_plan, in) +
-           ", \"lists\": {\"bytes\": 0, \"pieces\": {}}}";
+    return "{\"slots\": " + std::to_string(in.rows()) + ", \"plan\": " + described(carve_plan, in) + "}";
 }
 
 bool runs_on(int device) {

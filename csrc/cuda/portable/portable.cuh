@@ -11,7 +11,6 @@
 namespace nnue::portable {
 
 using perspective_transformer::Batch;
-using perspective_transformer::Four;
 using perspective_transformer::OutputGradients;
 using perspective_transformer::PositionRange;
 using perspective_transformer::Range;
@@ -24,8 +23,8 @@ void check_sizes(const char* op, const Tensor& white);
 // Index rows and black_to_move are contiguous.
 Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features);
 
-Four forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& psqt,
-             Activation activation, Range range, ScalarType output_dtype, bool save);
+Three forward(const Batch& batch, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& psqt,
+              Activation activation, Range range, ScalarType output_dtype, bool save);
 
 // The psqt output alone. The batch has a psqt_bucket.
 Tensor psqt_output(const Batch& batch, const Tensor& psqt, PositionRange wanted);

@@ -545,7 +545,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     if (!kBuiltFor90 || buckets.size == 0 || all.layers.integers.rounds || first.inputs % 64 != 0 ||
         first.outputs > bucketed::kMostThroughOutputs)
         fail(op, "parameters", "layers that the kernel is not made for",
-             "king buckets, layers that do not round, at most 16 outputs of layer 0, and N a multiple of 64");
+             "king buckets, layers that do not round, at most 32 outputs of layer 0, and N a multiple of 64");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");
     batch.white = torch::stable::contiguous(batch.white), batch.black = torch::stable::contiguous(batch.black);
     FirstBackward a = all.first_layer(grad_sums);
