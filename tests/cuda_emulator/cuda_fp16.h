@@ -28,6 +28,12 @@ inline __half __float2half_ru(float x) {
 inline __half2 __floats2half2_rn(float x, float y) {
     return {__float2half_rn(x), __float2half_rn(y)};
 }
+inline __half2 __half2half2(__half x) {
+    return {x, x};
+}
+inline __half2 __hmul2(__half2 x, __half2 y) {
+    return __floats2half2_rn(float(x.x.value) * float(y.x.value), float(x.y.value) * float(y.y.value));
+}
 inline float2 __half22float2(__half2 v) {
     return {__half2float(v.x), __half2float(v.y)};
 }

@@ -28,6 +28,19 @@ inline float clip(float x, float bound) {
     if (x != x) return x;
     return std::min(x > 0 ? x : 0.0f, bound);
 }
+inline uint32_t of_halves(uint32_t x, auto&& each) {
+    const uint16_t low = each(uint16_t(x)), high = each(uint16_t(x >> 16));
+    return low | uint32_t(high) << 16;
+}
+inline uint32_t clip_halves(uint32_t x, uint32_t bound) {
+    return of_halves(x, [&](uint16_t h) -> uint16_t {
+        if ((h & 0x7fff) > 0x7c00) return h;
+        return h & 0x8000 ? 0 : std::min(h, uint16_t(bound));
+    });
+}
+inline uint32_t halves_inside(uint32_t x, uint32_t limit) {
+    return of_halves(x, [&](uint16_t h) -> uint16_t { return h <= uint16_t(limit) ? 0xffff : 0; });
+}
 // Bits begin … end − 1 of a word, either of which may lie outside.
 inline uint32_t bit_range(int begin, int end) {
     begin = std::max(begin, 0);

@@ -72,7 +72,7 @@ struct SavedRows {
     };
 
     // Also writes what the row gradients have besides those of positions: exponents, and zeros in padding.
-    __device__ __forceinline__ float begin(const cuda::stacks::FirstBackward& a, Sums& sums) const {
+    __device__ __forceinline__ float2 begin(const cuda::stacks::FirstBackward& a, Sums& sums) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slabs = Shape::slabs(p.num_outputs);
         if (blockIdx.x == 0) clear(p.sync);
         const int warps = gridDim.x * cuda::stacks::kWarps;
@@ -100,7 +100,7 @@ struct SavedRows {
                 p.exponents[i] = exponent;
             if (exponent != kNoExponent) sums.unit = power_of_two(exponent);
         }
-        return p.scale / sums.unit;
+        return {p.scale / sums.unit, p.scale};
     }
     __device__ __forceinline__ bool wants_gradient() const {
         return true;
@@ -116,24 +116,51 @@ struct SavedRows {
         }
         memory.slots[0][place][i] = slots[0], memory.slots[1][place][i] = slots[1];
     }
-    __device__ __forceinline__ const Number* numbers(const Memory& memory, int place, int i, int position, int row,
+    __device__ __forceinline__ const Number* numbers(const Memory& memory, int place, int i, int position,
                                                      int column) const {
         const int half = p.num_outputs / 2, side = column >= half;
         if (position < 0) return nullptr;
-        return static_cast<const Number*>(p.saved) +
-               saved_at(memory.slots[side][place][i], row, column - side * half, p.num_outputs);
+        return row_of(static_cast<const Number*>(p.saved) + column - side * half, memory.slots[side][place][i],
+                      p.num_outputs * sizeof(Number));  // as saved_at
     }
-    __device__ __forceinline__ float input(const cuda::Pack<Number, 4> (&rows)[2], int i) const {
-        return clip(cuda::to_sum(rows[0].at[i]), p.bound) * (clip(cuda::to_sum(rows[1].at[i]), p.bound) * p.scale);
+    __device__ __forceinline__ int row_stride() const {
+        return p.num_outputs / 2;
+    }
+
+    // Products of clipped sums, without p.scale. In 16 bits they are two fp16 numbers per word.
+    struct Four {
+        std::conditional_t<kParts == 2, float, uint32_t> at[2 * kParts];
+    };
+    using Rows = cuda::Pack<Number, 4>;
+    __device__ __forceinline__ Four four(const Rows (&rows)[2]) const {
+        Four found;
+#pragma unroll
+        for (int i = 0; i < 2 * kParts; ++i) {
+            if constexpr (kParts == 2)
+                found.at[i] = clip(rows[0].at[i], p.bound) * clip(rows[1].at[i], p.bound);
+            else
+                found.at[i] = multiply_halves(clip_halves(word(rows[0], i), largest_half()),
+                                              clip_halves(word(rows[1], i), largest_half()));
+        }
+        return found;
+    }
+    __device__ __forceinline__ static void split_two(const Four& a, const Four& b, int i,
+                                                     uint32_t (&words)[Type::kParts]) {
+        if constexpr (kParts == 2) {
+            cuda::stacks::split(a.at[i], b.at[i], words);
+        } else {
+            const float2 two = unpack(__byte_perm(a.at[i / 2], b.at[i / 2], i % 2 ? 0x7632 : 0x5410), Float::kFloat16);
+            words[0] = pack(two.x, two.y, Float::kBFloat16);
+        }
     }
 
     // A lane has four columns of both halves. Of two neighbouring lanes (g, t) the first one gets those of the first
     // half from the other, and stores eight, and the second one those of the second half.
-    __device__ __forceinline__ void take(const Memory& memory, Sums& sums, int place, int i, int position, int column,
-                                         const cuda::Pack<Number, 4> (&stage)[2][4][32], int of_lane, int at,
+    __device__ __forceinline__ void take(const Memory& memory, Sums& sums, int place, int i, int position, int first,
+                                         int lane_g, const Rows (&stage)[2][4][32], int of_lane, int at,
                                          const float (&g)[4]) const {
         // Read once more, because registers are scarce.
-        cuda::Pack<Number, 4> rows[2];
+        Rows rows[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const uint32_t from = shared_address(&stage[h][of_lane][at]);
@@ -142,31 +169,38 @@ struct SavedRows {
             else
                 reinterpret_cast<uint2&>(rows[h]) = load_shared_8(from);
         }
-        const float limit = kParts == 1 ? __half2float(__float2half_ru(p.bound)) : p.bound;
-        float of[2][4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            of[0][j] = of[1][j] = g[j];
-            differentiate<Activation::kPairwise>(of[0][j], of[1][j], cuda::to_sum(rows[0].at[j]),
-                                                 cuda::to_sum(rows[1].at[j]), p.bound, limit);
-            sums.bias[0][j] += of[0][j], sums.bias[1][j] += of[1][j];
-        }
         uint32_t words[2][kParts][2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int q = 0; q < 2; ++q) {  // two columns
+            float of[2][2];
+            if constexpr (kParts == 2) {
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
+                for (int j = 0; j < 2; ++j) {
+                    of[0][j] = of[1][j] = g[2 * q + j];
+                    differentiate<Activation::kPairwise>(of[0][j], of[1][j], rows[0].at[2 * q + j],
+                                                         rows[1].at[2 * q + j], p.bound, p.bound);
+                }
+            } else {
+                const uint32_t a = word(rows[0], q), b = word(rows[1], q), largest = largest_half();
+                const float2 of_a = unpack(clip_halves(b, largest) & halves_inside(a, largest), Float::kFloat16);
+                const float2 of_b = unpack(clip_halves(a, largest) & halves_inside(b, largest), Float::kFloat16);
+                of[0][0] = g[2 * q] * of_a.x, of[0][1] = g[2 * q + 1] * of_a.y;
+                of[1][0] = g[2 * q] * of_b.x, of[1][1] = g[2 * q + 1] * of_b.y;
+            }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                sums.bias[h][2 * q] += of[h][0], sums.bias[h][2 * q + 1] += of[h][1];
                 if constexpr (kParts == 2)
-                    split(of[h][2 * j], of[h][2 * j + 1], words[h][0][j], words[h][1][j]);
+                    split(of[h][0], of[h][1], words[h][0][q], words[h][1][q]);
                 else
-                    words[h][0][j] = pack(of[h][2 * j], of[h][2 * j + 1], Float::kBFloat16);
+                    words[h][0][q] = pack(of[h][0], of[h][1], Float::kBFloat16);
             }
         }
-        const int half = p.num_outputs / 2, side = column >= half, in_half = column - side * half;
+        const int half = p.num_outputs / 2, side = first >= half, in_half = first - side * half;
         const int slot = position < 0 ? 0 : memory.slots[side][place][i];
-        const bool second = in_half / 4 % 2 != 0;
-        char* const to = operand(in_half / Shape::kSlab, slot / kTileRows) +
-                         Shape::offset(second, slot % kTileRows, in_half % Shape::kSlab / 8);
+        const bool second = lane_g % 2 != 0;
+        char* const to = row_of(operand(in_half / Shape::kSlab, 0), slot / kTileRows, Shape::kOperandBytes) +
+                         Shape::offset(second, slot % kTileRows, in_half % Shape::kSlab / 8 + lane_g / 2);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             uint32_t own[2], other[2];
@@ -182,8 +216,7 @@ struct SavedRows {
         }
     }
 
-    __device__ __forceinline__ void end_slab(const cuda::stacks::FirstBackward& a, Sums& sums, int slab,
-                                             int column) const {
+    __device__ __forceinline__ void end_slab(Sums& sums, int slab) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         float* const to = bias_segments + size_t(blockIdx.x + slab) * 2 * cuda::stacks::kSlab;
 #pragma unroll
@@ -203,6 +236,14 @@ struct SavedRows {
         }
     }
 
+    // The bound of the clip, rounded up to fp16, twice.
+    __device__ __forceinline__ uint32_t largest_half() const {
+        const __half2 both = __half2half2(__float2half_ru(p.bound));
+        return reinterpret_cast<const uint32_t&>(both);
+    }
+    __device__ __forceinline__ static uint32_t word(const Rows& row, int i) {
+        return reinterpret_cast<const uint32_t*>(&row)[i];
+    }
     __device__ __forceinline__ char* operand(int slab, int tile) const {
         return static_cast<char*>(p.grad_rows) + (size_t(slab) * p.max_tiles + tile) * Shape::kOperandBytes;
     }

@@ -157,7 +157,24 @@ __device__ __forceinline__ uint32_t encode(float x, float y, float bound) {
     return reinterpret_cast<const uint32_t&>(v);
 }
 __device__ __forceinline__ bool inside(float x, float limit) {
-    return __float_as_int(x) >= 0 && !(x > limit);
+    return __float_as_uint(x) <= __float_as_uint(limit);  // a set sign bit makes the number a large one
+}
+
+// The same for two fp16 numbers in a word: clip, and a mask with 16 set bits where `inside` holds.
+__device__ __forceinline__ uint32_t clip_halves(uint32_t x, uint32_t bound) {
+    asm("max.NaN.f16x2 %0, %0, %1;\n\tmin.NaN.f16x2 %0, %0, %2;" : "+r"(x) : "r"(0u), "r"(bound));
+    return x;
+}
+__device__ __forceinline__ uint32_t halves_inside(uint32_t x, uint32_t limit) {
+    uint32_t not_above, negative;
+    asm("set.le.u32.f16x2 %0, %2, %3;\n\tprmt.b32 %1, %2, 0, 0xbb99;"  // copies each sign bit to 16 bits
+        : "=r"(not_above), "=r"(negative)
+        : "r"(x), "r"(limit));
+    return not_above & ~negative;
+}
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t x, uint32_t y) {
+    const __half2 product = __hmul2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y));
+    return reinterpret_cast<const uint32_t&>(product);
 }
 
 // Turns the gradients of two outputs into those of the two sums. For pairwise both gradients are that of the product.

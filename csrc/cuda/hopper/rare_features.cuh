@@ -8,7 +8,7 @@ namespace nnue::rare_features {
 
 using namespace one_hot_product;
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kGrid = 128;
+constexpr int kThreads = 256, kWarps = kThreads / 32, kGrid = 512;
 
 // Where the features of each bucket begin.
 struct RareFeatures {

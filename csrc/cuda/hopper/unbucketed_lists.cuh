@@ -18,8 +18,8 @@
 // order, once to count them and once to put slots into lists. It keeps only counts in shared memory between the two,
 // and no thread block waits for another.
 //
-// There are five kernels: `sample_rows`, `choose_dense`, `split_rows` (one thread block per chunk: bitmaps, and entries
-// by residue), `make_lists` (one thread block per residue) and `rank_lists`.
+// There are five kernels behind one that clears counts: `sample_rows`, `choose_dense`, `split_rows` (one thread block
+// per chunk: bitmaps, and entries by residue), `make_lists` (one thread block per residue) and `rank_lists`.
 #pragma once
 
 #include "bucket_plan.cuh"
@@ -574,8 +574,12 @@ __global__ void __launch_bounds__(kRankThreads, 4)
 // Makes everything about unbucketed features that the backward needs, from the rest of the plan.
 inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order,
                          const UnbucketedLists& lists, const ListScratch& scratch, cudaStream_t stream) {
-    const cudaError_t error = cudaMemsetAsync(lists.sampled, 0, UnbucketedLists::zeroed(in), stream);
-    if (error != cudaSuccess) return error;
+    // No memset: in a graph that does not have the priority of the stream, and waits until another kernel's last thread
+    // block has begun.
+    const int words = int((UnbucketedLists::zeroed(in) + 3) / 4);  // a piece of memory ends at a multiple of 256 bytes
+    bucket_plan::clear_counts<<<std::min((words + bucket_plan::kClearThreads - 1) / bucket_plan::kClearThreads, 132),
+                                bucket_plan::kClearThreads, 0, stream>>>(reinterpret_cast<int32_t*>(lists.sampled),
+                                                                         words);
     const int rank_grid = (in.num_unbucketed + kRankThreads - 1) / kRankThreads;
     constexpr int kResidueFeatures = UnbucketedLists::kResidues * kListFeatures;
     sample_rows<<<(sample_of(in).num_rows + kSampleRows - 1) / kSampleRows, kSampleThreads, 0, stream>>>(in, lists);

@@ -76,21 +76,36 @@ struct InputRows {
     struct Memory {};
     struct Sums {};
 
-    // Called once, by all threads. Gives a factor of the gradient of x.
-    __device__ __forceinline__ float begin(const FirstBackward&, Sums&) const { return factor; }
+    // Called once, by all threads. Gives factors of the gradients of x and of the weight.
+    __device__ __forceinline__ float2 begin(const FirstBackward&, Sums&) const { return {factor, 1.0f}; }
     __device__ __forceinline__ bool wants_gradient() const { return grad_x != nullptr; }
     // Remembers position `position` at this place.
     __device__ __forceinline__ void load_position(Memory&, int, int, int) const {}
-    // Where four numbers of row `row` begin, those of inputs `column` … `column` + 3; null if there is no position.
-    __device__ __forceinline__ const T* numbers(const Memory&, int, int, int position, int, int column) const {
+    // Where four numbers of the position's first row begin, those of inputs `column` … `column` + 3. Those of the next
+    // row are `row_stride` numbers further on. Null if there is no position.
+    __device__ __forceinline__ const T* numbers(const Memory&, int, int, int position, int column) const {
         return position < 0 ? nullptr : x + static_cast<int64_t>(position) * inputs + column;
     }
-    __device__ __forceinline__ float input(const Pack<T, 4> (&rows)[1], int i) const {
-        return floored<kRounds>(Type::number(rows[0], i));
+    __device__ __forceinline__ int row_stride() const { return 0; }
+    // Four inputs of a position, and the parts of input i of two positions, as words of an operand.
+    struct Four {
+        float at[4];
+    };
+    __device__ __forceinline__ Four four(const Pack<T, 4> (&rows)[1]) const {
+        Four found;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) found.at[i] = floored<kRounds>(Type::number(rows[0], i));
+        return found;
     }
-    // Takes the gradients of four inputs, which still are in the stage. Called by whole warps.
-    __device__ __forceinline__ void take(const Memory&, Sums&, int, int, int position, int column,
+    __device__ __forceinline__ static void split_two(const Four& a, const Four& b, int i,
+                                                     uint32_t (&words)[Type::kParts]) {
+        split(a.at[i], b.at[i], words);
+    }
+    // Takes the gradients of four inputs of a warp's 32 that begin with `first`. They are those of lane (lane_g, …), and
+    // the inputs are still in the stage. Called by whole warps.
+    __device__ __forceinline__ void take(const Memory&, Sums&, int, int, int position, int first, int lane_g,
                                          const Pack<T, 4> (&)[1][4][kWarp], int, int, const float (&g)[4]) const {
+        const int column = first + 4 * lane_g;
         const size_t at = static_cast<int64_t>(position) * inputs + column;
         const bool exists = position >= 0 && column < inputs;
         // Inline assembly, because the compiler would split plain stores.
@@ -106,7 +121,8 @@ struct InputRows {
             hopper::store_global_8(static_cast<uint16_t*>(grad_x) + at, {pair(g[0], g[1]), pair(g[2], g[3])}, exists);
         }
     }
-    __device__ __forceinline__ void end_slab(const FirstBackward&, Sums&, int, int) const {}
+    // Called when the worker leaves a slab.
+    __device__ __forceinline__ void end_slab(Sums&, int) const {}
 };
 
 // The operands of a unit in shared memory, in the register layout of `mma`: at[product][group of 16 positions][group of
@@ -154,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int tiles = a.order[Order::tiles], stacks = static_cast<int>(a.of_order.stacks);
     const Division division{static_cast<int64_t>(tiles) * a.slabs, static_cast<int>(gridDim.x)};
-    const float factor = source.begin(a, of_source);
+    const float2 factors = source.begin(a, of_source);
     if (static_cast<int>(blockIdx.x) >= division.workers) return;
     const int64_t begin = division.begin(blockIdx.x);
     const int units = static_cast<int>(division.begin(blockIdx.x + 1) - begin);
@@ -162,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
     // Each warp makes one of the eight operands of the next unit: that of product `kind` for 16 positions. Its rows and
     // its depth are positions and outputs for product 0, and the other way round for product 1.
     const int kind = warp / 4, group = warp % 4;
-    const float scale = a.scale.read() * (kind == 0 ? factor : 1.0f);
+    const float scale = a.scale.read() * (kind == 0 ? factors.x : factors.y);
     float next_sums[KO][8];
     const auto load_sums = [&](int place) {
         const int* const positions = memory.positions[place] + group * 16;
@@ -220,16 +236,15 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int at = step * 16 + i / 2 * 8 + 2 * to_t + i % 2, position = memory.positions[place][at];
+            const Number* const from = source.numbers(memory.source, place, at, position, column + 4 * to_g);
+            const bool wanted = is_inside && from != nullptr;
 #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const Number* const from = source.numbers(memory.source, place, at, position, r, column + 4 * to_g);
-                const bool wanted = is_inside && from != nullptr;
                 const uint32_t to = hopper::shared_address(&memory.inputs[warp][stage][r][i][input_place(to_g, to_t)]);
-                // Without `wanted`, nothing is read from the address.
                 if constexpr (sizeof(Number) == 4)
-                    hopper::copy_async_16(to, wanted ? static_cast<const void*>(from) : a.weight, wanted);
+                    hopper::copy_async_16(to, from + r * source.row_stride(), wanted);
                 else
-                    hopper::copy_async_8(to, wanted ? static_cast<const void*>(from) : a.weight, wanted);
+                    hopper::copy_async_8(to, from + r * source.row_stride(), wanted);
             }
         }
         hopper::copy_async_commit();
@@ -306,15 +321,14 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                     copy_inputs(place + 1, next_step - 4, next_column);
                 else
                     hopper::copy_async_commit(), stage = oldest;  // an empty group keeps the count for copy_async_wait
-                float x[4][4];
+                typename Source::Four x[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     Pack<Number, 4> rows[R];
 #pragma unroll
                     for (int r = 0; r < R; ++r)
                         rows[r] = load<4>(memory.inputs[warp][oldest][r][i][input_place(g, t)].at);
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) x[i][j] = source.input(rows, j);
+                    x[i] = source.four(rows);
                 }
                 const auto operand = [&](int product, int k, int p) {
                     return memory.operands[buffer].at[product][step][k][p][lane];
@@ -334,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
                         uint32_t parts[P];
-                        split(x[2 * h][j], x[2 * h + 1][j], parts);
+                        source.split_two(x[2 * h], x[2 * h + 1], j, parts);
 #pragma unroll
                         for (int p = 0; p < P; ++p) right[p][h] = parts[p];
                     }
@@ -375,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
                 for (int i = 0; i < 4; ++i) {
                     const int n = i / 2, at = step * 16 + n * 8 + 2 * t + i % 2;
                     const float gradient[4] = {d[0][n][i % 2], d[0][n][2 + i % 2], d[1][n][i % 2], d[1][n][2 + i % 2]};
-                    source.take(memory.source, of_source, place, at, memory.positions[place][at], column + 4 * g,
+                    source.take(memory.source, of_source, place, at, memory.positions[place][at], column, g,
                                 memory.inputs[warp][oldest], i, input_place(g, t), gradient);
                 }
             }
@@ -387,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, kWorkers<Source, KO>)
             end_segment(slab, stack);
             if (more) begin_segment(next_stack, next_column);
         }
-        if (!more || next_slab != slab) source.end_slab(a, of_source, slab, column);
+        if (!more || next_slab != slab) source.end_slab(of_source, slab);
         if (more) store_operands(1 - buffer);
         __syncthreads();
         if (more && place + 1 == kUnitsAhead) {
