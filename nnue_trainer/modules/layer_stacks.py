@@ -227,14 +227,7 @@ class LayerStacks:
         If there are more, the backward of the first one makes the gradients of the transformer's rows. None where
         neither is possible, and where the operators cannot compute it."""
         parameters = _parameters(linears)
-        by_factors = not self.hidden and transformer.takes_factors and transformer.psqt is None
-        by_rows = bool(self.hidden) and transformer.makes_rows_in_stacks
-        if not (self.may_go_through and (by_factors or by_rows)) or not _targets_are_known(targets) or len(bucket) == 0:
-            return None
-        if not (transformer.weight.requires_grad or transformer.bias.requires_grad):
-            return None  # nobody needs the gradient between
-        like_x = transformer.weight  # has the type and the device that x will have
-        if not self._is_fused(FirstOutputs(like_x, None, bucket), parameters):
+        if not _targets_are_known(targets) or not self._goes_through(transformer, parameters, bucket):
             return None
         order = self.order(bucket) if order is None else order
         score, result, lam = targets
@@ -286,6 +279,39 @@ class LayerStacks:
         assert isinstance(weight, Tensor)
         grad_x, grad_weight = torch.autograd.grad(sums, [first.x, weight], grad_sums * factor)
         return grad_x, grad_weight, None if grad_psqt is None else grad_psqt * factor
+
+    def first_through(
+        self, transformer: FusedCall, linears: Sequence[nn.Module], bucket: Tensor, order: Tensor | None = None
+    ) -> FirstThrough | None:
+        """`first_sums` of what `transformer` gives, without its PSQT part; None where `gradients_through` cannot go
+        back."""
+        parameters = _parameters(linears)
+        if not self._goes_through(transformer, parameters, bucket) or not self.hidden:
+            return None
+        order = self.order(bucket) if order is None else order
+        with torch.no_grad():
+            alone = transformer._replace(batch=transformer.batch[:3], psqt=None)
+            x, _, saved = _operators.perspective_transformer_forward(*alone, True)
+            return FirstThrough(transformer, saved, _operators.layer_stacks_first(x, order, parameters[0]))
+
+    def gradients_through(
+        self,
+        first: FirstThrough,
+        linears: Sequence[nn.Module],
+        bucket: Tensor,
+        grads: tuple[Tensor, Tensor | None],
+        scales: tuple[Tensor, Tensor],
+        order: Tensor | None = None,
+    ) -> tuple[TransformerGradients, Tensor]:
+        """The gradients of the transformer of `first`, and of the first weight; `grads` and `scales` as in
+        `first_gradients`."""
+        order = self.order(bucket) if order is None else order
+        grad_sums, grad_psqt = grads
+        found, grad_weight, _ = _gradients_through(
+            _Kept.of(first.transformer), first.transformer.batch, first.saved, self._description.layers, order,
+            _parameters(linears), (grad_sums, None, grad_psqt), list(scales),
+        )  # fmt: skip
+        return found, grad_weight
 
     def from_sums(self, first: FirstOutputs, linears: Sequence[nn.Module], order: Tensor | None = None) -> Tensor:
         """`forward`, where `first.x` is the complete `first_sums`."""
@@ -400,6 +426,16 @@ class LayerStacks:
         if any(_derivatives.has_tangent(t) for t in (x, *floats)):
             return False
         return x.data_ptr() % 16 == 0 and parameters[0].data_ptr() % 16 == 0
+
+    def _goes_through(self, transformer: FusedCall, parameters: Sequence[Tensor], bucket: Tensor) -> bool:
+        by_factors = not self.hidden and transformer.takes_factors and transformer.psqt is None
+        by_rows = bool(self.hidden) and transformer.makes_rows_in_stacks
+        if not (self.may_go_through and (by_factors or by_rows)) or len(bucket) == 0:
+            return False
+        if not (transformer.weight.requires_grad or transformer.bias.requires_grad):
+            return False  # nobody needs the gradient between
+        like_x = transformer.weight  # has the type and the device that x will have
+        return self._is_fused(FirstOutputs(like_x, None, bucket), parameters)
 
     @functools.cached_property
     def _description(self) -> _Description:
@@ -535,6 +571,65 @@ class _Loss(torch.autograd.Function):
         return None, None, None, grad_x, grad_psqt, None, None, None, None, *gradients
 
 
+class TransformerGradients(NamedTuple):
+    """The gradients of a feature transformer's parameters."""
+
+    weight: Tensor
+    bias: Tensor
+    psqt: Tensor | None
+
+
+class FirstThrough(NamedTuple):
+    """A feature transformer and the first of the layers behind it, after their forward."""
+
+    transformer: FusedCall
+    saved: Tensor
+    """what the forward of the transformer has left for its backward"""
+    sums: Tensor
+    """`LayerStacks.first_sums`"""
+
+
+class _Kept(NamedTuple):
+    """What the backward of a transformer takes besides tensors."""
+
+    buckets: list[int]
+    sizes: list[int]
+    """F, N and P"""
+    activation: tuple[str, list[float], str]
+    """with its bound and scale, and the dtype of the weight"""
+
+    @classmethod
+    def of(cls, transformer: FusedCall) -> _Kept:
+        _, buckets, weight, _, psqt, activation, bound_and_scale, dtype = transformer
+        sizes = [*weight.shape, 0 if psqt is None else psqt.shape[1]]
+        return cls(buckets, sizes, (activation, bound_and_scale, dtype))
+
+
+def _gradients_through(
+    kept: _Kept,
+    batch: list[Tensor],
+    saved: Tensor,
+    layers: str,
+    order: Tensor,
+    parameters: Sequence[Tensor],
+    grads: tuple[Tensor, Tensor | None, Tensor | None],
+    scales: list[Tensor],
+) -> tuple[TransformerGradients, Tensor, Tensor]:
+    """The gradients of the transformer, of the first weight and, flat, of the other parameters. `grads`: grad_sums,
+    partials and grad_output as layer_stacks_gradients takes them."""
+    buckets, sizes, activation = kept
+    grad_sums, partials, grad_output = grads
+    has_psqt = sizes[2] > 0
+    rows, grad_bias, grad_first, grad_psqt, flat = _operators.layer_stacks_gradients_through(
+        order, parameters, grad_sums, partials, grad_output if has_psqt else None, scales, layers, batch, buckets,
+        saved, sizes[0], activation[1],
+    )  # fmt: skip
+    grad_weight, _, of_psqt = _operators.perspective_transformer_backward(
+        rows, grad_psqt if has_psqt else None, batch, buckets, saved, sizes, *activation, []
+    )
+    return TransformerGradients(grad_weight, grad_bias, of_psqt if has_psqt else None), grad_first, flat
+
+
 class _LossThrough(torch.autograd.Function):
     """The feature transformer and the loss behind it."""
 
@@ -550,13 +645,11 @@ class _LossThrough(torch.autograd.Function):
             x, order, parameters, None if psqt is None else psqt_output, [score, result, lam], of.layers, name,
             [score_scale, *constants],
         )  # fmt: skip
-        ctx.layers, ctx.buckets = of.layers, transformer.buckets
-        ctx.sizes = [*weight.shape, 0 if psqt is None else psqt.shape[1]]
-        ctx.activation = [transformer.activation, transformer.bound_and_scale, transformer.output_dtype]
-        ctx.of_batch, ctx.by_rows = len(transformer.batch), bool(of.layers)
+        ctx.layers, ctx.by_rows = of.layers, bool(of.layers)
         # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again. Nor does
         # somebody if it can be made of what is saved.
         reads_x = not ctx.by_rows and partials.shape[1] <= of.inputs
+        ctx.kept, ctx.of_batch = _Kept.of(transformer), len(transformer.batch)
         ctx.save_for_backward(
             bucket,
             order,
@@ -576,25 +669,20 @@ class _LossThrough(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         bucket, order, x, saved, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
         batch, parameters = others[: ctx.of_batch], others[ctx.of_batch :]
-        scales, psqt_buckets = [grad_loss, totals], ctx.sizes[2]
+        scales, (buckets, sizes, activation) = [grad_loss, totals], ctx.kept
         if ctx.by_rows:
-            straight = grad_output if psqt_buckets else None
-            rows, grad_bias, grad_first, grad_psqt, flat = _operators.layer_stacks_gradients_through(
-                order, parameters, grad_sums, partials, straight, scales, ctx.layers, batch, ctx.buckets, saved,
-                ctx.sizes[0], ctx.activation[1],
-            )  # fmt: skip
-            grad, of_psqt, factors = rows, grad_psqt if psqt_buckets else None, []
+            grads = (grad_sums, partials, grad_output)
+            of_transformer, grad_first, flat = _gradients_through(
+                ctx.kept, batch, saved, ctx.layers, order, parameters, grads, scales
+            )
         else:
             _, grad_first, grad_sum, flat = _operators.layer_stacks_gradients(
                 x, order, parameters, grad_sums, partials, grad_output, scales, ctx.layers, "none"
             )
-            grad, of_psqt, factors = parameters[0], None, [grad_sum, bucket]
-        grad_weight, bias_of_factors, grad_psqt = _operators.perspective_transformer_backward(
-            grad, of_psqt, batch, ctx.buckets, saved, ctx.sizes, *ctx.activation, factors
-        )
-        if not ctx.by_rows:
-            grad_bias = bias_of_factors
-        of_transformer = (grad_weight, grad_bias, grad_psqt if psqt_buckets else None)
+            grad_weight, grad_bias, _ = _operators.perspective_transformer_backward(
+                parameters[0], None, batch, buckets, saved, sizes, *activation, [grad_sum, bucket]
+            )
+            of_transformer = TransformerGradients(grad_weight, grad_bias, None)
         return *[None] * 9, *of_transformer, grad_first, *_cut_gradients(flat, parameters)
 
 

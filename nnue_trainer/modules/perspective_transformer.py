@@ -123,6 +123,15 @@ class PerspectiveTransformer(nn.Module):
         arguments |= {"psqt": self.psqt, "psqt_bucket": None if self.psqt is None else bucket}
         return perspectives.fused_call(**arguments, output_dtype=weight.dtype)
 
+    def take_gradients(self, call: perspectives.FusedCall, gradients: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        """Gives the parameters of `call`, which `fused_call` has made, their gradients: of weight, bias and PSQT
+        columns."""
+        weight, bias, psqt = gradients
+        call.weight.grad = weight
+        self.bias.grad = bias.to(self.bias.dtype)
+        if self.psqt is not None:
+            self.psqt.grad = psqt
+
     def apply_with(
         self,
         batch: Batch,

@@ -229,18 +229,24 @@ class Columns(Whole):
     def backward(self, step: Step, batch: Batch) -> Tensor:
         model, ranks, positions = self._stacked, self.ranks, len(batch)
         stacks, linears, order = model.stacks, model.linears(), model.stacks.order_of(batch)
+        bucket, through, first = model.buckets_of(batch), None, None
         with step.autocast(), self._transformer.psqt_apart(batch) as apart:
-            first = model.first_outputs(batch)
-            sums = stacks.first_sums(first.x, linears, first.bucket, order)
+            if (call := model.first_call(batch, bucket)) is not None:
+                through = stacks.first_through(call, linears, bucket, order)
+            if through is None:
+                first = model.first_outputs(batch)
+                sums = stacks.first_sums(first.x, linears, first.bucket, order)
+            else:
+                sums = through.sums
         mine, share = slice(self._begin, self._end), self._end - self._begin
         lam = lambdas_of(step, batch, mine)
         with ranks.reduce_scatter(self._padded(sums.detach(), ranks.size * self._most)) as own_sums:
-            psqt = None if first.psqt is None else first.psqt.detach()[mine]
-            if apart:
-                psqt = self._transformer.psqt_of(batch, first.bucket, self._begin, self._end)
+            psqt = None if first is None or first.psqt is None else first.psqt.detach()[mine]
+            if apart or (through is not None and self._transformer.psqt is not None):
+                psqt = self._transformer.psqt_of(batch, bucket, self._begin, self._end)
         with step.autocast():
             rest = stacks.after_first(
-                FirstOutputs(own_sums[:share], psqt, first.bucket[mine]),
+                FirstOutputs(own_sums[:share], psqt, bucket[mine]),
                 linears,
                 (batch.score[mine], batch.result[mine], lam),
                 step.loss_kind,
@@ -256,11 +262,15 @@ class Columns(Whole):
         whole = [part.flatten(0, 1)[:positions] for part in found]
         totals, gradients = stacks.add_shares(shares, linears)
         loss = totals[2]
-        grad_x, grad_weight, grad_psqt = stacks.first_gradients(
-            sums, first, linears, (whole[0], whole[1] if len(whole) > 1 else None), (self._one(loss), totals), order
-        )
-        outputs = [first.x] if first.psqt is None else [first.x, first.psqt]
-        torch.autograd.backward(outputs, [grad_x] if grad_psqt is None else [grad_x, grad_psqt])
+        grads, scales = (whole[0], whole[1] if len(whole) > 1 else None), (self._one(loss), totals)
+        if through is not None:
+            of_transformer, grad_weight = stacks.gradients_through(through, linears, bucket, grads, scales, order)
+            self._transformer.take_gradients(through.transformer, of_transformer)
+        else:
+            assert first is not None
+            grad_x, grad_weight, grad_psqt = stacks.first_gradients(sums, first, linears, grads, scales, order)
+            outputs = [first.x] if first.psqt is None else [first.x, first.psqt]
+            torch.autograd.backward(outputs, [grad_x] if grad_psqt is None else [grad_x, grad_psqt])
         trained = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
         for parameter, gradient in zip(trained, [grad_weight, *gradients], strict=True):
             assert isinstance(parameter, nn.Parameter)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,9 +18,11 @@ from sample_models import assert_as_apart, make_model
 from torch import Tensor
 
 from nnue_trainer import perspectives
-from nnue_trainer.losses import NO_SCORE, SigmoidLoss, WinRateLoss, mean
+from nnue_trainer.losses import NO_SCORE, Loss, SigmoidLoss, WinRateLoss, mean
 from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
+from nnue_trainer.parallel.division import Columns
+from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.perspectives import FusedCall, _name, perspective_transformer
 
 FEATURES, ACTIVE, RANGE = 40, 12, [0.75, 127 / 128]
@@ -320,6 +324,68 @@ def test_emulated_model(
     # Without an operator for the transformer, it is torch that computes in float32.
     check_model(model, batch, monkeypatch, torch.float64 if goes_through else torch.float32)
     assert any(called) == goes_through
+
+
+class Alone(Ranks):
+    """One process that exchanges tensors with itself."""
+
+    @contextmanager
+    def reduce_scatter(self, whole: Tensor) -> Iterator[Tensor]:
+        yield whole
+
+    def all_gather_each(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        return [part.unsqueeze(0) for part in parts]
+
+
+class Step(NamedTuple):
+    loss_kind: Loss
+    lam: Tensor
+
+    def lambdas(self, batch: Any) -> Tensor:
+        return self.lam
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def check_columns(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the columns of the transformer are divided, its gradient goes on from the first layer as well."""
+    exact, loss = copy.deepcopy(model).double(), LOSSES["win rate"]
+    lam, division = torch.tensor(0.8, device=batch.white.device), Columns(Alone(), model, len(batch))
+    for forbidden in ("first_sums", "first_gradients"):
+        monkeypatch.setattr(LayerStacks, forbidden, None)
+    found = division.backward(Step(loss, lam), batch)  # type: ignore[arg-type]
+    gradients_found = [parameter.grad for parameter in model.parameters()]
+    monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
+    assert_as_apart(exact, batch, loss, lam, found, gradients_found)
+
+
+def test_emulated_columns(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make_model(SFNNV5)
+    emulated.emulator_configure(4, 7)
+
+    def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
+        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, 768, features)
+        return EmulatedPlan(made, [768, features])
+
+    def psqt(call: FusedCall, begin: int, end: int) -> Tensor:
+        assert call.psqt is not None
+        found: Tensor = torch.ops.nnue_emulated.perspective_psqt(
+            call.batch, call.buckets, call.psqt.detach(), begin, end
+        )
+        return found
+
+    monkeypatch.setattr(perspectives, "perspective_plan", plan)
+    monkeypatch.setattr(perspectives, "psqt_output", psqt)
+    check_columns(model, batch, monkeypatch)
+
+
+@pytest.mark.cuda
+def test_cuda_columns(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("those kernels need compute capability 9.0")
+    model, batch = make_model(SFNNV5 | {"l1": 256}, "cuda")
+    check_columns(model, batch, monkeypatch)
 
 
 def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
