@@ -66,7 +66,7 @@
 // operator (perspective_transformer.h); `saved` is of fp32 or bfloat16 weights. It gives (row_gradients, grad_bias,
 // grad_weight_0, grad_psqt, gradients): what perspective_transformer_backward takes in the place of the gradient of its
 // output, and the gradient of the transformer's bias. There must be a position, layers that do not round, N a multiple
-// of 64, and at most 32 outputs of layer 0. In 16 bits the inputs that the gradient of weight_0 is made of are those of
+// of 64, and in 16 bits a bound of 1/64 to 128. There the inputs that the gradient of weight_0 is made of are those of
 // `saved`, not those of x before it was rounded.
 //
 // layer_stacks_add_shares takes float32 [P, n + 3]: of each of P processes the n numbers of `gradients`, for its share

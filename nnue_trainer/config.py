@@ -65,8 +65,8 @@ class DataConfig:
     """leave out chunks of the files that have an error in them, and count them; off: such a chunk ends the run, which
     is saved"""
     threads: int = Field(0, ge=0, le=1024)
-    """threads that read and expand positions; 0: one per CPU, or where a GPU trains all but two of eight CPUs or more.
-    The number changes only the speed, never the order"""
+    """threads that read and expand positions; 0: one per CPU, and where a GPU trains and a process has eight CPUs or
+    more, two fewer. The number changes only the speed, never the order"""
 
     @field_validator("shards")
     @classmethod

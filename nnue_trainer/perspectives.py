@@ -409,6 +409,8 @@ class FusedCall(NamedTuple):
         (`layer_stacks_gradients_through`, csrc/layer_stacks.h)."""
         dtypes = (torch.float32, torch.bfloat16)
         fits = self.weight.dtype in dtypes and self.weight.shape[1] % 64 == 0 and self.activation == "pairwise"
+        if self.weight.dtype != torch.float32:
+            fits = fits and 1 / 64 <= self.bound_and_scale[0] <= 128  # products of two are made in fp16
         return self.takes_factors and fits and self.buckets[0] != 0 and self.output_dtype == _name(self.weight.dtype)
 
 

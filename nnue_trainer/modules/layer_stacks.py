@@ -29,7 +29,6 @@ from nnue_trainer.perspectives import FusedCall
 Activation = Literal["none", "crelu", "screlu", "dual"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _operators: Any = torch.ops.nnue
-_MOST_OUTPUTS_THROUGH = 32  # of the first layer: kMostThroughOutputs in csrc/cuda/hopper/bucketed.cuh
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class LayerStacks:
     @property
     def may_go_through(self) -> bool:
         """Whether there are transformers for which `loss_through` computes something."""
-        return self.integers is None and (not self.hidden or self.hidden[0].outputs <= _MOST_OUTPUTS_THROUGH)
+        return self.integers is None
 
     def loss_through(
         self,
@@ -646,8 +645,8 @@ class _LossThrough(torch.autograd.Function):
             [score_scale, *constants],
         )  # fmt: skip
         ctx.layers, ctx.by_rows = of.layers, bool(of.layers)
-        # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again. Nor does
-        # somebody if it can be made of what is saved.
+        # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again. Nor is x
+        # read again where it can be made of what is saved.
         reads_x = not ctx.by_rows and partials.shape[1] <= of.inputs
         ctx.kept, ctx.of_batch = _Kept.of(transformer), len(transformer.batch)
         ctx.save_for_backward(
@@ -671,9 +670,10 @@ class _LossThrough(torch.autograd.Function):
         batch, parameters = others[: ctx.of_batch], others[ctx.of_batch :]
         scales, (buckets, sizes, activation) = [grad_loss, totals], ctx.kept
         if ctx.by_rows:
-            grads = (grad_sums, partials, grad_output)
+            of_psqt = sizes[2] if ctx.needs_input_grad[11] else 0
+            kept, grads = ctx.kept._replace(sizes=[*sizes[:2], of_psqt]), (grad_sums, partials, grad_output)
             of_transformer, grad_first, flat = _gradients_through(
-                ctx.kept, batch, saved, ctx.layers, order, parameters, grads, scales
+                kept, batch, saved, ctx.layers, order, parameters, grads, scales
             )
         else:
             _, grad_first, grad_sum, flat = _operators.layer_stacks_gradients(

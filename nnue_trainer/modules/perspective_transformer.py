@@ -115,8 +115,9 @@ class PerspectiveTransformer(nn.Module):
 
     def fused_call(self, batch: Batch, bucket: Tensor | None = None) -> perspectives.FusedCall | None:
         """The operator that `forward` calls with the same arguments, and nothing else does; None where it is not fused,
-        and where hooks want to see the outputs."""
-        if self._forward_hooks or self._forward_pre_hooks:
+        and where hooks want to see the outputs or their gradients."""
+        hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
+        if any(hooks):
             return None
         weight, _ = self._weight_for(batch)
         arguments = self._arguments(batch, weight, self.bias, bound=self.bound, scale=self._scale)
@@ -125,12 +126,10 @@ class PerspectiveTransformer(nn.Module):
 
     def take_gradients(self, call: perspectives.FusedCall, gradients: tuple[Tensor, Tensor, Tensor | None]) -> None:
         """Gives the parameters of `call`, which `fused_call` has made, their gradients: of weight, bias and PSQT
-        columns."""
-        weight, bias, psqt = gradients
-        call.weight.grad = weight
-        self.bias.grad = bias.to(self.bias.dtype)
-        if self.psqt is not None:
-            self.psqt.grad = psqt
+        columns. Those that are frozen get none."""
+        for parameter, gradient in zip((call.weight, self.bias, self.psqt), gradients, strict=True):
+            if parameter is not None and gradient is not None and parameter.requires_grad:
+                parameter.grad = gradient.to(parameter.dtype)
 
     def apply_with(
         self,

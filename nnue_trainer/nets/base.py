@@ -368,7 +368,8 @@ class StackedModel(NnueModel):
 
     def first_call(self, batch: Batch, bucket: Tensor) -> FusedCall | None:
         """The operator that computes x and the PSQT part of `first_outputs`, whose buckets are `bucket`; None if there
-        is none. `loss` may call the operator instead, so only a net for which that is the same returns it."""
+        is none. `loss` and divisions of the columns may call it instead, so only a net for which that is the same
+        returns it."""
         return None
 
     @abstractmethod
@@ -408,6 +409,8 @@ class StackedModel(NnueModel):
             return None
         if self.rounded is not None:
             return self.rounded.loss(self, batch, targets, kernel)
+        if not batch.plans:
+            batch = self.prepare(batch)  # so that nothing below makes a plan twice
         linears, order = self.linears(), self.stacks.order_of(batch)
         if torch.is_grad_enabled() and self.stacks.may_go_through:
             bucket = self.buckets_of(batch)

@@ -231,7 +231,7 @@ class Columns(Whole):
         stacks, linears, order = model.stacks, model.linears(), model.stacks.order_of(batch)
         bucket, through, first = model.buckets_of(batch), None, None
         with step.autocast(), self._transformer.psqt_apart(batch) as apart:
-            if (call := model.first_call(batch, bucket)) is not None:
+            if stacks.may_be_fused(batch.white.device) and (call := model.first_call(batch, bucket)) is not None:
                 through = stacks.first_through(call, linears, bucket, order)
             if through is None:
                 first = model.first_outputs(batch)

@@ -27,6 +27,7 @@ from nnue_trainer.perspectives import FusedCall, _name, perspective_transformer
 
 FEATURES, ACTIVE, RANGE = 40, 12, [0.75, 127 / 128]
 HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # what asks the operators for each set of kernels
+UNBUCKETED = [20, 20]  # half of the features lie in no king bucket
 LOSSES = {"sigmoid": SigmoidLoss(power=2.5), "win rate": WinRateLoss(qp_asymmetry=0.3, weight_boost=1.5)}
 
 
@@ -192,6 +193,64 @@ def test_emulated_layers(
     case.check(found, "sigmoid")
     emulated.emulator_configure(4, 50)
     assert_equal(case.through("sigmoid", "nnue_emulated", HOPPER), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_emulated_unbucketed_features(emulated: ctypes.CDLL, dtype: torch.dtype) -> None:
+    case = Case(200, 128, 2, "pairwise", dtype, hidden=SMOOTH, psqt=True)
+    emulated.emulator_configure(4, 3)
+    case.check(case.through("sigmoid", "nnue_emulated", UNBUCKETED), "sigmoid")
+
+
+def test_emulated_operator(emulated: ctypes.CDLL) -> None:
+    """Row gradients may be used twice, and what the kernels are not made for is refused."""
+    case, op = Case(90, 64, 2, "pairwise", torch.float32, hidden=SMOOTH), torch.ops.nnue_emulated
+    emulated.emulator_configure(4, 1)
+    plan = op.perspective_plan(*case.rows, case.black_to_move, FEATURES, *HOPPER)
+    call, parameters = case.call(plan, HOPPER), layer_stacks._parameters(case.layers)
+    x, _, saved = op.perspective_transformer_forward(*call, True)
+    order, layers = op.stack_order(case.bucket, 2), case.stacks._description.layers
+    totals, grad_sums, _, partials = op.layer_stacks_loss(
+        x,
+        order,
+        parameters,
+        None,
+        list(case.targets),
+        layers,
+        "sigmoid",
+        [400.0, *LOSSES["sigmoid"].kernel()[1]],  # type: ignore[index]
+    )
+
+    def through(
+        plan: Tensor = plan, saved: Tensor = saved, buckets: list[int] = HOPPER, bounds: list[float] = RANGE
+    ) -> Any:
+        return op.layer_stacks_gradients_through(
+            order, parameters, grad_sums, partials, None, [torch.tensor(1.0), totals], layers, [*case.rows, plan],
+            buckets, saved, FEATURES, bounds,
+        )  # fmt: skip
+
+    rows, *_ = through()
+    sizes = [FEATURES, 64, 0]
+    weights = [
+        op.perspective_transformer_backward(
+            rows, None, call.batch, HOPPER, saved, sizes, "pairwise", RANGE, "float32", []
+        )[0]
+        for _ in range(2)
+    ]
+    assert torch.equal(*weights)
+    assert weights[0].any()
+    with pytest.raises(RuntimeError, match="parameters: found layers that the kernel is not made for"):
+        through(buckets=PORTABLE)
+    with pytest.raises(RuntimeError, match="plan: found shape"):
+        through(plan=plan[:-1])
+    with pytest.raises(RuntimeError, match="saved: found shape"):
+        through(saved=saved[:-1])
+    with pytest.raises(RuntimeError, match=r"bound_and_scale: found bound 300\.0+, expected 1/64 to 128"):
+        through(saved=saved.half(), bounds=[300.0, 1.0])
+    with pytest.raises(RuntimeError, match="grad_output: found shape"):
+        op.perspective_transformer_backward(
+            rows[:-1], None, call.batch, HOPPER, saved, sizes, "pairwise", RANGE, "float32", []
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -431,6 +490,7 @@ def test_cuda_layers(cuda: torch.device, hidden: tuple[StackLayer, ...], columns
         found = case.through("sigmoid", "nnue", HOPPER)
         case.check(found, "sigmoid")
         assert_equal(case.through("sigmoid", "nnue", HOPPER), found)
+        case.check(case.through("sigmoid", "nnue", UNBUCKETED), "sigmoid")
 
 
 @pytest.mark.cuda

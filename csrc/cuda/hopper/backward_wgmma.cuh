@@ -532,8 +532,8 @@ __global__ void __launch_bounds__(BackwardShape<kParts>::kThreads, 1) weight_gra
         }
         fence_barrier_init();
     }
-    // The schedule needs only what was complete before row_gradient_kernel's thread blocks went on from their wait, and
-    // by now all of them have.
+    // The schedule reads the plan alone, which was complete before any kernel of this backward went on from its wait,
+    // and by now one has.
     schedule.load(p, Shape::slabs(p.num_outputs));
     if (p.in.num_unbucketed > 0) {
         // list_kernel has begun and is not done. Its flag says that the row gradients are.
@@ -661,13 +661,14 @@ cudaError_t backward(const BackwardProblem& p, cudaStream_t stream, const Unbuck
     return error;
 }
 
-// Takes the scratch memory of a backward, behind what carve_row_gradients takes.
+// Takes the scratch memory of a backward, besides what carve_row_gradients takes.
 template <int kParts>
 void carve_scratch(Carver& carver, BackwardProblem& p) {
     using Shape = BackwardShape<kParts>;
     p.partial = carver.take<float>(
         "partial", size_t(max_partials(p.max_tiles, Shape::slabs(p.num_outputs))) * Shape::kPartialFloats);
-    p.bias_partial = carver.take<float>("bias_partial", size_t(stretches(p.max_tiles)) * p.num_outputs);
+    p.bias_partial =
+        carver.take<float>("bias_partial", p.grad_bias == nullptr ? 0 : size_t(stretches(p.max_tiles)) * p.num_outputs);
     p.merges = carver.take<MergeUnit>("merges", kMaxMergeUnits + 1);
 }
 inline void carve_scratch(Carver& carver, BackwardProblem& p) {

@@ -345,7 +345,7 @@ Through first_layer_backward(const Batch& batch, Buckets given, const Tensor& sa
     const Tensor rows = torch::stable::new_empty(saved, {static_cast<int64_t>(counter.used)}, ScalarType::Byte);
     open_row_gradients(op, rows, p);
     const cudaStream_t stream = current_stream(saved);
-    static_assert(kMostThroughOutputs == 32);
+    static_assert(layer_stacks::kMostFirstOutputs == 32);
     const auto run = a.outputs <= 16 ? (wide ? run_through<2, 1> : run_through<1, 1>)
                                      : (wide ? run_through<2, 2> : run_through<1, 2>);
     Through made = run(p, a, saved, stream);

@@ -35,16 +35,14 @@ Three forward(const Batch& batch, Buckets given, const Tensor& weight, const Ten
 // The psqt output alone. The batch has a psqt_bucket.
 Tensor psqt_output(const Batch& batch, Buckets given, const Tensor& psqt, PositionRange wanted);
 
-// The backward of the layer behind the transformer, where it reads nothing but pairwise products and has at most
-// kMostThroughOutputs outputs, down to the row gradients. `a` is its problem; what the kernel leaves for finish_kernel
-// (../stacks/finish.cuh) is in the result.
+// The backward of the layer behind the transformer, where it reads nothing but pairwise products, down to the row
+// gradients. `a` is its problem; what the kernel leaves for finish_kernel (../stacks/finish.cuh) is in the result.
 struct Through {
     Tensor row_gradients;  // for `backward`, in the place of the gradient of the output
     Tensor segments;
     Tensor bias_segments;
     int workers, padded_outputs;
 };
-constexpr int kMostThroughOutputs = 32;
 Through first_layer_backward(const Batch& batch, Buckets given, const Tensor& saved, int64_t num_features, Range range,
                              cuda::stacks::FirstBackward a);
 

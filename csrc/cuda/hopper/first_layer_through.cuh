@@ -7,9 +7,9 @@
 // stack by stack, so it reads and writes rows in any order of slots, at least 128 bytes of each at a time (64 in 16
 // bits).
 //
-// With two parts, row gradients are divided by a power of two. It must be known before the first of them is, so it is
-// that of a bound for all of them, which find_largest prepares: |gradient of x| ≤ outputs · the largest |grad_sums| ·
-// the largest |weight|. Numbers down to 2⁻²⁹ of the bound still have all 22 bits that the parts can hold.
+// With two parts, row gradients are divided by a power of two. It must be known before any row gradient is, so it
+// follows from a bound for all of them, which find_largest prepares: |gradient of x| ≤ outputs · the largest
+// |grad_sums| · the largest |weight|. Numbers down to 2⁻²⁸ of the bound still have all 22 bits that the parts can hold.
 #pragma once
 
 #include "../stacks/first_layer_backward.cuh"
@@ -26,6 +26,7 @@ constexpr int kLargestThreads = 256, kLargestGrid = 128;
 __global__ void __launch_bounds__(kLargestThreads)
     find_largest(const float* grad_sums, int64_t num_sums, const float* weight, int64_t num_weights, uint2* found) {
     __shared__ unsigned of_warp[2][kLargestThreads / 32];
+    wait_for_kernels_before();
     let_next_kernel_start();
     const auto largest = [](const float* from, int64_t count) {
         unsigned bits = 0;
@@ -36,9 +37,7 @@ __global__ void __launch_bounds__(kLargestThreads)
         return __reduce_max_sync(~0u, bits);
     };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned of_weight = largest(weight, num_weights);
-    wait_for_kernels_before();
-    const unsigned of_sums = largest(grad_sums, num_sums);
+    const unsigned of_weight = largest(weight, num_weights), of_sums = largest(grad_sums, num_sums);
     if (lane == 0) of_warp[0][warp] = of_sums, of_warp[1][warp] = of_weight;
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -71,7 +70,7 @@ struct SavedRows {
         float unit;        // what they are divided by
     };
 
-    // Also writes what the row gradients have besides those of positions: exponents, and zeros in padding.
+    // Also writes what the row gradients have besides those of positions: exponents, zeros in padding, and `sync`.
     __device__ __forceinline__ float2 begin(const cuda::stacks::FirstBackward& a, Sums& sums) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slabs = Shape::slabs(p.num_outputs);
         if (blockIdx.x == 0) clear(p.sync);
@@ -154,8 +153,8 @@ struct SavedRows {
         }
     }
 
-    // A lane has four columns of both halves. Of two neighbouring lanes (g, t) the first one gets those of the first
-    // half from the other, and stores eight, and the second one those of the second half.
+    // A lane has four columns of both halves. Lanes (g, t) and (g + 1, t), for an even g, exchange four columns: the
+    // first then stores eight of the first half, the second eight of the second half.
     __device__ __forceinline__ void take(const Memory& memory, Sums& sums, int place, int i, int position, int first,
                                          int lane_g, const Rows (&stage)[2][4][32], int of_lane, int at,
                                          const float (&g)[4]) const {

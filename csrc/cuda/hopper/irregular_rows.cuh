@@ -81,10 +81,12 @@ __global__ void irregular_forward_kernel(ForwardProblem p) {
 // Adds the irregular rows to the weight gradient that the products have written. Each thread has one column of either
 // half and takes the rows in order; every addition is rounded to the type of the gradient. The bias gradient and the
 // lists of unbucketed features include these rows already. A regular row that has a dense unbucketed feature twice is
-// missing only from the product of unbucketed features.
+// missing only from the product of unbucketed features. As the last kernel of a backward it also clears what the others
+// have left in `sync`, so that row gradients can be used again.
 template <typename Weight>
 __global__ void irregular_backward_kernel(BackwardProblem p) {
     wait_for_kernels_before();
+    if (blockIdx.x == 0) clear(p.sync);
     const bool any_left_out = p.in.num_unbucketed > 0 && *p.unbucketed.left_out_rows > 0;
     if (*p.plan.irregular == 0 && !any_left_out) return;
     const int half = p.num_outputs / 2, c = blockIdx.x * blockDim.x + threadIdx.x;

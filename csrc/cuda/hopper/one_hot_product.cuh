@@ -56,7 +56,7 @@ struct BackwardProblem {
     OutputGradient grad_out;
     const void* saved;
     void* grad_weight;   // [num_features, num_outputs]; all of it is written
-    float* grad_bias;    // [num_outputs]; null if whoever made the row gradients has made it, too
+    float* grad_bias;    // [num_outputs]; null if it was made with the row gradients
     void* grad_rows;     // [slabs, tiles, 16 KB]: see GradientShape
     int32_t* exponents;  // [slabs, tiles], for fp32 weights
     one_hot_product::GradientSync* sync;
@@ -157,7 +157,7 @@ __device__ __forceinline__ uint32_t encode(float x, float y, float bound) {
     return reinterpret_cast<const uint32_t&>(v);
 }
 __device__ __forceinline__ bool inside(float x, float limit) {
-    return __float_as_uint(x) <= __float_as_uint(limit);  // a set sign bit makes the number a large one
+    return __float_as_uint(x) <= __float_as_uint(limit);  // a set sign bit makes the number a large one; so is NaN
 }
 
 // The same for two fp16 numbers in a word: clip, and a mask with 16 set bits where `inside` holds.

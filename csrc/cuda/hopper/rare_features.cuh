@@ -1,5 +1,5 @@
-// The rare features of each king bucket: those that the backward's products leave out, because few rows have them. The
-// last kernel of the plan lists their slots.
+// The rare features of each king bucket: those that the backward's products leave out, because few rows have them. A
+// kernel of the plan lists their slots.
 #pragma once
 
 #include "one_hot_product.cuh"
@@ -10,7 +10,6 @@ using namespace one_hot_product;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32, kGrid = 512;
 
-// Where the features of each bucket begin.
 struct RareFeatures {
     int begin[kMaxBuckets + 1];       // where those of each bucket begin in the list of all
     int word_begin[kMaxBuckets + 1];  // the same, counted in words of 32 features of a bucket

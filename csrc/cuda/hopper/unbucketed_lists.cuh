@@ -574,8 +574,8 @@ __global__ void __launch_bounds__(kRankThreads, 4)
 // Makes everything about unbucketed features that the backward needs, from the rest of the plan.
 inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowOrder* order,
                          const UnbucketedLists& lists, const ListScratch& scratch, cudaStream_t stream) {
-    // No memset: in a graph that does not have the priority of the stream, and waits until another kernel's last thread
-    // block has begun.
+    // A kernel, not a memset: in a CUDA graph a memset does not get the priority of the stream, so it waits until
+    // another kernel's last thread block has begun.
     const int words = int((UnbucketedLists::zeroed(in) + 3) / 4);  // a piece of memory ends at a multiple of 256 bytes
     bucket_plan::clear_counts<<<std::min((words + bucket_plan::kClearThreads - 1) / bucket_plan::kClearThreads, 132),
                                 bucket_plan::kClearThreads, 0, stream>>>(reinterpret_cast<int32_t*>(lists.sampled),

@@ -101,10 +101,11 @@ struct InputRows {
                                                      uint32_t (&words)[Type::kParts]) {
         split(a.at[i], b.at[i], words);
     }
-    // Takes the gradients of four inputs of a warp's 32 that begin with `first`. They are those of lane (lane_g, …), and
-    // the inputs are still in the stage. Called by whole warps.
-    __device__ __forceinline__ void take(const Memory&, Sums&, int, int, int position, int first, int lane_g,
-                                         const Pack<T, 4> (&)[1][4][kWarp], int, int, const float (&g)[4]) const {
+    // Takes `g`, the gradients of inputs `first` + 4 · lane_g … + 3 of `position`, the one at [place][i] in the memory.
+    // The inputs themselves are still at [of_lane][at] in each row of the stage. Called by whole warps.
+    __device__ __forceinline__ void take(const Memory&, Sums&, int /*place*/, int /*i*/, int position, int first,
+                                         int lane_g, const Pack<T, 4> (&)[1][4][kWarp], int /*of_lane*/, int /*at*/,
+                                         const float (&g)[4]) const {
         const int column = first + 4 * lane_g;
         const size_t at = static_cast<int64_t>(position) * inputs + column;
         const bool exists = position >= 0 && column < inputs;

@@ -538,14 +538,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     check_plan_arguments(op, batch.white, batch.black, num_features, buckets);
     check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
     check_device(op, "white", batch.white, Device::cuda, parameters[0], "weight_0");
+    check_device(op, "plan", batch.plan, Device::cuda, parameters[0], "weight_0");
     check_device(op, "saved", saved, Device::cuda, parameters[0], "weight_0");
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
     Gradients all(op, batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
     const Layer& first = all.layers.at[0];
-    if (!kBuiltFor90 || buckets.size == 0 || all.layers.integers.rounds || first.inputs % 64 != 0 ||
-        first.outputs > bucketed::kMostThroughOutputs)
+    if (!kBuiltFor90 || buckets.size == 0 || all.layers.integers.rounds || first.inputs % 64 != 0)
         fail(op, "parameters", "layers that the kernel is not made for",
-             "king buckets, layers that do not round, at most 32 outputs of layer 0, and N a multiple of 64");
+             "king buckets, layers that do not round, and N a multiple of 64");
+    if (saved.scalar_type() != ScalarType::Float && !(range.bound >= 1.0f / 64 && range.bound <= 128.0f))
+        fail(op, "bound_and_scale", "bound " + std::to_string(range.bound), "1/64 to 128 in 16 bits");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");
     batch.white = torch::stable::contiguous(batch.white), batch.black = torch::stable::contiguous(batch.black);
     FirstBackward a = all.first_layer(grad_sums);
@@ -554,7 +556,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
         made = bucketed::first_layer_backward(batch, buckets, aligned(saved), num_features, range, a);
     Tensor grad_bias = floats_like(parameters[0], {first.inputs});
     a.segments = mutable_data<float>(made.segments);
-    all.add_segments(a, made.workers, made.padded_outputs);
+    if (!all.has_weight) all.add_segments(a, made.workers, made.padded_outputs);
     all.add_bias(made.bias_segments, grad_bias);
     all.finish();
     return {made.row_gradients, grad_bias, all.grad_weight, all.grad_psqt, all.gradients};
