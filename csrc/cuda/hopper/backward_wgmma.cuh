@@ -32,10 +32,10 @@ template <int kParts>
 __device__ __forceinline__ Piece load_piece(const BackwardProblem& p, int slot, int slab, int piece) {
     using Shape = GradientPieces<kParts>;
     const int tile = slot / kTileRows;
-    const size_t operand = size_t(slab) * p.max_tiles + tile;
-    const char* from = static_cast<const char*>(p.grad_rows) + operand * Shape::kOperandBytes +
-                       piece / 8 * Shape::kAtomBytes + operand_offset(slot % kTileRows, piece % 8);
-    return {__ldcg(reinterpret_cast<const uint4*>(from)), kParts == 2 ? __ldcg(p.exponents + operand) : 0};
+    const char* from =
+        operand_of<kParts>(p, slab, tile) + piece / 8 * Shape::kAtomBytes + operand_offset(slot % kTileRows, piece % 8);
+    return {__ldcg(reinterpret_cast<const uint4*>(from)),
+            kParts == 2 ? __ldcg(p.exponents + size_t(slab) * p.max_tiles + tile) : 0};
 }
 
 template <int kParts>

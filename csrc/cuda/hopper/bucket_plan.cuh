@@ -11,11 +11,10 @@
 // bits and no lists; irregular_rows.cuh adds it by itself.
 //
 // There are three kernels here, and one more lists the rows of rare features (rare_features.cuh). Each but the first
-// starts while the kernel before it is still finishing. `clear_counts`
-// clears the counters. `count_rows` reads the batch in chunks of 256 rows, finds the bucket of each row, counts rows
-// and features, and lists the rows of each chunk by bucket. In `make_tiles` each thread block makes one or a few tiles:
-// it ranks the features of their bucket, finds their rows in those lists, and writes everything that the later kernels
-// read.
+// starts while the kernel before it is still finishing. `clear_counts` clears the counters. `count_rows` reads the
+// batch in chunks of 256 rows, finds the bucket of each row, counts rows and features, and lists the rows of each chunk
+// by bucket. In `make_tiles` each thread block makes one or a few tiles: it ranks the features of their bucket, finds
+// their rows in those lists, and writes all else that later kernels read.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -79,8 +79,8 @@ struct SavedRows {
             const int bucket = row / kTileRows, in_tile = row % kTileRows, tile = p.plan.tile_begin[bucket + 1] - 1;
             if (tile < p.plan.tile_begin[bucket] || p.plan.slot_target[tile * kTileRows + in_tile] >= 0) continue;
             for (int i = lane; i < slabs * 16; i += 32)
-                *reinterpret_cast<uint4*>(operand(i / 16, tile) + i / 8 % 2 * Shape::kAtomBytes + in_tile * 128 +
-                                          i % 8 * 16) = uint4{0, 0, 0, 0};
+                *reinterpret_cast<uint4*>(operand_of<kParts>(p, i / 16, tile) + i / 8 % 2 * Shape::kAtomBytes +
+                                          in_tile * 128 + i % 8 * 16) = uint4{0, 0, 0, 0};
         }
         sums.unit = 1.0f;
         if constexpr (kParts == 2) {
@@ -198,8 +198,9 @@ struct SavedRows {
         const int half = p.num_outputs / 2, side = first >= half, in_half = first - side * half;
         const int slot = position < 0 ? 0 : memory.slots[side][place][i];
         const bool second = lane_g % 2 != 0;
-        char* const to = row_of(operand(in_half / Shape::kSlab, 0), slot / kTileRows, Shape::kOperandBytes) +
-                         Shape::offset(second, slot % kTileRows, in_half % Shape::kSlab / 8 + lane_g / 2);
+        char* const to =
+            row_of(operand_of<kParts>(p, in_half / Shape::kSlab, 0), slot / kTileRows, Shape::kOperandBytes) +
+            Shape::offset(second, slot % kTileRows, in_half % Shape::kSlab / 8 + lane_g / 2);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             uint32_t own[2], other[2];
@@ -242,9 +243,6 @@ struct SavedRows {
     }
     __device__ __forceinline__ static uint32_t word(const Rows& row, int i) {
         return reinterpret_cast<const uint32_t*>(&row)[i];
-    }
-    __device__ __forceinline__ char* operand(int slab, int tile) const {
-        return static_cast<char*>(p.grad_rows) + (size_t(slab) * p.max_tiles + tile) * Shape::kOperandBytes;
     }
 };
 

@@ -72,18 +72,23 @@ struct Eight {
     }
 };
 
+// Where the operand of a slab and tile begins.
+template <int kParts>
+__device__ __forceinline__ char* operand_of(const BackwardProblem& p, int slab, int tile) {
+    return static_cast<char*>(p.grad_rows) + (size_t(slab) * p.max_tiles + tile) * GradientShape<kParts>::kOperandBytes;
+}
+
 // The gradient of a column of half h.
 template <int kParts>
 __device__ __forceinline__ float row_gradient(const BackwardProblem& p, int slot, int h, int column) {
     using Shape = GradientShape<kParts>;
-    const int tile = slot / kTileRows, in_slab = column % Shape::kSlab;
-    const size_t operand = size_t(column / Shape::kSlab) * p.max_tiles + tile;
-    const char* const at = static_cast<const char*>(p.grad_rows) + operand * Shape::kOperandBytes +
-                           Shape::offset(h, slot % kTileRows, in_slab / 8) + in_slab % 8 * 2;
+    const int slab = column / Shape::kSlab, in_slab = column % Shape::kSlab, tile = slot / kTileRows;
+    const char* const at =
+        operand_of<kParts>(p, slab, tile) + Shape::offset(h, slot % kTileRows, in_slab / 8) + in_slab % 8 * 2;
     if constexpr (kParts == 1) return unpack(*reinterpret_cast<const uint16_t*>(at), Float::kBFloat16).x;
     const float high = unpack(*reinterpret_cast<const uint16_t*>(at), Float::kFloat16).x;
     const float low = unpack(*reinterpret_cast<const uint16_t*>(at + Shape::kAtomBytes), Float::kFloat16).x;
-    return (high + kLowScale * low) * power_of_two(p.exponents[operand]);
+    return (high + kLowScale * low) * power_of_two(p.exponents[size_t(slab) * p.max_tiles + tile]);
 }
 
 // What the kernels of the row gradients leave for the others. p.in and p.num_outputs must be set.
