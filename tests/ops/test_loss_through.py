@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -24,6 +26,8 @@ from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLa
 from nnue_trainer.parallel.division import Columns
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.perspectives import FusedCall, _name, perspective_transformer
+
+T = TypeVar("T")
 
 FEATURES, ACTIVE, RANGE = 40, 12, [0.75, 127 / 128]
 HOPPER, PORTABLE = [20, FEATURES], [0, FEATURES]  # what asks the operators for each set of kernels
@@ -385,15 +389,55 @@ def test_emulated_model(
     assert any(called) == goes_through
 
 
-class Alone(Ranks):
-    """One process that exchanges tensors with itself."""
+class Meeting:
+    """Where threads that stand for the processes of a run exchange tensors. One of them works at a time."""
+
+    def __init__(self, size: int):
+        self.size, self.turn = size, threading.Lock()
+        self._all_here = threading.Barrier(size, timeout=60)
+        self._brought: list[Any] = [None] * size
+
+    def exchange(self, rank: int, own: Any) -> list[Any]:
+        self._brought[rank] = own
+        self.turn.release()
+        try:
+            self._all_here.wait()
+            every = list(self._brought)
+            self._all_here.wait()  # nobody brings the next one before all have taken these
+        finally:
+            self.turn.acquire()
+        return every
+
+    def run(self, work: Callable[[Ranks], T]) -> list[T]:
+        """What `work` returns for each rank, each in a thread of its own."""
+
+        def start(rank: int) -> T:
+            with self.turn:
+                try:
+                    return work(Thread(self, rank))
+                except BaseException:
+                    self._all_here.abort()
+                    raise
+
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(start, range(self.size)))
+
+
+class Thread(Ranks):
+    """One of the threads of a meeting."""
+
+    def __init__(self, meeting: Meeting, rank: int):
+        super().__init__(rank, meeting.size)
+        self._meeting = meeting
 
     @contextmanager
     def reduce_scatter(self, whole: Tensor) -> Iterator[Tensor]:
-        yield whole
+        total = torch.stack(self._meeting.exchange(self.rank, whole)).sum(0)
+        yield total.view(self.size, -1, *whole.shape[1:])[self.rank]
 
     def all_gather_each(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        return [part.unsqueeze(0) for part in parts]
+        every = self._meeting.exchange(self.rank, list(parts))
+        return [torch.stack(of_all) for of_all in zip(*every, strict=True)]
 
 
 class Step(NamedTuple):
@@ -407,20 +451,33 @@ class Step(NamedTuple):
         return nullcontext()
 
 
-def check_columns(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_columns(model: Any, batch: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the columns of the transformer are divided, its gradient goes on from the first layer as well."""
-    exact, loss = copy.deepcopy(model).double(), LOSSES["win rate"]
-    lam, division = torch.tensor(0.8, device=batch.white.device), Columns(Alone(), model, len(batch))
+    exact, loss, lam = copy.deepcopy(model).double(), LOSSES["win rate"], torch.tensor(0.8, device=batch.white.device)
     for forbidden in ("first_sums", "first_gradients"):
         monkeypatch.setattr(LayerStacks, forbidden, None)
-    found = division.backward(Step(loss, lam), batch)  # type: ignore[arg-type]
-    gradients_found = [parameter.grad for parameter in model.parameters()]
+
+    def work(ranks: Ranks) -> tuple[Columns, Tensor, dict[str, Tensor | None]]:
+        own = copy.deepcopy(model)
+        division = Columns(ranks, own, len(batch))
+        found = division.backward(Step(loss, lam), batch)  # type: ignore[arg-type]
+        return division, found, {name: parameter.grad for name, parameter in own.named_parameters()}
+
+    divisions, losses, gradients = zip(*Meeting(size).run(work), strict=True)
+    whole = []
+    for name, first in gradients[0].items():
+        every, split = [of_rank[name] for of_rank in gradients], divisions[0].splits.get(name)
+        if split is None:  # all ranks have this parameter, and must have the same gradient
+            assert all(torch.equal(first, other) for other in every), name
+        whole.append(first if split is None else split.join([split.padded(part, r) for r, part in enumerate(every)]))
+    assert all(torch.equal(losses[0], other) for other in losses)
     monkeypatch.setattr(LayerStacks, "_is_fused", lambda *_: False)
-    assert_as_apart(exact, batch, loss, lam, found, gradients_found)
+    assert_as_apart(exact, batch, loss, lam, losses[0], whole)
 
 
-def test_emulated_columns(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = make_model(SFNNV5)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_emulated_columns(emulated: ctypes.CDLL, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make_model(SFNNV5 | {"l1": 64 * size})
     emulated.emulator_configure(4, 7)
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
@@ -436,15 +493,16 @@ def test_emulated_columns(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(perspectives, "perspective_plan", plan)
     monkeypatch.setattr(perspectives, "psqt_output", psqt)
-    check_columns(model, batch, monkeypatch)
+    check_columns(model, batch, size, monkeypatch)
 
 
 @pytest.mark.cuda
-def test_cuda_columns(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_cuda_columns(cuda: torch.device, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("those kernels need compute capability 9.0")
-    model, batch = make_model(SFNNV5 | {"l1": 256}, "cuda")
-    check_columns(model, batch, monkeypatch)
+    model, batch = make_model(SFNNV5 | {"l1": 256 * size}, "cuda")
+    check_columns(model, batch, size, monkeypatch)
 
 
 def test_hooks_and_frozen_transformers_are_respected(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
