@@ -162,11 +162,11 @@ def native_parts() -> dict[str, object]:
         sources("csrc/*.cpp", "csrc/cpu/*.cpp", *SHARED_SOURCES),
         depends=sources("csrc/*.h", "csrc/cpu/*.h", *SHARED_HEADERS),
         include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader")],
-        # Contraction off: every instruction set level computes the same bits. No errno: roots are one instruction.
-        # psabi: vectors never cross a real call.
+        # Contraction off: every instruction set level computes the same bits. No errno: roots are one instruction. No
+        # traps: loops with a condition become vector instructions. psabi: vectors never cross a real call.
         extra_compile_args={
             "cxx": [
-                *(*CXX_FLAGS, *OPS_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"),
+                *(*CXX_FLAGS, *OPS_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
                 f"-DNNUE_CUDA_BUILD={cuda_build(nvcc)}",
             ]
         },

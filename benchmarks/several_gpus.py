@@ -12,7 +12,6 @@ benchmarks/results/. A run on CPUs, where the exchanges go through gloo, only sh
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,40 +25,9 @@ from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.training.batches import BatchSource
 from nnue_trainer.training.metrics import peak_memory
-from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
-from nnue_trainer.training.trainer import Trainer
+from nnue_trainer.training.run import choose_device, training_batches
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
-from training_step import PRELOADED, Preloaded, copies, synchronize
-
-
-def measure(
-    recipe: Recipe, ranks: Ranks, source: Callable[[], BatchSource], device: torch.device, steps: int, warmup: int
-) -> dict[str, Any]:
-    """Milliseconds per step (wall-clock) and positions per second over `steps` steps, after `warmup` steps. All of
-    `ranks` must call this together."""
-    set_up_torch(recipe, device)
-    model = nets.build(recipe.model)
-    division, words = divide(ranks, model, recipe)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, model.to(device), source(), None, Path(folder), division=division)
-        for _ in range(warmup):
-            trainer.advance()
-        synchronize(device)
-        ranks.any(False)
-        started = time.perf_counter()
-        for _ in range(steps):
-            trainer.advance()
-        synchronize(device)
-        seconds = time.perf_counter() - started
-    if ranks.any(trainer.optimizer.failed()):
-        raise SystemExit("a step was not finite: nothing measured here would mean anything")
-    return {
-        "processes": ranks.size,
-        "division": words or "one process",
-        "batch": recipe.data.batch_size,
-        "milliseconds_per_step": round(1e3 * seconds / steps, 3),
-        "positions_per_second": round(steps * recipe.data.batch_size / seconds),
-    }
+from training_step import PRELOADED, Preloaded, copies, measure, steady_steps, synchronize
 
 
 def exchanges(ranks: Ranks, positions: int, outputs: int, device: torch.device) -> dict[str, float]:
@@ -95,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches for all processes")
-    parser.add_argument("--steps", type=int, default=0, help="default: 200 on CUDA, 5 on a CPU")
+    parser.add_argument("--steps", type=int, default=0, help="of each case; default: as many as training_step.py takes")
     parser.add_argument("--from-file", action="store_true", help="measure through the loader, too")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--name", help="of the recipe, in the file's name; default: that of the config")
@@ -115,8 +83,6 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
     one = recipe.data.batch_size
     device = choose_device(recipe.training.device, ranks)
     machine = environment(device)
-    steps = options.steps or (200 if device.type == "cuda" else 5)
-    warmup = 20 if device.type == "cuda" else 1
     features = nets.build(recipe.model).feature_set
 
     def sources(chosen: Recipe, among: Ranks) -> dict[str, Callable[[], BatchSource]]:
@@ -130,15 +96,27 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
             found["from file"] = lambda: training_batches(chosen, model, device, among)
         return found
 
+    def measured(chosen: Recipe, among: Ranks, source: BatchSource) -> dict[str, Any]:
+        warmup, steps = steady_steps(chosen, device, among.size)
+        steps = options.steps or steps
+        _, words = divide(among, nets.build(chosen.model), chosen)
+        found = measure(chosen, source, device, warmup, steps, among)
+        return {
+            "processes": among.size,
+            "division": words or "one process",
+            "batch": chosen.data.batch_size,
+            "steps": steps,
+        } | found
+
     results: dict[str, dict[str, Any]] = {}
     if ranks.writes:
         for way, source in sources(recipe, Ranks()).items():
-            results[f"one, {way}"] = measure(recipe, Ranks(), source, device, steps, warmup)
+            results[f"one, {way}"] = measured(recipe, Ranks(), source())
     ranks.any(False)
     for name, batch in (("each", ranks.size * one), ("between them", one)):
         chosen = recipe_for(batch)
         for way, source in sources(chosen, ranks).items():
-            found = measure(chosen, ranks, source, device, steps, warmup)
+            found = measured(chosen, ranks, source())
             if ranks.writes:
                 alone = results[f"one, {way}"]["positions_per_second"]
                 results[f"{ranks.size}, the batch {name}, {way}"] = found | {
@@ -159,7 +137,6 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
         **machine,
         "processes": ranks.size,
         "data": Path(options.data).name,
-        "steps": steps,
         "preloaded_batches": PRELOADED,
         "recipe": recipe_data(recipe),
         "peak_memory_bytes": peak_memory(device),

@@ -35,6 +35,8 @@ from nnue_trainer.config import Recipe
 from nnue_trainer.data import Batch
 from nnue_trainer.modules import stacked_linear
 from nnue_trainer.optim import Optimizer
+from nnue_trainer.parallel.division import divide
+from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.training.batches import BatchSource, DeviceBatches, allocations, like
 from nnue_trainer.training.metrics import peak_memory
 from nnue_trainer.training.run import choose_device, set_up_torch, training_batches
@@ -42,7 +44,7 @@ from nnue_trainer.training.trainer import Trainer
 from report import RESULTS, ROOT, environment, load_recipe, precision_suffix, recipe_data, wait_as_training_does, write
 
 PRELOADED = 8  # batches on the device: more than the caches hold
-# Positions of a measurement; its warm-up has a quarter of them. Both have at least 10 steps.
+# Positions of a measurement by one process; its warm-up has a quarter of them. Both have at least 10 steps.
 STEADY_POSITIONS = {"cpu": 400_000, "cuda": 50_000_000}
 
 
@@ -78,21 +80,33 @@ def copies(loader: BatchSource, device: torch.device, features: str, count: int 
     return taken
 
 
-def measure(recipe: Recipe, source: BatchSource, device: torch.device, steps: int, warmup: int) -> dict[str, float]:
+def steady_steps(recipe: Recipe, device: torch.device, processes: int = 1) -> tuple[int, int]:
+    """How many steps a measurement of the steady state has before it, and how many it has."""
+    steady = processes * STEADY_POSITIONS[device.type] // recipe.data.batch_size
+    return max(10, steady // 4), max(10, steady)
+
+
+def measure(
+    recipe: Recipe, source: BatchSource, device: torch.device, warmup: int, steps: int, ranks: Ranks | None = None
+) -> dict[str, Any]:
     """Milliseconds per step (wall-clock and CPU time) and positions per second over `steps` steps, after `warmup`
-    steps."""
+    steps. If several `ranks` train together, all of them must call this together, and CPU time is that of one."""
+    ranks = ranks or Ranks()
     set_up_torch(recipe, device)
+    model = nets.build(recipe.model)
+    division, _ = divide(ranks, model, recipe)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, nets.build(recipe.model).to(device), source, None, Path(folder))
+        trainer = Trainer(recipe, model.to(device), source, None, Path(folder), division=division)
         for _ in range(warmup):
             trainer.advance()
         synchronize(device)
+        ranks.any(False)
         started, cpu_started = time.perf_counter(), time.process_time()
         for _ in range(steps):
             trainer.advance()
         synchronize(device)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-    if trainer.optimizer.failed():
+    if ranks.any(trainer.optimizer.failed()):
         raise SystemExit("a step was not finite: nothing measured here would mean anything")
     return {
         "milliseconds_per_step": round(1e3 * seconds / steps, 3),
@@ -167,9 +181,8 @@ def main() -> None:
     recipe = load_recipe(options.config, options.data, options.overrides)
     device = choose_device(recipe.training.device)
     machine = environment(device)
-    batch_size = recipe.data.batch_size
-    steady = STEADY_POSITIONS[device.type] // batch_size
-    steps, warmup = options.steps or max(10, steady), max(10, steady // 4)
+    warmup, steps = steady_steps(recipe, device)
+    steps = options.steps or steps
     model = nets.build(recipe.model)
     results: dict[str, dict[str, Any]] = {}
     loader = training_batches(recipe, model, device)
@@ -181,8 +194,8 @@ def main() -> None:
         rounds = ["model.quantisation.aware=true", "model.quantisation.aware_from=0"] if aware else []
         now = load_recipe(options.config, options.data, [*options.overrides, *rounds])
         name = "aware, " if aware else ""
-        results[name + "preloaded"] = measure(now, Preloaded(batches), device, steps, warmup)
-        results[name + "from file"] = measure(now, training_batches(now, model, device), device, steps, warmup)
+        results[name + "preloaded"] = measure(now, Preloaded(batches), device, warmup, steps)
+        results[name + "from file"] = measure(now, training_batches(now, model, device), device, warmup, steps)
 
     report = {
         "benchmark": "training_step",

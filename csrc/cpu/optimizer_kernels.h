@@ -37,6 +37,15 @@ void prefetch_run(const T* from, int64_t count) {
     for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 1);
 }
 
+// Whether all elements are 0, and none is -0.
+template <int64_t count, class T>
+bool all_zero(const T* from) {
+    using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+    Bits any = 0;
+    for (int64_t i = 0; i < count; ++i) any |= std::bit_cast<Bits>(from[i]);
+    return any == 0;
+}
+
 // A step of elements whose gradients are zeros: as below.
 template <class R, class T>
 void fade_run(const optimizer::Common<T>& common, const T* __restrict__ shared, T* __restrict__ weight,
@@ -210,9 +219,7 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_
         // An average of zero moves nothing, and there is no need for a root and a quotient. -0 is not among these: the
         // next step makes it 0.
         bool still = true;
-        for (int k = 0; k < R::kAverages; ++k) {
-            for (int64_t i = 0; i < kBlock; ++i) still &= a[k][i] == 0 && !std::signbit(a[k][i]);
-        }
+        for (int k = 0; k < R::kAverages; ++k) still &= all_zero<kBlock>(a[k]);
         for (int64_t t = 0; t < count; ++t) {
             const optimizer::Common<T> c = steps[t];
             alignas(64) T copied[kBlock];

@@ -31,6 +31,10 @@ template <class T>
 template <class F>
 constexpr int64_t kWidth = sizeof(F) / sizeof(float);
 
+// How many F lie in a line of the cache, of which one is prefetched.
+template <class F>
+constexpr int kVectorsPerLine = kLineBytes / sizeof(F);
+
 // What a row contributes to its columns j and j + half, for accumulators a and b.
 template <class F, class O>
 [[gnu::always_inline]] inline void store_activated(const ActivationArguments& a, O* out, int64_t half, F first,
@@ -68,8 +72,8 @@ template <class F, int V, class T, class O>
         const T* weight = a.weight + row[e] * n + column;
         if (e + kForwardAhead < length) {
             const T* next = a.weight + row[e + kForwardAhead] * n + column;
-            for (int v = 0; v < V; ++v) __builtin_prefetch(next + v * kWidth<F>);
-            for (int v = 0; v < V; ++v) __builtin_prefetch(next + half + v * kWidth<F>);
+            for (int v = 0; v < V; v += kVectorsPerLine<F>) __builtin_prefetch(next + v * kWidth<F>);
+            for (int v = 0; v < V; v += kVectorsPerLine<F>) __builtin_prefetch(next + half + v * kWidth<F>);
         }
         for (int v = 0; v < V; ++v) {
             F part;
@@ -165,10 +169,21 @@ template <class F, class O>
 
 // Row gradients of the places [begin, end), one slab, and their sum into `bias` [2, columns].
 template <class O>
-void row_gradients(const RowGradients<O>& a, int64_t begin, int64_t end, float* bias) {
+void row_gradients(const RowGradients<O>& arguments, int64_t begin, int64_t end, float* bias) {
+    const RowGradients<O> a = arguments;  // so that the compiler knows that no store changes them
     for (int64_t c = 0; c < 2 * a.columns; ++c) bias[c] = 0;
+    const auto gradient_of = [&](int64_t place) { return a.grad_output + a.rows[place].target * a.width + a.column; };
     for (int64_t place = begin; place < end; ++place) {
-        const O* grad = a.grad_output + a.rows[place].target * a.width + a.column;
+        const O* const grad = gradient_of(place);
+        // The rows are in the order of the king buckets, the gradients in that of the positions.
+        if (place + 1 < end) {
+            const O* const next = gradient_of(place + 1);
+            const int64_t halves = a.activation.activation == Activation::kPairwise ? 1 : 2;
+            for (int64_t side = 0; side < halves; ++side) {
+                for (int64_t c = 0; c < a.columns; c += kLineBytes / sizeof(O))
+                    __builtin_prefetch(next + side * a.half + c);
+            }
+        }
         const float* saved = a.saved == nullptr ? nullptr : a.saved + 2 * (a.column * a.num_rows + place * a.columns);
         float* to_first = a.gradients + place * a.columns;
         float* to_second = to_first + a.num_rows * a.columns;

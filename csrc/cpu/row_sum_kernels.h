@@ -54,6 +54,7 @@ requires(sizeof(T) == 2) [[gnu::always_inline]] inline void store(T* to, const V
     for (int64_t lane = 0; lane < kLanes<float>; ++lane) to[lane] = static_cast<T>(from[lane]);
 }
 
+constexpr int64_t kLineBytes = 64;  // of the cache
 constexpr int64_t kNoPrefetch = INT32_MAX;
 
 // Sums of V vectors of columns: start + the rows of the entries, times their values if there are any. `row_of(entry)`
@@ -71,7 +72,7 @@ template <int V, int64_t ahead, class T, class Out, class RowOf, class ValueOf>
         const T* row = source + row_of(e);
         if (e + ahead < entries) {
             const T* next = source + row_of(e + ahead);
-            for (int v = 0; v < V; ++v) __builtin_prefetch(next + v * kLanes<S>);
+            for (int v = 0; v < V; v += kLineBytes / kBytes) __builtin_prefetch(next + v * kLanes<S>);
         }
         if (has_values) {
             const S value = value_of(e);
@@ -123,13 +124,18 @@ template <int64_t ahead, class T, class Out, class RowOf, class ValueOf>
 template <class T, class Out>
 void weight_gradient_slab(const WeightGradientArguments<T, Out>& a, int64_t column, int64_t columns, int64_t begin,
                           int64_t end) {
-    for (int64_t f = begin; f < end; ++f) {
-        const int64_t first = a.starts[f];
-        const int64_t* rows = a.rows + first;
-        const sum_t<T>* values = a.values == nullptr ? nullptr : a.values + first;
-        sum_columns<3>(
-            a.source, a.starts[f + 1] - first, columns, static_cast<const T*>(nullptr),
-            a.grad_weight + f * a.num_outputs + column, [&](int64_t e) { return rows[e] * a.stride; },
-            [=](int64_t e) { return values[e]; }, values != nullptr);
+    // The lists of neighbouring features have rows in common: a part of each that fits in the registers is in the cache
+    // for all of them.
+    constexpr int64_t kWide = kTile * kLanes<sum_t<T>>;
+    for (int64_t c = 0; c < columns; c += kWide) {
+        for (int64_t f = begin; f < end; ++f) {
+            const int64_t first = a.starts[f];
+            const int64_t* rows = a.rows + first;
+            const sum_t<T>* values = a.values == nullptr ? nullptr : a.values + first;
+            sum_columns<3>(
+                a.source + c, a.starts[f + 1] - first, std::min(kWide, columns - c), static_cast<const T*>(nullptr),
+                a.grad_weight + f * a.num_outputs + column + c, [&](int64_t e) { return rows[e] * a.stride; },
+                [=](int64_t e) { return values[e]; }, values != nullptr);
+        }
     }
 }

@@ -65,7 +65,8 @@ class DeviceBatches:
             all of them, and none.
         on_fetch: a function that is called once for each batch, in their order, on the stream that copies it. For a
             batch in a buffer it may write what only the steps with this buffer read.
-        record: replay expansion and `prepare` as one CUDA graph per buffer, where they only launch kernels.
+        record: replay all that follows the copy, an exchange of records included, as one CUDA graph per buffer, where
+            it only launches kernels.
     """
 
     def __init__(
@@ -140,6 +141,11 @@ class DeviceBatches:
         source: Any = self._source
         return (lambda: int(source.epoch) + 1) if hasattr(source, "epoch") else None
 
+    def forget(self) -> None:
+        """Frees the graphs, which use the connections of the processes; the next batches record them again."""
+        if self._recorder is not None:
+            self._recorder.forget()
+
     def finish(self) -> None:
         """Call this when the step with the current batch is complete: `state_dict` then continues after that batch."""
         self._place_in_hand = None
@@ -185,12 +191,13 @@ class DeviceBatches:
         # Records that are on the device already are not copied to where a graph reads them.
         if self._recorder is None or expander is None or isinstance(fresh, Batch) or fresh.device == self._device:
             return self._kept(self._prepared(self._to_device(fresh)))
-        records, batch = self._loaded(expander, fresh)
+        span = self._span(fresh)
+        records, batch = expander.load(fresh, span.begin, span.of)
         if batch.buffer is None:
-            return self._prepared(expander.expand(records, batch))
+            return self._prepared(self._expanded(expander, records, batch, span))
         # A larger batch moves the buffers.
-        key, settled = (batch.buffer, batch.white.data_ptr()), self._recorder.settled
-        made = self._recorder(key, lambda: self._prepared(expander.expand(records, batch)))
+        key, settled = (batch.buffer, records.data_ptr(), batch.white.data_ptr()), self._recorder.settled
+        made = self._recorder(key, lambda: self._prepared(self._expanded(expander, records, batch, span)))
         return made if settled else self._kept(made)
 
     def _wanted(self, fresh: Batch | Tensor) -> Batch | Tensor:
@@ -203,13 +210,11 @@ class DeviceBatches:
             return _Span(0, len(wanted), None)
         return _Span(ranks.rank * len(wanted), ranks.size * len(wanted), ranks)
 
-    def _loaded(self, expander: Expander, fresh: Tensor) -> tuple[Tensor, Batch]:
-        """`Expander.load` of the whole batch."""
-        span = self._span(fresh)
-        records, batch = expander.load(fresh, span.begin, span.of)
+    def _expanded(self, expander: Expander, records: Tensor, batch: Batch, span: _Span) -> Batch:
+        """What `expander` makes of the records that it has loaded, once the other processes' are there as well."""
         if span.ranks is not None:
             span.ranks.complete([records])
-        return records, batch
+        return expander.expand(records, batch)
 
     def _joined(self, fresh: Batch) -> Batch:
         """The whole batch, on the device."""
@@ -254,7 +259,9 @@ class DeviceBatches:
             return self._joined(fresh)
         if self._expander is None:
             raise TypeError("DeviceBatches: the source gives packed records, so `features` must name a feature set")
-        return self._expander.expand(*self._loaded(self._expander, fresh))
+        span = self._span(fresh)
+        records, batch = self._expander.load(fresh, span.begin, span.of)
+        return self._expanded(self._expander, records, batch, span)
 
 
 def allocations(batch: Batch) -> list[Tensor]:

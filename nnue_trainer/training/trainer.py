@@ -139,6 +139,7 @@ class Trainer:
             on_fetch=self._set_lambda_ahead,
             record=self._graphed,
         )
+        self.ranks.before_end(self.batches.forget)
         self.steps_per_epoch = math.ceil(recipe.training.positions_per_epoch / recipe.data.batch_size)
         self.steps = recipe.training.epochs * self.steps_per_epoch
         self.step = 0
