@@ -39,6 +39,7 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     }
     if (slots_.empty()) throw FormatError("no memory for batches");
     if (options_.threads <= 0) options_.threads = default_threads();
+    max_decoding_ = std::max(options_.threads - std::max(options_.threads / 4, 1), 1);
     shard_batch_ = options_.batch_size / options_.shards;
     constexpr std::uint64_t kMaxWindow = (std::uint64_t{1} << 32) - 1;
     if (options_.window > kMaxWindow || shard_batch_ > kMaxWindow) {
@@ -420,6 +421,10 @@ void Pipeline::filter_chunk(ChunkRef ref, std::uint32_t copy, std::size_t unscor
 
 // Decodes a chunk for the shard that has the fewest decoded or in work.
 bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
+    // Decoding a chunk takes as long as making many batches. If all workers decoded at the same time, nobody would make
+    // batches meanwhile, and the caller would soon have to wait.
+    const bool has_batches = std::ranges::none_of(shards_, [](const auto& s) { return s->ready_windows.empty(); });
+    if (has_batches && decoding_ >= max_decoding_) return false;
     Shard& shard = **std::ranges::min_element(shards_, {}, [](const auto& s) { return s->pending.size(); });
     if (shard.pending.size() >= max_pending_) return false;
     decode(lock, shard, scratch);
@@ -454,6 +459,7 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     }
 
     FilterCounts counts;
+    ++decoding_;
     lock.unlock();
     std::string bad;
     if (!past_end) {
@@ -479,6 +485,7 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
                           std::to_string(chunk.used));
     }
     lock.lock();
+    --decoding_;
     filter_counts_ += counts;
     if (!bad.empty() && known_bad_.insert(entry.chunk).second && bad_chunks_.count++ == 0) bad_chunks_.first = bad;
     chunk.done = true;

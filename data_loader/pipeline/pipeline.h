@@ -193,10 +193,12 @@ class Pipeline {
     std::vector<Slot> slots_;
     std::size_t shard_batch_ = 0, window_ = 0;  // positions of a shard: in a batch, in a window
     std::size_t max_pending_ = 0;               // of a shard
+    int max_decoding_ = 0;                      // workers at the same time, while there are batches to make
 
     std::mutex mutex_;
     std::condition_variable changed_;
     bool stop_ = false;
+    int decoding_ = 0;  // workers
     std::exception_ptr error_;
     FilterCounts filter_counts_;
     BadChunks bad_chunks_;
