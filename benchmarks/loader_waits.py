@@ -21,24 +21,25 @@ from nnue_trainer.data import RecordLoader
 from report import RESULTS, environment, write
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
-WARMUP = 0.25  # of the measured batches, before them
+WARMUP = 0.25  # of the measured batches, before them and at the same pace
 
 
 def waits(loader: RecordLoader, seconds: float, batches: int) -> tuple[np.ndarray, float]:
     """The waits for `batches` batches, in seconds, and the seconds of all of it. A batch is due `seconds` after the one
     before; a caller that is late for that begins anew, as a step does."""
     stream = iter(loader)
-    for _ in range(round(WARMUP * batches)):
-        next(stream)
-    found = np.empty(batches)
+    warmup = round(WARMUP * batches)
+    found = np.empty(warmup + batches)
     began = due = time.perf_counter()
-    for number in range(batches):
+    for number in range(warmup + batches):
+        if number == warmup:
+            began = time.perf_counter()
         due = max(due + seconds, time.perf_counter())
         time.sleep(max(0.0, due - time.perf_counter()))
         asked = time.perf_counter()
         next(stream)
         found[number] = time.perf_counter() - asked
-    return found, time.perf_counter() - began
+    return found[warmup:], time.perf_counter() - began
 
 
 def main() -> None:

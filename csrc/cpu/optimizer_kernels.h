@@ -37,7 +37,7 @@ void prefetch_run(const T* from, int64_t count) {
     for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 1);
 }
 
-// Whether all elements are 0, and none is -0.
+// Whether every element is +0.
 template <int64_t count, class T>
 bool all_zero(const T* from) {
     using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;

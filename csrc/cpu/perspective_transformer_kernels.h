@@ -31,7 +31,7 @@ template <class T>
 template <class F>
 constexpr int64_t kWidth = sizeof(F) / sizeof(float);
 
-// How many F lie in a line of the cache, of which one is prefetched.
+// How many F lie in a line of the cache. One prefetch serves all of them.
 template <class F>
 constexpr int kVectorsPerLine = kLineBytes / sizeof(F);
 

@@ -419,12 +419,20 @@ void Pipeline::filter_chunk(ChunkRef ref, std::uint32_t copy, std::size_t unscor
     }
 }
 
+// Whether there are batches to make, and the next window has as many positions as have been handed out of this one.
+// Then some workers stay free for batches: decoding a chunk takes as long as making many of them, and if all workers
+// were at it, the caller would soon have to wait.
+bool Pipeline::is_ahead(const Shard& shard) const {
+    if (shard.ready_windows.size() != 1) return !shard.ready_windows.empty();
+    const std::size_t next = shard.filling ? shard.filling->size : 0;
+    return next >= shard.ready_windows.front()->dispatched * shard_batch_;
+}
+
 // Decodes a chunk for the shard that has the fewest decoded or in work.
 bool Pipeline::try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
-    // Decoding a chunk takes as long as making many batches. If all workers decoded at the same time, nobody would make
-    // batches meanwhile, and the caller would soon have to wait.
-    const bool has_batches = std::ranges::none_of(shards_, [](const auto& s) { return s->ready_windows.empty(); });
-    if (has_batches && decoding_ >= max_decoding_) return false;
+    if (decoding_ >= max_decoding_ && std::ranges::all_of(shards_, [&](const auto& s) { return is_ahead(*s); })) {
+        return false;
+    }
     Shard& shard = **std::ranges::min_element(shards_, {}, [](const auto& s) { return s->pending.size(); });
     if (shard.pending.size() >= max_pending_) return false;
     decode(lock, shard, scratch);

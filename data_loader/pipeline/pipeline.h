@@ -178,6 +178,7 @@ class Pipeline {
     bool commit(std::unique_lock<std::mutex>& lock, Shard& shard);
     void filter_chunk(ChunkRef ref, std::uint32_t copy, std::size_t unscored, Pending& chunk, Scratch& scratch,
                       FilterCounts& counts);
+    bool is_ahead(const Shard& shard) const;
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     void decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch& scratch);
     void fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const;
@@ -193,12 +194,12 @@ class Pipeline {
     std::vector<Slot> slots_;
     std::size_t shard_batch_ = 0, window_ = 0;  // positions of a shard: in a batch, in a window
     std::size_t max_pending_ = 0;               // of a shard
-    int max_decoding_ = 0;                      // workers at the same time, while there are batches to make
+    int max_decoding_ = 0;                      // the most workers that decode while all shards are ahead
 
     std::mutex mutex_;
     std::condition_variable changed_;
     bool stop_ = false;
-    int decoding_ = 0;  // workers
+    int decoding_ = 0;  // workers that are decoding now
     std::exception_ptr error_;
     FilterCounts filter_counts_;
     BadChunks bad_chunks_;

@@ -191,12 +191,11 @@ class DeviceBatches:
         # Records that are on the device already are not copied to where a graph reads them.
         if self._recorder is None or expander is None or isinstance(fresh, Batch) or fresh.device == self._device:
             return self._kept(self._prepared(self._to_device(fresh)))
-        span = self._span(fresh)
-        records, batch = expander.load(fresh, span.begin, span.of)
+        records, batch, span = self._loaded(expander, fresh)
         if batch.buffer is None:
             return self._prepared(self._expanded(expander, records, batch, span))
-        # A larger batch moves the buffers.
-        key, settled = (batch.buffer, records.data_ptr(), batch.white.data_ptr()), self._recorder.settled
+        # A larger batch moves the buffers, a smaller one is a part of them.
+        key, settled = (batch.buffer, len(batch), batch.white.data_ptr()), self._recorder.settled
         made = self._recorder(key, lambda: self._prepared(self._expanded(expander, records, batch, span)))
         return made if settled else self._kept(made)
 
@@ -209,6 +208,11 @@ class DeviceBatches:
         if ranks is None:
             return _Span(0, len(wanted), None)
         return _Span(ranks.rank * len(wanted), ranks.size * len(wanted), ranks)
+
+    def _loaded(self, expander: Expander, fresh: Tensor) -> tuple[Tensor, Batch, _Span]:
+        """What `Expander.load` makes of this process's records, and where they are in the batch."""
+        span = self._span(fresh)
+        return *expander.load(fresh, span.begin, span.of), span
 
     def _expanded(self, expander: Expander, records: Tensor, batch: Batch, span: _Span) -> Batch:
         """What `expander` makes of the records that it has loaded, once the other processes' are there as well."""
@@ -259,9 +263,7 @@ class DeviceBatches:
             return self._joined(fresh)
         if self._expander is None:
             raise TypeError("DeviceBatches: the source gives packed records, so `features` must name a feature set")
-        span = self._span(fresh)
-        records, batch = self._expander.load(fresh, span.begin, span.of)
-        return self._expanded(self._expander, records, batch, span)
+        return self._expanded(self._expander, *self._loaded(self._expander, fresh))
 
 
 def allocations(batch: Batch) -> list[Tensor]:
