@@ -21,7 +21,6 @@ import torch
 
 from nnue_trainer import nets
 from nnue_trainer.config import Recipe
-from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
 from nnue_trainer.training.batches import BatchSource
 from nnue_trainer.training.metrics import peak_memory
@@ -63,7 +62,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sfnnv5.yaml")
     parser.add_argument("--data", required=True, help="binpack file with at least 8 batches for all processes")
-    parser.add_argument("--steps", type=int, default=0, help="of each case; default: as many as training_step.py takes")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=0,
+        help="of each case; default: for each process as many positions as training_step.py",
+    )
     parser.add_argument("--from-file", action="store_true", help="measure through the loader, too")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--name", help="of the recipe, in the file's name; default: that of the config")
@@ -99,14 +103,9 @@ def compare(options: argparse.Namespace, ranks: Ranks) -> None:
     def measured(chosen: Recipe, among: Ranks, source: BatchSource) -> dict[str, Any]:
         warmup, steps = steady_steps(chosen, device, among.size)
         steps = options.steps or steps
-        _, words = divide(among, nets.build(chosen.model), chosen)
         found = measure(chosen, source, device, warmup, steps, among)
-        return {
-            "processes": among.size,
-            "division": words or "one process",
-            "batch": chosen.data.batch_size,
-            "steps": steps,
-        } | found
+        what = {"processes": among.size, "division": "one process", "batch": chosen.data.batch_size, "steps": steps}
+        return what | found
 
     results: dict[str, dict[str, Any]] = {}
     if ranks.writes:

@@ -94,7 +94,7 @@ def measure(
     ranks = ranks or Ranks()
     set_up_torch(recipe, device)
     model = nets.build(recipe.model)
-    division, _ = divide(ranks, model, recipe)
+    division, words = divide(ranks, model, recipe)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, model.to(device), source, None, Path(folder), division=division)
         for _ in range(warmup):
@@ -108,7 +108,7 @@ def measure(
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     if ranks.any(trainer.optimizer.failed()):
         raise SystemExit("a step was not finite: nothing measured here would mean anything")
-    return {
+    return ({"division": words} if words else {}) | {
         "milliseconds_per_step": round(1e3 * seconds / steps, 3),
         # CPU time of all threads together. It changes little when other programs use the machine.
         "cpu_milliseconds_per_step": round(1e3 * cpu_seconds / steps, 3),

@@ -33,7 +33,7 @@ void convert_run(const From* __restrict__ from, To* __restrict__ to, int64_t cou
 // prefetching starts again with each of them.
 template <class T>
 void prefetch_run(const T* from, int64_t count) {
-    constexpr int64_t kLine = 64 / sizeof(T);
+    constexpr int64_t kLine = kLineBytes / sizeof(T);
     for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 1);
 }
 

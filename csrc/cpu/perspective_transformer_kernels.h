@@ -31,10 +31,6 @@ template <class T>
 template <class F>
 constexpr int64_t kWidth = sizeof(F) / sizeof(float);
 
-// How many F lie in a line of the cache. One prefetch serves all of them.
-template <class F>
-constexpr int kVectorsPerLine = kLineBytes / sizeof(F);
-
 // What a row contributes to its columns j and j + half, for accumulators a and b.
 template <class F, class O>
 [[gnu::always_inline]] inline void store_activated(const ActivationArguments& a, O* out, int64_t half, F first,
@@ -72,8 +68,8 @@ template <class F, int V, class T, class O>
         const T* weight = a.weight + row[e] * n + column;
         if (e + kForwardAhead < length) {
             const T* next = a.weight + row[e + kForwardAhead] * n + column;
-            for (int v = 0; v < V; v += kVectorsPerLine<F>) __builtin_prefetch(next + v * kWidth<F>);
-            for (int v = 0; v < V; v += kVectorsPerLine<F>) __builtin_prefetch(next + half + v * kWidth<F>);
+            for (int v = 0; v < V; v += kVectorsPerLine<T, kWidth<F>>) __builtin_prefetch(next + v * kWidth<F>);
+            for (int v = 0; v < V; v += kVectorsPerLine<T, kWidth<F>>) __builtin_prefetch(next + half + v * kWidth<F>);
         }
         for (int v = 0; v < V; ++v) {
             F part;

@@ -54,8 +54,11 @@ requires(sizeof(T) == 2) [[gnu::always_inline]] inline void store(T* to, const V
     for (int64_t lane = 0; lane < kLanes<float>; ++lane) to[lane] = static_cast<T>(from[lane]);
 }
 
-constexpr int64_t kLineBytes = 64;  // of the cache
 constexpr int64_t kNoPrefetch = INT32_MAX;
+
+// How many vectors of so many columns lie in a cache line of T. One prefetch serves all of them.
+template <class T, int64_t columns>
+constexpr int kVectorsPerLine = kLineBytes / (columns * static_cast<int64_t>(sizeof(T)));
 
 // Sums of V vectors of columns: start + the rows of the entries, times their values if there are any. `row_of(entry)`
 // is the offset of an entry's row in `source`, and `value_of(entry)` its factor. Rows are prefetched `ahead` entries
@@ -72,7 +75,7 @@ template <int V, int64_t ahead, class T, class Out, class RowOf, class ValueOf>
         const T* row = source + row_of(e);
         if (e + ahead < entries) {
             const T* next = source + row_of(e + ahead);
-            for (int v = 0; v < V; v += kLineBytes / kBytes) __builtin_prefetch(next + v * kLanes<S>);
+            for (int v = 0; v < V; v += kVectorsPerLine<T, kLanes<S>>) __builtin_prefetch(next + v * kLanes<S>);
         }
         if (has_values) {
             const S value = value_of(e);

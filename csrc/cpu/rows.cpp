@@ -20,7 +20,6 @@
 
 namespace nnue::rows {
 
-constexpr int kLine = 64;    // bytes of a cache line
 constexpr int kRows = 64;    // rows of a tile: of elements of any size they fill whole lines of the output
 constexpr int kStrip = 256;  // bytes of each row in a strip
 
@@ -58,8 +57,8 @@ Tensor transpose_op(const Tensor& x_in) {
     const int64_t size = out.numel() * m.bytes;
     if (size >= kLargeBytes) want_huge_pages(out.mutable_data_ptr(), size);
     // Lines can be written past the caches only where each row of the output begins with a line.
-    const bool stream = size >= kLargeBytes && m.rows * m.bytes % kLine == 0 &&
-                        reinterpret_cast<uintptr_t>(out.mutable_data_ptr()) % kLine == 0;
+    const bool stream = size >= kLargeBytes && m.rows * m.bytes % kLineBytes == 0 &&
+                        reinterpret_cast<uintptr_t>(out.mutable_data_ptr()) % kLineBytes == 0;
     const int64_t down = divide_up(m.rows, kTaskRows), across = divide_up(m.columns * m.bytes, kStrip);
     const int64_t tasks = m.count * down * across;
     dispatch_bytes(m.bytes, [&]<class T>(T*) {

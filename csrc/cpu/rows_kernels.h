@@ -62,7 +62,7 @@ struct Square {
 template <class T>
 void transpose_tile(const T* from, int64_t stride, T* __restrict__ to) {
     using S = Square<T>;
-    constexpr int kSide = S::kSide, kColumns = rows::kLine / sizeof(T);
+    constexpr int kSide = S::kSide, kColumns = kLineBytes / sizeof(T);
     for (int column = 0; column < kColumns; column += kSide) {
         for (int row = 0; row < rows::kRows; row += S::kCount) {
             typename S::Vector v[kSide];
@@ -98,7 +98,7 @@ inline void stream_lines(const void* from, void* to, int64_t bytes) {
 template <class T>
 void transpose_strip(const T* from, T* to, const rows::Matrices& m, int64_t row, int64_t last_row, int64_t column,
                      bool stream) {
-    constexpr int64_t kColumns = rows::kLine / sizeof(T), kStripColumns = rows::kStrip / sizeof(T);
+    constexpr int64_t kColumns = kLineBytes / sizeof(T), kStripColumns = rows::kStrip / sizeof(T);
     // A tile at an edge costs as much as a whole one, and is not worth it for so few columns or elements.
     constexpr int64_t kFewColumns = 8, kFewElements = 1024;
     const int64_t width = std::min(kStripColumns, m.columns - column);
@@ -119,7 +119,7 @@ void transpose_strip(const T* from, T* to, const rows::Matrices& m, int64_t row,
             }
             if (row + r + rows::kRows < last_row) {
                 const char* const next = reinterpret_cast<const char*>(line + rows::kRows * m.columns);
-                for (int64_t b = 0; b < rows::kStrip; b += rows::kLine) __builtin_prefetch(next + b, 0, 2);
+                for (int64_t b = 0; b < rows::kStrip; b += kLineBytes) __builtin_prefetch(next + b, 0, 2);
             }
         }
         for (int64_t c = 0; c < width; c += kColumns) {

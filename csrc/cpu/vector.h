@@ -8,6 +8,8 @@
 
 namespace nnue {
 
+constexpr int64_t kLineBytes = 64;  // of a cache line
+
 using Half = torch::headeronly::Half;
 using BFloat16 = torch::headeronly::BFloat16;
 
