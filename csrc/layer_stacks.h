@@ -62,7 +62,7 @@
 //
 // layer_stacks_gradients_through does the same where x is the output of perspective_transformer_forward with pairwise
 // products, by the kernels of 9.0. Neither x nor its gradient is there: x is made again from `saved`, and its gradient
-// goes on through the transformer's activation. `batch`, `buckets`, `saved`, F and `bound_and_scale` are those of that
+// goes on through the transformer's activation. `batch`, `made_for`, `saved`, F and `bound_and_scale` are those of that
 // operator (perspective_transformer.h); `saved` is of fp32 or bfloat16 weights. It gives (row_gradients, grad_bias,
 // grad_weight_0, grad_psqt, gradients): what perspective_transformer_backward takes in the place of the gradient of its
 // output, and the gradient of the transformer's bias. There must be a position, layers that do not round, N a multiple

@@ -22,23 +22,23 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     // Contracts: perspective_transformer.h.
     m.def(
         "perspective_plan(Tensor white, Tensor black, Tensor black_to_move, int num_features, int bucket_size, "
-        "int num_bucketed) -> Tensor");
+        "int num_bucketed, int weight_bytes) -> Tensor");
     m.def(
-        "perspective_transformer_forward(Tensor[] batch, int[] buckets, Tensor weight, Tensor bias, Tensor? psqt, "
+        "perspective_transformer_forward(Tensor[] batch, int[] made_for, Tensor weight, Tensor bias, Tensor? psqt, "
         "str activation, float[] bound_and_scale, str output_dtype, bool save) "
         "-> (Tensor output, Tensor psqt_output, Tensor saved)");
-    m.def("perspective_psqt(Tensor[] batch, int[] buckets, Tensor psqt, int begin, int end) -> Tensor");
+    m.def("perspective_psqt(Tensor[] batch, int[] made_for, Tensor psqt, int begin, int end) -> Tensor");
     m.def(
-        "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "
+        "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] made_for, "
         "Tensor saved, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype, Tensor[] factors) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
-        "perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] buckets, "
+        "perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] made_for, "
         "Tensor saved, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype) "
         "-> (Tensor rows, Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
         "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
-        "int num_bucketed) -> str");
+        "int num_bucketed, int weight_bytes) -> str");
     m.def("perspective_transformer_kernels(int device) -> str");
 
     // Contracts: expand_features.h.
@@ -126,7 +126,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "Tensor grad_psqt, Tensor gradients)");
     m.def(
         "layer_stacks_gradients_through(Tensor order, Tensor[] parameters, Tensor grad_sums, Tensor? partials, "
-        "Tensor? grad_output, Tensor[] scales, str layers, Tensor[] batch, int[] buckets, Tensor saved, "
+        "Tensor? grad_output, Tensor[] scales, str layers, Tensor[] batch, int[] made_for, Tensor saved, "
         "int num_features, float[] bound_and_scale) -> (Tensor row_gradients, Tensor grad_bias, Tensor grad_weight, "
         "Tensor grad_psqt, Tensor gradients)");
     m.def("layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");

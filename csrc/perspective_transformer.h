@@ -16,7 +16,7 @@
 // in one list:
 //
 //   batch            [white, black, plan]; with psqt also psqt_bucket
-//   buckets          [bucket_size, num_bucketed], as the plan was made with
+//   made_for         [bucket_size, num_bucketed, weight_bytes], as the plan was made with
 //   bound_and_scale  [bound, scale]
 //   sizes            [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
 //
@@ -47,7 +47,10 @@
 // up most of the batch (threats, pawn pairs). Rows that have one twice are legal and slow. N must be a multiple of 16,
 // bucket_size at most 768, and there are at most 255 buckets.
 //
-// The CPU takes any even N and ignores the buckets.
+// Their plan is made for weights of `weight_bytes` each, 4 (float32) or 2 (float16, bfloat16), since each forward reads
+// lists of its own. It serves a forward with such weights, and the backward of that forward.
+//
+// The CPU takes any even N and ignores what the plan was made for.
 //
 // perspective_psqt (CUDA only) gives the psqt output alone, of positions begin … end - 1. The forward then gets no
 // psqt, and the backward makes the gradient of psqt all the same, from that of the psqt output of all positions. So
@@ -96,13 +99,14 @@ const T* numbers_of(const char* op, const char* argument, const std::vector<T>& 
     return numbers.data();
 }
 
-struct Buckets {
-    int64_t size, num_bucketed;
+// What a plan was made for, besides its batch.
+struct MadeFor {
+    int64_t bucket_size, num_bucketed, weight_bytes;
 };
 
-inline Buckets buckets_of(const char* op, const std::vector<int64_t>& buckets) {
-    const int64_t* given = numbers_of<2>(op, "buckets", buckets, "bucket_size and num_bucketed");
-    return {given[0], given[1]};
+inline MadeFor made_for_of(const char* op, const std::vector<int64_t>& made_for) {
+    const int64_t* given = numbers_of<3>(op, "made_for", made_for, "bucket_size, num_bucketed and weight_bytes");
+    return {given[0], given[1], given[2]};
 }
 
 // Positions begin … end - 1 of a batch.

@@ -60,10 +60,10 @@ def _sizes_of(namespace: str, shape: tuple[int, ...]) -> dict[str, int]:
     return {"slots": layout["slots"], "plan": layout["plan"]["bytes"]}
 
 
-def _size(which: str, namespace: str, rows: Tensor, num_features: int, bucket_size: int, num_bucketed: int) -> int:
+def _size(which: str, namespace: str, rows: Tensor, num_features: int, made_for: Sequence[int]) -> int:
     """The number of rows of `saved` ("slots"), or of bytes of a "plan" on CUDA. Only the library knows its layouts. In
     a graph for any batch size the number is known only when the graph runs."""
-    shape = (*rows.shape, num_features, bucket_size, num_bucketed)
+    shape = (*rows.shape, num_features, *made_for)
     if all(isinstance(size, int) for size in shape):
         return _sizes_of(namespace, shape)[which]
     size: int = torch.library.get_ctx().new_dynamic_size()  # type: ignore[assignment]
@@ -74,16 +74,17 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
     """The fake kernels. `has_layout`: whether a device's tensors are laid out as on CUDA."""
 
     def plan(
-        white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, bucket_size: int, num_bucketed: int
-    ) -> Tensor:
+        white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int, bucket_size: int, num_bucketed: int,
+        weight_bytes: int,
+    ) -> Tensor:  # fmt: skip
         size = white.shape[0]
         if has_layout(white.device):
-            size = _size("plan", namespace, white, num_features, bucket_size, num_bucketed)
+            size = _size("plan", namespace, white, num_features, (bucket_size, num_bucketed, weight_bytes))
         return white.new_empty((size,), dtype=torch.uint8)
 
     def forward(
         batch: list[Tensor],
-        buckets: list[int],
+        made_for: list[int],
         weight: Tensor,
         bias: Tensor,
         psqt: Tensor | None,
@@ -96,11 +97,11 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         positions = white.shape[0]
         width = num_outputs if activation == "pairwise" else 2 * num_outputs
         saved_rows, saved_dtype = 0, torch.float32
-        on_cuda, (bucket_size, num_bucketed) = has_layout(weight.device), buckets
+        on_cuda = has_layout(weight.device)
         if save and activation != "identity":
             saved_rows = 2 * positions
             if on_cuda:
-                saved_rows = _size("slots", namespace, white, num_features, bucket_size, num_bucketed)
+                saved_rows = _size("slots", namespace, white, num_features, made_for)
         if on_cuda and weight.dtype != torch.float32:
             saved_dtype = torch.float16
         return (
@@ -113,7 +114,7 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         grad_output: Tensor,
         grad_psqt: Tensor | None,
         batch: list[Tensor],
-        buckets: list[int],
+        made_for: list[int],
         saved: Tensor,
         sizes: list[int],
         activation: str,
@@ -146,7 +147,7 @@ torch.library.register_fake(BACKWARD_ROWS, _fake_backward_rows)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    batch, ctx.buckets, weight, _, psqt, ctx.activation, ctx.bound_and_scale, output_dtype, ctx.save = inputs
+    batch, ctx.made_for, weight, _, psqt, ctx.activation, ctx.bound_and_scale, output_dtype, ctx.save = inputs
     ctx.save_for_backward(output[2], *batch)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
@@ -177,7 +178,7 @@ def _gradients(
         grad,
         grad_psqt,
         batch,
-        ctx.buckets,
+        ctx.made_for,
         saved,
         [*ctx.weight_shape, psqt_buckets],
         ctx.activation,
@@ -217,8 +218,8 @@ class _WithoutPsqt(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        batch, buckets, weight, bias, _, *others = arguments
-        out, _, saved = torch.ops.nnue.perspective_transformer_forward(batch[:3], buckets, weight, bias, None, *others)
+        batch, made_for, weight, bias, _, *others = arguments
+        out, _, saved = torch.ops.nnue.perspective_transformer_forward(batch[:3], made_for, weight, bias, None, *others)
         output = (out, bias.new_empty(()).expand(len(out)), saved)
         _setup_context(ctx, arguments, output)
         return output
@@ -271,9 +272,12 @@ def _kernels_for(
     return "portable" if "portable" in found else None
 
 
-def _buckets(kernels: Kernels, num_features: int, bucket_size: int, num_bucketed: int) -> list[int]:
-    """bucket_size and num_bucketed as the operators take them: on CUDA 0 asks for the portable kernels."""
-    return [0, num_features] if kernels == "portable" else [bucket_size, num_bucketed]
+def _made_for(
+    kernels: Kernels, num_features: int, bucket_size: int, num_bucketed: int, weight_dtype: torch.dtype
+) -> list[int]:
+    """What a plan is made for, as the operators take it: on CUDA a bucket_size of 0 asks for the portable kernels."""
+    buckets = [0, num_features] if kernels == "portable" else [bucket_size, num_bucketed]
+    return [*buckets, weight_dtype.itemsize]
 
 
 def _kernels_of(device: int) -> str:
@@ -316,12 +320,14 @@ class PerspectivePlan(NamedTuple):
     num_features: int
     bucket_size: int
     num_bucketed: int
+    weight_dtype: torch.dtype
     kernels: Kernels
 
     @property
-    def buckets(self) -> list[int]:
+    def made_for(self) -> list[int]:
         """What the operators take with this plan."""
-        return _buckets(self.kernels, self.num_features, self.bucket_size, self.num_bucketed)
+        constants = (self.num_features, self.bucket_size, self.num_bucketed, self.weight_dtype)
+        return _made_for(self.kernels, *constants)
 
     def irregular_rows(self, namespace: str = "nnue") -> int:
         """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
@@ -329,15 +335,17 @@ class PerspectivePlan(NamedTuple):
         Waits for the device."""
         if self.kernels != "hopper":
             return 0
-        sizes = (*self.white.shape, self.num_features, self.bucket_size, self.num_bucketed)
+        sizes = (*self.white.shape, self.num_features, *self.made_for)
         begin, size = _layout(namespace, sizes)["plan"]["pieces"]["row_slot"]
         return int((self.data[begin : begin + size].view(torch.int32) < 0).sum().item())
 
-    def is_for(self, num_features: int, bucket_size: int | None, num_bucketed: int | None) -> bool:
+    def is_for(
+        self, num_features: int, bucket_size: int | None, num_bucketed: int | None, weight_dtype: torch.dtype
+    ) -> bool:
         """Whether it was made with these arguments of `perspective_plan`."""
         num_bucketed = num_features if num_bucketed is None else num_bucketed
-        made_for = (self.num_features, self.bucket_size, self.num_bucketed)
-        return made_for == (num_features, bucket_size or 0, num_bucketed)
+        constants = (self.num_features, self.bucket_size, self.num_bucketed, self.weight_dtype)
+        return constants == (num_features, bucket_size or 0, num_bucketed, weight_dtype)
 
 
 def perspective_plan(
@@ -347,6 +355,7 @@ def perspective_plan(
     num_features: int,
     bucket_size: int | None = None,
     num_bucketed: int | None = None,
+    weight_dtype: torch.dtype = torch.float32,
 ) -> PerspectivePlan:
     """Prepares the rows of a batch once, for all fused calls on this batch.
 
@@ -359,19 +368,25 @@ def perspective_plan(
             are legal and slow there. The CPU and other GPUs ignore buckets.
         num_bucketed: features [0, num_bucketed) lie in king buckets; those behind them are unbucketed: a row may hold
             any of them, anywhere among the others. By default F: all features are bucketed.
+        weight_dtype: that of the weights that the calls read.
 
     Returns:
         The plan. It keeps these tensors alive, and they must not be changed while it is in use.
     """
     num_bucketed = num_features if num_bucketed is None else num_bucketed
     kernels = _kernels_for(white.device, num_features, bucket_size, num_bucketed) or "portable"
-    constants = (num_features, bucket_size or 0, num_bucketed)
-    data = torch.ops.nnue.perspective_plan(white, black, black_to_move, num_features, *_buckets(kernels, *constants))
+    constants = (num_features, bucket_size or 0, num_bucketed, weight_dtype)
+    data = torch.ops.nnue.perspective_plan(white, black, black_to_move, num_features, *_made_for(kernels, *constants))
     return PerspectivePlan(data, white, black, black_to_move, *constants, kernels)
 
 
 def _check_plan(
-    plan: PerspectivePlan, batch: tuple[Tensor, Tensor, Tensor], num_features: int, bucket_size: int, num_bucketed: int
+    plan: PerspectivePlan,
+    batch: tuple[Tensor, Tensor, Tensor],
+    num_features: int,
+    bucket_size: int,
+    num_bucketed: int,
+    weight_dtype: torch.dtype,
 ) -> None:
     op = "perspective_transformer: plan"
     for name, own, given in zip(("white", "black", "black_to_move"), plan[1:4], batch, strict=True):
@@ -381,6 +396,7 @@ def _check_plan(
         ("num_features", plan.num_features, num_features),
         ("bucket_size", plan.bucket_size, bucket_size),
         ("num_bucketed", plan.num_bucketed, num_bucketed),
+        ("weight_dtype", plan.weight_dtype, weight_dtype),
     ):
         if made != wanted:
             raise ValueError(f"{op}: found one that was made for {name} = {made}, expected {wanted}")
@@ -390,7 +406,7 @@ class FusedCall(NamedTuple):
     """All arguments of `perspective_transformer_forward` but `save`, in their order."""
 
     batch: list[Tensor]
-    buckets: list[int]
+    made_for: list[int]
     weight: Tensor
     bias: Tensor
     psqt: Tensor | None
@@ -411,7 +427,7 @@ class FusedCall(NamedTuple):
         fits = self.weight.dtype in dtypes and self.weight.shape[1] % 64 == 0 and self.activation == "pairwise"
         if self.weight.dtype != torch.float32:
             fits = fits and 1 / 64 <= self.bound_and_scale[0] <= 128  # products of two are made in fp16
-        return self.takes_factors and fits and self.buckets[0] != 0 and self.output_dtype == _name(self.weight.dtype)
+        return self.takes_factors and fits and self.made_for[0] != 0 and self.output_dtype == _name(self.weight.dtype)
 
 
 def fused_call(
@@ -436,15 +452,17 @@ def fused_call(
     num_bucketed = weight.shape[0] if num_bucketed is None else num_bucketed
     _check_arguments(weight, activation, bound, num_bucketed, psqt, psqt_bucket)
     if plan is not None:
-        _check_plan(plan, (white, black, black_to_move), weight.shape[0], bucket_size or 0, num_bucketed)
+        made_for = (weight.shape[0], bucket_size or 0, num_bucketed, weight.dtype)
+        _check_plan(plan, (white, black, black_to_move), *made_for)
     fused = values is None and output_dtype in _DTYPES and is_fused(weight, bucket_size, num_bucketed)
     if not fused or _needs_formulas(weight, bias, psqt):
         return None
     if plan is None:
-        plan = perspective_plan(white, black, black_to_move, weight.shape[0], bucket_size, num_bucketed)
+        rows = (white, black, black_to_move)
+        plan = perspective_plan(*rows, weight.shape[0], bucket_size, num_bucketed, weight.dtype)
     batch = [white, black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
     bound_and_scale, dtype = [bound, scale], _name(output_dtype)
-    return FusedCall(batch, plan.buckets, weight, bias.float(), psqt, activation, bound_and_scale, dtype)
+    return FusedCall(batch, plan.made_for, weight, bias.float(), psqt, activation, bound_and_scale, dtype)
 
 
 def _check_arguments(
@@ -560,8 +578,8 @@ def perspective_transformer(
         num_bucketed: how many of the features lie in king buckets, by default all; those behind them are unbucketed
             (see `perspective_plan`), such as threats and pawn pairs.
         output_dtype: float32, float16 or bfloat16; by default the weight's.
-        plan: what `perspective_plan` made of these very tensors, with the same F, `bucket_size` and `num_bucketed`;
-            made here if it is None. Any other plan is an error.
+        plan: what `perspective_plan` made of these very tensors, with the same F, `bucket_size` and `num_bucketed`, and
+            the dtype of `weight`; made here if it is None. Any other plan is an error.
         psqt: [F, P], float32 (float64 beside a float64 weight): piece-square values, one column per PSQT bucket.
         psqt_bucket: int64 [B], 0 ≤ bucket < P: the column of each position; only together with `psqt`. Fused operators
             report any other bucket as they report an illegal index.
@@ -628,7 +646,7 @@ def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:
     """The PSQT output of positions begin … end − 1 alone, on CUDA, without a gradient. `call`: what `fused_call` gives
     for the whole batch."""
     assert call.psqt is not None
-    output: Tensor = torch.ops.nnue.perspective_psqt(call.batch, call.buckets, call.psqt.detach(), begin, end)
+    output: Tensor = torch.ops.nnue.perspective_psqt(call.batch, call.made_for, call.psqt.detach(), begin, end)
     return output
 
 

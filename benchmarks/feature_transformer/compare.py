@@ -40,7 +40,8 @@ class Case:
 
     def plan(self) -> Any:
         run = self.run
-        return run.perspective_plan(self.white, self.black, self.black_to_move, self.features, run.BUCKET, run.BUCKETED)
+        rows = (self.white, self.black, self.black_to_move)
+        return run.perspective_plan(*rows, self.features, run.BUCKET, run.BUCKETED, self.weight.dtype)
 
     def forward(self, plan: Any = None) -> Tensor:
         run = self.run

@@ -284,7 +284,7 @@ def measure(
             white, black, black_to_move, weight, bias, bucket_size=buckets[0], num_bucketed=buckets[1], plan=prepared
         )  # fmt: skip
 
-    make_plan = functools.partial(perspective_plan, white, black, black_to_move, features, *buckets)
+    make_plan = functools.partial(perspective_plan, white, black, black_to_move, features, *buckets, dtype)
     kernels: dict[str, CudaKernels] = {"fused": "auto", "portable": "portable"}
     plans = {}
     for row, choice in kernels.items():

@@ -166,7 +166,7 @@ Tensor psqt_forward(const Rows& rows, const Tensor& psqt_in, const Tensor& psqt_
 }
 
 Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
-               int64_t /*bucket_size*/, int64_t /*num_bucketed*/) {
+               int64_t /*bucket_size*/, int64_t /*num_bucketed*/, int64_t /*weight_bytes*/) {
     check_index_rows(kPlan, white, black, num_features, Device::cpu);
     check_black_to_move(black_to_move, white, Device::cpu);
     for (const Tensor* indices : {&white, &black}) {
@@ -181,11 +181,11 @@ Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_
     return rows;
 }
 
-Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> buckets, const Tensor& weight_in,
+Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> made_for, const Tensor& weight_in,
                  const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::string& activation_in,
                  std::vector<double> bound_and_scale, const std::string& output_dtype, bool save) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kForward, batch);
-    buckets_of(kForward, buckets);  // checked, and not used on the CPU
+    made_for_of(kForward, made_for);  // checked, and not used on the CPU
     const auto [bound, scale] = range_of(kForward, bound_and_scale);
     check_parameters(weight_in, bias_in, white, Device::cpu);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
@@ -252,11 +252,11 @@ struct Gradients {
 
 // `all_rows`: the gradient of the weight has all rows, and not only those of the features in the batch.
 Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in,
-                       const std::vector<Tensor>& batch, const std::vector<int64_t>& buckets, const Tensor& saved_in,
+                       const std::vector<Tensor>& batch, const std::vector<int64_t>& made_for, const Tensor& saved_in,
                        const std::vector<int64_t>& sizes, const std::string& activation_in,
                        const std::vector<double>& bound_and_scale, const std::string& weight_dtype, bool all_rows) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kBackward, batch);
-    buckets_of(kBackward, buckets);  // checked, and not used on the CPU
+    made_for_of(kBackward, made_for);  // checked, and not used on the CPU
     const auto [num_features, num_outputs, psqt_buckets] = sizes_of(sizes);
     const auto [bound, scale] = range_of(kBackward, bound_and_scale);
     check_index_rows(kBackward, white, black, num_features, Device::cpu);
@@ -347,20 +347,20 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
 }
 
 Three backward_op(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
-                  std::vector<int64_t> buckets, const Tensor& saved, std::vector<int64_t> sizes,
+                  std::vector<int64_t> made_for, const Tensor& saved, std::vector<int64_t> sizes,
                   const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype,
                   std::vector<Tensor> factors) {
     if (!factors.empty()) fail(kBackward, "factors", text(factors.size()) + " tensors", "none on a CPU");
-    const Gradients found = gradients_of(grad_output, grad_psqt, batch, buckets, saved, sizes, activation,
+    const Gradients found = gradients_of(grad_output, grad_psqt, batch, made_for, saved, sizes, activation,
                                          bound_and_scale, weight_dtype, true);
     return {found.weight, found.bias, found.psqt};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward_rows_op(
     const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
-    std::vector<int64_t> buckets, const Tensor& saved, std::vector<int64_t> sizes, const std::string& activation,
+    std::vector<int64_t> made_for, const Tensor& saved, std::vector<int64_t> sizes, const std::string& activation,
     std::vector<double> bound_and_scale, const std::string& weight_dtype) {
-    const Gradients found = gradients_of(grad_output, grad_psqt, batch, buckets, saved, sizes, activation,
+    const Gradients found = gradients_of(grad_output, grad_psqt, batch, made_for, saved, sizes, activation,
                                          bound_and_scale, weight_dtype, false);
     Tensor rows = torch::stable::new_empty(grad_output, {static_cast<int64_t>(found.rows.size())}, ScalarType::Long);
     std::copy(found.rows.begin(), found.rows.end(), mutable_data<int64_t>(rows));

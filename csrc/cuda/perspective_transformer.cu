@@ -38,35 +38,36 @@ Capability capability_of(int device) {
 }
 
 // Whether bucket_size asks for the portable kernels.
-bool is_portable(Buckets buckets) {
-    return buckets.size == 0;
+bool is_portable(MadeFor made_for) {
+    return made_for.bucket_size == 0;
 }
 
 // Says that the kernels that bucket_size asks for are not here.
-[[noreturn]] void refuse(const char* op, Buckets buckets, const std::string& where = "") {
-    fail(op, "bucket_size", text(buckets.size) + where + ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
+[[noreturn]] void refuse(const char* op, MadeFor made_for, const std::string& where = "") {
+    fail(op, "bucket_size",
+         text(made_for.bucket_size) + where + ", with a library for " NNUE_STRINGIZE(NNUE_CUDA_ARCHS),
          "0, which stands for the kernels of every GPU");
 }
 
 }  // namespace
 
 void check_plan_arguments(const char* op, const Tensor& white, const Tensor& black, int64_t num_features,
-                          Buckets buckets) {
+                          MadeFor made_for) {
     check_index_rows(op, white, black, num_features, Device::cuda);
-    if (is_portable(buckets)) return portable::check_sizes(op, white);
-    if constexpr (kBuiltFor90) bucketed::check_sizes(op, white, num_features, buckets);
+    if (is_portable(made_for)) return portable::check_sizes(op, white);
+    if constexpr (kBuiltFor90) bucketed::check_sizes(op, white, num_features, made_for);
     const auto [major, minor] = capability_of(white.get_device_index());
     if (major != 9 || minor != 0 || !kBuiltFor90) {
-        refuse(op, buckets, " on a GPU of compute capability " + text(major) + "." + text(minor));
+        refuse(op, made_for, " on a GPU of compute capability " + text(major) + "." + text(minor));
     }
 }
 
 namespace {
 
 Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& black_to_move_in, int64_t num_features,
-               int64_t bucket_size, int64_t num_bucketed) {
-    const Buckets buckets{bucket_size, num_bucketed};
-    check_plan_arguments(kPlan, white_in, black_in, num_features, buckets);
+               int64_t bucket_size, int64_t num_bucketed, int64_t weight_bytes) {
+    const MadeFor made_for{bucket_size, num_bucketed, weight_bytes};
+    check_plan_arguments(kPlan, white_in, black_in, num_features, made_for);
     check_black_to_move(black_to_move_in, white_in, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const Tensor white = torch::stable::contiguous(white_in), black = torch::stable::contiguous(black_in),
@@ -77,25 +78,25 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
     IndexCheck white_check(kPlan, const_data<int32_t>(white), positions, max_active, num_features, device, stream);
     IndexCheck black_check(kPlan, const_data<int32_t>(black), positions, max_active, num_features, device, stream);
     Tensor plan;
-    if (is_portable(buckets)) {
+    if (is_portable(made_for)) {
         plan = portable::plan(white, black, black_to_move, num_features);
     } else if constexpr (kBuiltFor90) {
-        plan = bucketed::plan(white, black, black_to_move, num_features, buckets);
+        plan = bucketed::plan(white, black, black_to_move, num_features, made_for);
     }
     white_check.finish();
     black_check.finish();
     return plan;
 }
 
-Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, const Tensor& weight_in,
+Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in, const Tensor& weight_in,
                  const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::string& activation,
                  std::vector<double> bound_and_scale, const std::string& output_dtype, bool save) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kForward, batch_in);
-    const Buckets buckets = buckets_of(kForward, buckets_in);
+    const MadeFor made_for = made_for_of(kForward, made_for_in);
     const Range range = range_of(kForward, bound_and_scale);
     check_parameters(weight_in, bias_in, white_in, Device::cuda);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
-    check_plan_arguments(kForward, white_in, black_in, num_features, buckets);
+    check_plan_arguments(kForward, white_in, black_in, num_features, made_for);
     check_device(kForward, "plan", plan, Device::cuda, white_in, "white");
     if (psqt) check_psqt(kForward, *psqt, psqt_bucket, white_in, num_features, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
@@ -104,22 +105,22 @@ Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, 
     const ScalarType out_dtype = float_dtype(kForward, "output_dtype", output_dtype);
     const Activation kind = check_activation(kForward, activation, num_outputs, kMultiple);
     if constexpr (kBuiltFor90) {
-        if (!is_portable(buckets)) {
-            return bucketed::forward(batch, buckets, weight, bias, psqt, kind, range, out_dtype, save);
+        if (!is_portable(made_for)) {
+            return bucketed::forward(batch, made_for, weight, bias, psqt, kind, range, out_dtype, save);
         }
     }
     return portable::forward(batch, weight, bias, psqt, kind, range, out_dtype, save);
 }
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch_in,
-                  std::vector<int64_t> buckets_in, const Tensor& saved_in, std::vector<int64_t> sizes_in,
+                  std::vector<int64_t> made_for_in, const Tensor& saved_in, std::vector<int64_t> sizes_in,
                   const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype,
                   std::vector<Tensor> factors_in) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kBackward, batch_in);
-    const Buckets buckets = buckets_of(kBackward, buckets_in);
+    const MadeFor made_for = made_for_of(kBackward, made_for_in);
     const Sizes sizes = sizes_of(sizes_in);
     const Range range = range_of(kBackward, bound_and_scale);
-    check_plan_arguments(kBackward, white_in, black_in, sizes.num_features, buckets);
+    check_plan_arguments(kBackward, white_in, black_in, sizes.num_features, made_for);
     const Activation kind = check_activation(kBackward, activation, sizes.num_outputs, kMultiple);
     for (const auto& [name, tensor] :
          {std::pair{"grad_output", &grad_output_in}, {"plan", &plan}, {"saved", &saved_in}}) {
@@ -131,7 +132,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const int64_t positions = white_in.size(0), width = output_width(kind, sizes.num_outputs);
     std::optional<Factors> factors = factors_of(factors_in);
     // Row gradients, which only the kernels of 9.0 know.
-    const bool rows_are_made = grad_output_in.scalar_type() == ScalarType::Byte && !is_portable(buckets) && !factors;
+    const bool rows_are_made = grad_output_in.scalar_type() == ScalarType::Byte && !is_portable(made_for) && !factors;
     if (factors) {
         check_shape(kBackward, "grad_output", grad_output_in, {-1, 1, width}, "[S, 1, 2 W]");
         if (grad_output_in.size(0) < 1) fail(kBackward, "grad_output", "no stack", "at least one");
@@ -151,19 +152,19 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
     const Tensor saved = aligned(saved_in);
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
     if constexpr (kBuiltFor90) {
-        if (!is_portable(buckets)) {
-            return bucketed::backward(gradients, batch, buckets, saved, sizes, kind, range, dtype);
+        if (!is_portable(made_for)) {
+            return bucketed::backward(gradients, batch, made_for, saved, sizes, kind, range, dtype);
         }
     }
     return portable::backward(gradients, batch, saved, sizes, kind, range, dtype);
 }
 
-Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, const Tensor& psqt, int64_t begin,
+Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in, const Tensor& psqt, int64_t begin,
                int64_t end) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kPsqt, batch_in);
-    const Buckets buckets = buckets_of(kPsqt, buckets_in);
+    const MadeFor made_for = made_for_of(kPsqt, made_for_in);
     const int64_t num_features = psqt.dim() == 2 ? psqt.size(0) : 0;
-    check_plan_arguments(kPsqt, white_in, black_in, num_features, buckets);
+    check_plan_arguments(kPsqt, white_in, black_in, num_features, made_for);
     check_device(kPsqt, "plan", plan, Device::cuda, white_in, "white");
     check_psqt(kPsqt, psqt, psqt_bucket, white_in, num_features, Device::cuda);
     if (begin < 0 || begin > end || end > white_in.size(0))
@@ -172,7 +173,7 @@ Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, co
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
     if constexpr (kBuiltFor90) {
-        if (!is_portable(buckets)) return bucketed::psqt_output(batch, buckets, psqt, {begin, end});
+        if (!is_portable(made_for)) return bucketed::psqt_output(batch, made_for, psqt, {begin, end});
     }
     return portable::psqt_output(batch, psqt, {begin, end});
 }
@@ -180,13 +181,13 @@ Tensor psqt_op(std::vector<Tensor> batch_in, std::vector<int64_t> buckets_in, co
 // Where the pieces of a plan lie, and how many rows `saved` has, as JSON: {"slots": rows of saved, "plan": {"bytes": …,
 // "pieces": {name: [begin, bytes], …}}}.
 std::string layout(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
-                   int64_t num_bucketed) {
-    const Buckets buckets{bucket_size, num_bucketed};
-    if (is_portable(buckets)) return portable::layout(positions, max_active, num_features);
+                   int64_t num_bucketed, int64_t weight_bytes) {
+    const MadeFor made_for{bucket_size, num_bucketed, weight_bytes};
+    if (is_portable(made_for)) return portable::layout(positions, max_active, num_features);
     if constexpr (kBuiltFor90) {
-        return bucketed::layout(positions, max_active, num_features, buckets);
+        return bucketed::layout(positions, max_active, num_features, made_for);
     } else {
-        refuse("perspective_transformer_layout", buckets);
+        refuse("perspective_transformer_layout", made_for);
     }
 }
 

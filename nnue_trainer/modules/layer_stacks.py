@@ -591,7 +591,7 @@ class FirstThrough(NamedTuple):
 class _Kept(NamedTuple):
     """What the backward of a transformer takes besides tensors."""
 
-    buckets: list[int]
+    made_for: list[int]
     sizes: list[int]
     """F, N and P"""
     activation: tuple[str, list[float], str]
@@ -599,9 +599,9 @@ class _Kept(NamedTuple):
 
     @classmethod
     def of(cls, transformer: FusedCall) -> _Kept:
-        _, buckets, weight, _, psqt, activation, bound_and_scale, dtype = transformer
+        _, made_for, weight, _, psqt, activation, bound_and_scale, dtype = transformer
         sizes = [*weight.shape, 0 if psqt is None else psqt.shape[1]]
-        return cls(buckets, sizes, (activation, bound_and_scale, dtype))
+        return cls(made_for, sizes, (activation, bound_and_scale, dtype))
 
 
 def _gradients_through(
@@ -616,15 +616,15 @@ def _gradients_through(
 ) -> tuple[TransformerGradients, Tensor, Tensor]:
     """The gradients of the transformer, of the first weight and, flat, of the other parameters. `grads`: grad_sums,
     partials and grad_output as layer_stacks_gradients takes them."""
-    buckets, sizes, activation = kept
+    made_for, sizes, activation = kept
     grad_sums, partials, grad_output = grads
     has_psqt = sizes[2] > 0
     rows, grad_bias, grad_first, grad_psqt, flat = _operators.layer_stacks_gradients_through(
-        order, parameters, grad_sums, partials, grad_output if has_psqt else None, scales, layers, batch, buckets,
+        order, parameters, grad_sums, partials, grad_output if has_psqt else None, scales, layers, batch, made_for,
         saved, sizes[0], activation[1],
     )  # fmt: skip
     grad_weight, _, of_psqt = _operators.perspective_transformer_backward(
-        rows, grad_psqt if has_psqt else None, batch, buckets, saved, sizes, *activation, []
+        rows, grad_psqt if has_psqt else None, batch, made_for, saved, sizes, *activation, []
     )
     return TransformerGradients(grad_weight, grad_bias, of_psqt if has_psqt else None), grad_first, flat
 
@@ -668,7 +668,7 @@ class _LossThrough(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         bucket, order, x, saved, totals, grad_sums, grad_output, partials, *others = ctx.saved_tensors
         batch, parameters = others[: ctx.of_batch], others[ctx.of_batch :]
-        scales, (buckets, sizes, activation) = [grad_loss, totals], ctx.kept
+        scales, (made_for, sizes, activation) = [grad_loss, totals], ctx.kept
         if ctx.by_rows:
             of_psqt = sizes[2] if ctx.needs_input_grad[11] else 0
             kept, grads = ctx.kept._replace(sizes=[*sizes[:2], of_psqt]), (grad_sums, partials, grad_output)
@@ -680,7 +680,7 @@ class _LossThrough(torch.autograd.Function):
                 x, order, parameters, grad_sums, partials, grad_output, scales, ctx.layers, "none"
             )
             grad_weight, grad_bias, _ = _operators.perspective_transformer_backward(
-                parameters[0], None, batch, buckets, saved, sizes, *activation, [grad_sum, bucket]
+                parameters[0], None, batch, made_for, saved, sizes, *activation, [grad_sum, bucket]
             )
             of_transformer = TransformerGradients(grad_weight, grad_bias, None)
         return *[None] * 9, *of_transformer, grad_first, *_cut_gradients(flat, parameters)

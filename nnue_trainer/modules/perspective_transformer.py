@@ -90,17 +90,19 @@ class PerspectiveTransformer(nn.Module):
         width = self.weight.shape[1]
         return width if self.activation == "pairwise" else 2 * width
 
-    def plan(self, batch: Batch) -> perspectives.PerspectivePlan | None:
+    def plan(self, batch: Batch, weight_dtype: torch.dtype | None = None) -> perspectives.PerspectivePlan | None:
         """The part of the forward pass that depends on nothing but the batch, for `batch.plans`; None if there is no
-        such part."""
-        weight: Tensor = self.__dict__["_parameters"]["weight"]
+        such part. `weight_dtype`: of the weight that the forward pass reads; None: of the one that `forward` reads now,
+        a 16-bit copy or the weight itself."""
+        weight = self._weight_in_use()
         if not batch.white.is_cuda:
             return None
         if not perspectives.is_fused(weight, self.bucket_size, self.num_bucketed):
             _say_unfused(weight.shape[1], torch.cuda.get_device_name(weight.device))
             return None
         rows = (batch.white, batch.black, batch.black_to_move)
-        return perspectives.perspective_plan(*rows, weight.shape[0], self.bucket_size, self.num_bucketed)
+        constants = (weight.shape[0], self.bucket_size, self.num_bucketed)
+        return perspectives.perspective_plan(*rows, *constants, weight_dtype or weight.dtype)
 
     def forward(self, batch: Batch, bucket: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Activated vector fp32 [B, num_outputs]; with PSQT also half the difference of both sides, fp32 [B].
@@ -156,7 +158,7 @@ class PerspectiveTransformer(nn.Module):
 
     def _arguments(self, batch: Batch, weight: Tensor, bias: Tensor, *, bound: float, scale: float) -> dict[str, Any]:
         """Those of `perspective_transformer` that do not concern PSQT. (Any: mypy does not try all overloads.)"""
-        made_for = (weight.shape[0], self.bucket_size, self.num_bucketed)
+        constants = (weight.shape[0], self.bucket_size, self.num_bucketed, weight.dtype)
         plans = (plan for plan in batch.plans if isinstance(plan, perspectives.PerspectivePlan))
         return {
             "white": batch.white,
@@ -169,7 +171,7 @@ class PerspectiveTransformer(nn.Module):
             "scale": scale,
             "bucket_size": self.bucket_size,
             "num_bucketed": self.num_bucketed,
-            "plan": next((plan for plan in plans if plan.is_for(*made_for)), None),
+            "plan": next((plan for plan in plans if plan.is_for(*constants)), None),
         }
 
     @property
@@ -194,9 +196,10 @@ class PerspectiveTransformer(nn.Module):
 
     def psqt_of(self, batch: Batch, bucket: Tensor, begin: int, end: int) -> Tensor:
         """The PSQT output of positions begin … end − 1, fp32, without a gradient; where `psqt_apart` gives True."""
-        arguments = self._arguments(batch, self.weight, self.bias, bound=self.bound, scale=self._scale)
+        weight, _ = self._weight_for(batch)
+        arguments = self._arguments(batch, weight, self.bias, bound=self.bound, scale=self._scale)
         arguments |= {"psqt": self.psqt, "psqt_bucket": bucket}
-        call = perspectives.fused_call(**arguments, output_dtype=self.weight.dtype)
+        call = perspectives.fused_call(**arguments, output_dtype=weight.dtype)
         assert call is not None
         return perspectives.psqt_output(call, begin, end)
 
@@ -221,12 +224,15 @@ class PerspectiveTransformer(nn.Module):
             self._late.settle()
         self._late = late
 
+    def _weight_in_use(self) -> Tensor:
+        """What a forward pass reads now; its rows need not be up to date."""
+        weight: Tensor = self.__dict__["_parameters"]["weight"]
+        return self._copy if self._copy is not None and torch.is_grad_enabled() else weight
+
     def _weight_for(self, batch: Batch) -> tuple[Tensor, bool]:
         """What the forward pass reads, and whether its gradient is to be sparse."""
-        if self._copy is not None and torch.is_grad_enabled():
-            return self._copy, False
         if self._late is None:
-            return self.weight, False
+            return self._weight_in_use(), False
         sparse = False
         if torch.is_grad_enabled():
             sparse = self._late.catch_up(batch.white, batch.black)

@@ -276,7 +276,9 @@ class NnueModel(nn.Module, ABC):
     def prepare(self, batch: Batch) -> Batch:
         """The batch with all that the forward pass needs and that depends on the batch alone: on CUDA the plans of the
         feature transformers. Training does this for the next batch while the step of this one runs."""
-        plans = [module.plan(batch) for module in self.modules() if isinstance(module, PerspectiveTransformer)]
+        # While `forward` rounds, it reads the engine's integers in float32, and no 16-bit copy of the weights.
+        dtype = None if self.rounded is None else torch.float32
+        plans = [module.plan(batch, dtype) for module in self.modules() if isinstance(module, PerspectiveTransformer)]
         return replace(batch, plans=tuple(plan for plan in plans if plan is not None))
 
     def loss(self, batch: Batch, loss: Loss, lam: Tensor) -> Tensor | None:

@@ -276,9 +276,10 @@ class Trainer:
         rounding = self.recipe.model.awareness.active(self.step, self.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
-            # A CUDA graph recorded before contains the other forward pass. Those that prepare batches stay: what they
-            # make does not depend on rounding, and what is missing the forward pass makes itself.
+            # A CUDA graph recorded before contains the other forward pass, or prepares batches for it. What the batch
+            # in hand lacks the forward pass makes itself.
             self.train_step = self._recorded_step()
+            self.batches.forget()
 
     def validate(self) -> float | None:
         """The loss over all validation positions; None without validation. It always uses the λ of the end of the run,

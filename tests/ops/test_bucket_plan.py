@@ -63,15 +63,36 @@ def places_of(has: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
     return np.concatenate([*first, *fourths, has[:, 4 * TEAMS : NEAR]], axis=1), with_bias
 
 
+def check_order(
+    found: dict[str, NDArray[Any]], rows_at: NDArray[Any], target: NDArray[Any], length_of_row: NDArray[Any]
+) -> None:
+    """How the forward reads the rows of a tile where there are unbucketed features. `rows_at`: the row of a slot, −1
+    where there is none."""
+    slots = len(rows_at)
+    length = np.where(rows_at >= 0, length_of_row[rows_at], -1)
+    by_length = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
+    ordered = found["order"].reshape(-1, 4)[:slots]
+    there = ordered[:, 1] >= 0
+    np.testing.assert_array_equal(there, length[by_length.ravel()] >= 0)
+    rows_at, by_slot = rows_at[by_length.ravel()][there], by_length.ravel()[there]
+    expected = np.stack([by_slot, target[by_slot], rows_at, length[by_slot]], axis=1)
+    np.testing.assert_array_equal(ordered[there], expected)
+
+
 def check_lists(
     library: str, memory: NDArray[np.uint8], white: Tensor, black: Tensor, black_to_move: Tensor, num_features: int,
-    num_bucketed: int, bucket_size: int,
+    num_bucketed: int, bucket_size: int, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
     rows = torch.cat([white, black]).numpy()
     buckets = max(1, -(-num_bucketed // bucket_size))
-    found = open_pieces(memory, library, (positions, max_active, num_features, bucket_size, num_bucketed))
-    assert ("near" in found) == (num_features == num_bucketed)
+    sizes = (num_features, bucket_size, num_bucketed)
+    found = open_pieces(memory, library, (positions, max_active, *sizes, dtype.itemsize))
+    reads = "rows" if num_features > num_bucketed else "lists" if dtype.itemsize == 4 else "bitmaps"
+    assert ("near" in found, "entries" in found) == (reads == "lists", reads == "lists")
+    assert ("near_bits" in found) == (reads == "bitmaps")
+    assert ("far" in found) == (reads != "rows")
+    assert ("tile_features" in found) == (reads == "rows" and dtype.itemsize == 2)
     alive = np.cumsum(rows < 0, axis=1) == 0
     inside = alive & (rows < num_bucketed)
     features = [row[has] for row, has in zip(rows, inside, strict=True)]
@@ -97,8 +118,7 @@ def check_lists(
     target[slot] = 2 * (np.arange(2 * positions) % positions) + (is_black != np.tile(black_to_move.numpy() != 0, 2))
     np.testing.assert_array_equal(found["slot_target"][:slots], target)
     assert found["bucket_cost"][771 * buckets] == (~regular).sum()
-    sizes = (num_features, bucket_size, num_bucketed)
-    plan = PerspectivePlan(torch.from_numpy(memory), white, black, black_to_move, *sizes, "hopper")
+    plan = PerspectivePlan(torch.from_numpy(memory), white, black, black_to_move, *sizes, dtype, "hopper")
     assert plan.irregular_rows(library) == (~regular).sum()
     assert plan._replace(kernels="portable").irregular_rows(library) == 0
 
@@ -123,7 +143,12 @@ def check_lists(
             has[of_row, rank_of[bucket, f - bucket * bucket_size]] = True
     bits = found["feature_bits"].reshape(-1, 768, 2)[: slots // 64]
     np.testing.assert_array_equal(unpack(bits).transpose(0, 2, 1).reshape(slots, 768), has)
-    np.testing.assert_array_equal(unpack(found["near_bits"].reshape(-1, 12)[:slots]), has[:, :NEAR])
+
+    if reads == "rows":
+        rows_at = np.full(slots, -1)
+        rows_at[slot] = np.arange(2 * positions)
+        check_order(found, rows_at, target, alive.sum(1))
+        return
 
     far_begin = found["far_begin"].reshape(-1, 65)[: slots // 64]
     far_counts = has[:, NEAR:].sum(1).reshape(-1, 64)
@@ -136,17 +161,8 @@ def check_lists(
             listed = far[tile, far_begin[tile, in_tile] : far_begin[tile, in_tile + 1]]
             expected = features_at[of_tile, NEAR:][has[64 * tile + in_tile, NEAR:]]
             np.testing.assert_array_equal(np.sort(listed), np.sort(expected))
-    if num_features > num_bucketed:
-        rows_at = np.full(slots, -1)
-        rows_at[slot] = np.arange(2 * positions)
-        length = np.where(rows_at >= 0, alive.sum(1)[rows_at], -1)
-        by_length = np.argsort(-length.reshape(-1, 64), axis=1, kind="stable") + 64 * np.arange(slots // 64)[:, None]
-        ordered = found["order"].reshape(-1, 4)[:slots]
-        there = ordered[:, 1] >= 0
-        np.testing.assert_array_equal(there, length[by_length.ravel()] >= 0)
-        rows_at, by_slot = rows_at[by_length.ravel()][there], by_length.ravel()[there]
-        expected = np.stack([by_slot, target[by_slot], rows_at, length[by_slot]], axis=1)
-        np.testing.assert_array_equal(ordered[there], expected)
+    if reads == "bitmaps":
+        np.testing.assert_array_equal(unpack(found["near_bits"].reshape(-1, 12)[:slots]), has[:, :NEAR])
         return
 
     entries = found["entries"].reshape(-1, 4)[:slots]
@@ -220,32 +236,36 @@ CASES = {
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_lists(cuda: torch.device, case: tuple[int, ...]) -> None:
+def test_lists(cuda: torch.device, case: tuple[int, ...], dtype: torch.dtype) -> None:
     white, black, black_to_move, num_bucketed = make_batch(*case)
     unbucketed = case[5] if len(case) > 5 else 0
     plan = perspective_plan(
-        white.to(cuda), black.to(cuda), black_to_move.to(cuda), num_bucketed + unbucketed, case[3], num_bucketed
+        white.to(cuda), black.to(cuda), black_to_move.to(cuda), num_bucketed + unbucketed, case[3], num_bucketed, dtype
     )
     if plan.kernels != "hopper":
         pytest.skip(f"{torch.cuda.get_device_name()} has other kernels, which need no buckets")
     memory = plan.data
     check_lists(
-        "nnue", memory.cpu().numpy(), white, black, black_to_move, num_bucketed + unbucketed, num_bucketed, case[3]
-    )
+        "nnue", memory.cpu().numpy(), white, black, black_to_move, num_bucketed + unbucketed, num_bucketed, case[3],
+        dtype,
+    )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...]) -> None:
+def test_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple[int, ...], dtype: torch.dtype) -> None:
     white, black, black_to_move, num_bucketed = make_batch(*case)
     unbucketed = case[5] if len(case) > 5 else 0
     emulator.emulator_configure(4, 1)
     memory = torch.ops.nnue_emulated.perspective_plan(
-        white, black, black_to_move, num_bucketed + unbucketed, case[3], num_bucketed
+        white, black, black_to_move, num_bucketed + unbucketed, case[3], num_bucketed, dtype.itemsize
     )
     check_lists(
-        "nnue_emulated", memory.numpy(), white, black, black_to_move, num_bucketed + unbucketed, num_bucketed, case[3]
-    )
+        "nnue_emulated", memory.numpy(), white, black, black_to_move, num_bucketed + unbucketed, num_bucketed, case[3],
+        dtype,
+    )  # fmt: skip
 
 
 def bin_of_count(counts: NDArray[Any]) -> NDArray[Any]:
@@ -259,7 +279,7 @@ def check_unbucketed_lists(
     num_bucketed: int, bucket_size: int,
 ) -> None:  # fmt: skip
     positions, max_active = white.shape
-    sizes = (positions, max_active, num_features, bucket_size, num_bucketed)
+    sizes = (positions, max_active, num_features, bucket_size, num_bucketed, 4)
     found = open_pieces(plan, "nnue_emulated", sizes)
     row_slot, tiles = found["row_slot"], found["tile_begin"][-1]
     rows, unbucketed = torch.cat([white, black]).numpy(), num_features - num_bucketed
@@ -328,7 +348,7 @@ def test_unbucketed_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple
         rows[is_unbucketed] = num_bucketed + (g.random(is_unbucketed.sum()) ** 4 * case[5]).astype(np.int32)
         if case[5] == 680:
             rows[:, :680] = num_bucketed + np.arange(680)
-    constants = case[3], num_bucketed
+    constants = case[3], num_bucketed, 4
     emulator.emulator_configure(4, 1)
     plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *constants)
     check_unbucketed_lists(plan.numpy(), white, black, features, num_bucketed, case[3])

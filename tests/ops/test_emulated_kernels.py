@@ -35,16 +35,20 @@ class Case:
         """For these kernels: "hopper", or "portable", which are asked for by a bucket_size of 0."""
         return self if kernels == "hopper" else replace(self, bucket_size=0, num_bucketed=len(self.pair.weight))
 
+    @property
+    def made_for(self) -> list[int]:
+        return [self.bucket_size, self.num_bucketed, self.pair.weight.element_size()]
+
     def run(self, library: str, backward: bool = True, psqt_gradient: Tensor | None = None) -> list[Tensor]:
         """[output, psqt], and with `backward` the gradients of weight, bias and psqt. `psqt_gradient` [B]: random if it
         is None."""
         namespace, pair = getattr(torch.ops, library), self.pair
         (features, outputs), dtype = pair.weight.shape, _name(pair.weight.dtype)
-        buckets, activation = [self.bucket_size, self.num_bucketed], (self.activation, [self.bound, self.scale])
-        plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *buckets)
+        made_for, activation = self.made_for, (self.activation, [self.bound, self.scale])
+        plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
         batch = [pair.white, pair.black, plan, *([] if pair.psqt_bucket is None else [pair.psqt_bucket])]
         out, values, saved = namespace.perspective_transformer_forward(
-            batch, buckets, pair.weight, pair.bias, pair.psqt, *activation, _name(self.output), backward
+            batch, made_for, pair.weight, pair.bias, pair.psqt, *activation, _name(self.output), backward
         )
         if not backward:
             return [out, values]
@@ -54,7 +58,7 @@ class Case:
         if psqt_gradient is not None:
             grad_psqt = psqt_gradient
         gradients = namespace.perspective_transformer_backward(
-            grad, grad_psqt, batch, buckets, saved,
+            grad, grad_psqt, batch, made_for, saved,
             [features, outputs, 0 if pair.psqt is None else pair.psqt.shape[1]], *activation, dtype, [],
         )  # fmt: skip
         return [out, values, *gradients]
@@ -226,21 +230,21 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     apart = replace(case, pair=replace(pair, psqt=None, psqt_bucket=None)).run("nnue_emulated")
     assert torch.equal(apart[0], expected[0])
     (features, outputs), positions = pair.weight.shape, len(pair.white)
-    buckets, activation = [case.bucket_size, case.num_bucketed], (case.activation, [case.bound, case.scale])
-    plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *buckets)
+    made_for, activation = case.made_for, (case.activation, [case.bound, case.scale])
+    plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
     batch = [pair.white, pair.black, plan, pair.psqt_bucket]
     for begin, end in ((0, positions), (0, 1), (positions // 3, positions // 2), (positions - 1, positions), (1, 1)):
-        found = namespace.perspective_psqt(batch, buckets, pair.psqt, begin, end)
+        found = namespace.perspective_psqt(batch, made_for, pair.psqt, begin, end)
         assert torch.equal(found, expected[1][begin:end])
     with pytest.raises(RuntimeError, match=r"perspective_psqt: begin"):
-        namespace.perspective_psqt(batch, buckets, pair.psqt, 1, positions + 1)
+        namespace.perspective_psqt(batch, made_for, pair.psqt, 1, positions + 1)
     out, _, saved = namespace.perspective_transformer_forward(
-        batch[:3], buckets, pair.weight, pair.bias, None, *activation, _name(case.output), True
+        batch[:3], made_for, pair.weight, pair.bias, None, *activation, _name(case.output), True
     )
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
     gradients = namespace.perspective_transformer_backward(
-        grad, grad_psqt, batch, buckets, saved, [features, outputs, pair.psqt.shape[1]], *activation,
+        grad, grad_psqt, batch, made_for, saved, [features, outputs, pair.psqt.shape[1]], *activation,
         _name(pair.weight.dtype), [],
     )  # fmt: skip
     for mine, theirs in zip(gradients, expected[2:], strict=True):
@@ -279,20 +283,20 @@ def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool)
     case = make_case(seed).with_kernels(kernels)
     for op, fake in _fakes("nnue_emulated", lambda device: True).items():
         torch.library.register_fake(op.replace("nnue::", "nnue_emulated::"), fake, allow_override=True)
-    pair, buckets, numbers = case.pair, [case.bucket_size, case.num_bucketed], [case.bound, case.scale]
+    pair, made_for, numbers = case.pair, case.made_for, [case.bound, case.scale]
     dtype = _name(pair.weight.dtype)
 
     def both_ways(white: Tensor, black: Tensor, black_to_move: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         features, outputs = pair.weight.shape
         op = torch.ops.nnue_emulated
-        plan = op.perspective_plan(white, black, black_to_move, features, *buckets)
+        plan = op.perspective_plan(white, black, black_to_move, features, *made_for)
         batch = [white, black, plan]
         out, _, saved = op.perspective_transformer_forward(
-            batch, buckets, pair.weight, pair.bias, None, case.activation, numbers, "float32", True
+            batch, made_for, pair.weight, pair.bias, None, case.activation, numbers, "float32", True
         )
         sizes = [features, outputs, 0]
         gradients = op.perspective_transformer_backward(
-            grad * out, None, batch, buckets, saved, sizes, case.activation, numbers, dtype, []
+            grad * out, None, batch, made_for, saved, sizes, case.activation, numbers, dtype, []
         )
         return (out, *gradients)
 

@@ -732,7 +732,7 @@ def test_opcheck(
     features = 480 + unbucketed
     if not is_fused(case.weight, 96):
         pytest.skip("no fused kernels for this device")
-    plan = perspective_plan(case.white, case.black, case.black_to_move, features, 96, 480)
+    plan = perspective_plan(case.white, case.black, case.black_to_move, features, 96, 480, dtype)
     psqt = torch.randn(features, psqt_buckets, device=device, requires_grad=True) if psqt_buckets else None
     psqt_bucket = torch.arange(100, device=device) % psqt_buckets if psqt_buckets else None
     batch = [case.white, case.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
@@ -742,22 +742,22 @@ def test_opcheck(
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
         torch.ops.nnue.perspective_plan.default,
-        (case.white, case.black, case.black_to_move, features, *plan.buckets),
+        (case.white, case.black, case.black_to_move, features, *plan.made_for),
         test_utils=comparable,
     )
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_forward.default,
-        (batch, plan.buckets, *parameters, *constants, True),
+        (batch, plan.made_for, *parameters, *constants, True),
         test_utils=comparable,
     )
     out, psqt_out, saved = torch.ops.nnue.perspective_transformer_forward(
-        batch, plan.buckets, *parameters, *constants, True
+        batch, plan.made_for, *parameters, *constants, True
     )
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward.default,
         (
-            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.buckets,
+            torch.randn_like(out), torch.randn(100, device=device) if psqt_buckets else None, batch, plan.made_for,
             saved.detach(), [features, 64, psqt_buckets], *constants, [],
         ),
     )  # fmt: skip

@@ -78,7 +78,7 @@ from nnue_trainer import perspectives
 assert perspectives.is_fused(torch.zeros(4, 2))
 assert not perspectives.is_fused(torch.zeros(768, 16, device="meta"), 768)
 try:
-    torch.ops.nnue.perspective_plan.default.redispatch(cuda, rows, rows, rows[:, 0].byte(), 4, 4, 4)
+    torch.ops.nnue.perspective_plan.default.redispatch(cuda, rows, rows, rows[:, 0].byte(), 4, 4, 4, 4)
     raise AssertionError("perspective_plan did not raise")
 except RuntimeError as error:
     assert "found a CUDA tensor, but the CUDA operator library is not available" in str(error)

@@ -92,16 +92,20 @@ class Case:
         lam = torch.rand(positions, generator=g)
         self.targets = (score.short().to(device), result.to(torch.int8).to(device), lam.to(device))
 
+    def made_for(self, buckets: list[int]) -> list[int]:
+        return [*buckets, self.weight.element_size()]
+
     def call(self, plan: Tensor, buckets: list[int]) -> FusedCall:
         batch = [*self.rows, plan, *([] if self.psqt is None else [self.bucket])]
         dtype = _name(self.weight.dtype)
-        return FusedCall(batch, buckets, self.weight, self.bias, self.psqt, self.activation, RANGE, dtype)
+        made_for = self.made_for(buckets)
+        return FusedCall(batch, made_for, self.weight, self.bias, self.psqt, self.activation, RANGE, dtype)
 
     def through(self, loss: str, namespace: str, buckets: list[int], factor: float = 1.0) -> dict[str, Tensor]:
         psqt = None if self.psqt is None else self.psqt.requires_grad_()
         leaves = leaves_of(self.weight.requires_grad_(), self.bias.requires_grad_(), psqt, self.layers)
         operators = getattr(torch.ops, namespace)
-        plan = operators.perspective_plan(*self.rows, self.black_to_move, FEATURES, *buckets)
+        plan = operators.perspective_plan(*self.rows, self.black_to_move, FEATURES, *self.made_for(buckets))
         kernel = LOSSES[loss].kernel()
         assert kernel is not None
         call = self.call(plan, buckets)
@@ -210,7 +214,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     """Row gradients may be used twice, and what the kernels are not made for is refused."""
     case, op = Case(90, 64, 2, "pairwise", torch.float32, hidden=SMOOTH), torch.ops.nnue_emulated
     emulated.emulator_configure(4, 1)
-    plan = op.perspective_plan(*case.rows, case.black_to_move, FEATURES, *HOPPER)
+    plan = op.perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.made_for(HOPPER))
     call, parameters = case.call(plan, HOPPER), layer_stacks._parameters(case.layers)
     x, _, saved = op.perspective_transformer_forward(*call, True)
     order, layers = op.stack_order(case.bucket, 2), case.stacks._description.layers
@@ -230,14 +234,14 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     ) -> Any:
         return op.layer_stacks_gradients_through(
             order, parameters, grad_sums, partials, None, [torch.tensor(1.0), totals], layers, [*case.rows, plan],
-            buckets, saved, FEATURES, bounds,
+            case.made_for(buckets), saved, FEATURES, bounds,
         )  # fmt: skip
 
     rows, *_ = through()
     sizes = [FEATURES, 64, 0]
     weights = [
         op.perspective_transformer_backward(
-            rows, None, call.batch, HOPPER, saved, sizes, "pairwise", RANGE, "float32", []
+            rows, None, call.batch, call.made_for, saved, sizes, "pairwise", RANGE, "float32", []
         )[0]
         for _ in range(2)
     ]
@@ -253,7 +257,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         through(saved=saved.half(), bounds=[300.0, 1.0])
     with pytest.raises(RuntimeError, match="grad_output: found shape"):
         op.perspective_transformer_backward(
-            rows[:-1], None, call.batch, HOPPER, saved, sizes, "pairwise", RANGE, "float32", []
+            rows[:-1], None, call.batch, call.made_for, saved, sizes, "pairwise", RANGE, "float32", []
         )
 
 
@@ -295,12 +299,12 @@ def test_emulated_bucket_outside(emulated: ctypes.CDLL, buckets: list[int]) -> N
 
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     op, rows = torch.ops.nnue_emulated, torch.zeros(5, 3, dtype=torch.int32)
-    plan = op.perspective_plan(rows, rows, torch.zeros(5, dtype=torch.uint8), 10, 0, 10)
+    plan = op.perspective_plan(rows, rows, torch.zeros(5, dtype=torch.uint8), 10, 0, 10, 4)
     saved = torch.zeros(10, 16)
 
     def call(weight: Tensor, factors: list[Tensor]) -> None:
         batch, constants = [rows, rows, plan], ("crelu", [1.0, 1.0], "float32")
-        op.perspective_transformer_backward(weight, None, batch, [0, 10], saved, [10, 16, 0], *constants, factors)
+        op.perspective_transformer_backward(weight, None, batch, [0, 10, 4], saved, [10, 16, 0], *constants, factors)
 
     weight, gradient, stack = torch.zeros(2, 1, 32), torch.zeros(5), torch.zeros(5, dtype=torch.int64)
     call(weight, [gradient, stack])
@@ -350,7 +354,7 @@ def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: 
 
 class EmulatedPlan(NamedTuple):
     data: Tensor
-    buckets: list[int]
+    made_for: list[int]
 
 
 @pytest.mark.parametrize(
@@ -365,9 +369,9 @@ def test_emulated_model(
     emulated.emulator_configure(4, 7)
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
-        buckets = [768 if net == SFNNV5 else 0, features]
-        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *buckets)
-        return EmulatedPlan(made, buckets)
+        made_for = [768 if net == SFNNV5 else 0, features, 4]
+        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *made_for)
+        return EmulatedPlan(made, made_for)
 
     called: list[bool] = []
     whole = LayerStacks.loss_through
@@ -481,13 +485,13 @@ def test_emulated_columns(emulated: ctypes.CDLL, size: int, monkeypatch: pytest.
     emulated.emulator_configure(4, 7)
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
-        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, 768, features)
-        return EmulatedPlan(made, [768, features])
+        made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, 768, features, 4)
+        return EmulatedPlan(made, [768, features, 4])
 
     def psqt(call: FusedCall, begin: int, end: int) -> Tensor:
         assert call.psqt is not None
         found: Tensor = torch.ops.nnue_emulated.perspective_psqt(
-            call.batch, call.buckets, call.psqt.detach(), begin, end
+            call.batch, call.made_for, call.psqt.detach(), begin, end
         )
         return found
 

@@ -227,7 +227,7 @@ def test_psqt_and_psqt_bucket_come_together() -> None:
     with pytest.raises(RuntimeError, match="psqt_bucket: found none, expected a tensor, since there is psqt"):
         torch.ops.nnue.perspective_transformer_forward(
             list(pair.arguments[:3]),
-            [768, 50],
+            [768, 50, 4],
             pair.weight,
             pair.bias,
             pair.psqt,
@@ -329,6 +329,9 @@ def test_plan_of_another_batch(device: torch.device) -> None:
     wider = torch.cat([pair.weight, pair.weight])
     with pytest.raises(ValueError, match=f"plan: found one that was made for num_features = {features}"):
         perspective_transformer(*pair.arguments[:3], wider, pair.bias, bucket_size=50, num_bucketed=features, plan=plan)
+    half = pair.weight.half()
+    with pytest.raises(ValueError, match=r"that was made for weight_dtype = torch.float32, expected torch.float16"):
+        perspective_transformer(*pair.arguments[:3], half, pair.bias, bucket_size=50, plan=plan)
     with pytest.raises(RuntimeError, match=r"plan: found shape .* what perspective_plan makes"):
         perspective_transformer(*pair.arguments, bucket_size=50, plan=plan._replace(data=plan.data[1:]))
 

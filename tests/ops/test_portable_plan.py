@@ -40,7 +40,7 @@ def make_rows(positions: int, max_active: int, features: int, seed: int) -> Tens
 def check_plan(library: str, plan: Tensor, white: Tensor, black: Tensor, black_to_move: Tensor, features: int) -> None:
     (positions, max_active), rows = white.shape, 2 * len(white)
     layout = json.loads(
-        getattr(torch.ops, library).perspective_transformer_layout(positions, max_active, features, 0, features)
+        getattr(torch.ops, library).perspective_transformer_layout(positions, max_active, features, 0, features, 4)
     )
     memory = plan.cpu().numpy()
     assert layout["slots"] == rows
@@ -98,7 +98,7 @@ def test_emulated(emulator: ctypes.CDLL, case: tuple[int, int, int]) -> None:
     white, black = make_rows(*case, 1), make_rows(*case, 2)
     black_to_move = torch.from_numpy(np.random.default_rng(3).integers(0, 2, case[0]).astype(np.uint8))
     emulator.emulator_configure(4, 1)
-    plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, case[2], 0, case[2])
+    plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, case[2], 0, case[2], 4)
     check_plan("nnue_emulated", plan, white, black, black_to_move, case[2])
 
 
@@ -107,5 +107,7 @@ def test_emulated(emulator: ctypes.CDLL, case: tuple[int, int, int]) -> None:
 def test_on_cuda(cuda: torch.device, case: tuple[int, int, int]) -> None:
     white, black = make_rows(*case, 1), make_rows(*case, 2)
     black_to_move = torch.from_numpy(np.random.default_rng(3).integers(0, 2, case[0]).astype(np.uint8))
-    plan = torch.ops.nnue.perspective_plan(white.to(cuda), black.to(cuda), black_to_move.to(cuda), case[2], 0, case[2])
+    plan = torch.ops.nnue.perspective_plan(
+        white.to(cuda), black.to(cuda), black_to_move.to(cuda), case[2], 0, case[2], 4
+    )
     check_plan("nnue", plan, white, black, black_to_move, case[2])

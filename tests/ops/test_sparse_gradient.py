@@ -65,10 +65,10 @@ def test_opcheck() -> None:
     weight, bias, psqt = torch.randn(FEATURES, OUTPUTS), torch.randn(OUTPUTS), torch.randn(FEATURES, 8)
     constants = ("pairwise", [1.0, 1.0], "float32")
     out, _, saved = torch.ops.nnue.perspective_transformer_forward(
-        rows, [0, FEATURES], weight, bias, psqt, *constants, True
+        rows, [0, FEATURES, 4], weight, bias, psqt, *constants, True
     )
     sizes, gradient = [FEATURES, OUTPUTS, 8], torch.randn(POSITIONS)
-    arguments = (torch.randn_like(out), gradient, rows, [0, FEATURES], saved, sizes, *constants)
+    arguments = (torch.randn_like(out), gradient, rows, [0, FEATURES, 4], saved, sizes, *constants)
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_backward_rows.default,
         arguments,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from made_up import MadeUpSource, made_up_batch, recipe
 
-from nnue_trainer import checkpoint, nets
+from nnue_trainer import checkpoint, nets, perspectives
 from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.perspectives import PerspectivePlan, is_fused
@@ -165,6 +165,9 @@ def test_no_step_waits_for_the_device(tmp_path, graph, name):
     advance_without_waiting(run, 3)
 
 
+PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "mixed"])
+
+
 def from_records(run_dir: Path, file: Path, *overrides: str) -> Trainer:
     """Batches of records, which take turns in the expander's buffers."""
     chosen = recipe("training.device=cuda", "model={kind: sfnnv5, l1: 32}", "data.batch_size=500", *overrides)
@@ -174,8 +177,9 @@ def from_records(run_dir: Path, file: Path, *overrides: str) -> Trainer:
     return Trainer(chosen, nets.build(chosen.model).to(device), source, None, run_dir)
 
 
-def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, project_root):
-    run = from_records(tmp_path, project_root / "samples" / "val.binpack")
+@PRECISIONS
+def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, project_root, precision):
+    run = from_records(tmp_path, project_root / "samples" / "val.binpack", f"training.precision={precision}")
     places: dict[tuple[int, int], set[int]] = {}
     for _ in range(EAGER_CALLS):
         next(run.batches)
@@ -184,8 +188,7 @@ def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, p
         again = run.model.prepare(batch)
         fresh = again.plans
         # Plans have room that nothing is written to: compare what comes of them.
-        with torch.no_grad():
-            assert torch.equal(run.model(batch), run.model(again))
+        assert torch.equal(run.model(batch), run.model(again))
         kinds = [type(plan) for plan in batch.plans]
         assert kinds == [type(plan) for plan in fresh]
         assert (PerspectivePlan in kinds) == is_fused(run.model.feature_transformer.weight, 768)
@@ -194,6 +197,29 @@ def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, p
             assert plan.data.shape == expected.data.shape
             places.setdefault((batch.buffer, number), set()).add(plan.data.data_ptr())
     assert all(len(found) == 1 for found in places.values())
+
+
+@PRECISIONS
+@pytest.mark.parametrize("rounds", [False, True])
+def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, rounds):
+    """Its batch has brought one for the weights that the step reads."""
+    overrides = (f"training.precision={precision}", "training.cuda_graph=false")
+    run = from_records(tmp_path, project_root / "samples" / "val.binpack", *overrides)
+    run.model.set_rounding(rounds)
+    made, whole = [], perspectives.perspective_plan
+
+    def plan(*arguments, **named):
+        made.append(whole(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(perspectives, "perspective_plan", plan)
+    for _ in range(6):
+        batch = next(run.batches)
+        before = len(made)
+        run.train_step(batch)
+        assert len(made) == before > 0
+    wanted = torch.bfloat16 if precision == "mixed" and not rounds else torch.float32
+    assert {plan.weight_dtype for plan in made} == {wanted}
 
 
 def test_a_graph_per_buffer_changes_no_bit(tmp_path, project_root):

@@ -69,7 +69,18 @@ struct IndexRows {
     int num_unbucketed;  // the features behind those; a row may have any of them
     int bucket_size;
     int num_buckets;
+    int weight_bytes;  // of each weight that the plan is made for: 4 (fp32) or 2
 };
+
+// What the forward reads of a plan, besides slots. Where there are king buckets alone, it gathers fp32 weights by lists
+// (RowEntry), and multiplies 16-bit weights by bitmaps. Where there are unbucketed features it reads the rows
+// themselves (RowOrder), and in 16 bits TileFeatures.
+enum class ForwardReads { kLists, kBitmaps, kRows };
+__host__ __device__ inline ForwardReads forward_reads(const IndexRows& in) {
+    return in.num_unbucketed > 0  ? ForwardReads::kRows
+           : in.weight_bytes == 4 ? ForwardReads::kLists
+                                  : ForwardReads::kBitmaps;
+}
 
 // A list of slots that have one feature.
 struct SlotList {
@@ -111,16 +122,16 @@ struct BucketPlan {
     int32_t* irregular;   // [1]: the number of irregular rows
     uint2* feature_bits;  // [tiles, 768], by rank: bit p of (x, y) stands for slots index_of_bit(p) and 32 +
                           // index_of_bit(p)
+    SlotList* rare;       // [num_buckets · 768]: the features that the backward's products leave out, bucket by bucket
+    int* rare_slots;      // the slots of their lists
+    int* num_rare;        // [1]: the number of these features
+
+    // For the forward, if it reads lists or bitmaps.
+    int32_t* far_begin;  // [tiles, 65]: where the far entries of each slot begin among the tile's; last, their number
+    uint16_t* far;       // [tiles, 64 · pitch]: far features slot by slot, numbered within the bucket
+    // If it reads bitmaps.
     uint32_t* near_bits;  // [slots, 12]: bit p of word w stands for rank 32 w + index_of_bit(p)
-    int32_t* far_begin;   // [tiles, 65]: where the far entries of each slot begin among the tile's; last, their number
-    uint16_t* far;        // [tiles, 64 · pitch]: far features slot by slot, numbered within the bucket
-
-    SlotList* rare;   // [num_buckets · 768]: the features that the backward's products leave out, bucket by bucket
-    int* rare_slots;  // the slots of their lists
-    int* num_rare;    // [1]: the number of these features
-
-    // For the fp32 forward where there are no unbucketed features. The rows of a tile are in the order of the lengths
-    // of their near lists, the longest first.
+    // If it reads lists. The rows of a tile are in the order of the lengths of their near lists, the longest first.
     RowEntry* entries;                // [slots]
     uint16_t* near;                   // [slots, pitch]: twice the places of near features and sums; then kNoFeature
     unsigned long long* bucket_cost;  // [num_buckets]: the cost of the bucket's rows in one slab
@@ -161,13 +172,16 @@ inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
     plan.used = carver.take<int32_t>("used", buckets);
     plan.row_slot = carver.take<int32_t>("row_slot", row_count);
     plan.feature_bits = carver.take<uint2>("feature_bits", tiles * kBucketFeatures);
-    plan.near_bits = carver.take<uint32_t>("near_bits", slots * kNearWords);
-    plan.far_begin = carver.take<int32_t>("far_begin", tiles * (kTileRows + 1));
-    plan.far = carver.take<uint16_t>("far", slots * plan.pitch);
     plan.rare = carver.take<SlotList>("rare", buckets * kBucketFeatures);
     plan.rare_slots = carver.take<int>("rare_slots", rare_place(int(tiles)));
     plan.num_rare = carver.take<int>("num_rare", 1);
-    if (in.num_unbucketed == 0) {
+    const ForwardReads reads = forward_reads(in);
+    if (reads != ForwardReads::kRows) {
+        plan.far_begin = carver.take<int32_t>("far_begin", tiles * (kTileRows + 1));
+        plan.far = carver.take<uint16_t>("far", slots * plan.pitch);
+    }
+    if (reads == ForwardReads::kBitmaps) plan.near_bits = carver.take<uint32_t>("near_bits", slots * kNearWords);
+    if (reads == ForwardReads::kLists) {
         plan.entries = carver.take<RowEntry>("entries", slots);
         plan.near = carver.take<uint16_t>("near", slots * plan.pitch);
     }
@@ -675,17 +689,37 @@ __device__ __forceinline__ void describe_buckets(const BucketPlan& out, int num_
     }
 }
 
+// Writes the far entries of a tile, slot by slot, from the ends of the rows of `stages`. Four lanes per slot call this;
+// gives where the entries of this lane's slot begin.
+__device__ __forceinline__ int store_far(const BucketPlan& out, const TileShared& s, const uint16_t* stages, int tile,
+                                         int slot, int part, int far_count) {
+    constexpr int kLanes = kTileThreads / kTileRows;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch;
+    const int until_first = warp_inclusive_sum(s.far_counts[lane], lane);
+    const int until_second = __shfl_sync(~0u, until_first, 31) + warp_inclusive_sum(s.far_counts[32 + lane], lane);
+    const int until = __shfl_sync(~0u, warp < kTileWarps / 2 ? until_first : until_second, slot % 32);
+    const int begin = until - far_count;
+    int32_t* const tile_far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
+    if (part == 0) tile_far_begin[slot] = begin;
+    if (threadIdx.x == kTileThreads - 1) tile_far_begin[kTileRows] = until;
+    uint16_t* const far = out.far + size_t(tile) * kTileRows * pitch + begin;
+#pragma unroll 1
+    for (int i = part; i < far_count; i += kLanes) far[i] = stages[(slot + 1) * pitch - 1 - i];
+    return begin;
+}
+
 // Each thread block makes one or a few tiles, with four lanes per row. One half of the threads finds the rows of the
 // tile while the other half ranks the features of the bucket. All thread blocks of a bucket repeat this ranking, which
 // is faster than exchanging it. The last thread block describes the buckets.
-template <bool kUnbucketed>
+template <ForwardReads kReads>
 __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, BucketPlan out, RowOrder* order) {
+    constexpr bool kLists = kReads == ForwardReads::kLists, kUnbucketed = kReads == ForwardReads::kRows;
     constexpr int kLanes = kTileThreads / kTileRows, kEach = 32 / kLanes;
     __shared__ TileShared s;
-    // [kTileRows, pitch]: near lists from the front, far lists from the end. Behind them, for each span of chunks, the
-    // number of the bucket's rows in front of it, and its first element of chunk_rows.
+    // [kTileRows, pitch]: near lists from the front, far lists from the end, where there are such lists. Behind them,
+    // for each span of chunks, the number of the bucket's rows in front of it, and its first element of chunk_rows.
     extern __shared__ __align__(16) uint16_t stages[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = out.pitch;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = kUnbucketed ? 0 : out.pitch;
     hopper::let_next_kernel_start();
     if (blockIdx.x == gridDim.x - 1) {
         hopper::wait_for_kernels_before();
@@ -772,8 +806,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
                 out.slot_target[first_slot + threadIdx.x] = target;
             }
         } else if (is_new) {
-            rank_bucket<!kUnbucketed>(out, s, bucket.bucket, bucket.end - bucket.first, tile == bucket.first,
-                                      wait_for_half);
+            rank_bucket<kLists>(out, s, bucket.bucket, bucket.end - bucket.first, tile == bucket.first, wait_for_half);
         }
         __syncthreads();
         const int row = s.row[slot];
@@ -806,7 +839,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
                 shared_or(bits + (places[j] >> 20), slot_bit);
                 shared_or(rank_bits + __byte_perm(places[j], 0, 0x4441), 1u << (places[j] & 31));
                 near += places[j] < kFarEntry ? 1 : 0;
-                if constexpr (!kUnbucketed) listed += (places[j] & kListed) != 0 ? 1 : 0;
+                if constexpr (kLists) listed += (places[j] & kListed) != 0 ? 1 : 0;
             }
             feature_count += have;
             base += kLanes * kEach;
@@ -844,7 +877,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
                     __syncwarp();
                 }
             }
-            if constexpr (!kUnbucketed) {
+            if constexpr (kLists) {
                 uint32_t to_near = stage + 2 * (near_count + ((until - have) & 0xffff));
 #pragma unroll
                 for (int j = 0; j < kEach; ++j) {
@@ -853,7 +886,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
                     to_near += is_listed ? 2 : 0;
                 }
             }
-            if (have >> 16 != 0) {
+            if (!kUnbucketed && have >> 16 != 0) {
                 uint32_t to_far = stage + 2 * pitch - 2 - 2 * (far_count + ((until - have) >> 16));
 #pragma unroll
                 for (int j = 0; j < kEach; ++j) {
@@ -870,7 +903,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
         if constexpr (kUnbucketed) {
 #pragma unroll
             for (int d = 1; d < kLanes; d *= 2) length += __shfl_xor_sync(~0u, length, d);
-        } else {
+        } else if constexpr (kLists) {
             // Each lane lists a sum of a team of four and one of a team of three. All bits of the row are set by now.
             static_assert(kFours == kLanes && kTeams == 2 * kLanes);
             const uint32_t word = hopper::load_shared_4(rank_bits) >> bit_of_index(4 * part);
@@ -895,9 +928,9 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
             if (is_listed) shared_store_16(to, 2 * team_place(kFours + part, three));
         }
         const int longest_first = kTileRows - 1 - slot;
-        const int key = !kUnbucketed ? (regular ? near_count + 1 : 0) * kTileRows + longest_first
-                        : has_row    ? length * kTileRows + longest_first
-                                     : slot - kTileRows;
+        const int key = kLists    ? (regular ? near_count + 1 : 0) * kTileRows + longest_first
+                        : has_row ? length * kTileRows + longest_first
+                                  : slot - kTileRows;
         if (part == 0) {
             s.keys[slot] = key, s.far_counts[slot] = far_count;
             if (has_row) out.row_slot[row] = regular ? first_slot + slot : ~(first_slot + slot);
@@ -905,28 +938,21 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
         __syncthreads();
 
         // Far entries are stored slot by slot, near lists in the order of their lengths.
-        const int far_until_first = warp_inclusive_sum(s.far_counts[lane], lane);
-        const int far_until_second =
-            __shfl_sync(~0u, far_until_first, 31) + warp_inclusive_sum(s.far_counts[32 + lane], lane);
-        const int far_until = __shfl_sync(~0u, warp < kTileWarps / 2 ? far_until_first : far_until_second, slot % 32);
-        const int far_begin = far_until - far_count;
-        int32_t* const tile_far_begin = out.far_begin + size_t(tile) * (kTileRows + 1);
-        if (part == 0) tile_far_begin[slot] = far_begin;
-        if (threadIdx.x == kTileThreads - 1) tile_far_begin[kTileRows] = far_until;
-#pragma unroll 1
-        for (int i = part; i < far_count; i += kLanes)
-            out.far[size_t(first_slot) * pitch + far_begin + i] = stages[(slot + 1) * pitch - 1 - i];
+        int far_begin = 0;
+        if constexpr (!kUnbucketed) far_begin = store_far(out, s, stages, tile, slot, part, far_count);
         int place = 0;
+        if constexpr (kReads != ForwardReads::kBitmaps) {
 #pragma unroll
-        for (int i = 0; i < kTileRows / kLanes; i += 4) {
-            const int4 four = reinterpret_cast<const int4*>(s.keys)[(part * (kTileRows / kLanes) + i) / 4];
-            place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
+            for (int i = 0; i < kTileRows / kLanes; i += 4) {
+                const int4 four = reinterpret_cast<const int4*>(s.keys)[(part * (kTileRows / kLanes) + i) / 4];
+                place += (four.x > key) + (four.y > key) + (four.z > key) + (four.w > key);
+            }
+#pragma unroll
+            for (int d = 1; d < kLanes; d *= 2) place += __shfl_xor_sync(~0u, place, d);
         }
-#pragma unroll
-        for (int d = 1; d < kLanes; d *= 2) place += __shfl_xor_sync(~0u, place, d);
         if constexpr (kUnbucketed) {
             if (part == 0) order[first_slot + place] = {first_slot + slot, s.target[slot], max(row, 0), length};
-        } else {
+        } else if constexpr (kLists) {
             int cost = 0;
             if (part == 0) {
                 s.slot_at[place] = slot;
@@ -962,11 +988,13 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
                         high = reinterpret_cast<const uint2*>(s.bits[1])[i];
             reinterpret_cast<uint4*>(out.feature_bits)[size_t(tile) * kBitPieces + i] = {low.x, high.x, low.y, high.y};
         });
-        constexpr int kNearPieces = kNearWords / 4, kPieces = kRowPitch / 4;
-        for_share(std::integral_constant<int, kTileRows * kNearPieces>(), [&](int i) {
-            reinterpret_cast<uint4*>(out.near_bits)[size_t(first_slot) * kNearPieces + i] =
-                reinterpret_cast<const uint4*>(s.rank_bits)[i / kNearPieces * kPieces + i % kNearPieces];
-        });
+        if constexpr (kReads == ForwardReads::kBitmaps) {
+            constexpr int kNearPieces = kNearWords / 4, kPieces = kRowPitch / 4;
+            for_share(std::integral_constant<int, kTileRows * kNearPieces>(), [&](int i) {
+                reinterpret_cast<uint4*>(out.near_bits)[size_t(first_slot) * kNearPieces + i] =
+                    reinterpret_cast<const uint4*>(s.rank_bits)[i / kNearPieces * kPieces + i % kNearPieces];
+            });
+        }
         if (++tile == end_tile) break;
         is_new = tile == bucket.end;
         if (is_new) bucket = find_bucket(out, in.num_buckets, tile, tiles);
@@ -995,8 +1023,12 @@ inline cudaError_t place(const IndexRows& in, const BucketPlan& out, RowOrder* o
     if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(count), kMostCounts);
     if (error == cudaSuccess)
         error = hopper::launch_early(count, std::min(out.chunks, kCountGrid), kCountThreads, shared, stream, in, out);
-    const auto make = in.num_unbucketed > 0 ? make_tiles<true> : make_tiles<false>;
-    const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
+    const ForwardReads reads = forward_reads(in);
+    const auto make = reads == ForwardReads::kLists     ? make_tiles<ForwardReads::kLists>
+                      : reads == ForwardReads::kBitmaps ? make_tiles<ForwardReads::kBitmaps>
+                                                        : make_tiles<ForwardReads::kRows>;
+    const int pitch = reads == ForwardReads::kRows ? 0 : out.pitch;
+    const size_t stages = size_t(kTileRows) * pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
     if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(make), kMostStages);
     if (error == cudaSuccess)
         error = hopper::launch_early(make, std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileGrid) + 1,

@@ -27,8 +27,8 @@ using namespace nnue::cuda;
 using namespace nnue::perspective_transformer;
 
 // The sizes of index rows, without their data.
-IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features, int64_t bucket_size,
-                        int64_t num_bucketed) {
+IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_features, MadeFor made_for) {
+    const auto [bucket_size, num_bucketed, weight_bytes] = made_for;
     IndexRows in{};
     in.positions = static_cast<int>(positions);
     in.max_active = static_cast<int>(max_active);
@@ -36,12 +36,12 @@ IndexRows sizes_of_rows(int64_t positions, int64_t max_active, int64_t num_featu
     in.num_unbucketed = static_cast<int>(num_features - num_bucketed);
     in.bucket_size = static_cast<int>(bucket_size);
     in.num_buckets = static_cast<int>(std::max<int64_t>(1, divide_up(num_bucketed, bucket_size)));
+    in.weight_bytes = static_cast<int>(weight_bytes);
     return in;
 }
 
-IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, int64_t bucket_size,
-                     int64_t num_bucketed) {
-    IndexRows in = sizes_of_rows(white.size(0), white.size(1), num_features, bucket_size, num_bucketed);
+IndexRows index_rows(const Tensor& white, const Tensor& black, int64_t num_features, MadeFor made_for) {
+    IndexRows in = sizes_of_rows(white.size(0), white.size(1), num_features, made_for);
     in.white = const_data<int32_t>(white);
     in.black = const_data<int32_t>(black);
     return in;
@@ -53,12 +53,14 @@ struct Plan {
     // Where there are unbucketed features:
     RowOrder* order;
     UnbucketedLists lists;
+    TileFeatures tile_features;  // and 16-bit weights
 };
 
 Plan carve_plan(Carver& carver, const IndexRows& in) {
     const BucketPlan buckets = carve_bucket_plan(carver, in);
     RowOrder* const order = carve_row_order(carver, in);
-    return {buckets, order, carve_unbucketed_lists(carver, in)};
+    const UnbucketedLists lists = carve_unbucketed_lists(carver, in);
+    return {buckets, order, lists, has_tile_features(in) ? carve_tile_features(carver, in) : TileFeatures{}};
 }
 
 Plan open_plan(const char* op, const Tensor& plan, const IndexRows& in) {
@@ -187,8 +189,9 @@ Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, con
 
 }  // namespace
 
-void check_sizes(const char* op, const Tensor& white, int64_t num_features, Buckets given) {
-    const auto [bucket_size, num_bucketed] = given;
+void check_sizes(const char* op, const Tensor& white, int64_t num_features, MadeFor made_for) {
+    const auto [bucket_size, num_bucketed, weight_bytes] = made_for;
+    if (weight_bytes != 2 && weight_bytes != 4) fail(op, "weight_bytes", weight_bytes, "2 or 4");
     if (bucket_size < 0 || bucket_size > 768) fail(op, "bucket_size", bucket_size, "0 <= bucket_size <= 768");
     if (num_bucketed < 0 || num_bucketed > num_features) {
         fail(op, "num_bucketed", num_bucketed, "0 <= num_bucketed <= F = " + text(num_features));
@@ -205,33 +208,42 @@ void check_sizes(const char* op, const Tensor& white, int64_t num_features, Buck
 }
 
 Tensor plan(const Tensor& white, const Tensor& black, const Tensor& black_to_move, int64_t num_features,
-            Buckets given) {
-    IndexRows in = index_rows(white, black, num_features, given.size, given.num_bucketed);
+            MadeFor made_for) {
+    IndexRows in = index_rows(white, black, num_features, made_for);
     in.black_to_move = const_data<uint8_t>(black_to_move);
     Tensor memory = memory_for(carve_plan, in, white);
     if (in.positions == 0) return memory;
-    const auto [buckets, order, lists] = open_plan(kPlan, memory, in);
+    const Plan open = open_plan(kPlan, memory, in);
+    const BucketPlan& buckets = open.buckets;
     const cudaStream_t stream = current_stream(white);
-    check_cuda(bucket_plan::place(in, buckets, order, stream), kPlan);
+    check_cuda(bucket_plan::place(in, buckets, open.order, stream), kPlan);
     check_cuda(rare_features::list(in, buckets, stream), kPlan);
     if (in.num_unbucketed == 0) return memory;
     const Tensor scratch = memory_for(carve_list_scratch, in, white);
     Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
-    check_cuda(unbucketed_lists::build(in, buckets, order, lists, carve_list_scratch(carver, in), stream), kPlan);
+    check_cuda(unbucketed_lists::build(in, buckets, open.order, open.lists, carve_list_scratch(carver, in), stream),
+               kPlan);
+    if (has_tile_features(in))
+        check_cuda(tile_features::build(in, buckets, open.order, open.tile_features, stream), kPlan);
     return memory;
 }
 
-Three forward(const Batch& batch, Buckets given, const Tensor& weight, const Tensor& bias,
+Three forward(const Batch& batch, MadeFor made_for, const Tensor& weight, const Tensor& bias,
               const std::optional<Tensor>& psqt, Activation activation, Range range, ScalarType out_dtype, bool save) {
     const auto& [white, black, plan, psqt_bucket] = batch;
     const int64_t num_features = weight.size(0), num_outputs = weight.size(1);
     const cudaStream_t stream = current_stream(weight);
     const Float weight_type = float_type(kForward, "weight", weight.scalar_type());
+    const int64_t weight_bytes = weight_type == Float::kFloat32 ? 4 : 2;
+    if (made_for.weight_bytes != weight_bytes)
+        fail(kForward, "made_for", "weight_bytes " + text(made_for.weight_bytes),
+             text(weight_bytes) + ", those of weight");
     ForwardProblem p{};
-    p.in = index_rows(white, black, num_features, given.size, given.num_bucketed);
+    p.in = index_rows(white, black, num_features, made_for);
     const Plan open = open_plan(kForward, plan, p.in);
     p.plan = open.buckets;
     p.order = open.order;
+    p.tile_features = open.tile_features;
     p.num_outputs = static_cast<int>(num_outputs);
     p.activation = activation;
     p.bound = range.bound;
@@ -250,11 +262,6 @@ Three forward(const Batch& batch, Buckets given, const Tensor& weight, const Ten
     p.bias = const_data<float>(bias);
     p.out = out.mutable_data_ptr();
     p.saved = saves ? saved.mutable_data_ptr() : nullptr;
-    const bool wants_tile_features = weight_type != Float::kFloat32 && p.in.num_unbucketed > 0;
-    const Tensor scratch = torch::stable::new_empty(
-        white, {wants_tile_features ? bytes_of(carve_tile_features, p.in) : 0}, ScalarType::Byte);
-    Carver carver{static_cast<char*>(scratch.mutable_data_ptr())};
-    if (wants_tile_features) p.tile_features = carve_tile_features(carver, p.in);
     const auto run = weight_type == Float::kFloat32   ? run_forward<float>
                      : weight_type == Float::kFloat16 ? run_forward<__half>
                                                       : run_forward<__nv_bfloat16>;
@@ -262,15 +269,15 @@ Three forward(const Batch& batch, Buckets given, const Tensor& weight, const Ten
     return {out, psqt_out, saved};
 }
 
-Tensor psqt_output(const Batch& batch, Buckets given, const Tensor& psqt, PositionRange wanted) {
+Tensor psqt_output(const Batch& batch, MadeFor made_for, const Tensor& psqt, PositionRange wanted) {
     const int64_t num_features = psqt.size(0);
-    const IndexRows in = index_rows(batch.white, batch.black, num_features, given.size, given.num_bucketed);
+    const IndexRows in = index_rows(batch.white, batch.black, num_features, made_for);
     const psqt::BlackFirst black_first{open_plan(kPsqt, batch.plan, in).buckets};
     return psqt_forward(kPsqt, in, static_cast<int>(num_features), black_first, psqt, *batch.psqt_bucket, wanted,
                         current_stream(psqt));
 }
 
-Three backward(const OutputGradients& gradients, const Batch& batch, Buckets given, const Tensor& saved, Sizes sizes,
+Three backward(const OutputGradients& gradients, const Batch& batch, MadeFor made_for, const Tensor& saved, Sizes sizes,
                Activation activation, Range range, ScalarType dtype) {
     const Tensor& grad_output = gradients.output;
     const auto& [white, black, plan, psqt_bucket] = batch;
@@ -278,7 +285,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, Buckets giv
     const cudaStream_t stream = current_stream(grad_output);
     BackwardProblem p{};
     p.activation = activation;
-    p.in = index_rows(white, black, num_features, given.size, given.num_bucketed);
+    p.in = index_rows(white, black, num_features, made_for);
     const Plan open = open_plan(kBackward, plan, p.in);
     p.plan = open.buckets;
     p.unbucketed = open.lists;
@@ -325,12 +332,12 @@ Three backward(const OutputGradients& gradients, const Batch& batch, Buckets giv
     return {grad_weight, grad_bias, grad_psqt};
 }
 
-Through first_layer_backward(const Batch& batch, Buckets given, const Tensor& saved, int64_t num_features, Range range,
-                             cuda::stacks::FirstBackward a) {
+Through first_layer_backward(const Batch& batch, MadeFor made_for, const Tensor& saved, int64_t num_features,
+                             Range range, cuda::stacks::FirstBackward a) {
     constexpr const char* op = "layer_stacks_gradients_through";
     const auto& [white, black, plan, psqt_bucket] = batch;
     BackwardProblem p{};
-    p.in = index_rows(white, black, num_features, given.size, given.num_bucketed);
+    p.in = index_rows(white, black, num_features, made_for);
     p.plan = open_plan(op, plan, p.in).buckets;
     p.num_outputs = a.inputs;
     p.activation = Activation::kPairwise;
@@ -353,8 +360,8 @@ Through first_layer_backward(const Batch& batch, Buckets given, const Tensor& sa
     return made;
 }
 
-std::string layout(int64_t positions, int64_t max_active, int64_t num_features, Buckets given) {
-    const IndexRows in = sizes_of_rows(positions, max_active, num_features, given.size, given.num_bucketed);
+std::string layout(int64_t positions, int64_t max_active, int64_t num_features, MadeFor made_for) {
+    const IndexRows in = sizes_of_rows(positions, max_active, num_features, made_for);
     return "{\"slots\": " + std::to_string(slots(in)) + ", \"plan\": " + described(carve_plan, in) + "}";
 }
 

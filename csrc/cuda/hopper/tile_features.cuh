@@ -1,5 +1,6 @@
-// What the 16-bit forward needs where there are unbucketed features (unbucketed_forward_wgmma_16bit.cuh): the features
-// that the rows of a tile have, each of them once, and a bitmap of them for each row.
+// The part of a plan that the 16-bit forward needs where there are unbucketed features
+// (unbucketed_forward_wgmma_16bit.cuh): the features that the rows of a tile have, each of them once, and a bitmap of
+// them for each row.
 //
 // Rows share features, especially rows of one bucket. In a batch of real positions the 64 rows of a tile have 51
 // entries each, but together only 17 different features per row. One thread block takes a tile. The entries of its rows
@@ -15,10 +16,10 @@ namespace nnue {
 
 struct TileFeatures {
     static constexpr int kChunk = 64, kMost = 3072;
-    int32_t* features;  // scratch [tiles, most]: padding repeats the first feature
-    uint2* bits;        // scratch [tiles, most / kChunk, 64], by slot: bits stand for places, permuted as in BucketPlan
-    int32_t* chunks;    // scratch [tiles]
-    uint64_t* left_out;  // scratch [tiles]: bit i says that row i, in the tile's order, is left out
+    int32_t* features;   // [tiles, most]: padding repeats the first feature
+    uint2* bits;         // [tiles, most / kChunk, 64], by slot: bits stand for places, permuted as in BucketPlan
+    int32_t* chunks;     // [tiles]
+    uint64_t* left_out;  // [tiles]: bit i says that row i, in the tile's order, is left out
 
     static __host__ __device__ int most(const IndexRows& in) {
         return (in.max_active < kMost / kTileRows ? in.max_active : kMost / kTileRows) * kTileRows;
@@ -172,13 +173,18 @@ inline cudaError_t build(const IndexRows& in, const BucketPlan& plan, const RowO
 
 }  // namespace tile_features
 
+// Whether a plan for these rows has them.
+inline bool has_tile_features(const IndexRows& in) {
+    return in.num_unbucketed > 0 && in.weight_bytes == 2;
+}
+
 inline TileFeatures carve_tile_features(Carver& carver, const IndexRows& in) {
     const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets), places = tiles * TileFeatures::most(in);
     TileFeatures out{};
-    out.features = carver.take<int32_t>("features", places);
-    out.bits = carver.take<uint2>("bits", places);  // as many as places: a chunk has 64 features and 64 rows
-    out.chunks = carver.take<int32_t>("chunks", tiles);
-    out.left_out = carver.take<uint64_t>("left_out", tiles);
+    out.features = carver.take<int32_t>("tile_features", places);
+    out.bits = carver.take<uint2>("tile_bits", places);  // as many as places: a chunk has 64 features and 64 rows
+    out.chunks = carver.take<int32_t>("tile_chunks", tiles);
+    out.left_out = carver.take<uint64_t>("tile_left_out", tiles);
     return out;
 }
 

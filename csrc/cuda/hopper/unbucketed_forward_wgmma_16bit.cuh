@@ -194,9 +194,7 @@ __global__ void __launch_bounds__(kLeftOutThreads) left_out_kernel(ForwardProble
 template <typename Weight>
 cudaError_t forward(const ForwardProblem& p, cudaStream_t stream) {
     using S = Shape<Weight>;
-    cudaError_t error = tile_features::build(p.in, p.plan, p.order, p.tile_features, stream);
-    if (error == cudaSuccess)
-        error = set_shared_memory(reinterpret_cast<const void*>(forward_kernel<Weight>), S::kMostBytes);
+    cudaError_t error = set_shared_memory(reinterpret_cast<const void*>(forward_kernel<Weight>), S::kMostBytes);
     constexpr int kFull = 3168;  // thread blocks that fill the device twelve times
     const int tiles = BucketPlan::tiles(p.in.positions, p.in.num_buckets),
               all_slabs = (p.num_outputs / 2 + S::kSlab - 1) / S::kSlab;
