@@ -48,7 +48,8 @@
 // bucket_size at most 768, and there are at most 255 buckets.
 //
 // Their plan is made for weights of `weight_bytes` each, 4 (float32) or 2 (float16, bfloat16), since each forward reads
-// lists of its own. It serves a forward with such weights, and the backward of that forward.
+// lists of its own. It serves a forward with such weights, and the backward of that forward. Of a plan the operators
+// check the size alone, so they may not notice that it was made for something else.
 //
 // The CPU takes any even N and ignores what the plan was made for.
 //

@@ -452,8 +452,8 @@ def fused_call(
     num_bucketed = weight.shape[0] if num_bucketed is None else num_bucketed
     _check_arguments(weight, activation, bound, num_bucketed, psqt, psqt_bucket)
     if plan is not None:
-        made_for = (weight.shape[0], bucket_size or 0, num_bucketed, weight.dtype)
-        _check_plan(plan, (white, black, black_to_move), *made_for)
+        constants = (weight.shape[0], bucket_size or 0, num_bucketed, weight.dtype)
+        _check_plan(plan, (white, black, black_to_move), *constants)
     fused = values is None and output_dtype in _DTYPES and is_fused(weight, bucket_size, num_bucketed)
     if not fused or _needs_formulas(weight, bias, psqt):
         return None

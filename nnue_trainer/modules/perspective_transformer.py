@@ -226,8 +226,10 @@ class PerspectiveTransformer(nn.Module):
 
     def _weight_in_use(self) -> Tensor:
         """What a forward pass reads now; its rows need not be up to date."""
-        weight: Tensor = self.__dict__["_parameters"]["weight"]
-        return self._copy if self._copy is not None and torch.is_grad_enabled() else weight
+        if self._copy is not None and torch.is_grad_enabled():
+            return self._copy
+        weight: Tensor = self.weight if self._late is None else self.__dict__["_parameters"]["weight"]
+        return weight
 
     def _weight_for(self, batch: Batch) -> tuple[Tensor, bool]:
         """What the forward pass reads, and whether its gradient is to be sparse."""
@@ -238,8 +240,7 @@ class PerspectiveTransformer(nn.Module):
             sparse = self._late.catch_up(batch.white, batch.black)
         else:
             self._late.settle()
-        weight: Tensor = self.__dict__["_parameters"]["weight"]
-        return weight, sparse
+        return self._weight_in_use(), sparse
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and self._late is not None:

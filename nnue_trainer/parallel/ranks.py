@@ -48,7 +48,7 @@ class Ranks:
         self._exchanged = time.monotonic()
         self._releases: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._own_group: dist.ProcessGroup | None = None
-        self._recorded = False  # whether a CUDA graph contains exchanges
+        self._in_graphs: set[dist.ProcessGroup] = set()  # those of which CUDA graphs contain exchanges
 
     @property
     def several(self) -> bool:
@@ -66,7 +66,7 @@ class Ranks:
         """Adds the tensors [size · m, …] of all ranks, and gives rows rank · m to (rank + 1) · m of the sum. They are
         complete after the block, whose own work runs beside the exchange."""
         part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
-        with self._exchanging(whole):
+        with self._exchanging(whole, _default_group()):
             work = _reduce_scatter(part, whole, async_op=True)
         yield part
         with self._explaining():
@@ -95,7 +95,7 @@ class Ranks:
         into, sent = ([tensor.view(-1).view(torch.uint8) for tensor in tensors] for tensors in (wholes, parts))
         options: Any = _AllgatherOptions()
         options.asyncOp = False  # on the current stream
-        with self._exchanging(parts[0]):
+        with self._exchanging(parts[0], group):
             work = group.allgather_into_tensor_coalesced(into, sent, options)
             if work is not None:
                 work.wait()
@@ -114,14 +114,14 @@ class Ranks:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Adds the tensors of all ranks, in place. All ranks get the same bits."""
-        with self._exchanging(tensor):
+        with self._exchanging(tensor, _default_group()):
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, part: Tensor) -> list[Tensor] | None:
         """On rank 0 the tensors of all ranks, which have one shape; None on the other ranks."""
         parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
-        with self._exchanging(part):
+        with self._exchanging(part, _default_group()):
             dist.gather(part.contiguous(), parts)
         return parts
 
@@ -211,15 +211,15 @@ class Ranks:
             self._watch.hint = hint
 
     @contextmanager
-    def _exchanging(self, tensor: Tensor) -> Iterator[None]:
-        """The block starts an exchange of `tensor`. Such a block waits for the device first if graphs contain
-        exchanges and this one is not part of a graph: NCCL is told (`_join`) that these never overlap."""
-        if tensor.is_cuda:
-            if torch.cuda.is_current_stream_capturing():
-                self._recorded = True
-            elif self._recorded:
-                torch.cuda.synchronize(tensor.device)
+    def _exchanging(self, tensor: Tensor, group: dist.ProcessGroup) -> Iterator[None]:
+        """The block starts an exchange of `tensor` in `group`. If it is not recorded, and CUDA graphs contain exchanges
+        of the group, this waits for the device first: NCCL is told (`_join`) that the two never overlap."""
         with self._explaining():
+            if tensor.is_cuda:
+                if torch.cuda.is_current_stream_capturing():
+                    self._in_graphs.add(group)
+                elif group in self._in_graphs:
+                    torch.cuda.synchronize(tensor.device)
             yield
 
     @contextmanager
@@ -275,9 +275,9 @@ def joined() -> Iterator[Ranks]:
 
 def _join() -> Ranks:
     rank, size, local_rank, local_size = _numbers()
-    # Otherwise NCCL adds to each recorded exchange what orders it after exchanges outside of the graph and in graphs on
-    # other streams, which made a step 25 to 50 us longer. `_exchanging` orders them. Each group of processes has its
-    # graphs on one stream.
+    # By default NCCL adds nodes to each recorded exchange that order it after those outside of graphs and in graphs on
+    # other streams, which made a step 25 to 50 us longer. Here `_exchanging` orders them, and all graphs with exchanges
+    # of one group are launched on one stream.
     os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     host = "127.0.0.1" if local_size == size else os.environ["MASTER_ADDR"]

@@ -254,9 +254,10 @@ class DeviceBatches:
         ]:
             self._plans[batch.buffer] = batch.plans
             return batch
-        for old, new in zip(kept, batch.plans, strict=True):
-            old.data.copy_(new.data)
-        return replace(batch, plans=kept)
+        plans = tuple(new._replace(data=old.data) for old, new in zip(kept, batch.plans, strict=True))
+        for place, new in zip(plans, batch.plans, strict=True):
+            place.data.copy_(new.data)
+        return replace(batch, plans=plans)
 
     def _to_device(self, fresh: Batch | Tensor) -> Batch:
         if isinstance(fresh, Batch):

@@ -276,8 +276,8 @@ class Trainer:
         rounding = self.recipe.model.awareness.active(self.step, self.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
-            # A CUDA graph recorded before contains the other forward pass, or prepares batches for it. What the batch
-            # in hand lacks the forward pass makes itself.
+            # A CUDA graph recorded before contains the other forward pass, or prepares batches for it. The forward pass
+            # makes what the batch in hand lacks.
             self.train_step = self._recorded_step()
             self.batches.forget()
 

@@ -15,6 +15,7 @@ from nnue_trainer.perspectives import PerspectivePlan, perspective_plan
 NEAR = 384
 DENSE = 640  # unbucketed features in a product at the most
 LONG, SHORT = 8, 3  # lists, as tests/cuda_emulator/translate.py has their limits
+MOST_OF_TILE = {"nnue": 3072, "nnue_emulated": 512}  # features, as tests/cuda_emulator/translate.py has the limit
 # The fp32 forward adds up teams of four ranks, from the fifth team on of three: those are read with one place, which
 # has the sum of what the row has of them. What the fifth team has is no list's business.
 TEAMS, FOURS, BIAS_TEAM = 8, 4, 4
@@ -22,7 +23,8 @@ TEAMS, FOURS, BIAS_TEAM = 8, 4, 4
 INDEX_OF_BIT = np.array([(p >> 4 & 1) | (p >> 2 & 3) << 1 | (p >> 1 & 1) << 4 | (p & 1) << 3 for p in range(32)])
 
 DTYPES = {
-    **dict.fromkeys(["feature_bits", "near_bits", "chunk_rows", "dense_bits"], np.uint32),
+    **dict.fromkeys(["feature_bits", "near_bits", "chunk_rows", "dense_bits", "tile_bits"], np.uint32),
+    **dict.fromkeys(["tile_left_out"], np.uint64),
     **dict.fromkeys(["far", "near", "listed"], np.uint16),
     **dict.fromkeys(["sampled"], np.uint8),
 }
@@ -77,6 +79,40 @@ def check_order(
     rows_at, by_slot = rows_at[by_length.ravel()][there], by_length.ravel()[there]
     expected = np.stack([by_slot, target[by_slot], rows_at, length[by_slot]], axis=1)
     np.testing.assert_array_equal(ordered[there], expected)
+
+
+def check_tile_features(
+    library: str, found: dict[str, NDArray[Any]], lists: list[NDArray[Any]], rows_at: NDArray[Any], max_active: int
+) -> None:
+    """Each feature of a tile once, and which of them each row has. `lists`: the features of each row; `rows_at` as in
+    `check_order`."""
+    most, tiles = min(64 * max_active, MOST_OF_TILE[library]), len(rows_at) // 64
+    every = found["tile_features"].reshape(-1, most)
+    bits = found["tile_bits"].reshape(-1, most // 64, 64, 2)
+    order = found["order"].reshape(-1, 64, 4)
+    for tile in range(tiles):
+        here = rows_at[64 * tile : 64 * tile + 64]
+        features = np.unique(np.concatenate([np.empty(0, np.int32), *(lists[row] for row in here[here >= 0])]))
+        if len(features) > most:  # all rows are left out
+            assert found["tile_chunks"][tile] == 0
+            assert found["tile_left_out"][tile] == 2**64 - 1
+            continue
+        chunks = -(-len(features) // 64)
+        assert found["tile_chunks"][tile] == chunks
+        np.testing.assert_array_equal(every[tile, : len(features)], features)
+        np.testing.assert_array_equal(every[tile, len(features) : 64 * chunks], features[0] if chunks else 0)
+        has = unpack(bits[tile, :chunks]).transpose(1, 0, 2).reshape(64, 64 * chunks)
+        left_out = 0
+        for number, (slot, _, _, _) in enumerate(order[tile]):
+            row = here[slot % 64]
+            of_row = lists[row] if row >= 0 else np.empty(0, np.int32)
+            twice = len(set(of_row)) < len(of_row)
+            left_out |= int(twice) << number
+            expected = np.zeros(64 * chunks, dtype=bool)
+            if not twice:
+                expected[np.searchsorted(features, of_row)] = True
+            np.testing.assert_array_equal(has[slot % 64], expected)
+        assert found["tile_left_out"][tile] == left_out
 
 
 def check_lists(
@@ -148,6 +184,9 @@ def check_lists(
         rows_at = np.full(slots, -1)
         rows_at[slot] = np.arange(2 * positions)
         check_order(found, rows_at, target, alive.sum(1))
+        if dtype.itemsize == 2:
+            lists = [row[has & (row < num_features)] for row, has in zip(rows, alive, strict=True)]
+            check_tile_features(library, found, lists, rows_at, max_active)
         return
 
     far_begin = found["far_begin"].reshape(-1, 65)[: slots // 64]
@@ -352,3 +391,19 @@ def test_unbucketed_lists_of_emulated_kernels(emulator: ctypes.CDLL, case: tuple
     emulator.emulator_configure(4, 1)
     plan = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *constants)
     check_unbucketed_lists(plan.numpy(), white, black, features, num_bucketed, case[3])
+
+
+def test_a_plan_is_for_weights_of_one_size(emulator: ctypes.CDLL) -> None:
+    white, black, black_to_move, features = make_batch(100, 20, 3, 96)
+    op, made_for = torch.ops.nnue_emulated, [96, features, 2]
+    emulator.emulator_configure(4, 1)
+    plan = op.perspective_plan(white, black, black_to_move, features, *made_for)
+    weight, bias, constants = torch.zeros(features, 32), torch.zeros(32), ("crelu", [1.0, 1.0], "float32", False)
+    batch = [white, black, plan]
+    op.perspective_transformer_forward(batch, made_for, weight.bfloat16(), bias, None, *constants)
+    with pytest.raises(RuntimeError, match="made_for: found weight_bytes 2, expected 4, as weight has"):
+        op.perspective_transformer_forward(batch, made_for, weight, bias, None, *constants)
+    with pytest.raises(RuntimeError, match="plan: found shape"):
+        op.perspective_transformer_forward(batch, [96, features, 4], weight, bias, None, *constants)
+    with pytest.raises(RuntimeError, match="weight_bytes: found 3, expected 2 or 4"):
+        op.perspective_plan(white, black, black_to_move, features, 96, features, 3)

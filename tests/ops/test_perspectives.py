@@ -534,6 +534,26 @@ def test_every_device(cuda: torch.device) -> None:
         run(there, bucket_size=300)
 
 
+def test_a_parametrized_weight() -> None:
+    """torch.nn.utils puts a property in the place of the parameter, so it is not among `_parameters`."""
+
+    class Doubled(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 2 * weight
+
+    pair = make_pair(9, 5, 30, 16)
+    rest = dict.fromkeys(("counts", "score", "result", "piece_count"), torch.zeros(9))
+    batch = Batch(white=pair.white, black=pair.black, black_to_move=pair.black_to_move, **rest)
+    layer, doubled = (PerspectiveTransformer(30, 16, "pairwise") for _ in range(2))
+    doubled.load_state_dict({name: value.clone() for name, value in layer.state_dict().items()})
+    torch.nn.utils.parametrize.register_parametrization(doubled, "weight", Doubled())
+    with torch.no_grad():
+        layer.weight *= 2
+    assert torch.equal(doubled(batch)[0], layer(batch)[0])
+    doubled(batch)[0].sum().backward()
+    assert doubled.parametrizations.weight.original.grad is not None
+
+
 # ---- several processes ------------------------------------------------------------------------------------------
 
 

@@ -200,26 +200,36 @@ def test_plans_are_made_ahead_and_lie_where_recorded_steps_read_them(tmp_path, p
 
 
 @PRECISIONS
-@pytest.mark.parametrize("rounds", [False, True])
-def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, rounds):
-    """Its batch has brought one for the weights that the step reads."""
-    overrides = (f"training.precision={precision}", "training.cuda_graph=false")
-    run = from_records(tmp_path, project_root / "samples" / "val.binpack", *overrides)
-    run.model.set_rounding(rounds)
-    made, whole = [], perspectives.perspective_plan
+@pytest.mark.parametrize("graph", ["false", "true"])
+@pytest.mark.parametrize("kernels", ["auto", "portable"])
+def test_no_step_makes_a_plan(tmp_path, project_root, monkeypatch, precision, graph, kernels):
+    """Its batch has brought one for the weights that the step reads. Only the first step that rounds may need another:
+    its batch was prepared before."""
+    made, in_steps = [], []
+    whole_plan, whole_step = perspectives.perspective_plan, Trainer._train_step
 
-    def plan(*arguments, **named):
-        made.append(whole(*arguments, **named))
+    def plan(*arguments):
+        made.append(whole_plan(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(perspectives, "perspective_plan", plan)
-    for _ in range(6):
-        batch = next(run.batches)
+    def train_step(run, batch):
         before = len(made)
-        run.train_step(batch)
-        assert len(made) == before > 0
-    wanted = torch.bfloat16 if precision == "mixed" and not rounds else torch.float32
-    assert {plan.weight_dtype for plan in made} == {wanted}
+        whole_step(run, batch)
+        in_steps.extend(plan.weight_dtype for plan in made[before:])
+
+    monkeypatch.setattr(perspectives, "_cuda_kernels", kernels)
+    monkeypatch.setattr(perspectives, "perspective_plan", plan)
+    monkeypatch.setattr(Trainer, "_train_step", train_step)
+    rounding = ("model.quantisation={aware: true, aware_from: 0.55}", "training.positions_per_epoch=5000")
+    settings = (f"training.precision={precision}", f"training.cuda_graph={graph}")
+    run = from_records(tmp_path, project_root / "samples" / "val.binpack", *rounding, *settings)
+    for _ in range(3 * run.steps // 4):
+        run.advance()
+    assert run.model.rounded is not None
+    mixed = precision == "mixed"
+    assert in_steps == ([torch.float32] if mixed else [])
+    assert made[0].weight_dtype == (torch.bfloat16 if mixed else torch.float32)
+    assert made[-1].weight_dtype == torch.float32
 
 
 def test_a_graph_per_buffer_changes_no_bit(tmp_path, project_root):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -617,3 +618,30 @@ def test_processes_that_were_not_started_together_are_told_how(tmp_path, monkeyp
         assert done.returncode == 1
         assert "WORLD_SIZE is 2, but LOCAL_RANK is nothing: start several processes with torchrun" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_exchanges_outside_of_graphs_wait_for_those_in_graphs(monkeypatch):
+    """On a GPU, and only where graphs contain exchanges of the same group of processes."""
+    waits: list[object] = []
+    recording = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    on_gpu: Any = SimpleNamespace(is_cuda=True, device="cuda:1")
+    one: Any = "one group"
+    other: Any = "another group"
+    ranks = Ranks()
+
+    def waits_for(tensor: Any, group: Any) -> bool:
+        waits.clear()
+        with ranks._exchanging(tensor, group):
+            assert waits in ([], ["cuda:1"])
+        return bool(waits)
+
+    assert not waits_for(on_gpu, one)
+    recording[0] = True
+    assert not waits_for(on_gpu, one)
+    assert not waits_for(on_gpu, one)
+    recording[0] = False
+    assert waits_for(on_gpu, one)
+    assert not waits_for(on_gpu, other)
+    assert not waits_for(torch.zeros(1), one)

@@ -134,7 +134,7 @@ struct BucketPlan {
     // If it reads lists. The rows of a tile are in the order of the lengths of their near lists, the longest first.
     RowEntry* entries;                // [slots]
     uint16_t* near;                   // [slots, pitch]: twice the places of near features and sums; then kNoFeature
-    unsigned long long* bucket_cost;  // [num_buckets]: the cost of the bucket's rows in one slab
+    unsigned long long* bucket_cost;  // [num_buckets]: the cost of the bucket's rows in one slab; else zeros
 
     int pitch;                // entries that a row has room for, a multiple of 8
     int chunks;               // of kChunkRows rows
@@ -932,7 +932,8 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
                         : has_row ? length * kTileRows + longest_first
                                   : slot - kTileRows;
         if (part == 0) {
-            s.keys[slot] = key, s.far_counts[slot] = far_count;
+            s.keys[slot] = key;
+            if (!kUnbucketed) s.far_counts[slot] = far_count;
             if (has_row) out.row_slot[row] = regular ? first_slot + slot : ~(first_slot + slot);
         }
         __syncthreads();

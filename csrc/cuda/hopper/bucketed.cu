@@ -53,7 +53,7 @@ struct Plan {
     // Where there are unbucketed features:
     RowOrder* order;
     UnbucketedLists lists;
-    TileFeatures tile_features;  // and 16-bit weights
+    TileFeatures tile_features;  // only for 16-bit weights
 };
 
 Plan carve_plan(Carver& carver, const IndexRows& in) {
@@ -237,7 +237,7 @@ Three forward(const Batch& batch, MadeFor made_for, const Tensor& weight, const 
     const int64_t weight_bytes = weight_type == Float::kFloat32 ? 4 : 2;
     if (made_for.weight_bytes != weight_bytes)
         fail(kForward, "made_for", "weight_bytes " + text(made_for.weight_bytes),
-             text(weight_bytes) + ", those of weight");
+             text(weight_bytes) + ", as weight has");
     ForwardProblem p{};
     p.in = index_rows(white, black, num_features, made_for);
     const Plan open = open_plan(kForward, plan, p.in);
