@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import time
@@ -197,12 +198,14 @@ class Ranks:
             self._releases.append(weakref.WeakMethod(release))
 
     def release(self) -> None:
-        """Calls the methods registered by `before_end`."""
+        """Calls the methods registered by `before_end`, and forgets the groups of processes, which then can end."""
         for reference in self._releases:
             release = reference()
             if release is not None:
                 release()
         self._releases.clear()
+        self._in_graphs.clear()
+        self._own_group = None
 
     def on_loss(self, hint: Callable[[], str]) -> None:
         """Sets the function that returns the end of the message about a lost rank. It is called from the watch's
@@ -281,6 +284,9 @@ def _join() -> Ranks:
     os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     host = "127.0.0.1" if local_size == size else os.environ["MASTER_ADDR"]
+    # torch imports this module by and by, and then its functions keep the default group, as the default of an argument.
+    # The group's threads would outlive the run, want the interpreter's lock while Python ends, and abort the process.
+    importlib.import_module("torch.distributed.nn.functional")
 
     def exchange(port: int, token: int) -> tuple[int, int]:
         numbers = torch.tensor([port, token])

@@ -331,6 +331,32 @@ def test_torchrun(tmp_path, project_root, recipe):
     assert len(re.findall(rf"stopped after step {last(folder).state['step']:,} of", output)) == 1, output
 
 
+AND_LOOK_AROUND = """
+import contextlib, sys
+from pathlib import Path
+from nnue_trainer.cli.main import main
+with contextlib.suppress(SystemExit):
+    main()
+threads = sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+print("threads of connections:", [thread for thread in threads if "gloo" in thread or "tcpstore" in thread])
+"""
+
+
+def test_no_thread_of_a_connection_outlives_the_run(tmp_path, recipe):
+    """One that does may want the interpreter's lock while Python ends, and then it aborts the process of a complete
+    run. Each process has an interpreter of its own here, as under torchrun: what is imported when matters."""
+    script = tmp_path / "train_and_look_around.py"
+    script.write_text(AND_LOOK_AROUND)
+    output = subprocess.check_output(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, "train", "--config", recipe,
+            "--run-dir", tmp_path / "run",
+        ],
+        stderr=subprocess.STDOUT, text=True, timeout=several.SECONDS,
+    )  # fmt: skip
+    assert re.findall("threads of connections: (.*)", output) == ["[]", "[]"], output
+
+
 # ---- data.shards: each process reads a share of the data
 
 
