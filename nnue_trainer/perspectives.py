@@ -324,10 +324,13 @@ class PerspectivePlan(NamedTuple):
     kernels: Kernels
 
     @property
+    def _constants(self) -> tuple[int, int, int, torch.dtype]:
+        return self.num_features, self.bucket_size, self.num_bucketed, self.weight_dtype
+
+    @property
     def made_for(self) -> list[int]:
         """What the operators take with this plan."""
-        constants = (self.num_features, self.bucket_size, self.num_bucketed, self.weight_dtype)
-        return _made_for(self.kernels, *constants)
+        return _made_for(self.kernels, *self._constants)
 
     def irregular_rows(self, namespace: str = "nnue") -> int:
         """How many of the 2 B rows have a feature twice, or features of several king buckets. The kernels for compute
@@ -344,8 +347,7 @@ class PerspectivePlan(NamedTuple):
     ) -> bool:
         """Whether it was made with these arguments of `perspective_plan`."""
         num_bucketed = num_features if num_bucketed is None else num_bucketed
-        constants = (self.num_features, self.bucket_size, self.num_bucketed, self.weight_dtype)
-        return constants == (num_features, bucket_size or 0, num_bucketed, weight_dtype)
+        return self._constants == (num_features, bucket_size or 0, num_bucketed, weight_dtype)
 
 
 def perspective_plan(

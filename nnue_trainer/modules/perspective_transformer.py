@@ -119,8 +119,10 @@ class PerspectiveTransformer(nn.Module):
         """The operator that `forward` calls with the same arguments, and nothing else does; None where it is not fused,
         and where hooks want to see the outputs or their gradients."""
         hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
-        if any(hooks):
-            return None
+        return None if any(hooks) else self._operator_call(batch, bucket)
+
+    def _operator_call(self, batch: Batch, bucket: Tensor | None) -> perspectives.FusedCall | None:
+        """What `fused_call` gives where there are no hooks."""
         weight, _ = self._weight_for(batch)
         arguments = self._arguments(batch, weight, self.bias, bound=self.bound, scale=self._scale)
         arguments |= {"psqt": self.psqt, "psqt_bucket": None if self.psqt is None else bucket}
@@ -196,10 +198,7 @@ class PerspectiveTransformer(nn.Module):
 
     def psqt_of(self, batch: Batch, bucket: Tensor, begin: int, end: int) -> Tensor:
         """The PSQT output of positions begin … end − 1, fp32, without a gradient; where `psqt_apart` gives True."""
-        weight, _ = self._weight_for(batch)
-        arguments = self._arguments(batch, weight, self.bias, bound=self.bound, scale=self._scale)
-        arguments |= {"psqt": self.psqt, "psqt_bucket": bucket}
-        call = perspectives.fused_call(**arguments, output_dtype=weight.dtype)
+        call = self._operator_call(batch, bucket)
         assert call is not None
         return perspectives.psqt_output(call, begin, end)
 

@@ -254,10 +254,9 @@ class DeviceBatches:
         ]:
             self._plans[batch.buffer] = batch.plans
             return batch
-        plans = tuple(new._replace(data=old.data) for old, new in zip(kept, batch.plans, strict=True))
-        for place, new in zip(plans, batch.plans, strict=True):
-            place.data.copy_(new.data)
-        return replace(batch, plans=plans)
+        # `copy_` gives the tensor that it writes to.
+        moved = (new._replace(data=old.data.copy_(new.data)) for old, new in zip(kept, batch.plans, strict=True))
+        return replace(batch, plans=tuple(moved))
 
     def _to_device(self, fresh: Batch | Tensor) -> Batch:
         if isinstance(fresh, Batch):

@@ -136,7 +136,7 @@ struct BucketPlan {
     uint16_t* near;                   // [slots, pitch]: twice the places of near features and sums; then kNoFeature
     unsigned long long* bucket_cost;  // [num_buckets]: the cost of the bucket's rows in one slab; else zeros
 
-    int pitch;                // entries that a row has room for, a multiple of 8
+    int pitch;                // entries that a row has room for in far and near, a multiple of 8; else 0
     int chunks;               // of kChunkRows rows
     int span_chunks;          // chunks per span; there are at most kMaxSpans spans
     uint32_t bucket_inverse;  // feature · bucket_inverse >> 32 is the bucket of a feature, exact below 2^18 features
@@ -161,7 +161,6 @@ inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
     const size_t tiles = BucketPlan::tiles(in.positions, in.num_buckets), slots = tiles * kTileRows;
     const size_t row_count = 2 * size_t(in.positions), buckets = in.num_buckets;
     BucketPlan plan{};
-    plan.pitch = (std::max(1, std::min(in.max_active, kBucketFeatures)) + 7) / 8 * 8;
     plan.chunks = int((row_count + BucketPlan::kChunkRows - 1) / BucketPlan::kChunkRows);
     plan.span_chunks = (plan.chunks + BucketPlan::kMaxSpans - 1) / BucketPlan::kMaxSpans;
     plan.bucket_inverse = uint32_t(((uint64_t(1) << 32) + in.bucket_size - 1) / std::max(in.bucket_size, 2));
@@ -177,6 +176,7 @@ inline BucketPlan carve_bucket_plan(Carver& carver, const IndexRows& in) {
     plan.num_rare = carver.take<int>("num_rare", 1);
     const ForwardReads reads = forward_reads(in);
     if (reads != ForwardReads::kRows) {
+        plan.pitch = (std::max(1, std::min(in.max_active, kBucketFeatures)) + 7) / 8 * 8;
         plan.far_begin = carver.take<int32_t>("far_begin", tiles * (kTileRows + 1));
         plan.far = carver.take<uint16_t>("far", slots * plan.pitch);
     }
@@ -719,7 +719,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) make_tiles(IndexRows in, Buck
     // [kTileRows, pitch]: near lists from the front, far lists from the end, where there are such lists. Behind them,
     // for each span of chunks, the number of the bucket's rows in front of it, and its first element of chunk_rows.
     extern __shared__ __align__(16) uint16_t stages[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pitch = kUnbucketed ? 0 : out.pitch;
+    const int lane = threadIdx.x % 32, pitch = out.pitch;
     hopper::let_next_kernel_start();
     if (blockIdx.x == gridDim.x - 1) {
         hopper::wait_for_kernels_before();
@@ -1028,8 +1028,7 @@ inline cudaError_t place(const IndexRows& in, const BucketPlan& out, RowOrder* o
     const auto make = reads == ForwardReads::kLists     ? make_tiles<ForwardReads::kLists>
                       : reads == ForwardReads::kBitmaps ? make_tiles<ForwardReads::kBitmaps>
                                                         : make_tiles<ForwardReads::kRows>;
-    const int pitch = reads == ForwardReads::kRows ? 0 : out.pitch;
-    const size_t stages = size_t(kTileRows) * pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
+    const size_t stages = size_t(kTileRows) * out.pitch * sizeof(uint16_t) + spans_of(out) * 2 * sizeof(int);
     if (error == cudaSuccess) error = hopper::set_shared_memory(reinterpret_cast<const void*>(make), kMostStages);
     if (error == cudaSuccess)
         error = hopper::launch_early(make, std::min(BucketPlan::tiles(in.positions, in.num_buckets), kTileGrid) + 1,

@@ -234,7 +234,7 @@ Three forward(const Batch& batch, MadeFor made_for, const Tensor& weight, const 
     const int64_t num_features = weight.size(0), num_outputs = weight.size(1);
     const cudaStream_t stream = current_stream(weight);
     const Float weight_type = float_type(kForward, "weight", weight.scalar_type());
-    const int64_t weight_bytes = weight_type == Float::kFloat32 ? 4 : 2;
+    const auto weight_bytes = static_cast<int64_t>(weight.element_size());
     if (made_for.weight_bytes != weight_bytes)
         fail(kForward, "made_for", "weight_bytes " + text(made_for.weight_bytes),
              text(weight_bytes) + ", as weight has");
