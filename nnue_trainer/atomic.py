@@ -176,6 +176,25 @@ def remove_dead(folder: StrPath) -> None:
             os.close(descriptor)
 
 
+def check_new(path: StrPath, overwrite: bool, data: bytes | None = None) -> None:
+    """What every command does before it works, and again before it commits: UserError if its output `path` exists,
+    unless the user gave `--overwrite`. `data`: what is to be written; a file that holds just this may stay."""
+    if overwrite or not os.path.lexists(path):
+        return
+    if data is not None and _holds(Path(path), data):
+        return
+    if Path(path).is_dir():
+        raise UserError(f"{path}: is a folder, expected the name of a file to write")
+    raise UserError(f"{path}: exists already; --overwrite replaces it")
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    with suppress(OSError):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size == len(data):
+            return path.read_bytes() == data
+    return False
+
+
 def check_output(path: StrPath) -> None:
     """UserError if `path` is something that is never replaced: a link, pipe, device or folder."""
     path = Path(path)

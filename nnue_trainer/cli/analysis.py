@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Overwrite
+from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Html, Png, check_pictures, save_pictures
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown

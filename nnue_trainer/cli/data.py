@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Overwrite, To, losses
+from nnue_trainer.cli.data_tools import To, losses
+from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Png, check_pictures
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable

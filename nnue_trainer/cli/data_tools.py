@@ -14,6 +14,7 @@ import typer
 
 from nnue_trainer import _data
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, shown
@@ -35,7 +36,6 @@ SkipBad = Annotated[
 FORMAT_NAMES = ", ".join(name for name, _, _ in _data.formats())
 _TO = f"Write this format: {FORMAT_NAMES}, or path/to/file.py:Class. Without it, the name of OUT decides."
 To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists already.")]
 
 
 def _size(text: str) -> int:

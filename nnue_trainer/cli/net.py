@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnue_trainer.cli import plugins
+from nnue_trainer.cli.outputs import Overwrite, check_new
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.inputs import read_lines
@@ -83,6 +84,7 @@ def export_command(
     header: Annotated[
         bool, typer.Option("--header", help="With a raw net, write a C++ header with its sizes beside it.")
     ] = False,
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
     """Write the net of a checkpoint. Weights that do not fit the integers are refused by name."""
@@ -119,6 +121,8 @@ def export_command(
         if out.suffix == ".h":
             raise UserError(f"{out}: expected another name: the header beside the net ends in .h")
         files[out.with_suffix(".h")] = text.encode()
+    for path, content in files.items():
+        check_new(path, overwrite, content)
     for path, content in files.items():
         with replacing(path) as output:
             output.write_bytes(content)
@@ -218,6 +222,7 @@ def import_command(
     arch: Arch = None,
     file_format: ReadFormat = None,
     model: OfModel = None,
+    overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
     """Make a checkpoint of a net, to train on from it. Exported again, it is the same file."""
@@ -225,9 +230,11 @@ def import_command(
     from nnue_trainer.export import checkpoint_from_net
 
     plugins.load(plugin)
-    quantized, checkpoint = _read(net, arch, file_format, model)
     check_other(net, out, "is the net itself, expected another name for the checkpoint")
+    check_new(out, overwrite)
+    quantized, checkpoint = _read(net, arch, file_format, model)
     checkpoint = checkpoint or checkpoint_from_net(quantized, str(net))
+    check_new(out, overwrite)  # it may have appeared in the meantime
     checkpoints.save(out, checkpoint)
     print(f"{shown(out)}: {json.dumps(checkpoint.architecture)}")
 

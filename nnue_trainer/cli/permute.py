@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Overwrite
 from nnue_trainer.cli.net import check_other, note
+from nnue_trainer.cli.outputs import Overwrite, check_new
 from nnue_trainer.cli.pictures import check_pictures, png_option, save_png
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.errors import UserError, shown
@@ -76,7 +76,6 @@ def permute(
     from nnue_trainer.analysis.permute import columns_of, permuted_checkpoint
     from nnue_trainer.analysis.permute import permute as ordered
     from nnue_trainer.atomic import check_output, replacing
-    from nnue_trainer.data.files import check_new
     from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes
 
     plugins.load(plugin)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nnue_trainer.cli.outputs import check_new
+
 if TYPE_CHECKING:
     from nnue_trainer.analysis.page import Page
     from nnue_trainer.analysis.plots import Plot
@@ -27,8 +29,6 @@ Png = Annotated[Path | None, png_option()]
 
 def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None:
     """Before the work: UserError for a page or picture that is there and may not be replaced."""
-    from nnue_trainer.data.files import check_new
-
     if png:
         check_new(png, overwrite)
     if html:

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Inputs, Output, Overwrite, SkipBad, To, print_report
+from nnue_trainer.cli.data_tools import Inputs, Output, SkipBad, To, print_report
+from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import shown

@@ -51,12 +51,6 @@ def format_for(path: StrPath, chosen: str | DataFormat | None = None) -> DataFor
     )
 
 
-def check_new(path: StrPath, overwrite: bool) -> None:
-    """UserError if an output is there already, unless it may be replaced."""
-    if not overwrite and os.path.lexists(path):
-        raise UserError(f"{path}: exists already; --overwrite replaces it")
-
-
 class PositionReader(Closing):
     """The positions of one file, in order, as arrays of records; iterate once.
 

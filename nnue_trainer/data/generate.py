@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from nnue_trainer import _data
-from nnue_trainer.atomic import replacing
+from nnue_trainer.atomic import check_new, replacing
 from nnue_trainer.data.binpack import Records
-from nnue_trainer.data.files import StrPath, check_new, format_for
+from nnue_trainer.data.files import StrPath, format_for
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.journal import Journal
 from nnue_trainer.errors import UserError, quoted, shown

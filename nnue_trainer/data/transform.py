@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nnue_trainer import _data
-from nnue_trainer.atomic import replacing
+from nnue_trainer.atomic import check_new, replacing
 from nnue_trainer.data.files import (
     FORMATS,
     PositionReader,
     PositionWriter,
     Progress,
     StrPath,
-    check_new,
     format_for,
     read_files,
 )

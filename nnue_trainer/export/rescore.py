@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnue_trainer import _data
-from nnue_trainer.data.files import PositionWriter, Progress, StrPath, check_new, format_for, read_files
+from nnue_trainer.atomic import check_new
+from nnue_trainer.data.files import PositionWriter, Progress, StrPath, format_for, read_files
 from nnue_trainer.data.transform import Report, _check_outputs, check_score_scale
 from nnue_trainer.export.evaluate import Evaluator
 

@@ -1,4 +1,5 @@
-"""Outputs of the data tools: what exists is never replaced unasked, and what belongs together appears together."""
+"""Outputs of the data tools: what belongs together appears together (tests/nets/test_outputs_of_commands.py has the
+rule for what exists)."""
 
 import json
 import os
@@ -58,33 +59,6 @@ def options(engine: str, **changes: object) -> GenerateOptions:
 
 
 # --- nothing is replaced unasked -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "convert {source} {out}.bin",
-        "filter {source} {out}.bin --min-ply 0",
-        "shuffle {source} {out}.binpack",
-        "interleave {source} {out}.binpack",
-        "info {source} --png {out}.png",
-    ],
-    ids=lambda command: command.split()[0],
-)
-def test_an_output_that_exists_stays(nnue: Nnue, source: Path, tmp_path: Path, command: str) -> None:
-    words = command.format(source=source, out=tmp_path / "out").split()
-    out = next(Path(word) for word in words if word.startswith(str(tmp_path / "out")))
-    out.write_bytes(b"weeks of work")
-    status, _, error = nnue("data", *words)
-    assert (status, error) == (1, f"nnue: error: {out}: exists already; --overwrite replaces it\n")
-    assert out.read_bytes() == b"weeks of work"
-    status, _, error = nnue("data", *words, "--overwrite")
-    assert status == 0, error
-    assert out.read_bytes() != b"weeks of work"
-    out.unlink()
-    out.symlink_to(tmp_path / "nowhere")  # a name is taken by a link to nothing, too
-    status, _, error = nnue("data", *words)
-    assert (status, error) == (1, f"nnue: error: {out}: exists already; --overwrite replaces it\n")
 
 
 def test_an_output_that_appears_during_the_work_stays(source: Path, tmp_path: Path, fake_engine: FakeEngine) -> None:
