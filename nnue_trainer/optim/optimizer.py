@@ -15,6 +15,7 @@ from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work
 from nnue_trainer.optim.bounds import Bounds
 from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.guard import Guard
+from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
 
 
@@ -68,19 +69,20 @@ class Optimizer:
         }
         outer = bounds(() if "bounds" in replaces else limits)
         shared = shared_rows(parameters, {} if "virtual_rows" in replaces else factorised, outer)
-        self.rule: Rule = config.rule(
-            Work(
-                parameters=parameters | shared.parameters,
-                lr=self.lr,
-                failed=self._failed,
-                virtual=frozenset(shared.parameters),
-                factorised=factorised if "virtual_rows" in replaces else {},
-                bounds=limits if "bounds" in replaces else (),
-                covered=model.covered_gradients(),
-                late=frozenset(transformers) if late else frozenset(),
-                copies=self._copies,
-            )
+        work = Work(
+            parameters=parameters | shared.parameters,
+            lr=self.lr,
+            failed=self._failed,
+            virtual=frozenset(shared.parameters),
+            factorised=factorised if "virtual_rows" in replaces else {},
+            bounds=limits if "bounds" in replaces else (),
+            covered=model.covered_gradients(),
+            late=frozenset(transformers) if late else frozenset(),
+            copies=self._copies,
         )
+        self.rule: Rule = config.rule(work)
+        if not isinstance(self.rule, FusedRule) and not {"virtual_rows", "bounds"} & replaces:
+            rehearse(config, work)
         if isinstance(self.rule, FusedRule):
             for name, late_rows in self.rule.late_rows.items():
                 transformers[name].update_late(late_rows)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work, check_state
+from nnue_trainer.optim.object_state import TEXT, Captured, from_tensor, restore, to_tensor, without
 from nnue_trainer.schema import section
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -30,19 +31,18 @@ _BY_VALUE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", 
 class TorchRule(Rule):
     """A rule out of a torch.optim.Optimizer.
 
-    Its state is saved as `KEY/PARAMETER` for each key of its `state`: tensors, and numbers (which come back as
-    numbers). It appears at the first step, as torch has it, so `stepped` says whether there was one.
+    Its state is all that the optimiser holds, less what its constructor made (`optim.object_state`): tensors of its
+    `state` as `KEY/PARAMETER`, other tensors by where they are, and everything else as JSON in `rule.json`.
     """
 
     capturable = False
 
     def __init__(self, work: Work, make: Make, *, capturable: bool = False) -> None:
-        """`make` builds the optimiser from parameter groups; groups of virtual rows say `weight_decay: 0`. With
+        """`make` builds the optimiser from parameter groups; groups of virtual rows have `weight_decay: 0`. With
         `capturable` it was made with `lr=work.lr`, keeps numbers on the device and never waits for it; else its
-        learning rate is set from the host before each step."""
+        learning rate is set from the host before each step. UserError if it holds what a file cannot."""
         super().__init__(work)
         self.capturable = capturable
-        self._stepped = False
         virtual = [parameter for name, parameter in work.parameters.items() if name in work.virtual]
         groups: list[dict[str, Any]] = [
             {"params": [parameter for name, parameter in work.parameters.items() if name not in work.virtual]}
@@ -50,10 +50,10 @@ class TorchRule(Rule):
         if virtual:
             groups.append({"params": virtual, "weight_decay": 0.0})
         self.optimizer = make(groups)
+        self._initial = self._captured().node
 
     def step(self) -> None:
         self.optimizer.step()
-        self._stepped = True
 
     def set_lr(self, lr: float) -> None:
         if not self.capturable:
@@ -61,20 +61,40 @@ class TorchRule(Rule):
                 group["lr"] = lr
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = {"stepped": torch.tensor(self._stepped)}
-        for name, parameter in self.work.parameters.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    state[f"{key}/{name}"] = _as_tensor(f"{key}/{name}", value)
-        return state
+        captured = self._captured()
+        return captured.tensors | {TEXT: to_tensor(without(captured.node, self._initial))}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        state = dict(state)
+        if TEXT not in state:
+            self._load_earlier(state)
+            return
+        node = from_tensor(state.pop(TEXT))
+        restore(self.optimizer, node, state, self.work.parameters, counts_on_host=not self.capturable)
+
+    def changed(self) -> list[Tensor]:
+        parameters = [parameter.detach() for parameter in self.work.parameters.values()]
+        return parameters + list(self._captured().tensors.values())
+
+    def _captured(self) -> Captured:
+        try:
+            return Captured(self.optimizer, self.work.parameters, self.work.lr)
+        except ValueError as error:
+            name = type(self.optimizer).__qualname__
+            raise UserError(f"optimizer: {name} cannot be saved and resumed: its {error}") from None
+
+    def _load_earlier(self, state: Mapping[str, Tensor]) -> None:
+        """A state of an earlier release: the `state` of each parameter, and whether there was a step."""
         stepped = state.get("stepped")
         if stepped is None or stepped.numel() != 1:
-            raise ValueError(f"tensor stepped is {'missing' if stepped is None else 'not a single value'}")
-        if stepped.item() and not self._stepped:
+            raise ValueError(f"tensor {TEXT} is missing")
+        if stepped.item():
             self._make_state({name.partition("/")[2] for name in state})
-        own = self.state_dict()
+        own: dict[str, Tensor] = {"stepped": torch.tensor(True)}
+        for name, parameter in self.work.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor | bool | int | float):
+                    own[f"{key}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
         check_state(own, state)
         for name, parameter in self.work.parameters.items():
             mine = self.optimizer.state.get(parameter, {})
@@ -83,11 +103,6 @@ class TorchRule(Rule):
                     value.copy_(state[f"{key}/{name}"])
                 elif value is not None:
                     mine[key] = type(value)(state[f"{key}/{name}"].item())
-
-    def changed(self) -> list[Tensor]:
-        states = [self.optimizer.state.get(parameter, {}) for parameter in self.work.parameters.values()]
-        moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return [parameter.detach() for parameter in self.work.parameters.values()] + moments
 
     @torch.no_grad()
     def _make_state(self, stepped: set[str]) -> None:
@@ -162,11 +177,3 @@ def _classes() -> dict[str, Any]:
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
     """YAML has lists where torch has tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-
-
-def _as_tensor(name: str, value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, bool | int | float):
-        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    raise UserError(f"optimizer: its state {name} is {type(value).__name__}, expected tensors and numbers")
