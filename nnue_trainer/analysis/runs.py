@@ -196,7 +196,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     if not isinstance(record, dict) or not isinstance(record.get("event"), str):
         return None
     step = record.get("step")
-    return record if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53 else None
+    return record if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**62 else None
 
 
 def _columns(records: list[dict[str, Any]]) -> Records:

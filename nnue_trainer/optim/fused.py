@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -69,7 +68,7 @@ class FusedRule(Rule):
         self.fused.settle()
         # One count for all; a tensor for each name, as states have had it from the first version on.
         names = [name.removeprefix("exp_avg/") for name in self.fused.state if name.startswith("exp_avg/")]
-        step = self.fused.step_count.to(torch.float32)
+        step = self.fused.step_count.clone()
         return {f"step/{name}": step for name in names} | self.fused.state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
