@@ -27,7 +27,7 @@ __all__ = ["Checkpoint", "NetOrigin", "TrainerState", "load", "load_into", "save
 
 FORMAT_VERSION = 1
 _DEEPEST = 32  # levels of nesting in the metadata; a recipe has four
-_COUNT = 2**53  # beyond any number of steps
+_COUNT = 2**62  # beyond the steps of the longest recipe, 2^60
 
 # Names of the safetensors format, in the order in which its own writer lays tensors out: widest first.
 _DTYPES = {
@@ -67,6 +67,14 @@ class TrainerState:
     """it decides which epoch a step belongs to"""
     validation_files: list[Any] | None = None
     """what the validation files were, as the loader identifies them"""
+    figure: dict[str, Any] | None = None
+    """what defines a validation loss beside the weights; only losses of the same figure can be compared"""
+    bad_chunks: int = Field(0, ge=0, lt=_COUNT)
+    """damaged chunks of the training files that the run has left out"""
+    window_steps: int = Field(0, ge=0, lt=_COUNT)
+    """steps since the last record of metrics"""
+    window_loss: float = 0.0
+    """the sum of their losses"""
     device: str | None = None
     """cpu or cuda"""
     cpu_threads: int | None = Field(None, ge=1, lt=_COUNT)

@@ -50,9 +50,19 @@ class CheckpointStore:
         self._mend_best(state)
         return kept
 
-    def best_of_folder(self) -> TrainerState | None:
-        """The state in the checkpoint `best`; None if the run has no such checkpoint or it is damaged."""
-        return _state_of(self.folder.best) if self.folder.owns(self.folder.best) else None
+    def best_of_folder(self) -> Checkpoint | None:
+        """The checkpoint `best` without tensors; None if the run has no such checkpoint or it is damaged."""
+        return _read(self.folder.best) if self.folder.owns(self.folder.best) else None
+
+    def retire_best(self) -> Path:
+        """Renames `best`, whose loss no longer compares with those to come. Returns its new path."""
+        folder = self.folder
+        kept = next((path for path in folder.earlier_bests() if path.samefile(folder.best)), None)
+        if kept is None:
+            kept = folder.next_earlier_best()
+            folder.link(folder.best, kept)
+        folder.remove(folder.best)
+        return kept
 
     def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False) -> None:
         """Copies `content` and writes it in the background. Waits for the previous write first, and raises its error.
@@ -115,10 +125,10 @@ class CheckpointStore:
         checkpoint was the best one."""
         if state.best_validation_loss is None:
             return
-        found = self.best_of_folder()
+        found = _state_of(self.folder.best) if self.folder.owns(self.folder.best) else None
         if found is not None and _is_best(found, state):
             return
-        for path in self.folder.epochs().values():
+        for path in (*self.folder.epochs().values(), *self.folder.earlier_bests()):
             other = _state_of(path)
             if other is not None and _is_best(other, state):
                 self.folder.link(path, self.folder.best)
@@ -134,8 +144,16 @@ def _is_best(one: TrainerState, of: TrainerState) -> bool:
 
 def _state_of(path: Path) -> TrainerState | None:
     """The state in a checkpoint; None if the file is missing, damaged or not the checkpoint of a run."""
+    found = _read(path)
+    return None if found is None else found.trainer_state(path)
+
+
+def _read(path: Path) -> Checkpoint | None:
+    """The checkpoint of a run without tensors; None if the file is missing, damaged or something else."""
     with contextlib.suppress(UserError):
-        return checkpoint.load(path, groups=()).trainer_state(path)
+        found = checkpoint.load(path, groups=())
+        found.trainer_state(path)
+        return found
     return None
 
 

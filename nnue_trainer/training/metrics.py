@@ -59,6 +59,12 @@ class MetricsWriter:
         if self._events is not None:
             self._events.write({f"{event}/{name}": value for name, value in values.items() if value is not None}, step)
 
+    def make_again(self) -> None:
+        """Writes all records of this process anew, for a run folder that was moved or deleted."""
+        self._file.make_again()
+        if self._events is not None:
+            self._events.make_again()
+
     def close(self) -> None:
         self._file.close()
         if self._events is not None:
@@ -66,27 +72,68 @@ class MetricsWriter:
 
 
 class _AppendedFile:
-    """A file to which records are appended. A record that was written only in part is cut off before the next one."""
+    """A file to which records are appended. A record that was written only in part is cut off before the next one. If
+    another program truncates, renames or deletes the file, a line says so and the records go on from there."""
 
     def __init__(self, path: Path):
         self._path = path
         self._said = False
         self._file: int | None = None
         self._size = 0
-        with self._saying():
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            self._size = os.fstat(self._file).st_size
+        self._open()
 
     def write(self, record: bytes) -> None:
         with self._saying():
             if self._file is None:
                 return
-            if os.fstat(self._file).st_size != self._size:  # the last record was written only in part
-                os.ftruncate(self._file, self._size)
+            self._look_after_others(self._file)
             written = os.write(self._file, record)
             if written < len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._size += written
+
+    def make_again(self) -> None:
+        """Puts a copy of the file at its path, where it is not any more."""
+        before, size = self._file, self._size
+        if before is None:
+            return
+        with self._saying():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+            if self._file is not None and self._size == 0:
+                for offset in range(0, size, 1 << 20):
+                    self._size += os.write(self._file, os.pread(before, min(1 << 20, size - offset), offset))
+            os.close(before)
+
+    def _open(self) -> None:
+        with self._saying():
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o666)
+            self._size = os.fstat(self._file).st_size
+
+    def _look_after_others(self, file: int) -> None:
+        found = os.fstat(file)
+        if found.st_size < self._size:
+            say(
+                f"{self._path}: another program truncated it from {self._size:,} bytes to {found.st_size:,}; records "
+                "go on from there"
+            )
+            self._size = found.st_size
+        elif found.st_size > self._size:  # the last record was written only in part
+            os.ftruncate(file, self._size)
+        try:
+            there = os.path.samestat(found, self._path.lstat())
+        except FileNotFoundError:
+            there = False
+        if there or not self._path.parent.is_dir():
+            return  # a run folder that is gone is the trainer's to make again
+        if found.st_nlink == 0:
+            say(f"{self._path}: another program deleted it; it is written again with all records")
+            self.make_again()
+        else:
+            say(f"{self._path}: another program renamed it; records go on in a new file")
+            os.close(file)
+            self._open()
 
     def close(self) -> None:
         if self._file is not None:
@@ -140,6 +187,9 @@ class _EventFile:
 
     def close(self) -> None:
         self._file.close()
+
+    def make_again(self) -> None:
+        self._file.make_again()
 
     def _append(self, *events: Any) -> None:
         buffer = io.BytesIO()

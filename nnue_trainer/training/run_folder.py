@@ -49,6 +49,7 @@ class RunFolder:
         self.best = self.checkpoints / "best.safetensors"
         self._depth = 0
         self._lock = -1
+        self._directory = -1  # the folder itself, wherever it is moved to
         self._claim: Path | None = None  # the file that takes the place of the lock if the file system has no locks
         self._made: list[Path] = []
         self._files: set[str] = set()
@@ -65,6 +66,22 @@ class RunFolder:
             if match and (self.path / name).is_file():
                 found[int(match[1])] = self.path / name
         return dict(sorted(found.items()))
+
+    def earlier_bests(self) -> list[Path]:
+        """The existing checkpoints that were the best ones while another validation loss was computed, oldest first."""
+        numbers = [re.fullmatch(r"checkpoints/earlier-best-(\d{1,9})\.safetensors", name) for name in self._files]
+        paths = [self._earlier_best(number) for number in sorted(int(match[1]) for match in numbers if match)]
+        return [path for path in paths if path.is_file()]
+
+    def next_earlier_best(self) -> Path:
+        """A path for one more of them, which no file has."""
+        number = 1
+        while (path := self._earlier_best(number)).exists():
+            number += 1
+        return path
+
+    def _earlier_best(self, number: int) -> Path:
+        return self.checkpoints / f"earlier-best-{number}.safetensors"
 
     def __enter__(self) -> RunFolder:
         if self._depth == 0:
@@ -83,6 +100,28 @@ class RunFolder:
         self._depth -= 1
         if self._depth == 0:
             self._release()
+
+    def lost(self) -> str | None:
+        """What has happened to the folder since the lock was taken, in words; None if it is where it was."""
+        if self._depth == 0 or (_same_file(self._directory, self.path) and _same_file(self._lock, self.path / LOCK)):
+            return None
+        if _same_file(self._directory, self.path):
+            return "another program deleted the lock of the run folder"
+        with contextlib.suppress(OSError):
+            now = Path(f"/proc/self/fd/{self._directory}").readlink()
+            if now.is_dir():
+                return f"another program moved the run folder to {now}"
+        return "another program deleted the run folder"
+
+    def make_again(self) -> None:
+        """Makes the folder and its lock anew after it was `lost`. UserError if another run is there by now."""
+        os.close(self._lock)  # a run that was moved may be continued where it is
+        os.close(self._directory)
+        self._lock = self._directory = -1
+        self._claim = None
+        self._acquire()
+        self._files = {name for name in self._files if (self.path / name).exists()}
+        self._write_manifest()
 
     def owns(self, path: Path) -> bool:
         """Whether this run wrote the file `path` of the folder."""
@@ -194,6 +233,7 @@ class RunFolder:
                 if _same_file(lock, path):
                     os.ftruncate(lock, 0)
                     os.pwrite(lock, _holder().encode(), 0)
+                    self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     self._lock = lock
                     return
                 os.close(lock)
@@ -249,7 +289,8 @@ class RunFolder:
                 self._claim.unlink(missing_ok=True)
             (self.path / LOCK).unlink(missing_ok=True)
             os.close(self._lock)
-        self._lock, self._claim = -1, None
+            os.close(self._directory)
+        self._lock, self._directory, self._claim = -1, -1, None
         with contextlib.suppress(OSError):  # rmdir fails at the first folder that is not empty, which ends the loop
             for folder in reversed(self._made):
                 folder.rmdir()

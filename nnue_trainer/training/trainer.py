@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer import registry, schema
+from nnue_trainer import config, registry, schema
+from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint, TrainerState, check_like, load_into
 from nnue_trainer.config import Recipe
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.loader import merge_states
 from nnue_trainer.errors import UserError, shown
+from nnue_trainer.first_release import translate_saved
 from nnue_trainer.losses import Loss, mean
 from nnue_trainer.nets.activity import ActivityMeter, reach_figures
 from nnue_trainer.nets.base import NnueModel
@@ -113,6 +117,7 @@ class Trainer:
         self.validation = validation
         self.validation_files = validation_files
         self.bad_chunks = bad_chunks
+        self._bad_before = 0  # bad chunks before the run was resumed
         # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code and
         # autocast read the whole weight.
         late = not recipe.training.compile and recipe.training.precision == "fp32" and not self.ranks.several
@@ -146,6 +151,8 @@ class Trainer:
         self.validation_loss: float | None = None
         self.best_validation_loss: float | None = None
         self.best_step: int | None = None
+        self.figure = self._defined_figure()
+        """what defines a validation loss beside the weights, as plain JSON data; `best` compares only losses of one"""
         self.net_figures: dict[str, float] = {}  # figures of neurons and weights, from the last validation
         self._saved_step = -1
         self._epoch_end_pending = False
@@ -158,6 +165,7 @@ class Trainer:
         self._plans: tuple[Any, ...] = ()  # of the last batch
         self._said_irregular = False
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._loss_from = 0  # the step after which the sum begins
         self._stop = threading.Event()
         self._waiting = False
 
@@ -186,6 +194,7 @@ class Trainer:
                         raise
                     if self._saved_step != self.step:
                         self._check_finite(store)
+                        self._look_after_folder(run)
                         store.save(self.checkpoint(), epoch=None)
                         store.wait()
             finally:
@@ -220,6 +229,7 @@ class Trainer:
                 run.window = _Window(self.step)
             elif save:
                 self._check_finite(run.store)
+                self._look_after_folder(run)
                 run.store.save(self.checkpoint(), epoch=None)
                 self._saved_step = self.step
                 run.saved()
@@ -335,6 +345,10 @@ class Trainer:
                 "epoch_end_pending": self._epoch_end_pending,
                 "steps_per_epoch": self.steps_per_epoch,
                 "validation_files": self.validation_files,
+                "figure": self.figure,
+                "bad_chunks": self._bad_before + (self.bad_chunks() if self.bad_chunks else 0),
+                "window_steps": self.step - self._loss_from,
+                "window_loss": self._loss_sum.item(),
                 "device": self.device.type,
                 "cpu_threads": torch.get_num_threads(),
                 "processes": self.ranks.size,
@@ -399,7 +413,11 @@ class Trainer:
                 "keeps them)"
             )
         self.step = self._saved_step = self._steps_ahead = state.step
-        self.validation_loss = state.validation_loss
+        self._bad_before = state.bad_chunks
+        self._loss_sum.fill_(state.window_loss)
+        self._loss_from = state.step - state.window_steps
+        changed = _changed_figure(saved, state, self.figure)
+        self.validation_loss = None if changed else state.validation_loss
         self._epoch_end_pending = state.epoch_end_pending
         self._resumed = (path, state) if in_place else None
 
@@ -431,8 +449,31 @@ class Trainer:
         if kept is not None:
             say(f"{self.folder.path}: what came after step {state.step:,} is kept in {kept}, a run folder by itself")
         best = store.best_of_folder()
-        if best is not None:
-            self.best_validation_loss, self.best_step = best.validation_loss, best.step
+        if best is None:
+            return
+        of_best = best.trainer_state(self.folder.best)
+        if changed := _changed_figure(best, of_best, self.figure):
+            kept = store.retire_best()
+            say(
+                f"{self.folder.path}: {', '.join(changed)} changed, so validation losses cannot be compared with those "
+                f"before: best starts anew, the best checkpoint until now is {kept.name}"
+            )
+        else:
+            self.best_validation_loss, self.best_step = of_best.validation_loss, of_best.step
+
+    def _defined_figure(self) -> dict[str, Any]:
+        """By the keys of the recipe that decide it. Classes from outside count with the digest of their file."""
+        recipe = schema.to_data(self.recipe)
+        sections: dict[str, Any] = {
+            **_sections(recipe),
+            "training.precision": self.recipe.training.precision,
+            "lambda": self.recipe.lambda_.final_lambda(self.steps_per_epoch, self.recipe.training.epochs),
+        }
+        text = json.dumps([*sections.values(), recipe["model"], recipe["lambda"]])
+        plugins = {name: found for name, found in registry.plugins().items() if name.rpartition(":")[2] in text}
+        files = None if self.validation_files is None else [_content(file) for file in self.validation_files]
+        figure = {**sections, "data.validation": files, "plugins": plugins}
+        return dict(json.loads(json.dumps(figure, default=str)))
 
     def _train_step(self, batch: Batch) -> None:
         loss = self.division.backward(self, batch)
@@ -473,9 +514,11 @@ class Trainer:
 
     def _log(self, run: _Run) -> None:
         self._check_finite(run.store)
-        steps, seconds = run.window.restart(self.step)
-        loss = self._loss_sum.item() / steps
+        self._look_after_folder(run)
+        steps, seconds = run.window.restart(self.step)  # of this process
+        loss = self._loss_sum.item() / (self.step - self._loss_from)
         self._loss_sum.zero_()
+        self._loss_from = self.step
         values = {
             "epoch": (self.step - 1) // self.steps_per_epoch + 1,
             "positions": self.step * self.recipe.data.batch_size,
@@ -488,7 +531,7 @@ class Trainer:
         if self.batches.passes is not None:
             values["pass"] = self.batches.passes()
         if self.bad_chunks is not None:
-            values["bad_chunks"] = self.bad_chunks()
+            values["bad_chunks"] = self._bad_before + self.bad_chunks()
         run.metrics.write("train", self.step, values)
         self._say_irregular(run)
         run.progress.update(self.step, loss=f"{loss:.6f}")
@@ -523,12 +566,15 @@ class Trainer:
                 if is_best:
                     self.best_validation_loss, self.best_step = loss, self.step
                 values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss, **self.net_figures}
+                # Losses of another figure cannot be compared with this one.
+                values["figure"] = zlib.crc32(json.dumps(self.figure, sort_keys=True).encode())
                 run.metrics.write("validation", self.step, values)
                 run.progress.update(self.step, val=f"{loss:.6f}")
                 run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}")
             self._epoch_end_pending = False
             if is_best or final or epoch % training.checkpoint_every == 0:
                 self._check_finite(run.store)
+                self._look_after_folder(run)
                 run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best)
                 self._saved_step = self.step
                 run.saved()
@@ -547,6 +593,22 @@ class Trainer:
         last = self.folder.last
         good = f"{last} is the last good checkpoint" if last.exists() else "no checkpoint was written yet"
         raise UserError(f"{self.folder.path}: {what}; training stopped, nothing was overwritten, {good}")
+
+    def _look_after_folder(self, run: _Run) -> None:
+        """Makes the run folder again if somebody has moved or deleted it: with the recipe, the records of this process
+        and soon a checkpoint. UserError if it cannot be made."""
+        found = self.folder.lost()
+        if found is None:
+            return
+        with contextlib.suppress(UserError):
+            run.store.wait()
+        say(f"{self.folder.path}: {found}; it is made again, with a checkpoint of step {self.step:,} and all records")
+        self.folder.make_again()
+        self.folder.will_write(self.folder.recipe, self.folder.metrics)
+        with replacing(self.folder.recipe) as output:
+            output.write_text(config.to_yaml(self.recipe))
+        run.metrics.make_again()
+        run.save_now()
 
     def _last_good(self, store: CheckpointStore | _Nowhere) -> str:
         """The end of the message about a lost process: which checkpoint is the last good one."""
@@ -637,8 +699,12 @@ class _Run:
     def saved(self) -> None:
         self._saved = time.monotonic()
 
+    def save_now(self) -> None:
+        """Makes the next answer of `checkpoint_is_due` true."""
+        self._saved = -math.inf
+
     def checkpoint_is_due(self) -> bool:
-        return time.monotonic() - self._saved >= self._seconds_between_saves
+        return self._saved == -math.inf or time.monotonic() - self._saved >= self._seconds_between_saves
 
     def close(self) -> None:
         self.progress.close()
@@ -653,6 +719,8 @@ class _Nowhere:
     def wait(self) -> None: ...
 
     def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None: ...
+
+    def make_again(self) -> None: ...
 
     def update(self, step: int, **figures: str) -> None: ...
 
@@ -677,11 +745,34 @@ class _Window:
         return since
 
 
+def _sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a recipe in plain data that decide a validation loss as they are."""
+    keys = ("validation_positions", "filters", "formats", "skip_bad_chunks")
+    return {"loss": recipe["loss"]} | {f"data.{key}": recipe["data"][key] for key in keys}
+
+
+def _changed_figure(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> list[str]:
+    """What defines a validation loss and is not `now` as it was in a checkpoint, by the recipe's keys. Checkpoints of
+    earlier releases have only their recipe for that."""
+    then = state.figure
+    if then is None:
+        try:
+            then = _sections(schema.to_data(config.parse(translate_saved(saved.recipe or {}))))
+        except UserError:
+            return []
+    return [key for key in now if key in then and then[key] != now[key]]
+
+
+def _content(file: Any) -> Any:
+    """Of what the loader identifies a file by, all but its name."""
+    return file[1:] if isinstance(file, list) else file
+
+
 def _same_files(state: TrainerState, now: list[Any] | None) -> bool:
     """Whether the validation files have the sizes and contents that they had in the checkpoint; names may differ."""
 
     def contents(files: list[Any] | None) -> list[Any]:
-        return [file[1:] if isinstance(file, list) else file for file in files or []]
+        return [_content(file) for file in files or []]
 
     return contents(state.validation_files) == contents(now)
 

@@ -87,3 +87,31 @@ def test_curves_of_a_future_that_was_left_are_gone(folder):
         writer.close()
     events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.0), (2, 1.0), (3, 1.0)]
+
+
+def test_a_file_that_is_truncated_by_another_program_gets_no_zeros(folder, capsys):
+    writer = metrics.MetricsWriter(folder, step=0, tensorboard=False)
+    writer.write("train", 1, {"loss": 0.5})
+    os.truncate(folder.metrics, 0)  # as `logrotate` with `copytruncate` does
+    for step in (2, 3):
+        writer.write("train", step, {"loss": 0.25})
+    writer.close()
+    assert [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()] == [2, 3]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "metrics.jsonl: another program truncated it from" in said
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_file_that_is_deleted_or_renamed_goes_on(folder, capsys, deleted):
+    writer = metrics.MetricsWriter(folder, step=0, tensorboard=False)
+    writer.write("train", 1, {"loss": 0.5})
+    moved = folder.metrics.rename(folder.path / "metrics.jsonl.1")
+    if deleted:
+        moved.unlink()
+    for step in (2, 3):
+        writer.write("train", step, {"loss": 0.25})
+    writer.close()
+    steps = [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()]
+    assert steps == ([1, 2, 3] if deleted else [2, 3])
+    assert f"another program {'deleted' if deleted else 'renamed'} it" in capsys.readouterr().err

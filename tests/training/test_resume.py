@@ -121,6 +121,68 @@ def test_another_validation_file_is_noticed(tmp_path, recipe, data):
     assert "finished step 12 of 12" in output
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("loss={kind: sigmoid, power: 4}", "loss"),
+        ("lambda={kind: constant, value: 0}", "lambda"),
+        ("data.validation_positions=100", r"data\.validation_positions"),
+    ],
+)
+def test_best_starts_anew_where_losses_do_not_compare(tmp_path, recipe, change, named):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=2")
+    before = checkpoint.load(folder / "checkpoints" / "best.safetensors")
+    output = nnue("train", "--resume", folder, change, "training.epochs=3")
+    kept = "earlier-best-1.safetensors"
+    assert len(re.findall(rf"{named} changed, so validation losses cannot be compared .* is {kept}", output)) == 1
+    assert checkpoint.load(folder / "checkpoints" / kept).state == before.state
+    assert checkpoint.of_run(folder).name == "best.safetensors"
+    assert checkpoint.load(checkpoint.of_run(folder)).state["step"] == 12
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    validations = [line for line in lines if line["event"] == "validation"]
+    assert validations[-1]["best"] == validations[-1]["loss"]
+    assert len({line["figure"] for line in validations}) == 2
+    assert "changed" not in nnue("train", "--resume", folder, change, "training.epochs=4")
+    assert last(folder).state["best_step"] in (12, 16)
+
+
+def test_until_a_new_best_the_last_checkpoint_is_the_runs(tmp_path, recipe):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=2")
+    change = ("loss={kind: sigmoid, power: 4}", "training.epochs=4", "training.validate_every=2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "validate", lambda self: None)
+        nnue("train", "--resume", folder, *change)
+    assert checkpoint.of_run(folder).name == "last.safetensors"
+
+
+def test_metrics_after_a_stop_are_those_of_a_run_never_stopped(tmp_path, recipe, monkeypatch):
+    """Also where the stop is between two records, and for all that a record counts."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    options = ("logging.every_steps=3", "training.epochs=3")
+    nnue("train", "--config", recipe, "--run-dir", whole, *options)
+    advance = Trainer.advance
+
+    def stopping(self: Trainer) -> None:
+        advance(self)
+        if self.step in (2, 7):
+            self._stop.set()
+
+    monkeypatch.setattr(Trainer, "advance", stopping)
+    nnue("train", "--config", recipe, "--run-dir", folder, *options)
+    for _ in range(2):
+        nnue("train", "--resume", folder)
+    assert last(folder).state["step"] == 12
+
+    def records(path: Path) -> list[dict]:
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        own = ("time", "positions_per_second", "peak_memory_bytes")
+        return [{name: value for name, value in line.items() if name not in own} for line in lines]
+
+    assert records(folder) == records(whole)
+
+
 def test_the_number_of_cpu_threads_is_told(tmp_path, recipe):
     folder = tmp_path / "run"
     nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")

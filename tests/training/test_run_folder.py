@@ -4,11 +4,12 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 
 import pytest
-from made_up import content, names, run_of, steps
+from made_up import content, names, run_of, steps, trainer
 
 from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
@@ -270,3 +271,38 @@ def test_a_damaged_later_checkpoint_is_put_aside(tmp_path):
         kept = resumed(folder, folder.epoch(2))
         assert steps(folder) == {"epoch-0001": 10, "epoch-0002": 20, "last": 20}
         assert (kept / "checkpoints" / "last.safetensors").read_bytes() == b"\0" * 99
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_a_folder_that_goes_in_mid_run_is_made_again(tmp_path, capfd, how):
+    """With the lock, the list of files, the recipe, every record, and a checkpoint at once."""
+    path, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run = trainer(path)
+    with run.folder:
+        run.folder.will_write(run.folder.recipe)
+        run.folder.recipe.write_text("recipe")
+        advance = run.advance
+
+        def disturbed() -> None:
+            advance()
+            if run.step == 14:
+                path.rename(elsewhere)
+                if how == "deleted":
+                    shutil.rmtree(elsewhere)
+
+        run.advance = disturbed
+        run.train()
+        assert run.folder.lost() is None
+    said = capfd.readouterr().err
+    assert said.count("another program") == 1
+    where = f"moved the run folder to {elsewhere}" if how == "moved" else "deleted the run folder"
+    assert f"{path}: another program {where}; it is made again, with a checkpoint of step 15" in said
+    found = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert set(found) == {*range(3, 40, 3), *range(10, 41, 10)}
+    assert checkpoint.load(path / "checkpoints" / "last.safetensors").state["step"] == 40
+    assert "training" in (path / "recipe.yaml").read_text()
+    assert {"recipe.yaml", "metrics.jsonl"} <= set(json.loads((path / "run.json").read_text())["files"])
+    if how == "moved":
+        assert checkpoint.load(elsewhere / "checkpoints" / "last.safetensors").state["step"] == 10
+        with RunFolder(elsewhere):
+            pass
