@@ -3,30 +3,68 @@
 `last` is always written first, by one rename. `epoch-0012.safetensors` (after an epoch) and `best` (the lowest
 validation loss) are hard links to it that are made afterwards. If the process is killed in between, a link is missing
 or stale; `continue_from` repairs it from what `last` holds. A checkpoint in the middle of an epoch has no link.
+
+A save copies the tensors and returns; it does not wait for the disk. While one checkpoint is written, one more can
+wait. If a third comes, one of the two that are not being written is left out, where the folder will be the same without
+it: the older one if the newer one would replace all its files, or the newer one if the older one is the best. Otherwise
+the save waits. So the disk does not slow down a run of short epochs, and a kill costs at most two writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
+from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from nnue_trainer import checkpoint
 from nnue_trainer.checkpoint import Checkpoint, TrainerState
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.run_folder import RunFolder
 
+_ALIGNMENT = 64  # bytes, of tensors in host memory
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A checkpoint to be written. `stays`: later checkpoints do not delete the one of this epoch at once."""
+
+    content: Checkpoint
+    memory: _HostMemory
+    copied: torch.cuda.Event | None
+    epoch: int | None
+    is_best: bool
+    stays: bool
+
 
 class CheckpointStore:
-    """The checkpoints in `folder`, whose lock the caller holds. A context manager: its exit waits for the write in
-    progress and raises that write's error. `keep_last`: how many checkpoints of epochs are kept, the newest ones."""
+    """The checkpoints in `folder`, whose lock the caller holds. A context manager: its exit waits until everything is
+    on disk and raises the error of a write that failed.
 
-    def __init__(self, folder: RunFolder, keep_last: int):
+    Args:
+        folder: the run folder.
+        keep_last: how many checkpoints of epochs are kept, the newest ones.
+        every: checkpoints of epochs that are a multiple of it are always written; others only where there is time.
+    """
+
+    def __init__(self, folder: RunFolder, keep_last: int, every: int = 1):
         self.folder = folder
         self.keep_last = keep_last
+        self.every = every
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
+        self._writes: list[Future[None]] = []
+        self._lock = threading.Lock()
+        self._queue: deque[_Entry] = deque()
+        self._failed = False  # a write failed, and nobody has seen its error: nothing more is written
+        self.written_step: int | None = None
+        """the step of the newest checkpoint that this object has put on disk"""
+        self._free = [_HostMemory(), _HostMemory()]  # for the checkpoint that is being written and the one that waits
 
     def continue_from(self, path: Path, state: TrainerState) -> Path | None:
         """Restores the state that the folder had when `path`, a checkpoint in it, was saved. `state` is the state in
@@ -64,33 +102,74 @@ class CheckpointStore:
         folder.remove(folder.best)
         return kept
 
-    def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False) -> None:
-        """Copies `content` and writes it in the background. Waits for the previous write first, and raises its error.
-        `epoch`: the epoch that has ended, from 1; None in the middle of an epoch."""
-        self.wait()
-        snapshot = dataclasses.replace(
-            content,
-            tensors={
-                group: {
-                    name: tensor.detach().cpu() if tensor.is_cuda else tensor.detach().clone()
-                    for name, tensor in tensors.items()
-                }
-                for group, tensors in content.tensors.items()
-            },
-        )
-        self._pending = self._writer.submit(self._write, snapshot, epoch, is_best)
+    def reserve(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Allocates, in the background, the host memory for checkpoints of such tensors by group. This takes about half
+        a second per GiB for tensors on a GPU. Without it the first saves allocate it."""
+        for memory in self._free:
+            self._writes.append(self._writer.submit(memory.reserve, _bytes_on_gpu(tensors)))
+
+    def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False, final: bool = False) -> bool:
+        """Copies `content`, which is then written in the background, and returns True; False if it is left out. Raises
+        the error of an earlier write.
+
+        `epoch`: the epoch that has ended, from 1; None in the middle of an epoch. `final`: no later checkpoint follows,
+        so this one is not left out.
+        """
+        stays = epoch is not None and epoch % self.every == 0
+        while True:
+            self.check()
+            with self._lock:
+                if self._free:
+                    memory = self._free.pop()
+                    break
+                old = self._queue[-1] if self._queue else None
+                if old is not None and self._replaces(old, epoch, is_best):
+                    memory = self._queue.pop().memory
+                    break
+            if old is not None and old.is_best and not is_best and not final and not self._lasts(stays):
+                return False
+            self._finish(self._writes[0])
+        try:
+            tensors, copied = memory.copy(content.tensors)
+        except BaseException:
+            with self._lock:
+                self._free.append(memory)
+            raise
+        with self._lock:
+            snapshot = dataclasses.replace(content, tensors=tensors)
+            self._queue.append(_Entry(snapshot, memory, copied, epoch, is_best, stays))
+        self._writes.append(self._writer.submit(self._write_next))
+        return True
+
+    def check(self) -> None:
+        """Raises the error of a write that has failed. Does not wait."""
+        while self._writes and self._writes[0].done():
+            self._finish(self._writes[0])
 
     def wait(self) -> None:
-        """Waits until the last `save` is on disk; raises the error of that write."""
-        pending = self._pending
-        if pending is None:
-            return
+        """Waits until everything that was saved is on disk; raises the error of a write that failed."""
+        while self._writes:
+            self._finish(self._writes[0])
+
+    def _finish(self, write: Future[None]) -> None:
         try:
-            pending.result()
+            write.result()
+        except BaseException:
+            self._failed = False  # the caller decides whether more is saved
+            raise
         finally:
-            # Clear this only now, because another thread may also wait for this write (`Trainer._last_good`).
-            if self._pending is pending:
-                self._pending = None
+            # It leaves the list only when it is done: another thread may wait for it, too (`Trainer._last_good`).
+            with contextlib.suppress(ValueError):
+                self._writes.remove(write)
+
+    def _lasts(self, stays: bool) -> bool:
+        """Whether the checkpoint of an epoch is still there when the next one has been written."""
+        return stays and self.keep_last > 1
+
+    def _replaces(self, old: _Entry, epoch: int | None, is_best: bool) -> bool:
+        """Whether a checkpoint would replace all files of `old`, which waits: then `old` need not be written."""
+        deleted = not old.stays or (self.keep_last == 1 and epoch is not None)
+        return deleted and (is_best or not old.is_best)
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -100,6 +179,24 @@ class CheckpointStore:
             self.wait()
         finally:
             self._writer.shutdown()
+
+    def _write_next(self) -> None:
+        with self._lock:
+            if not self._queue:
+                return  # it took the place of one that waited
+            entry = self._queue.popleft()
+        try:
+            if entry.copied is not None:
+                entry.copied.synchronize()
+            if not self._failed:
+                self._write(entry.content, entry.epoch, entry.is_best)
+                self.written_step = int(entry.content.state["step"])
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            with self._lock:
+                self._free.append(entry.memory)
 
     def _write(self, content: Checkpoint, epoch: int | None, is_best: bool) -> None:
         folder = self.folder
@@ -128,11 +225,50 @@ class CheckpointStore:
         found = _state_of(self.folder.best) if self.folder.owns(self.folder.best) else None
         if found is not None and _is_best(found, state):
             return
-        for path in (*self.folder.epochs().values(), *self.folder.earlier_bests()):
+        for path in (self.folder.last, *self.folder.epochs().values(), *self.folder.earlier_bests()):
             other = _state_of(path)
             if other is not None and _is_best(other, state):
                 self.folder.link(path, self.folder.best)
                 return
+
+
+class _HostMemory:
+    """Copies tensors to the host. Those on a GPU are copied to page-locked memory, which is allocated once, by the
+    device and without waiting for it: work queued later on the same stream may change them."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, size: int) -> None:
+        if len(self._bytes) < size:
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # free the old memory first
+            self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def copy(
+        self, tensors: Mapping[str, Mapping[str, Tensor]]
+    ) -> tuple[dict[str, dict[str, Tensor]], torch.cuda.Event | None]:
+        """Copies of all tensors, by group and name, and the event after which they are complete; None: they are."""
+        self.reserve(_bytes_on_gpu(tensors))
+        place, device = 0, None
+
+        def copied(tensor: Tensor) -> Tensor:
+            nonlocal place, device
+            if not tensor.is_cuda:
+                return tensor.detach().clone()
+            begin, place, device = place, place + _aligned(tensor), tensor.device
+            target = self._bytes[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            return target.copy_(tensor.detach(), non_blocking=True)
+
+        copies = {group: {name: copied(tensor) for name, tensor in of.items()} for group, of in tensors.items()}
+        return copies, None if device is None else torch.cuda.current_stream(device).record_event()
+
+
+def _aligned(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _bytes_on_gpu(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
+    return sum(_aligned(tensor) for of in tensors.values() for tensor in of.values() if tensor.is_cuda)
 
 
 def _is_best(one: TrainerState, of: TrainerState) -> bool:

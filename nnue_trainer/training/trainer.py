@@ -178,25 +178,24 @@ class Trainer:
             store: CheckpointStore | _Nowhere = _Nowhere()
             if self.ranks.writes:
                 stack.enter_context(self.folder)
-                store = stack.enter_context(CheckpointStore(self.folder, self.recipe.training.keep_last))
+                training = self.recipe.training
+                store = CheckpointStore(self.folder, training.keep_last, training.checkpoint_every)
+                stack.enter_context(store)
             self._settle(store)
             self.ranks.on_loss(lambda: self._last_good(store))
             run = _Run(self, store)
             try:
                 with self._stopping_on_signals():
                     try:
-                        self._loop(run)
-                    except _Stopped:
-                        pass
+                        with contextlib.suppress(_Stopped):
+                            self._loop(run)
+                        if self._saved_step != self.step:
+                            self._save(run, epoch=None, final=True)
+                        store.wait()
                     except Exception:
                         self.ranks.speak()
                         self._rescue(store, first_step)
                         raise
-                    if self._saved_step != self.step:
-                        self._check_finite(store)
-                        self._look_after_folder(run)
-                        store.save(self.checkpoint(), epoch=None)
-                        store.wait()
             finally:
                 run.close()
                 self.ranks.on_loss(str)
@@ -228,11 +227,7 @@ class Trainer:
                 self._end_epoch(run)
                 run.window = _Window(self.step)
             elif save:
-                self._check_finite(run.store)
-                self._look_after_folder(run)
-                run.store.save(self.checkpoint(), epoch=None)
-                self._saved_step = self.step
-                run.saved()
+                self._save(run, epoch=None)
 
     def advance(self) -> None:
         """Starts one training step and returns without waiting for the device."""
@@ -557,7 +552,7 @@ class Trainer:
             loss = self.validate() if epoch % training.validate_every == 0 or final else None
             # This raises the error of an earlier write while `_epoch_end_pending` is still set. So a resumed run
             # validates this epoch again, and `best` is not lost.
-            run.store.wait()
+            run.store.check()
             if loss is not None:
                 finite = math.isfinite(loss)
                 self.validation_loss = loss if finite else None
@@ -573,11 +568,15 @@ class Trainer:
                 run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}")
             self._epoch_end_pending = False
             if is_best or final or epoch % training.checkpoint_every == 0:
-                self._check_finite(run.store)
-                self._look_after_folder(run)
-                run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best)
-                self._saved_step = self.step
-                run.saved()
+                self._save(run, epoch=epoch, is_best=is_best, final=final)
+
+    def _save(self, run: _Run, *, epoch: int | None, is_best: bool = False, final: bool = False) -> None:
+        self._check_finite(run.store)
+        self._look_after_folder(run)
+        saved = run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best, final=final)
+        if self.ranks.same(saved):
+            self._saved_step = self.step
+        run.saved()
 
     def _check_finite(self, store: CheckpointStore | _Nowhere) -> None:
         """UserError if a loss, a gradient, a weight or a moment is not finite; called before each record of metrics and
@@ -620,7 +619,9 @@ class Trainer:
     def _rescue(self, store: CheckpointStore | _Nowhere, first_step: int) -> None:
         """After an error, saves the steps done since the last save. It does not if the error came while the weights
         were being updated."""
-        if self.step == first_step or self.step == self._saved_step or self._updating:
+        # A write in the background may have failed after `_saved_step` was set. Only rank 0 sees that.
+        saved_step = self._saved_step if self.ranks.several else store.written_step
+        if self.step in (first_step, saved_step) or self._updating:
             return
         # A checkpoint needs all ranks. An error that all of them meet, such as a damaged chunk that all of them read,
         # brings all of them here.
@@ -630,9 +631,8 @@ class Trainer:
         with contextlib.suppress(Exception):
             store.wait()
             self._check_finite(store)
-            store.save(self.checkpoint(), epoch=None)
+            store.save(self.checkpoint(), epoch=None, final=True)
             store.wait()
-            self._saved_step = self.step
             say(f"{self.folder.last}: saved at step {self.step:,}, before the error that ends this run")
 
     @contextmanager
@@ -714,7 +714,12 @@ class _Run:
 class _Nowhere:
     """Takes the place of the checkpoint store, the metrics and the progress line in a process that writes nothing."""
 
-    def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False) -> None: ...
+    written_step: int | None = None
+
+    def save(self, content: Checkpoint, *, epoch: int | None, is_best: bool = False, final: bool = False) -> bool:
+        return True
+
+    def check(self) -> None: ...
 
     def wait(self) -> None: ...
 

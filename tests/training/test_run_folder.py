@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 import socket
+import threading
 
 import pytest
 from made_up import content, names, run_of, steps, trainer
+from waiting import wait_for
 
 from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
@@ -306,3 +308,95 @@ def test_a_folder_that_goes_in_mid_run_is_made_again(tmp_path, capfd, how):
         assert checkpoint.load(elsewhere / "checkpoints" / "last.safetensors").state["step"] == 10
         with RunFolder(elsewhere):
             pass
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Writes wait until `go` is set; `started` counts them."""
+    go, started, save = threading.Event(), [], checkpoint.save
+
+    def wait(path, content):
+        started.append(content.state["step"])
+        go.wait()
+        save(path, content)
+
+    monkeypatch.setattr(checkpoint, "save", wait)
+    return go, started
+
+
+def test_a_save_does_not_wait_for_the_disk_and_the_newest_wins(tmp_path, slow_disk):
+    go, started = slow_disk
+    with RunFolder(tmp_path) as folder:
+        with CheckpointStore(folder, keep_last=1) as store:
+            store.save(content(10, epoch=1), epoch=1, is_best=True)
+            wait_for(lambda: started == [10])
+            for step in (20, 30, 40):  # each is the best one so far
+                assert store.save(content(step, epoch=step // 10), epoch=step // 10, is_best=True)
+            go.set()
+        assert started == [10, 40]
+        assert steps(folder) == {"best": 40, "epoch-0004": 40, "last": 40}
+
+
+def test_the_best_that_waits_outlives_a_later_checkpoint(tmp_path, slow_disk):
+    go, started = slow_disk
+    with RunFolder(tmp_path) as folder:
+        with CheckpointStore(folder, keep_last=1) as store:
+            store.save(content(10, epoch=1), epoch=1)
+            wait_for(lambda: started == [10])
+            assert store.save(content(20, epoch=2, best=20), epoch=2, is_best=True)
+            assert not store.save(content(30, epoch=3, best=20), epoch=3)
+            assert not store.save(content(35, best=20), epoch=None)
+            go.set()
+            assert store.save(content(40, epoch=4, best=20), epoch=4, final=True)
+        assert started == [10, 20, 40]
+        assert steps(folder) == {"best": 20, "epoch-0004": 40, "last": 40}
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpoints_that_stay_are_all_written(tmp_path, slow_disk, every):
+    """With `keep_last` of 2 or more, each one of an epoch that the recipe asks for."""
+    go, started = slow_disk
+    with RunFolder(tmp_path) as folder:
+        with CheckpointStore(folder, keep_last=9, every=every) as store:
+            store.save(content(10, epoch=1), epoch=1, is_best=True)
+            wait_for(lambda: started == [10])
+            threading.Timer(0.1, go.set).start()
+            for step in (20, 30, 40):
+                assert store.save(content(step, epoch=step // 10), epoch=step // 10, is_best=True)
+        if every == 1:
+            assert started == [10, 20, 30, 40]
+        else:  # 30 is written if there was time for it
+            assert {10, 20, 40} <= set(started)
+
+
+def test_after_a_failed_write_nothing_is_written_until_its_error_is_seen(tmp_path, monkeypatch):
+    failing, written, save = [20], [], checkpoint.save
+
+    def no_room(path, saved):
+        if saved.state["step"] in failing:
+            raise UserError(f"{path}: cannot be written: No space left on device")
+        written.append(saved.state["step"])
+        save(path, saved)
+
+    monkeypatch.setattr(checkpoint, "save", no_room)
+    with RunFolder(tmp_path) as folder, CheckpointStore(folder, keep_last=1) as store:
+        store.save(content(10, epoch=1), epoch=1)
+        store.wait()
+        store.save(content(20, epoch=2), epoch=2)
+        wait_for(lambda: store._failed)
+        with pytest.raises(UserError, match="No space left"):
+            store.save(content(30, epoch=3), epoch=3)
+        assert (written, store.written_step, steps(folder)) == ([10], 10, {"epoch-0001": 10, "last": 10})
+        store.save(content(30, epoch=3), epoch=3)
+        store.wait()
+        assert (written, store.written_step) == ([10, 30], 30)
+
+
+def test_best_is_mended_from_last(tmp_path):
+    """A kill after `last` was written, before its links."""
+    with RunFolder(tmp_path) as folder:
+        run_of(folder, 2, keep_last=9, best=1)
+        checkpoint.save(folder.last, content(30, best=30))
+        with CheckpointStore(folder, 9) as store:
+            store.continue_from(folder.last, checkpoint.load(folder.last).trainer_state(folder.last))
+        assert steps(folder)["best"] == 30
