@@ -1,0 +1,1 @@
+"""Matches between nets and engines: games, statistics, reports."""
