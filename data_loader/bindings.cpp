@@ -362,19 +362,22 @@ PYBIND11_MODULE(_data, m) {
         });
 
     py::class_<Game>(m, "Game")
-        .def(py::init<std::string_view>())
-        .def_property_readonly("fen", [](const Game& game) { return format_fen(game.position()); })
+        .def(py::init<std::string_view, bool>(), py::arg("fen"), py::arg("chess960") = false)
+        .def_property_readonly("fen", &Game::fen)
         .def_property_readonly("white_to_move", [](const Game& game) { return game.position().side_to_move == kWhite; })
         .def_property_readonly("ply", [](const Game& game) { return game.position().ply; })
+        .def_property_readonly("rule50", [](const Game& game) { return game.position().rule50; })
         .def("legal_moves",
              [](const Game& game) {
                  std::vector<std::string> moves;
-                 for (const Move move : legal_moves(game.position())) moves.push_back(format_uci(move));
+                 for (const Move move : game.legal_moves()) moves.push_back(game.uci(move));
                  return moves;
              })
         .def("play", &Game::play)
         .def("record", &Game::record)
         .def("outcome", &Game::outcome)
+        .def("san_moves", &Game::san_moves)
+        .def("parse_san", [](const Game& game, std::string_view san) { return game.uci(game.parse_san(san)); })
         .def("records", [](const Game& game, int result) { return copy_records(game.records(result)); });
 
     bind_pipeline(m);

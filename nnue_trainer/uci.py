@@ -19,6 +19,7 @@ import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nnue_trainer.closing import Closing
 from nnue_trainer.errors import UserError, quoted, shown
@@ -40,6 +41,16 @@ class EngineEnded(UserError):
     def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.lines = list(lines)
+
+
+class Found(NamedTuple):
+    """The result of a search, from the side to move. `kind` is "cp" or "mate", "" where the engine gave no exact
+    score; `depth` is 0 where it gave none."""
+
+    move: str
+    kind: str
+    value: int
+    depth: int
 
 
 def find_engine(engine: str | None = None, *, default: str = "stockfish") -> str:
@@ -99,6 +110,11 @@ class Engine(Closing):
         assert self._process.stderr
         self._stdin = self._process.stdin.fileno()
         os.set_blocking(self._stdin, False)
+        self._stdout = self._process.stdout.fileno()
+        self._stderr_fd = self._process.stderr.fileno()
+        self._awaited = b""
+        self._command = ""
+        self._received = self._scanned = 0  # bytes of the awaited answer, and how many have no end of it
         self._selector = selectors.DefaultSelector()
         for pipe in (self._process.stdout, self._process.stderr):
             self._selector.register(pipe.fileno(), selectors.EVENT_READ, pipe)
@@ -148,16 +164,8 @@ class Engine(Closing):
                 f"engine {self._shown}: answered {command!r} with a move but no score, after {fen!r} and "
                 f"{len(moves)} moves"
             )
-        words = scored.split()
-        kind, number = [*words[words.index("score") + 1 :], "", ""][:2]
-        most = {"cp": _MAX_CENTIPAWNS, "mate": _MAX_MATE}.get(kind, -1)
-        if not _NUMBER.fullmatch(number) or abs(int(number)) > most:
-            raise self._wrong_answer(
-                command,
-                scored,
-                f"'score cp' and a number within ±{_MAX_CENTIPAWNS:,}, or 'score mate' and one within ±{_MAX_MATE:,}",
-            )
-        return best[0], kind, int(number)
+        kind, value = self._score(command, scored, scored.split())
+        return best[0], kind, value
 
     def ask(self, command: str, last: str, *, seconds: float | None = None) -> list[str]:
         """The lines of the answer to `command`, up to the one that begins with the word `last`."""
@@ -209,6 +217,91 @@ class Engine(Closing):
                 "no UCI command can"
             )
         self._outgoing += command.encode("utf-8", "surrogateescape") + b"\n"
+
+    # ---- many engines in one thread: the caller waits for the descriptors, and calls when one is ready ---------------
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Those to watch for reading: standard output and standard error."""
+        return self._stdout, self._stderr_fd
+
+    def begin(self, commands: bytes, last: bytes, command: str) -> bool:
+        """Sends lines whose answer ends with a line that begins with the word `last`, without waiting; `receive` gives
+        the answer. `command` names them in messages. False if the engine does not take all of it now: call `flush` as
+        soon as `writable` is ready for writing."""
+        if self._incoming:
+            self._drop_old_lines(last.decode())
+        self._awaited, self._command = last, command
+        self._received, self._scanned = len(self._incoming), 0
+        self._outgoing += commands
+        return self.flush()
+
+    @property
+    def writable(self) -> int:
+        """The descriptor to watch for writing while something waits to be sent."""
+        return self._stdin
+
+    def flush(self) -> bool:
+        """Sends what waits, as far as the engine takes it; whether that was all."""
+        try:
+            del self._outgoing[: os.write(self._stdin, self._outgoing)]
+        except BlockingIOError:
+            return False
+        except OSError:  # it reads no more; what it still prints may say why
+            self._outgoing.clear()
+        return not self._outgoing
+
+    def receive(self, descriptor: int) -> bytes | None:
+        """Reads once from a descriptor that is ready. The answer to `begin`, from its first line to its last, as soon
+        as it is complete. Raises EngineEnded and UserError as `answer` does."""
+        data = os.read(descriptor, 1 << 16)
+        if descriptor == self._stderr_fd:
+            self._stderr += data
+            del self._stderr[:-_KEPT_OF_STDERR]
+            return None
+        self._incoming += data
+        self._received += len(data)
+        at = self._incoming.find(self._awaited, self._scanned)
+        while at >= 0:
+            end = self._incoming.find(b"\n", at)
+            begins = at == 0 or self._incoming[at - 1] == 10
+            if end >= 0 and begins and self._incoming[at:end].split(maxsplit=1)[0] == self._awaited:
+                answer = bytes(self._incoming[:end])
+                del self._incoming[: end + 1]
+                return answer
+            if end < 0:
+                break
+            at = self._incoming.find(self._awaited, end)
+        self._scanned = self._incoming.rfind(b"\n") + 1
+        asked = f"engine {self._shown}: no {self._awaited.decode()!r} for {quoted(self._command)}"
+        if len(self._incoming) - self._scanned > _LONGEST_LINE:
+            begin = quoted(self._incoming[self._scanned :][:40].decode(errors="replace") + "…")
+            raise UserError(f"{asked}, but a line of more than {_LONGEST_LINE:,} bytes: {begin}")
+        if self._received > _LONGEST_SEARCH:
+            raise UserError(f"{asked} in the first {_LONGEST_SEARCH:,} bytes of its answer")
+        if not data:
+            self._ended = True
+            raise EngineEnded(f"engine {self._shown}: ended at {quoted(self._command)}{self._last_words()}")
+        return None
+
+    def found(self, answer: bytes) -> Found:
+        """What the answer to `go …` says. UserError for one without a move, or with a score that is no number."""
+        line_at = answer.rfind(b"\n") + 1
+        words = answer[line_at:].split()
+        move = words[1].decode(errors="replace") if len(words) > 1 else ""
+        if not _MOVE.fullmatch(move):
+            raise self._wrong_answer(self._command, answer[line_at:].decode(errors="replace"), "'bestmove' and a move")
+        at = answer.rfind(b" score ", 0, line_at)
+        while at >= 0:
+            begin, end = answer.rfind(b"\n", 0, at) + 1, answer.find(b"\n", at)
+            line = answer[begin:end].decode(errors="replace")
+            words_of_line = line.split()
+            if words_of_line[0] == "info" and _has_exact_score(words_of_line):
+                kind, value = self._score(self._command, line, words_of_line)
+                depth = words_of_line[words_of_line.index("depth") + 1] if "depth" in words_of_line[:-1] else ""
+                return Found(move, kind, value, int(depth) if depth.isdigit() and len(depth) < 6 else 0)
+            at = answer.rfind(b" score ", 0, begin)
+        return Found(move, "", 0, 0)
 
     def kill(self) -> None:
         """Ends the process at once, from any thread; an answer that another thread waits for then fails."""
@@ -278,6 +371,18 @@ class Engine(Closing):
             self._exchange(0)
         said = self._stderr.decode(errors="replace").strip().splitlines()
         return words + (f": {shown(said[-1])}" if said else "")
+
+    def _score(self, command: str, line: str, words: Sequence[str]) -> tuple[str, int]:
+        """The score of an `info` line that has one."""
+        kind, number = [*words[words.index("score") + 1 :], "", ""][:2]
+        most = {"cp": _MAX_CENTIPAWNS, "mate": _MAX_MATE}.get(kind, -1)
+        if not _NUMBER.fullmatch(number) or abs(int(number)) > most:
+            raise self._wrong_answer(
+                command,
+                line,
+                f"'score cp' and a number within ±{_MAX_CENTIPAWNS:,}, or 'score mate' and one within ±{_MAX_MATE:,}",
+            )
+        return kind, int(number)
 
     def _wrong_answer(self, command: str, line: str, expected: str) -> UserError:
         return UserError(f"engine {self._shown}: answered {command!r} with {quoted(line)}, expected {expected}")

@@ -122,7 +122,7 @@ class Journal:
                 file = os.open(self.path, flags, 0o666)
                 try:
                     if not stat.S_ISREG(os.fstat(file).st_mode):
-                        raise UserError(f"{self.path}: not a regular file, expected a journal of `nnue data generate`")
+                        raise UserError(f"{self.path}: not a regular file, expected a journal of `{self.made_by}`")
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # A run that has just ended may have deleted the file between opening and locking.
                     with contextlib.suppress(FileNotFoundError):

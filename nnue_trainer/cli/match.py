@@ -1,0 +1,212 @@
+"""`nnue match`: games between nets or engines, and what they say about their Elo."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nnue_trainer.cli import plugins
+from nnue_trainer.cli.outputs import Overwrite
+from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.terminable import terminable
+from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.progress import progress_bar
+
+_NOTE_EVERY = 60.0  # seconds
+
+
+def match(
+    players: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B [C]...", help="Nets, checkpoints, run folders or engines, two or more; each plays each other."
+        ),
+    ],
+    engine: Annotated[
+        str | None, typer.Option(metavar="ENGINE", help="Engine in which nets play: a path, or a name on PATH.")
+    ] = None,
+    engine_b: Annotated[
+        str | None, typer.Option("--engine-b", metavar="ENGINE", help="Engine of the second player. Default: --engine.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for the games and results. Default: match/A-B."),
+    ] = None,
+    pairs: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="Pairs of games of each two players; with a test, at most.")
+    ] = 500,
+    nodes: Annotated[int | None, typer.Option(min=1, max=2**62, help="Search this many nodes per move.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth.")] = None,
+    movetime: Annotated[
+        int | None, typer.Option(metavar="MS", min=1, max=10**9, help="Search for this many milliseconds.")
+    ] = None,
+    clock: Annotated[
+        str | None, typer.Option("--tc", metavar="SECONDS+INCREMENT", help="Time for a game, such as 10+0.1.")
+    ] = None,
+    openings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Opening book, EPD or PGN, also as .gz, or a data file to draw positions from. Default: random moves.",
+        ),
+    ] = None,
+    order: Annotated[str, typer.Option(metavar="random|sequential", help="Order of the opening book.")] = "random",
+    start: Annotated[int, typer.Option(min=1, help="First opening, counted in that order.")] = 1,
+    plies: Annotated[int, typer.Option(min=0, max=1000, help="Half-moves of a PGN or random opening.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for the openings.")] = 0,
+    concurrency: Annotated[
+        int, typer.Option("-j", "--concurrency", min=0, max=256, help="Games at a time; 0: one per CPU.")
+    ] = 0,
+    sprt: Annotated[
+        str | None,
+        typer.Option(metavar="ELO0,ELO1", help="Stop when a sequential test decides between these two Elo values."),
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="Probability that the test accepts a net of ELO0.")] = 0.05,
+    beta: Annotated[float, typer.Option(help="Probability that the test rejects a net of ELO1.")] = 0.05,
+    model: Annotated[
+        str, typer.Option("--elo-model", metavar="normalized|logistic", help="Elo that the test counts in.")
+    ] = "normalized",
+    resign_score: Annotated[int, typer.Option(min=1, help="Adjudicate a loss once a side's own score is -CP …")] = 600,
+    resign_moves: Annotated[int, typer.Option(min=0, help="… in this many of its moves; 0: never.")] = 3,
+    two_sided: Annotated[
+        bool, typer.Option("--resign-two-sided", help="Adjudicate a loss only if both sides agree.")
+    ] = False,
+    draw_score: Annotated[int, typer.Option(min=0, help="Adjudicate a draw once |score| is at most CP …")] = 20,
+    draw_moves: Annotated[int, typer.Option(min=0, help="… in this many moves of both sides; 0: never.")] = 8,
+    draw_from: Annotated[int, typer.Option("--draw-from-move", min=0, help="… from this move on.")] = 34,
+    max_moves: Annotated[int, typer.Option(min=0, help="End games of this many moves as draws; 0: never.")] = 0,
+    chess960: Annotated[bool, typer.Option("--chess960", help="Play Chess960.")] = False,
+    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash for each engine.")] = 16,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="UCI option of all engines; may be repeated."),
+    ] = None,
+    option_b: Annotated[
+        list[str] | None,
+        typer.Option("--option-b", metavar="NAME=VALUE", help="UCI option of the second player; may be repeated."),
+    ] = None,
+    net_option: Annotated[str, typer.Option(metavar="NAME", help="UCI option that takes a net.")] = "EvalFile",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.01, help="An engine that takes longer for an answer loses.")
+    ] = 60.0,
+    part: Annotated[
+        str, typer.Option(metavar="I/N", help="Play part I of N; without it, parts in the folder are merged.")
+    ] = "1/1",
+    runner: Annotated[str, typer.Option(metavar="own|fastchess", help="Program that conducts the games.")] = "own",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    overwrite: Overwrite = False,
+    plugin: Plugins = None,
+) -> None:
+    """Play nets or engines against each other and estimate their Elo.
+
+    The folder gets match.json, games.pgn and match.html. The same command continues after an interruption, or with more
+    pairs; when nothing is missing, it plays nothing.
+    """
+    from nnue_trainer.match import run as matches
+    from nnue_trainer.match.adjudication import Adjudication
+    from nnue_trainer.match.openings import OpeningOptions
+    from nnue_trainer.match.play import Limit
+    from nnue_trainer.match.players import players_of
+
+    plugins.load(plugin)
+    if len(players) < 2:
+        raise UserError(f"match: found {len(players)} player, expected two or more")
+    if order not in ("random", "sequential"):
+        raise UserError(f"--order {quoted(order)}: expected random or sequential")
+    if nodes is depth is movetime is clock is None:
+        nodes = 10_000 if runner == "own" else None
+    test = _test(sprt, alpha, beta, model)
+    options = matches.MatchOptions(
+        limit=Limit(nodes, depth, movetime, _clock(clock), timeout=timeout),
+        pairs=pairs,
+        openings=OpeningOptions(str(openings) if openings else None, order, seed, start, plies, chess960),  # type: ignore[arg-type]
+        adjudication=Adjudication(resign_score, resign_moves, two_sided, draw_score, draw_moves, draw_from, max_moves),
+        sprt=test,
+        concurrency=concurrency or os.cpu_count() or 1,
+    )
+    folder = output or Path("match") / "-".join(re.sub(r"\W+", "_", Path(name).stem) for name in players[:4])
+    matches.check_folder(folder, overwrite)
+    common = {"Hash": str(hash_mb)} | _options(option, "--option")
+    own = [common | (_options(option_b, "--option-b") if number == 1 else {}) for number in range(len(players))]
+    engines = [engine_b or engine if number == 1 else engine for number in range(len(players))]
+    chosen, identity = players_of(players, engines, own, folder / "nets", net_option=net_option)
+    noted = time.monotonic()
+
+    def note(line: str) -> None:
+        print(f"nnue: note: {shown(line)}", file=sys.stderr)
+
+    with terminable(), progress_bar("playing", "games") as progress:
+        result = matches.play_match(
+            chosen,
+            options,
+            folder,
+            part=_part(part),
+            identity=identity,
+            runner=runner,
+            progress=lambda done, total: progress(done, total),
+            note=note,
+        )
+    del noted
+    if as_json:
+        print(json.dumps(matches.as_json(result, {"players": result.players}), ensure_ascii=False))
+        return
+    for line in matches.summary(result):
+        print(shown(line))
+    if part == "1/1":
+        print(f"{shown(folder / matches.JSON)}, {matches.PGN}, {matches.PAGE}")
+    else:
+        print(f"{shown(folder)}: part {part} is played; put all parts into one folder and leave out --part to merge them")
+
+
+def _test(bounds: str | None, alpha: float, beta: float, model: str):  # type: ignore[no-untyped-def]
+    from nnue_trainer.match.statistics import Sprt
+
+    if bounds is None:
+        return None
+    try:
+        elo0, elo1 = (float(text) for text in bounds.split(","))
+    except ValueError:
+        raise UserError(f"--sprt {quoted(bounds)}: expected two numbers, such as 0,2") from None
+    try:
+        return Sprt(elo0, elo1, alpha, beta, model)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(f"--sprt {quoted(bounds)}: {error}") from None
+
+
+def _clock(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:\+(\d+(?:\.\d+)?))?", text)
+    if not found:
+        raise UserError(f"--tc {quoted(text)}: expected seconds and an increment, such as 10+0.1")
+    return float(found[1]), float(found[2] or 0)
+
+
+def _part(text: str):  # type: ignore[no-untyped-def]
+    from nnue_trainer.match.run import Part
+
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not found:
+        raise UserError(f"--part {quoted(text)}: expected I/N, such as 2/4")
+    return Part(int(found[1]), int(found[2]))
+
+
+def _options(texts: list[str] | None, name: str) -> dict[str, str]:
+    options = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(f"{name} {quoted(text)}: expected NAME=VALUE")
+        options[key] = value
+    return options
+
+
+def register(app: typer.Typer) -> None:
+    app.command("match")(match)

@@ -1,0 +1,76 @@
+"""Games as PGN, with the evaluations of the engines."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from nnue_trainer import _data
+from nnue_trainer.data.generate import START
+from nnue_trainer.match.play import PlayedGame
+
+RESULTS = {1: "1-0", 0: "1/2-1/2", -1: "0-1"}
+_TERMINATIONS = {
+    "time": "time forfeit",
+    "illegal move": "rules infraction",
+    "resignation": "adjudication",
+    "agreed draw": "adjudication",
+    "maximum length": "adjudication",
+}
+
+
+def game_text(game: PlayedGame, names: Sequence[str], *, chess960: bool = False) -> str:
+    """One game. Scores are pawns from the mover's view and the depth, "+0.23/12", or moves to mate, "+M5/20"."""
+    board = _data.Game(game.fen, chess960)
+    first = board.ply
+    for move in (*game.opening, *game.moves):
+        board.play(move)
+    termination = _TERMINATIONS.get(game.reason, "abandoned" if game.fault else "normal")
+    tags = [
+        ("Event", "nnue match"),
+        ("Round", f"{game.number // 2 + 1}.{game.number % 2 + 1}"),
+        ("White", names[game.white]),
+        ("Black", names[game.black]),
+        ("Result", RESULTS[game.result]),
+    ]
+    if chess960 or game.fen != START:
+        tags += [("SetUp", "1"), ("FEN", game.fen)]
+    if chess960:
+        tags.append(("Variant", "Chess960"))
+    tags += [("PlyCount", str(len(game.opening) + len(game.moves))), ("Termination", termination)]
+    comments = ["book"] * len(game.opening) + [score_text(score) for score in game.scores]
+    words: list[str] = []
+    for number, (san, comment) in enumerate(zip(board.san_moves(), comments, strict=True)):
+        ply = first + number
+        if ply % 2 == 0 or not words:
+            words.append(f"{ply // 2 + 1}{'.' if ply % 2 == 0 else '...'}")
+        words.append(san)
+        if comment:
+            words.append(f"{{{comment}}}")
+    end = f"{{{_loser_name(game, names)}{game.reason}}}"
+    words += [end, RESULTS[game.result]]
+    head = "\n".join(f'[{name} "{_escaped(value)}"]' for name, value in tags)
+    body = textwrap.fill(" ".join(words), 100, break_long_words=False, break_on_hyphens=False)
+    return f"{head}\n\n{body}\n\n"
+
+
+def score_text(score: str) -> str:
+    """What a comment shows of a score: "+0.23/12" for "cp23/12", "-M3/9" for "mate-3/9", nothing without one."""
+    match = re.fullmatch(r"(cp|mate)(-?\d+)/(\d+)", score)
+    if not match:
+        return ""
+    value = int(match[2])
+    text = f"{value / 100:+.2f}" if match[1] == "cp" else f"{'+' if value > 0 else '-'}M{abs(value)}"
+    return f"{text}/{match[3]}"
+
+
+def _loser_name(game: PlayedGame, names: Sequence[str]) -> str:
+    """Whose fault ended the game, for a comment, which no brace may end."""
+    if not game.fault:
+        return ""
+    return names[game.black if game.result > 0 else game.white].replace("}", ")") + ": "
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,433 @@
+"""Many games at once in one thread: engines search, this program waits for whichever answers first.
+
+A move costs this program some 50 µs, so that nearly all of the CPU time goes to the engines. Two things make that
+possible. An engine that prints while it searches is not listened to until its search is nearly over, as its last
+searches tell. And rules, legality and repetitions are those of the C++ library, one call each per move.
+
+With a fixed number of nodes, or a fixed depth, and one thread per engine, a game is a function of its players, its
+opening and the limits: engines forget everything between games.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from nnue_trainer import _data
+from nnue_trainer.errors import UserError, shown
+from nnue_trainer.match.adjudication import Adjudication, Adjudicator
+from nnue_trainer.match.openings import Opening
+from nnue_trainer.uci import Engine
+
+_NEARLY_OVER = 0.75  # of the usual time of a search
+_LOOK_FOR_LATE = 0.1  # seconds
+
+
+@dataclass(frozen=True)
+class Player:
+    """An engine with its options, which may name a net. `name` is unique in a match."""
+
+    name: str
+    path: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What ends a search: exactly one of nodes, depth, milliseconds per move, or a clock, (seconds, increment).
+
+    `timeout`: seconds after which an engine has failed to answer (beyond its time, where it has a clock or
+    milliseconds); `margin`: seconds by which a clock may be exceeded."""
+
+    nodes: int | None = None
+    depth: int | None = None
+    movetime: int | None = None
+    clock: tuple[float, float] | None = None
+    timeout: float = 60.0
+    margin: float = 0.05
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("nodes", "depth", "movetime", "clock") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise UserError(f"match: found {' and '.join(given) or 'no limit'}, expected one of nodes, depth, time")
+
+    @property
+    def timed(self) -> bool:
+        return self.movetime is not None or self.clock is not None
+
+    def command(self, clocks: Sequence[float]) -> str:
+        """The UCI command for the next search; `clocks` are white's and black's seconds."""
+        if self.clock is None:
+            kind = "nodes" if self.nodes is not None else "depth" if self.depth is not None else "movetime"
+            return f"go {kind} {getattr(self, kind)}"
+        white, black = (max(1, round(1000 * clock)) for clock in clocks)
+        increment = round(1000 * self.clock[1])
+        return f"go wtime {white} btime {black} winc {increment} binc {increment}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Game `number` of a match: the players' numbers, and the opening."""
+
+    number: int
+    white: int
+    black: int
+    opening: Opening
+
+
+@dataclass(frozen=True)
+class PlayedGame:
+    """A game that is over. `result` is white's: 1, 0, −1; `scores` are one text for each move, "cp23/12", "mate-3/9"
+    (score of the side that moves, depth) or "-". `fault` says what the loser did wrong, "" for nothing."""
+
+    number: int
+    white: int
+    black: int
+    fen: str
+    opening: tuple[str, ...]
+    moves: tuple[str, ...]
+    scores: tuple[str, ...]
+    result: int
+    reason: str
+    fault: str = ""
+
+
+class _Seat:
+    """One engine at one table, and what it does there."""
+
+    def __init__(self, table: _Table, player: int, engine: Engine) -> None:
+        self.table, self.player, self.engine = table, player, engine
+        self.usual = 0.0  # seconds of a search
+        self.sent = self.deadline = 0.0
+        self.command = ""
+        self.busy = False
+
+
+class Arena:
+    """Plays games, `concurrency` at a time. Use it as a context: its end ends all engines."""
+
+    def __init__(
+        self,
+        players: Sequence[Player],
+        limit: Limit,
+        *,
+        concurrency: int,
+        adjudication: Adjudication | None = None,
+        chess960: bool = False,
+    ) -> None:
+        self.players, self.limit, self.chess960 = players, limit, chess960
+        self.adjudication = adjudication or Adjudication()
+        self.concurrency = concurrency
+        self._poll = select.epoll()
+        self._by_descriptor: dict[int, _Seat] = {}
+        self._deferred: list[tuple[float, int, _Seat, float]] = []
+        self._order = itertools.count()
+        self._starting: dict[Future[Engine], tuple[_Table, int]] = {}
+        self._threads = ThreadPoolExecutor(max_workers=min(concurrency, 8), thread_name_prefix="engine")
+        self._tables: list[_Table] = []
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for future in self._starting:
+            if not future.cancelled() and future.exception() is None:
+                future.result().close()
+        for seat in set(self._by_descriptor.values()):
+            seat.engine.close()
+        self._by_descriptor.clear()
+        self._poll.close()
+
+    def open(self, player: int) -> Engine:
+        """A new process of a player's engine."""
+        chosen = self.players[player]
+        options = dict(chosen.options)
+        if self.chess960:
+            options["UCI_Chess960"] = "true"
+        return Engine(chosen.path, options, timeout=self.limit.timeout)
+
+    def play(self, tasks: Iterator[Task]) -> Iterator[PlayedGame]:
+        """The games of `tasks`, in the order in which they end."""
+        finished: list[PlayedGame] = []
+        self._tables = [_Table(self, tasks, finished.append) for _ in range(self.concurrency)]
+        for table in self._tables:
+            table.next_game()
+        looked = time.monotonic()
+        while True:
+            while finished:
+                yield finished.pop(0)
+            if not any(table.task for table in self._tables) and not finished:
+                return
+            self._exchange()
+            now = time.monotonic()
+            if now - looked > _LOOK_FOR_LATE:
+                looked = now
+                for seat in set(self._by_descriptor.values()):
+                    if seat.busy and now > seat.deadline:
+                        seat.table.failed(seat, "no answer", self._late(seat, now))
+
+    def _late(self, seat: _Seat, now: float) -> str:
+        return f"engine {shown(seat.engine.path)}: no answer to {seat.command!r} within {now - seat.sent:.1f} s"
+
+    # ---- what tables call --------------------------------------------------------------------------------------------
+
+    def start(self, table: _Table, player: int) -> None:
+        """Starts an engine for a table in a thread: the others play on."""
+        self._starting[self._threads.submit(self.open, player)] = (table, player)
+
+    def send(self, seat: _Seat, commands: bytes, last: bytes, command: str, patience: float) -> None:
+        """Sends lines to an engine, and listens to it from when it is likely to answer."""
+        seat.sent = now = time.monotonic()
+        seat.deadline = now + patience
+        seat.command = command
+        seat.busy = True
+        try:
+            sent = seat.engine.begin(commands, last, command)
+        except UserError as error:  # it printed an answer to no question
+            seat.table.failed(seat, "no answer", str(error))
+            return
+        if not sent:
+            self._poll.register(seat.engine.writable, select.EPOLLOUT)
+            self._by_descriptor[seat.engine.writable] = seat
+        if seat.usual and last == b"bestmove" and not self.limit.timed:
+            heapq.heappush(self._deferred, (now + _NEARLY_OVER * seat.usual, next(self._order), seat, now))
+        else:
+            self._listen(seat)
+
+    def dismiss(self, seat: _Seat) -> None:
+        """Ends an engine."""
+        if seat.busy:
+            self._rest(seat)
+        for descriptor in (*seat.engine.descriptors, seat.engine.writable):
+            if self._by_descriptor.pop(descriptor, None):
+                with contextlib.suppress(OSError):
+                    self._poll.unregister(descriptor)
+        seat.engine.close()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _listen(self, seat: _Seat) -> None:
+        self._poll.modify(seat.engine.descriptors[0], select.EPOLLIN)
+
+    def _rest(self, seat: _Seat) -> None:
+        seat.busy = False
+        self._poll.modify(seat.engine.descriptors[0], 0)
+
+    def _seated(self) -> None:
+        """Engines that have started take their seats."""
+        for future in [future for future in self._starting if future.done()]:
+            table, player = self._starting.pop(future)
+            try:
+                engine = future.result()
+            except UserError as error:
+                table.not_started(player, str(error))
+                continue
+            seat = _Seat(table, player, engine)
+            for descriptor, events in zip(engine.descriptors, (0, select.EPOLLIN), strict=True):
+                self._poll.register(descriptor, events)
+                self._by_descriptor[descriptor] = seat
+            table.started(seat)
+
+    def _exchange(self) -> None:
+        """Waits until an engine answers, one that is deferred is due, or it is time to look for late ones."""
+        now = time.monotonic()
+        wait = 0.005 if self._starting else _LOOK_FOR_LATE
+        while self._deferred:
+            due, _, seat, sent = self._deferred[0]
+            if seat.busy and seat.sent == sent and due > now:
+                wait = min(wait, due - now)
+                break
+            heapq.heappop(self._deferred)
+            if seat.busy and seat.sent == sent:
+                self._listen(seat)
+        # epoll counts in milliseconds, select in microseconds.
+        select.select([self._poll.fileno()], [], [], wait)
+        for descriptor, events in self._poll.poll(0):
+            seat_of = self._by_descriptor.get(descriptor)
+            if seat_of is None:  # its engine was ended by an event before this one
+                continue
+            self._on_event(seat_of, descriptor, events)
+        if self._starting:
+            self._seated()
+
+    def _on_event(self, seat: _Seat, descriptor: int, events: int) -> None:
+        engine = seat.engine
+        if descriptor == engine.writable:
+            if engine.flush():
+                self._poll.unregister(descriptor)
+                del self._by_descriptor[descriptor]
+            return
+        try:
+            answer = engine.receive(descriptor)
+        except UserError as error:
+            seat.table.failed(seat, "engine ended" if "ended at" in str(error) else "no answer", str(error))
+            return
+        if descriptor != engine.descriptors[0]:
+            if events & select.EPOLLHUP:
+                self._poll.unregister(descriptor)
+                del self._by_descriptor[descriptor]
+        elif answer is not None:
+            self._rest(seat)
+            seat.table.answered(seat, answer)
+
+
+class _Table:
+    """One game at a time, and the engines that play there."""
+
+    def __init__(self, arena: Arena, tasks: Iterator[Task], finished: Callable[[PlayedGame], None]) -> None:
+        self.arena, self._tasks, self._finished = arena, tasks, finished
+        self.task: Task | None = None
+        self._seats: dict[int, _Seat] = {}
+        self._ready: set[int] = set()
+        self._starting: set[int] = set()
+
+    def next_game(self) -> None:
+        self.task = task = next(self._tasks, None)
+        if task is None:
+            return
+        self._game = _data.Game(task.opening.fen, self.arena.chess960)
+        for move in task.opening.moves:
+            self._game.play(move)
+        self._position = bytearray(f"position fen {task.opening.fen}".encode())
+        if task.opening.moves:
+            self._position += f" moves {' '.join(task.opening.moves)}".encode()
+        self._has_moves = bool(task.opening.moves)
+        self._moves: list[str] = []
+        self._scores: list[str] = []
+        self._judge = Adjudicator(self.arena.adjudication)
+        base = self.arena.limit.clock[0] if self.arena.limit.clock else 0.0
+        self._clocks = [base, base]
+        self._ready = set()
+        self._begun = False
+        for player in (task.white, task.black):
+            seat = self._seats.get(player)
+            if seat is not None:
+                self._prepare(seat)
+            elif player not in self._starting:
+                self._starting.add(player)
+                self.arena.start(self, player)
+            if self.task is not task:  # this game is over already
+                return
+
+    def started(self, seat: _Seat) -> None:
+        self._starting.discard(seat.player)
+        self._seats[seat.player] = seat
+        if self.task and seat.player in (self.task.white, self.task.black):
+            self._prepare(seat)
+
+    def not_started(self, player: int, error: str) -> None:
+        self._starting.discard(player)
+        if self.task and player in (self.task.white, self.task.black):
+            self._end(1 if player == self.task.black else -1, "engine does not start", error)
+
+    def answered(self, seat: _Seat, answer: bytes) -> None:
+        if self.task is None:
+            return
+        if not self._begun:
+            self._ready.add(seat.player)
+            if len(self._ready) == 2:
+                self._begun = True
+                if not self._over_by_rules():
+                    self._go_on()
+            return
+        self._moved(seat, answer)
+
+    def failed(self, seat: _Seat, reason: str, error: str) -> None:
+        """An engine died, hangs or makes no sense: it loses, and is started anew for the next game."""
+        self._remove(seat)
+        if self.task and seat.player in (self.task.white, self.task.black):
+            self._end(1 if seat.player == self.task.black else -1, reason, error)
+
+    def _remove(self, seat: _Seat) -> None:
+        self._seats.pop(seat.player, None)
+        self.arena.dismiss(seat)
+
+    def _prepare(self, seat: _Seat) -> None:
+        self.arena.send(seat, b"ucinewgame\nisready\n", b"readyok", "isready", self.arena.limit.timeout)
+
+    def _go_on(self) -> None:
+        """Asks the side to move for a move."""
+        assert self.task
+        limit = self.arena.limit
+        side = 0 if self._game.white_to_move else 1
+        command = limit.command(self._clocks)
+        patience = limit.timeout
+        if limit.clock:
+            patience += self._clocks[side]
+        elif limit.movetime:
+            patience += limit.movetime / 1000
+        seat = self._seats[self.task.black if side else self.task.white]
+        text = self._position + b"\n" + command.encode() + b"\n"
+        self.arena.send(seat, bytes(text), b"bestmove", command, patience)
+
+    def _moved(self, seat: _Seat, answer: bytes) -> None:
+        spent = time.monotonic() - seat.sent
+        seat.usual = spent if not seat.usual else 0.75 * seat.usual + 0.25 * spent
+        side = 0 if self._game.white_to_move else 1
+        loses = 1 if side else -1
+        limit = self.arena.limit
+        if limit.clock:
+            self._clocks[side] -= spent
+            if self._clocks[side] < -limit.margin:
+                self._end(loses, "time", f"engine {shown(seat.engine.path)}: {-self._clocks[side]:.2f} s over its time")
+                return
+            self._clocks[side] = max(self._clocks[side], 0.0) + limit.clock[1]
+        try:
+            found = seat.engine.found(answer)
+        except UserError as error:
+            self.failed(seat, "no move", str(error))
+            return
+        try:
+            self._game.play(found.move)
+        except UserError as error:
+            self._end(loses, "illegal move", f"engine {shown(seat.engine.path)}: {error}")
+            return
+        self._moves.append(found.move)
+        self._scores.append(f"{found.kind}{found.value}/{found.depth}" if found.kind else "-")
+        self._position += (b" " if self._has_moves else b" moves ") + found.move.encode()
+        self._has_moves = True
+        if self._over_by_rules():
+            return
+        result, reason = self._judge.after(side, found.kind, found.value, self._game.rule50, self._game.ply // 2 + 1)
+        if result is not None:
+            self._end(result, reason)
+        else:
+            self._go_on()
+
+    def _over_by_rules(self) -> bool:
+        """Ends the game if the rules of chess do."""
+        outcome = self._game.outcome()
+        if outcome:
+            loser_is_white = self._game.white_to_move
+            self._end((-1 if loser_is_white else 1) if outcome == "checkmate" else 0, outcome)
+        return bool(outcome)
+
+    def _end(self, result: int, reason: str, fault: str = "") -> None:
+        task = self.task
+        assert task
+        self._finished(
+            PlayedGame(
+                number=task.number,
+                white=task.white,
+                black=task.black,
+                fen=task.opening.fen,
+                opening=tuple(task.opening.moves),
+                moves=tuple(self._moves),
+                scores=tuple(self._scores),
+                result=result,
+                reason=reason,
+                fault=fault,
+            )
+        )
+        # An engine that still works on this game would answer into the next one.
+        for seat in [seat for seat in self._seats.values() if seat.busy]:
+            self._remove(seat)
+        self.task = None
+        self.next_game()

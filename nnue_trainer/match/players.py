@@ -1,0 +1,92 @@
+"""Who plays: nets in an engine, checkpoints, or engines as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nnue_trainer.atomic import replacing
+from nnue_trainer.errors import UserError
+from nnue_trainer.match.play import Player
+from nnue_trainer.uci import find_engine
+
+NET_OPTION = "EvalFile"
+_EXECUTABLE = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+
+
+def players_of(
+    names: Sequence[str],
+    engines: Sequence[str | None],
+    options: Sequence[Mapping[str, str]],
+    nets: Path,
+    *,
+    net_option: str = NET_OPTION,
+) -> tuple[list[Player], dict[str, Any]]:
+    """The players that `names` stand for, and JSON data that identifies them.
+
+    A name is a net file, a checkpoint or run folder, whose net is written into the folder `nets`, or an engine. Nets
+    play in the engine of the same number in `engines`, with its `options`. UserError for a net without an engine."""
+    players: list[Player] = []
+    identity: list[dict[str, Any]] = []
+    for name, engine, chosen in zip(names, engines, options, strict=True):
+        path = Path(name)
+        all_options = dict(chosen)
+        about: dict[str, Any] = {"options": dict(chosen)}
+        if _is_engine(path):
+            program = find_engine(name)
+        else:
+            net = path if path.is_file() and path.suffix != ".safetensors" else exported_net(path, nets)
+            if engine is None:
+                raise UserError(f"{name}: a net needs an engine to play: --engine PATH")
+            program = find_engine(engine)
+            all_options[net_option] = str(net.resolve())
+            about["net"] = _digest(net)
+        about["engine"] = Path(program).name
+        short = path.stem if path.suffix in (".nnue", ".safetensors") else path.name
+        title, number = short, 1
+        while any(player.name == title for player in players):
+            number += 1
+            title = f"{short} #{number}"
+        players.append(Player(title, program, all_options))
+        identity.append(about)
+    return players, {"engines": identity}
+
+
+def exported_net(path: Path, folder: Path) -> Path:
+    """The net of a checkpoint, or of the best checkpoint of a run, written into `folder` as nn-<sha256>.nnue."""
+    from nnue_trainer import checkpoint as checkpoints
+    from nnue_trainer.export import exported, format_of, net_from_checkpoint
+
+    if not path.exists():
+        raise UserError(f"{path}: no such file, expected a net, a checkpoint, a run folder or an engine")
+    if path.is_dir():
+        path = checkpoints.of_run(path)
+    loaded = checkpoints.load(path, ("model", "net"))
+    chosen = format_of(loaded, str(path))
+    data = chosen.to_bytes(exported(net_from_checkpoint(loaded, str(path)), loaded), f"format {chosen.kind}")
+    net = folder / f"nn-{hashlib.sha256(data).hexdigest()[:12]}{chosen.suffix}"
+    if not net.exists():
+        with replacing(net) as output:
+            output.write_bytes(data)
+    return net
+
+
+def _is_engine(path: Path) -> bool:
+    """Whether a name means a program: a file that the system can start, or no file at all but a name on PATH."""
+    if path.is_dir():
+        return False
+    if not path.exists():
+        return os.sep not in str(path) and not path.suffix
+    try:
+        with path.open("rb") as file:
+            return os.access(path, os.X_OK) and file.read(4).startswith(_EXECUTABLE)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

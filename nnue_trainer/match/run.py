@@ -1,0 +1,368 @@
+"""A match from its players to its results: who plays whom, the journal, the sequential test, the files.
+
+The folder of a match has the games in `games.journal`, in the order in which they ended; everything else in it is made
+of them. A pair of games counts when both are over and all pairs with lower numbers are: so results, and the end of a
+sequential test, are a function of the games and not of their order in time, and a match that was divided among machines
+gives the bytes of one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from nnue_trainer.atomic import replacing
+from nnue_trainer.errors import UserError
+from nnue_trainer.match.adjudication import Adjudication
+from nnue_trainer.match.journal import MatchJournal
+from nnue_trainer.match.openings import OpeningOptions, Openings
+from nnue_trainer.match.pgn import RESULTS, game_text
+from nnue_trainer.match.play import Arena, Limit, PlayedGame, Player, Task
+from nnue_trainer.match.statistics import Sprt, Statistics, regularised, statistics
+
+JOURNAL = "games.journal"
+JSON, PGN, PAGE = "match.json", "games.pgn", "match.html"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class MatchOptions:
+    """How a match is played. `pairs` counts pairs of games of each two players; with `sprt`, which takes two players,
+    it is the most that are played."""
+
+    limit: Limit
+    pairs: int
+    openings: OpeningOptions = field(default_factory=OpeningOptions)
+    adjudication: Adjudication = field(default_factory=Adjudication)
+    sprt: Sprt | None = None
+    concurrency: int = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part `number` of `of` of a match, from 1: every `of`-th pair."""
+
+    number: int = 1
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise UserError(f"match: part {self.number}/{self.of}, expected I/N with I from 1 to N")
+
+    @property
+    def journal(self) -> str:
+        return JOURNAL if self.of == 1 else f"part-{self.number}-of-{self.of}.journal"
+
+
+@dataclass
+class Pairing:
+    """Two players, by number, and the pairs that they have played: points of the first in half points (0 to 4), by
+    pair, None while a game is missing."""
+
+    first: int
+    second: int
+    points: list[int] = field(default_factory=list)
+    games: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """lost, drawn and won by the first"""
+
+    @property
+    def counts(self) -> list[int]:
+        return [self.points.count(n) for n in range(5)]
+
+    @property
+    def statistics(self) -> Statistics | None:
+        return statistics(self.counts) if self.points else None
+
+
+@dataclass
+class MatchResult:
+    """What a match has come to. `games` are those that count, by number."""
+
+    players: list[str]
+    pairings: list[Pairing]
+    games: list[PlayedGame]
+    complete: bool
+    sprt: Sprt | None = None
+
+    @property
+    def verdict(self) -> str | None:
+        """What the sequential test decided: accepted, rejected, or None."""
+        return self.sprt.verdict(self.pairings[0].counts) if self.sprt else None
+
+    @property
+    def faults(self) -> list[PlayedGame]:
+        return [game for game in self.games if game.fault]
+
+
+class Count:
+    """Counts pairs in the order of their numbers as games come in."""
+
+    def __init__(self, players: Sequence[str], sprt: Sprt | None, pairs: int) -> None:
+        self.players = list(players)
+        self.pairings = [Pairing(*pair) for pair in combinations(range(len(players)), 2)]
+        self.sprt = sprt
+        self.total = pairs * len(self.pairings)
+        self._games: dict[int, PlayedGame] = {}
+        self._counted = 0
+        self.decided = False
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._games
+
+    def __len__(self) -> int:
+        return len(self._games)
+
+    @property
+    def games(self) -> list[PlayedGame]:
+        """All games that are over, those that do not count yet included, by number."""
+        return [self._games[number] for number in sorted(self._games)]
+
+    @property
+    def over(self) -> bool:
+        return self.decided or self._counted == self.total
+
+    def add(self, game: PlayedGame) -> None:
+        if game.number >= 2 * self.total:
+            return
+        self._games.setdefault(game.number, game)
+        while not self.over and 2 * self._counted in self._games and 2 * self._counted + 1 in self._games:
+            pairing = self.pairings[self._counted % len(self.pairings)]
+            points = 0
+            for number in (2 * self._counted, 2 * self._counted + 1):
+                played = self._games[number]
+                own = played.result if played.white == pairing.first else -played.result
+                points += own + 1
+                pairing.games[own + 1] += 1
+            pairing.points.append(points)
+            self._counted += 1
+            self.decided = self.sprt is not None and self.sprt.verdict(pairing.counts) is not None
+
+    def result(self) -> MatchResult:
+        games = [self._games[number] for number in range(2 * self._counted)]
+        return MatchResult(self.players, self.pairings, games, self.over, self.sprt)
+
+
+def play_match(
+    players: Sequence[Player],
+    options: MatchOptions,
+    folder: Path,
+    *,
+    part: Part | None = None,
+    identity: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> MatchResult:
+    """Plays what is missing of a match and writes its files into `folder`; a part of a match only plays.
+
+    `identity` is JSON data that says who the players are, for the journal: a match goes on with the same ones only.
+    `progress` gets the games that are over and all of them, `note` lines for the user."""
+    if options.sprt is not None and len(players) != 2:
+        raise UserError(f"match: {len(players)} players, expected 2 for a sequential test")
+    part, note = part or Part(), note or (lambda line: None)
+    names = [player.name for player in players]
+    openings = Openings(options.openings, options.pairs)
+    header = _header(options, names, openings, identity or {})
+    count = Count(names, options.sprt, options.pairs)
+    folder.mkdir(parents=True, exist_ok=True)
+    with MatchJournal(folder / part.journal, header) as journal:
+        if journal.cut:
+            note(f"{journal.path}: its last {journal.cut:,} bytes are no whole games; these games are played again")
+        for game in journal.played():
+            count.add(game)
+        if part.of == 1:
+            for path in sorted(folder.glob("part-*-of-*.journal")):
+                with MatchJournal(path, header) as other:
+                    for game in other.played():
+                        count.add(game)
+        total = 2 * len(range(part.number - 1, count.total, part.of))
+        stop_early = options.sprt is not None and part.of == 1
+        tasks = _tasks(count, openings, part, stop_early)
+        first = next(tasks, None)
+        if first is not None:
+            with Arena(
+                players,
+                options.limit,
+                concurrency=min(options.concurrency, total),
+                adjudication=options.adjudication,
+                chess960=options.openings.chess960,
+            ) as arena:
+                _check_players(arena)
+                if progress:
+                    progress(len(count), total)
+                for game in arena.play(_chain(first, tasks)):
+                    journal.add(game)
+                    count.add(game)
+                    if game.fault:
+                        note(f"game {game.number + 1}: {names[_loser(game)]} loses: {game.fault}")
+                    if progress:
+                        progress(len(count), total)
+                    if stop_early and count.over:
+                        break
+    result = count.result()
+    if part.of == 1:
+        write_files(result, options, header, folder)
+    return result
+
+
+def _tasks(count: Count, openings: Openings, part: Part, stop_early: bool) -> Iterator[Task]:
+    """The games that are missing, by number. The first player of a pair has white in its first game."""
+    for pair in range(part.number - 1, count.total, part.of):
+        pairing = count.pairings[pair % len(count.pairings)]
+        for number, (white, black) in (
+            (2 * pair, (pairing.first, pairing.second)),
+            (2 * pair + 1, (pairing.second, pairing.first)),
+        ):
+            if stop_early and count.over:
+                return
+            if number not in count:
+                yield Task(number, white, black, openings[pair // len(count.pairings)])
+
+
+def _chain(first: Task, rest: Iterator[Task]) -> Iterator[Task]:
+    yield first
+    yield from rest
+
+
+def _check_players(arena: Arena) -> None:
+    """UserError for an engine that does not start, lacks an option or cannot search with its net."""
+    for player in range(len(arena.players)):
+        with arena.open(player) as engine:
+            engine.new_game()
+            engine.search("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1", (), "depth 1")
+
+
+def _header(
+    options: MatchOptions, names: Sequence[str], openings: Openings, identity: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What decides the games. How many are played, and when a test ends, may change from call to call."""
+    chosen = asdict(options.openings) | {"book": Path(options.openings.book).name if options.openings.book else None}
+    limit = {key: value for key, value in asdict(options.limit).items() if value is not None}
+    return {
+        "players": list(names),
+        **identity,
+        "limit": limit,
+        "openings": chosen | {"sha256": openings.digest},
+        "adjudication": asdict(options.adjudication),
+    }
+
+
+def write_files(result: MatchResult, options: MatchOptions, header: Mapping[str, Any], folder: Path) -> None:
+    """PGN, JSON and the page of a match."""
+    from nnue_trainer.analysis.match_page import match_page
+    from nnue_trainer.analysis.page import render
+
+    page = render(match_page(result))
+    with replacing(folder / PGN) as output:
+        for game in result.games:
+            output.write_text(game_text(game, result.players, chess960=options.openings.chess960))
+    with replacing(folder / JSON) as output:
+        output.write_text(json.dumps(as_json(result, header), indent=1, ensure_ascii=False) + "\n")
+    with replacing(folder / PAGE) as output:
+        output.write_text(page)
+
+
+def as_json(result: MatchResult, header: Mapping[str, Any]) -> dict[str, Any]:
+    """A match as plain JSON data: docs/match.md. Numbers that are not finite become null."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "made_by": "nnue match",
+        "settings": dict(header),
+        "complete": result.complete,
+        "pairings": [_pairing_json(result, pairing) for pairing in result.pairings],
+        "games": [
+            {
+                "game": game.number + 1,
+                "pair": game.number // 2 + 1,
+                "white": result.players[game.white],
+                "black": result.players[game.black],
+                "result": RESULTS[game.result],
+                "reason": game.reason,
+                "plies": len(game.moves),
+                **({"fault": game.fault, "loser": result.players[_loser(game)]} if game.fault else {}),
+            }
+            for game in result.games
+        ],
+    }
+
+
+def _pairing_json(result: MatchResult, pairing: Pairing) -> dict[str, Any]:
+    found = pairing.statistics
+    lost, drawn, won = pairing.games
+    data: dict[str, Any] = {
+        "first": result.players[pairing.first],
+        "second": result.players[pairing.second],
+        "pairs": pairing.counts,
+        "wins": won,
+        "draws": drawn,
+        "losses": lost,
+        "statistics": {key: _finite(value) for key, value in asdict(found).items()} if found else None,
+    }
+    if result.sprt:
+        test = result.sprt
+        data["sprt"] = {
+            **asdict(test),
+            "lower": test.lower,
+            "upper": test.upper,
+            "llr": test.llr(pairing.counts),
+            "verdict": test.verdict(pairing.counts),
+        }
+    return data
+
+
+def summary(result: MatchResult) -> list[str]:
+    """Lines on what a match has come to, for people."""
+    lines = []
+    for pairing in result.pairings:
+        found = pairing.statistics
+        lost, drawn, won = pairing.games
+        head = f"{result.players[pairing.first]} vs {result.players[pairing.second]}"
+        if found is None:
+            lines.append(f"{head}: no pair of games is over")
+            continue
+        lines.append(f"{head}: {won + drawn + lost:,} games, +{won:,} ={drawn:,} -{lost:,}, pairs {pairing.counts}")
+        lines.append(f"  {elo_text(found)}")
+        if result.sprt:
+            test = result.sprt
+            lines.append(
+                f"  LLR {test.llr(pairing.counts):.2f} ({test.lower:.2f} to {test.upper:.2f}) for {test.model} Elo "
+                f"{test.elo0:g} to {test.elo1:g}: {result.verdict or 'undecided'}"
+            )
+    return lines
+
+
+def elo_text(found: Statistics) -> str:
+    """Elo, normalised Elo and LOS in one line; text where a number is not finite."""
+    if math.isinf(found.elo):
+        return f"Elo {'+' if found.elo > 0 else '-'}inf: all games {'won' if found.elo > 0 else 'lost'}"
+    text = f"Elo {found.elo:+.1f} ± {found.elo_error:.1f}"
+    if found.nelo is None:
+        return f"{text}, all pairs alike"
+    return f"{text}, nElo {found.nelo:+.1f} ± {found.nelo_error:.1f}, LOS {100 * (found.los or 0):.1f} %"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _loser(game: PlayedGame) -> int:
+    return game.black if game.result > 0 else game.white
+
+
+__all__ = [
+    "Count",
+    "MatchOptions",
+    "MatchResult",
+    "Pairing",
+    "Part",
+    "as_json",
+    "elo_text",
+    "play_match",
+    "regularised",
+    "summary",
+    "write_files",
+]
