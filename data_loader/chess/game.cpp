@@ -201,8 +201,8 @@ Position Game::after(const Position& p, Move move) const {
         const bool is_long = to < from;
         next.types[kKing] ^= bit(from) ^ bit(rank + (is_long ? 2 : 6));
         next.types[kRook] ^= bit(to) ^ bit(rank + (is_long ? 3 : 5));
-        next.colors[us] = (next.colors[us] & ~bit(from) & ~bit(to)) | bit(rank + (is_long ? 2 : 6)) |
-                          bit(rank + (is_long ? 3 : 5));
+        next.colors[us] =
+            (next.colors[us] & ~bit(from) & ~bit(to)) | bit(rank + (is_long ? 2 : 6)) | bit(rank + (is_long ? 3 : 5));
         next.ep_square = kNoSquare;
         next.side_to_move ^= 1;
         ++next.ply;
@@ -307,8 +307,8 @@ Move Game::parse_san(std::string_view san) const {
         }
     }
     if (found.size() != 1) {
-        throw FormatError("move '" + std::string(san) + "' names " + std::to_string(found.size()) +
-                          " legal moves in " + fen());
+        throw FormatError("move '" + std::string(san) + "' names " + std::to_string(found.size()) + " legal moves in " +
+                          fen());
     }
     return found.front();
 }

@@ -6,9 +6,8 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +18,9 @@ from nnue_trainer.cli.terminable import terminable
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.progress import progress_bar
 
-_NOTE_EVERY = 60.0  # seconds
+if TYPE_CHECKING:
+    from nnue_trainer.match.run import Part
+    from nnue_trainer.match.statistics import Sprt
 
 
 def match(
@@ -42,7 +43,9 @@ def match(
     pairs: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Pairs of games of each two players; with a test, at most.")
     ] = 500,
-    nodes: Annotated[int | None, typer.Option(min=1, max=2**62, help="Search this many nodes per move.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=2**62, help="Search this many nodes per move. Default: 10000.")
+    ] = None,
     depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Search to this depth.")] = None,
     movetime: Annotated[
         int | None, typer.Option(metavar="MS", min=1, max=10**9, help="Search for this many milliseconds.")
@@ -99,7 +102,6 @@ def match(
     part: Annotated[
         str, typer.Option(metavar="I/N", help="Play part I of N; without it, parts in the folder are merged.")
     ] = "1/1",
-    runner: Annotated[str, typer.Option(metavar="own|fastchess", help="Program that conducts the games.")] = "own",
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
@@ -120,8 +122,8 @@ def match(
         raise UserError(f"match: found {len(players)} player, expected two or more")
     if order not in ("random", "sequential"):
         raise UserError(f"--order {quoted(order)}: expected random or sequential")
-    if nodes is depth is movetime is clock is None:
-        nodes = 10_000 if runner == "own" else None
+    if (nodes, depth, movetime, clock) == (None,) * 4:
+        nodes = 10_000
     test = _test(sprt, alpha, beta, model)
     options = matches.MatchOptions(
         limit=Limit(nodes, depth, movetime, _clock(clock), timeout=timeout),
@@ -137,7 +139,6 @@ def match(
     own = [common | (_options(option_b, "--option-b") if number == 1 else {}) for number in range(len(players))]
     engines = [engine_b or engine if number == 1 else engine for number in range(len(players))]
     chosen, identity = players_of(players, engines, own, folder / "nets", net_option=net_option)
-    noted = time.monotonic()
 
     def note(line: str) -> None:
         print(f"nnue: note: {shown(line)}", file=sys.stderr)
@@ -149,11 +150,9 @@ def match(
             folder,
             part=_part(part),
             identity=identity,
-            runner=runner,
-            progress=lambda done, total: progress(done, total),
+            progress=progress,
             note=note,
         )
-    del noted
     if as_json:
         print(json.dumps(matches.as_json(result, {"players": result.players}), ensure_ascii=False))
         return
@@ -162,10 +161,10 @@ def match(
     if part == "1/1":
         print(f"{shown(folder / matches.JSON)}, {matches.PGN}, {matches.PAGE}")
     else:
-        print(f"{shown(folder)}: part {part} is played; put all parts into one folder and leave out --part to merge them")
+        print(f"{shown(folder)}: part {part} is played; without --part, the parts in one folder are merged")
 
 
-def _test(bounds: str | None, alpha: float, beta: float, model: str):  # type: ignore[no-untyped-def]
+def _test(bounds: str | None, alpha: float, beta: float, model: str) -> Sprt | None:
     from nnue_trainer.match.statistics import Sprt
 
     if bounds is None:
@@ -189,7 +188,7 @@ def _clock(text: str | None) -> tuple[float, float] | None:
     return float(found[1]), float(found[2] or 0)
 
 
-def _part(text: str):  # type: ignore[no-untyped-def]
+def _part(text: str) -> Part:
     from nnue_trainer.match.run import Part
 
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)

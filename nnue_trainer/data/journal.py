@@ -47,6 +47,8 @@ class Journal:
     if it was changed, or if it cannot be written.
     """
 
+    made_by = "nnue data generate"
+
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
         self.games = self.positions = self.cut = 0

@@ -230,9 +230,7 @@ def _drawn(path: Path, seed: int, count: int) -> list[Opening]:
     return list(openings.values())
 
 
-def _smallest(
-    keys: list[Array], rows: list[Array], count: int
-) -> tuple[list[Array], list[Array]]:
+def _smallest(keys: list[Array], rows: list[Array], count: int) -> tuple[list[Array], list[Array]]:
     """The rows with the `count` smallest keys, by key."""
     key, row = np.concatenate(keys), np.concatenate(rows)
     order = np.argsort(key, kind="stable")[:count]

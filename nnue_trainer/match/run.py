@@ -16,14 +16,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from nnue_trainer.atomic import replacing
+from nnue_trainer.atomic import check_new, replacing
+from nnue_trainer.data.generate import START
 from nnue_trainer.errors import UserError
 from nnue_trainer.match.adjudication import Adjudication
 from nnue_trainer.match.journal import MatchJournal
 from nnue_trainer.match.openings import OpeningOptions, Openings
 from nnue_trainer.match.pgn import RESULTS, game_text
 from nnue_trainer.match.play import Arena, Limit, PlayedGame, Player, Task
-from nnue_trainer.match.statistics import Sprt, Statistics, regularised, statistics
+from nnue_trainer.match.statistics import Sprt, Statistics, statistics
 
 JOURNAL = "games.journal"
 JSON, PGN, PAGE = "match.json", "games.pgn", "match.html"
@@ -209,6 +210,19 @@ def play_match(
     return result
 
 
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """UserError if the folder has files under the names of a match's that no match made; `overwrite` removes those of
+    another match."""
+    journals = [folder / JOURNAL, *folder.glob("part-*-of-*.journal")]
+    files = [folder / name for name in (JSON, PGN, PAGE)]
+    if overwrite:
+        for path in (*journals, *files):
+            path.unlink(missing_ok=True)
+    elif not any(path.exists() for path in journals):
+        for path in files:
+            check_new(path, overwrite)
+
+
 def _tasks(count: Count, openings: Openings, part: Part, stop_early: bool) -> Iterator[Task]:
     """The games that are missing, by number. The first player of a pair has white in its first game."""
     for pair in range(part.number - 1, count.total, part.of):
@@ -233,7 +247,8 @@ def _check_players(arena: Arena) -> None:
     for player in range(len(arena.players)):
         with arena.open(player) as engine:
             engine.new_game()
-            engine.search("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1", (), "depth 1")
+            engine.send(f"position fen {START}")
+            engine.ask("go depth 1", "bestmove")
 
 
 def _header(
@@ -351,18 +366,3 @@ def _finite(value: float | None) -> float | None:
 
 def _loser(game: PlayedGame) -> int:
     return game.black if game.result > 0 else game.white
-
-
-__all__ = [
-    "Count",
-    "MatchOptions",
-    "MatchResult",
-    "Pairing",
-    "Part",
-    "as_json",
-    "elo_text",
-    "play_match",
-    "regularised",
-    "summary",
-    "write_files",
-]

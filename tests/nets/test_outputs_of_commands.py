@@ -30,13 +30,14 @@ OLD = b"weeks of work"
 READ = frozenset(
     (
         *("against", "book", "checkpoint", "data", "engine", "fens", "file", "files", "inputs", "model", "net"),
-        *("plugin", "recipe", "resume", "runs"),
+        *("openings", "plugin", "recipe", "resume", "runs"),
     )
 )
 """The names of options and arguments that take the path of something that is only read."""
 
 OTHER_RULE = {
     "train run_dir": "a folder with rules of its own (tests/training/test_run_folder.py, test_resume.py)",
+    "match output": "a folder with a journal (tests/match/test_match.py)",
     "data shuffle temporary": "a folder for temporary files",
 }
 

@@ -1,0 +1,303 @@
+"""Matches of engines that play by a hash: order, journal, parts, faults, results."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import Done
+from command import nnue as run
+
+from nnue_trainer import _data
+from nnue_trainer.data import fens_from_records, records_from_fens
+from nnue_trainer.data.binpack import write_binpack
+from nnue_trainer.errors import UserError
+from nnue_trainer.match.adjudication import Adjudication, Adjudicator
+from nnue_trainer.match.openings import OpeningOptions, Openings
+from nnue_trainer.match.play import PlayedGame
+from nnue_trainer.match.run import Count
+from nnue_trainer.match.statistics import Sprt
+
+FakeEngine = Callable[..., str]
+FILES = ("match.json", "games.pgn", "match.html")
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+# From the usual table of counts; kings and rooks stand on other squares in each.
+PERFT_960 = {
+    "bqnb1rkr/pp3ppp/3ppn2/2p5/5P2/P2P4/NPP1P1PP/BQ1BNRKR w HFhf - 2 9": (21, 528, 12189),
+    "2nnrbkr/p1qppppp/8/1ppb4/6PP/3PP3/PPP2P2/BQNNRBKR w HEhe - 1 9": (21, 807, 18002),
+    "b1q1rrkb/pppppppp/3nn3/8/P7/1PPP4/4PPPP/BQNNRKRB w GE - 1 9": (20, 479, 10471),
+}
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in FILES]
+
+
+def match(*arguments: object, pairs: int = 3) -> str:
+    return run("match", *arguments, "--nodes", 1, "--pairs", pairs, "--max-moves", 12, "--hash", 1)
+
+
+def test_results_depend_on_the_games_only(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    a, b = fake_engine(), fake_engine("silent")
+    whole, again, parts = tmp_path / "whole", tmp_path / "again", tmp_path / "parts"
+    printed = match(a, b, "-o", whole, "-j", 2)
+    assert "6 games" in printed
+    data = json.loads((whole / "match.json").read_text())
+    assert [game["game"] for game in data["games"]] == list(range(1, 7))
+    assert [game["white"] for game in data["games"][:2]] == ["fake", "fakesilent"]
+    assert sum(data["pairings"][0]["pairs"]) == 3
+
+    match(a, b, "-o", again, "-j", 1, pairs=1)
+    journal = again / "games.journal"
+    journal.write_bytes(journal.read_bytes()[:-40])  # as a crash leaves it
+    assert "these games are played again" in match(a, b, "-o", again, "-j", 1)
+    for number in (2, 1):
+        match(a, b, "-o", parts, "--part", f"{number}/2", "-j", 1)
+        assert not (parts / "match.json").exists()
+    match(a, b, "-o", parts)
+    assert contents(again) == contents(whole)
+    assert contents(parts) == contents(whole)
+
+
+def test_a_finished_match_plays_nothing_and_another_one_is_refused(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    a, b, folder = fake_engine(), fake_engine("silent"), tmp_path / "out"
+    match(a, b, "-o", folder, pairs=1)
+    before = contents(folder)
+    fake_engine("silent")
+    Path(b).write_text("#!/bin/sh\nexit 1\n")
+    match(a, b, "-o", folder, pairs=1)
+    assert contents(folder) == before
+    with pytest.raises(UserError, match="belongs to a run with other options"):
+        match(a, b, "-o", folder, "--seed", 5, pairs=1)
+    (folder / "games.journal").unlink()
+    with pytest.raises(UserError, match=r"games.pgn|match.json.*exists already; --overwrite replaces it"):
+        match(a, b, "-o", folder, pairs=1)
+    fake_engine("silent")
+    match(a, b, "-o", folder, "--seed", 5, "--overwrite", pairs=1)
+    assert contents(folder) != before
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "message"),
+    [
+        ("dies", "engine ended", "ended at 'go nodes 1' (exit status 3): \\x1b[31mout of cheese"),
+        ("hangs", "no answer", "no answer to 'go nodes 1' within"),
+        ("illegal", "illegal move", "move 'e2e5' is not legal"),
+        ("no-move", "no move", "answered 'go nodes 1' with 'bestmove"),
+        ("control-move", "no move", "answered 'go nodes 1' with 'bestmove \\x1b[2Je2e4'"),
+        ("endless-line", "no answer", "but a line of more than 65,536 bytes"),
+        ("deaf", "no answer", "no answer to 'go nodes 1' within"),
+    ],
+)
+def test_an_engine_that_fails_loses_the_game_and_is_named(
+    fake_engine: FakeEngine, tmp_path: Path, mode: str, reason: str, message: str
+) -> None:
+    bad = fake_engine(mode, 4)
+    printed = match(fake_engine(), bad, "-o", tmp_path / "out", "--timeout", 2, "-j", 2, pairs=3)
+    data = json.loads((tmp_path / "out/match.json").read_text())
+    faults = [game for game in data["games"] if "fault" in game]
+    assert faults
+    assert data["complete"]
+    for game in faults:
+        assert game["loser"] == f"fake{mode}"
+        assert game["reason"] == reason
+        assert message in game["fault"].replace("\x1b", "\\x1b")
+        assert game["result"] == ("1-0" if game["black"] == f"fake{mode}" else "0-1")
+    assert f"fake{mode} loses: engine {bad}" in printed
+    assert "Faults of engines" in (tmp_path / "out/match.html").read_text()
+
+
+def test_wrong_command_lines(fake_engine: FakeEngine, tmp_path: Path, nnue: Callable[..., Done]) -> None:
+    engine, net = fake_engine(), tmp_path / "a.nnue"
+    net.write_bytes(b"net")
+    for words, message in (
+        ((engine,), "expected two or more"),
+        ((net, engine), "a net needs an engine to play: --engine PATH"),
+        ((engine, net, "--engine", engine), "has no option 'EvalFile'"),
+        ((engine, tmp_path / "none"), "no such file, expected a net, a checkpoint, a run folder or an engine"),
+        ((engine, engine, "--sprt", "2,0"), "expected elo0 < elo1"),
+        ((engine, engine, "--sprt", "0"), "expected two numbers, such as 0,2"),
+        ((engine, engine, engine, "--sprt", "0,2"), "expected 2 for a sequential test"),
+        ((engine, engine, "--part", "3/2"), "expected I/N with I from 1 to N"),
+        ((engine, engine, "--tc", "fast"), "such as 10+0.1"),
+        ((engine, engine, "--nodes", 1, "--depth", 1), "expected one of nodes, depth, time"),
+        ((engine, engine, "--option", "Ponder"), "expected NAME=VALUE"),
+        ((engine, engine, "--openings", tmp_path / "none.epd"), "No such file"),
+        ((engine, fake_engine("dies"), "--nodes", 1), "out of cheese"),
+        ((engine, engine, "--chess960"), "has no option 'UCI_Chess960'"),
+    ):
+        done = nnue("match", *map(str, words), "-o", str(tmp_path / "out"))
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert not list((tmp_path / "out").glob("*.journal"))
+
+
+def game(number: int, result: int) -> PlayedGame:
+    return PlayedGame(number, number % 2, 1 - number % 2, START, (), (), (), result, "checkmate")
+
+
+def test_a_test_ends_with_the_first_pair_that_decides_it_in_any_order() -> None:
+    test = Sprt(0, 50, model="logistic")
+    games = [game(number, 1 if number % 2 == 0 else -1) for number in range(200)]  # the first player wins all
+    ends = []
+    for order in (games, games[::-1], games[50:] + games[:50]):
+        count = Count(["a", "b"], test, 100)
+        for one in order:
+            count.add(one)
+        result = count.result()
+        assert result.verdict == "accepted"
+        ends.append(len(result.games))
+    assert ends[0] == ends[1] == ends[2] < 200
+    counts = [0, 0, 0, 0, ends[0] // 2]
+    assert test.verdict(counts) == "accepted"
+    assert test.verdict([0, 0, 0, 0, counts[4] - 1]) is None
+
+
+def test_several_players_play_all_pairs_of_them(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    players = [fake_engine(), fake_engine("silent"), fake_engine("multipv")]
+    match(*players, "-o", tmp_path / "out", pairs=1)
+    data = json.loads((tmp_path / "out/match.json").read_text())
+    assert [(one["first"], one["second"]) for one in data["pairings"]] == [
+        ("fake", "fakesilent"), ("fake", "fakemultipv"), ("fakesilent", "fakemultipv"),
+    ]  # fmt: skip
+    assert len(data["games"]) == 6
+
+
+# ---- adjudication ----------------------------------------------------------------------------------------------------
+
+
+def outcome(rules: Adjudication, moves: list[tuple[int, str, int]], *, rule50: int = 5, number: int = 60) -> object:
+    judge = Adjudicator(rules)
+    for ply, (side, kind, value) in enumerate(moves):
+        result, reason = judge.after(side, kind, value, rule50, number)
+        if result is not None:
+            return ply, result, reason
+    return None
+
+
+def test_adjudication() -> None:
+    losing = [(0, "cp", 50), (1, "cp", -700)] * 3
+    assert outcome(Adjudication(), losing) == (5, 1, "resignation")
+    assert outcome(Adjudication(), [*losing[:4], (0, "cp", 50), (1, "", 0), *losing[:4]]) is None  # no score: anew
+    assert outcome(Adjudication(), [(0, "mate", -3), (1, "mate", 3)] * 3) == (4, -1, "resignation")
+    assert outcome(Adjudication(resign_moves=0), losing * 9) is None
+    both = Adjudication(resign_two_sided=True)
+    assert outcome(both, losing * 9) is None
+    assert outcome(both, [(0, "cp", 700), (1, "cp", -700)] * 3) == (5, 1, "resignation")
+    drawish = [(0, "cp", 20), (1, "cp", -20)] * 8
+    assert outcome(Adjudication(), drawish) == (15, 0, "agreed draw")
+    assert outcome(Adjudication(), drawish, number=34) is None
+    assert outcome(Adjudication(), drawish * 2, rule50=0) is None
+    assert outcome(Adjudication(draw_moves=0), drawish * 9) is None
+    assert outcome(Adjudication(draw_moves=0, max_moves=10), drawish * 9) == (19, 0, "maximum length")
+
+
+# ---- openings --------------------------------------------------------------------------------------------------------
+
+
+def test_books(tmp_path: Path) -> None:
+    epd = tmp_path / "book.epd"
+    epd.write_text(
+        'rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - hmvc 3; fmvn 7; id "a";\r\n\r\n'
+        "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq e6 0 2\r\n"
+        "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq -\r\n"
+    )
+    book = Openings(OpeningOptions(str(epd), "sequential", start=2), 9)
+    assert [book[n].fen.split(" ", 1)[1] for n in range(4)] == [
+        "w KQkq e6 0 2", "w KQkq - 0 1", "w KQkq - 3 7", "w KQkq e6 0 2",
+    ]  # fmt: skip
+    shuffled = [Openings(OpeningOptions(str(epd), seed=seed), 9) for seed in range(8)]
+    assert len({tuple(book[n].fen for n in range(3)) for book in shuffled}) > 1
+
+    pgn = tmp_path / "book.pgn.gz"
+    text = (
+        '[Event "a"]\n[Result "*"]\n\n1. e4 {best; by test} e5 (1... c5 2. Nf3 (2. c3)) 2. Nf3! $1 Nc6 *\n\n'
+        f'[Event "b"]\n[FEN "{START.replace("w", "b", 1)}"]\n\n1... Nf6 2. Bb5 {{no such move}} *\n'
+    )
+    pgn.write_bytes(gzip.compress(text.encode()))
+    found = Openings(OpeningOptions(str(pgn), "sequential", plies=3), 9)
+    assert found[0].moves == ("e2e4", "e7e5", "g1f3")
+    assert found[1].moves == ("g8f6",)
+
+    bad = tmp_path / "bad.epd"
+    bad.write_text("8/8/8/8 w - - 0 1\n")
+    with pytest.raises(UserError, match=r"bad.epd: opening 1: "):
+        Openings(OpeningOptions(str(bad)), 1)[0]
+
+
+def test_openings_of_a_data_file(tmp_path: Path) -> None:
+    fens = []
+    for number in range(200):
+        opening = Openings(OpeningOptions(seed=number, plies=12), 1)[0]
+        game = _data.Game(opening.fen)
+        for move in opening.moves:
+            game.play(move)
+        fens.append(game.fen)
+    path = tmp_path / "data.binpack"
+    write_binpack(path, records_from_fens(fens))
+    drawn = [
+        [Openings(OpeningOptions(str(path), seed=seed), n)[i].fen for i in range(5)]
+        for seed, n in ((1, 5), (1, 9), (2, 5))
+    ]
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+    assert set(drawn[0]) <= set(fens_from_records(records_from_fens(fens)))
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+
+
+def leaves(fen: str, moves: list[str], depth: int) -> int:
+    game = _data.Game(fen, True)
+    for move in moves:
+        game.play(move)
+    legal = game.legal_moves()
+    return len(legal) if depth == 1 else sum(leaves(fen, [*moves, move], depth - 1) for move in legal)
+
+
+@pytest.mark.parametrize("fen", PERFT_960)
+def test_chess960(fen: str) -> None:
+    assert tuple(leaves(fen, [], depth) for depth in (1, 2, 3)) == PERFT_960[fen]
+
+
+def test_algebraic_notation_there_and_back() -> None:
+    for seed in range(30):
+        chess960 = seed % 2 == 1
+        fen = next(iter(PERFT_960)) if chess960 else START
+        game, copy = _data.Game(fen, chess960), _data.Game(fen, chess960)
+        for ply in range(80):
+            if game.outcome():
+                break
+            moves = game.legal_moves()
+            castling = [
+                move for move in moves if game.parse_san and move[:2] in ("e1", "g1", "e8", "g8") and len(moves) > 30
+            ]
+            game.play(
+                moves[(seed * 7919 + ply * 104729) % len(moves)] if not castling else castling[ply % len(castling)]
+            )
+        for san in game.san_moves():
+            copy.play(copy.parse_san(san))
+        assert copy.fen == game.fen
+    game = _data.Game("7k/8/8/8/8/8/5P2/4K2R w K - 0 1", False)
+    game.play(game.parse_san("0-0"))
+    assert game.san_moves() == ["O-O"]
+    two = _data.Game("k7/8/8/8/R6R/8/8/K6R w - - 0 1")
+    for san, uci in (("Rhd4", "h4d4"), ("R1h3", "h1h3"), ("Rh4h3", "h4h3"), ("Ra4-e4".replace("-", ""), "a4e4")):
+        assert two.parse_san(san) == uci
+    with pytest.raises(UserError, match="names 2 legal moves"):
+        two.parse_san("Rd4")
+
+
+@pytest.mark.engine
+def test_an_engine_plays_chess960(tmp_path: Path) -> None:
+    book = tmp_path / "book.epd"
+    book.write_text("\n".join(PERFT_960) + "\n")
+    run(
+        *("match", "stockfish", "stockfish", "--depth", 1, "--pairs", 3, "--chess960", "--openings", book),
+        *("-o", tmp_path / "out", "--max-moves", 40, "-j", 2),
+    )
+    data = json.loads((tmp_path / "out/match.json").read_text())
+    assert not [game for game in data["games"] if "fault" in game]
+    assert '[Variant "Chess960"]' in (tmp_path / "out/games.pgn").read_text()
