@@ -12,6 +12,7 @@
 #include "chess/record.h"
 #include "features/feature_set.h"
 #include "filters/filters.h"
+#include "filters/piece_counts.h"
 #include "formats/binpack.h"
 #include "formats/profile.h"
 #include "formats/statistics.h"
@@ -287,6 +288,50 @@ PYBIND11_MODULE(_data, m) {
             copy.resize(filter_records(o, seed, copy, flags.data(), counts));
         }
         return py::make_tuple(copy_records(copy), to_dict(counts));
+    });
+    // Applies piece_counts to one chunk. The state is that after the chunk before; an empty one begins.
+    m.def("filter_piece_counts", [](const Array<std::uint8_t>& records, const py::dict& options, std::uint64_t seed,
+                                    const std::vector<double>& numbers) {
+        const FilterOptions o = filter_options(options);
+        const std::span<const Record> in = record_span(records, "filter");
+        std::vector<Record> copy(in.begin(), in.end());
+        PieceCountState state = numbers.empty() ? PieceCountState() : PieceCountState(numbers);
+        {
+            py::gil_scoped_release release;
+            copy.resize(filter_piece_counts(o.curve(kPieceCountsCurve), seed, copy, state));
+        }
+        return py::make_tuple(copy_records(copy), state.numbers());
+    });
+    m.def("check_piece_counts",
+          [](const std::vector<double>& numbers) { static_cast<void>(PieceCountState(numbers)); });
+    // (name, numbers in a group, default of recipes, documentation) of each list of numbers.
+    m.def("filter_curves", [] {
+        py::list rows;
+        for (const FilterCurveRow& row : filter_curves()) {
+            rows.append(py::make_tuple(row.name, row.group, py::list(py::cast(std::vector<double>(
+                                                                row.preset.begin(), row.preset.end()))),
+                                       row.doc));
+        }
+        return rows;
+    });
+    m.def("soft_ply_chance", [](const std::vector<double>& knots, int ply, double full) {
+        return soft_ply_chance(knots, ply, full);
+    });
+    m.def("piece_count_weights", [](const std::vector<double>& curve) {
+        const PieceCountWeights made(curve);
+        return std::vector<double>(made.weights.begin(), made.weights.end());
+    });
+    // The probability of each position to be kept, and α after it.
+    m.def("piece_count_chances", [](const std::vector<double>& curve, const std::vector<std::size_t>& pieces) {
+        const PieceCountWeights weights(curve);
+        PieceCountState state;
+        std::vector<double> chances, alphas;
+        for (const std::size_t n : pieces) {
+            if (n >= kNumPieceCounts) throw FormatError("a position with more than 32 pieces");
+            chances.push_back(state.accept(n, weights));
+            alphas.push_back(state.alpha());
+        }
+        return py::make_tuple(chances, alphas);
     });
     m.def("wdl_model", [](int score, int ply) {
         const auto [loss, draw, win] = wdl_model(score, ply);

@@ -17,7 +17,22 @@
 
 FilterOptions filter_options(const py::dict& values) {
     FilterOptions options;
-    for (const auto& [name, value] : values) options.set(name.cast<std::string>(), value.cast<double>());
+    for (const auto& [key, value] : values) {
+        const auto name = key.cast<std::string>();
+        if (!py::isinstance<py::list>(value)) {
+            options.set(name, value.cast<double>());
+            continue;
+        }
+        std::vector<double> numbers;
+        for (const py::handle item : value) {
+            if (py::isinstance<py::sequence>(item)) {
+                for (const py::handle inner : item) numbers.push_back(inner.cast<double>());
+            } else {
+                numbers.push_back(item.cast<double>());
+            }
+        }
+        options.set_curve(name, std::move(numbers));
+    }
     return options;
 }
 
@@ -171,7 +186,8 @@ auto call_in_python(const py::object& filter) {
     };
 }
 
-using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+// The last: what piece_counts remembers, or nothing.
+using PlaceTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::vector<double>>;
 
 class PipelineHandle {
   public:
@@ -205,7 +221,11 @@ class PipelineHandle {
             running_->arrays.append(item);
         }
         std::vector<StreamPosition> places;
-        for (const auto& [epoch, chunk, skip, batch] : start) places.push_back({epoch, chunk, skip, batch});
+        for (const auto& [epoch, chunk, skip, batch, numbers] : start) {
+            std::shared_ptr<const PieceCountState> state;
+            if (!numbers.empty()) state = std::make_shared<const PieceCountState>(numbers);
+            places.push_back({epoch, chunk, skip, batch, std::move(state)});
+        }
         const py::gil_scoped_release release;
         running_->pipeline = std::make_unique<Pipeline>(std::move(o), std::move(slots), places);
     }
@@ -233,7 +253,10 @@ class PipelineHandle {
             if (!poll.is_none()) poll();
         }
         std::vector<PlaceTuple> places;
-        for (const StreamPosition& p : output->after) places.emplace_back(p.epoch, p.chunk, p.skip, p.batch);
+        for (const StreamPosition& p : output->after) {
+            places.emplace_back(p.epoch, p.chunk, p.skip, p.batch,
+                                p.piece_counts ? p.piece_counts->numbers() : std::vector<double>());
+        }
         const int slot = output->end_of_epoch ? -1 : static_cast<int>(output->slot);
         return py::make_tuple(slot, output->size, places, output->bad_chunks);
     }

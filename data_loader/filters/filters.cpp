@@ -10,7 +10,7 @@
 #include "chess/fen.h"
 #include "chess/record.h"
 #include "features/feature_sets.h"
-#include "pipeline/random.h"
+#include "filters/chance.h"
 
 namespace nnue::data {
 
@@ -24,102 +24,23 @@ struct Candidate {
     std::uint64_t key;  // of the chunk
     std::size_t index;  // in it
 
-    // True with this probability. `draw` tells the draws of one position apart. The filters of the first release have
-    // the numbers up to 10; any other takes a large number of its own, drawn at random.
     [[gnu::always_inline]] bool chance(std::uint64_t draw, double probability) const {
-        const std::uint64_t random = mix(key ^ mix(index * 11 + draw));
-        return static_cast<double>(random >> 11) * 0x1p-53 < probability;
+        return data::chance(key, index, draw, probability);
     }
-};
-
-struct Knot {
-    double x, y;
-};
-
-double soft_ply_acceptance(int ply, int full) {
-    const Knot knots[] = {{0, .1}, {6, .15}, {10, .25}, {18, .75}, {static_cast<double>(full), 1}};
-    if (ply >= full) return 1;
-    for (std::size_t i = 1; i < std::size(knots); ++i) {
-        if (ply <= knots[i].x) {
-            const Knot& a = knots[i - 1];
-            return a.y + (knots[i].y - a.y) * (ply - a.x) / (knots[i].x - a.x);
-        }
-    }
-    return 1;
-}
-
-// The desired density of piece counts: the natural cubic spline through (0, 0) (8, .4) (16, 1) (24, 1) (32, .75).
-std::array<double, 33> desired_piece_counts() {
-    constexpr int kKnots = 5;
-    constexpr double kStep = 8, y[kKnots] = {0, .4, 1, 1, .75};
-    // Second derivatives m, m[0] = m[4] = 0: m[i−1] + 4 m[i] + m[i+1] = 6 (y[i−1] − 2 y[i] + y[i+1]) / h², by
-    // elimination.
-    double m[kKnots] = {}, diagonal[kKnots] = {}, right[kKnots] = {};
-    for (int i = 1; i < kKnots - 1; ++i) {
-        diagonal[i] = 4;
-        right[i] = 6 * (y[i - 1] - 2 * y[i] + y[i + 1]) / (kStep * kStep);
-        if (i > 1) {
-            diagonal[i] -= 1 / diagonal[i - 1];
-            right[i] -= right[i - 1] / diagonal[i - 1];
-        }
-    }
-    for (int i = kKnots - 2; i > 0; --i) m[i] = (right[i] - m[i + 1]) / diagonal[i];
-    std::array<double, 33> density{};
-    for (int n = 0; n <= 32; ++n) {
-        const int i = std::min(n / 8, kKnots - 2);
-        const double b = (n - 8 * i) / kStep, a = 1 - b;
-        density[static_cast<std::size_t>(n)] = std::max(
-            0.0, a * y[i] + b * y[i + 1] + ((a * a * a - a) * m[i] + (b * b * b - b) * m[i + 1]) * kStep * kStep / 6);
-    }
-    return density;
-}
-
-class PieceCountEqualiser {
-  public:
-    // Counts a position that passed the earlier filters, and returns the probability to keep it.
-    double accept(int pieces) {
-        static const std::array<double, 33> desired = desired_piece_counts();
-        const auto n = static_cast<std::size_t>(pieces);
-        observed_[n] += 1;
-        total_ += 1;
-        ++seen_;
-        constexpr std::uint64_t kPeriod = 10000;
-        const bool refit =
-            seen_ == 100 || seen_ == 500 || seen_ == 1000 || seen_ == 2500 || seen_ == 5000 || seen_ % kPeriod == 0;
-        if (refit) {
-            constexpr double kLeast = 1 - 0.975;
-            double most = 0;
-            for (std::size_t i = 0; i < desired.size(); ++i) {
-                if (desired[i] > 0) most = std::max(most, observed_[i] / total_ / desired[i]);
-            }
-            alpha_ = kLeast * most;
-        }
-        const double probability = alpha_ == 0 ? 1 : std::min(1.0, alpha_ * desired[n] / (observed_[n] / total_));
-        if (seen_ % kPeriod == 0) {
-            for (double& count : observed_) count /= 2;
-            total_ /= 2;
-        }
-        return probability;
-    }
-
-  private:
-    std::array<double, 33> observed_{};
-    double total_ = 0, alpha_ = 0;
-    std::uint64_t seen_ = 0;
 };
 
 // ---- the filters -----------------------------------------------------------------------------------------------
 //
 // A filter is made anew for each chunk. drops() is asked, in the order of the list, until one filter drops the
 // position; `value` is what the user has set. observe(), where there is one, sees every position after that, dropped or
-// not.
+// not. A filter that takes the curves of the user has them as a third argument.
 
 constexpr FilterRow flag_row(const char* name, bool preset, const char* doc) {
-    return {name, FilterType::kBool, 0, preset ? 1.0 : 0.0, 0, 1, doc, false, true};
+    return {name, FilterType::kBool, 0, preset ? 1.0 : 0.0, 0, 1, doc, false, true, false};
 }
 
 constexpr FilterRow int_row(const char* name, double off, double most, const char* doc) {
-    return {name, FilterType::kInt, off, off, off, most, doc, false, true};
+    return {name, FilterType::kInt, off, off, off, most, doc, false, true, false};
 }
 
 struct NoScore {
@@ -158,7 +79,7 @@ struct MinPly {
 
 struct RandomSkip {
     static constexpr FilterRow kRow{
-        "random_skip", FilterType::kFloat, 0, 0, 0, 1e9, "keep one position of random_skip + 1", false, true};
+        "random_skip", FilterType::kFloat, 0, 0, 0, 1e9, "keep one position of random_skip + 1", false, true, false};
     static bool drops(const Candidate& c, double value) { return !c.chance(4, 1 / (value + 1)); }
 };
 
@@ -188,17 +109,18 @@ struct MinMaterial {
 struct SoftPly {
     static constexpr FilterRow kRow = int_row(
         "soft_ply", 0, 16383, "keep early plies with a probability that grows to 1 at this ply, usually 20; 0: off");
-    static bool drops(const Candidate& c, double value) {
-        return !c.chance(8, soft_ply_acceptance(c.ply, static_cast<int>(value)));
+    static bool drops(const Candidate& c, double value, const FilterOptions& options) {
+        return !c.chance(8, soft_ply_chance(options.curve(kSoftPlyKnots), c.ply, value));
     }
 };
 
 struct PieceCounts {
-    static constexpr FilterRow kRow = flag_row("piece_counts", false, "even out the histogram of piece counts");
-    bool drops(const Candidate& c, double) {
-        return !c.chance(9, equaliser.accept(popcount(record_occupancy(c.record.bytes.data()))));
-    }
-    PieceCountEqualiser equaliser;
+    static constexpr FilterRow kRow = [] {
+        FilterRow row = flag_row("piece_counts", false, "thin positions so that piece counts follow a curve");
+        row.is_last = true;
+        return row;
+    }();
+    static bool drops(const Candidate&, double) { return false; }  // piece_counts.h
 };
 
 // The filters in their order. To add one, write it above and name it here.
@@ -211,14 +133,43 @@ constexpr std::array<FilterRow, kNumFilters> kTable = []<std::size_t... i>(std::
 }
 (std::make_index_sequence<kNumFilters>());
 
+constexpr double kSoftPlyPreset[] = {0, .1, 6, .15, 10, .25, 18, .75};
+constexpr double kPieceCountsPreset[] = {0, .4, 1, 1, .75};
+
+// In the order of FilterCurve.
+constexpr FilterCurveRow kCurves[kNumFilterCurves] = {
+    {"soft_ply_knots", 2, kSoftPlyPreset,
+     "share that soft_ply keeps, as a list of [ply, share]: straight lines between the points and up to 1 at the ply of "
+     "soft_ply; before the first point its share"},
+    {"piece_counts_curve", 1, kPieceCountsPreset,
+     "desired weights of 0, 8, 16, 24 and 32 pieces for piece_counts, with a cubic through them"},
+};
+
 }  // namespace
 
 std::span<const FilterRow> filters() {
     return kTable;
 }
 
+std::span<const FilterCurveRow> filter_curves() {
+    return kCurves;
+}
+
+double soft_ply_chance(std::span<const double> knots, int ply, double full) {
+    if (ply >= full || knots.empty()) return 1;
+    if (ply <= knots[0]) return std::clamp(knots[1], 0.0, 1.0);
+    // Of the lines over this ply the first counts.
+    for (std::size_t i = 0; i < knots.size(); i += 2) {
+        const bool last = i + 2 == knots.size();
+        const double x0 = knots[i], y0 = knots[i + 1], x1 = last ? full : knots[i + 2], y1 = last ? 1 : knots[i + 3];
+        if (x0 <= ply && ply <= x1 && x0 < x1) return std::clamp(y0 + (y1 - y0) * (ply - x0) / (x1 - x0), 0.0, 1.0);
+    }
+    return 1;
+}
+
 FilterOptions::FilterOptions() {
     for (const FilterRow& row : kTable) values_.push_back(row.off);
+    for (const FilterCurveRow& row : kCurves) curves_.emplace_back(row.preset.begin(), row.preset.end());
 }
 
 void FilterOptions::set(std::string_view name, double value) {
@@ -235,9 +186,28 @@ void FilterOptions::set(std::string_view name, double value) {
     throw FormatError("no filter is called '" + std::string(name) + "'");
 }
 
+void FilterOptions::set_curve(std::string_view name, std::vector<double> numbers) {
+    for (std::size_t i = 0; i < kNumFilterCurves; ++i) {
+        if (name != kCurves[i].name) continue;
+        const std::size_t preset = kCurves[i].preset.size(), group = kCurves[i].group;
+        const bool fits = group > 1 ? !numbers.empty() && numbers.size() % group == 0 : numbers.size() == preset;
+        if (!fits || !std::ranges::all_of(numbers, [](double x) { return std::isfinite(x); })) {
+            throw FormatError("filter " + std::string(name) + " has " + std::to_string(numbers.size()) +
+                              " numbers, expected " + (group > 1 ? "pairs" : std::to_string(preset)));
+        }
+        curves_[i] = std::move(numbers);
+        return;
+    }
+    throw FormatError("no curve of a filter is called '" + std::string(name) + "'");
+}
+
+bool FilterOptions::keeps_piece_counts() const {
+    return values_.back() != 0;
+}
+
 bool FilterOptions::drops_any(std::size_t unscored) const {
     for (std::size_t i = 0; i < kNumFilters; ++i) {
-        if (is_on(i) && (kTable[i].drops_scored || unscored > 0)) return true;
+        if (is_on(i) && !kTable[i].is_last && (kTable[i].drops_scored || unscored > 0)) return true;
     }
     return false;
 }
@@ -256,6 +226,12 @@ FilterCounts& FilterCounts::operator+=(const FilterCounts& other) {
     if (dropped.empty()) dropped.resize(kNumFilters);
     for (std::size_t i = 0; i < other.dropped.size(); ++i) dropped[i] += other.dropped[i];
     return *this;
+}
+
+void FilterCounts::drop_by_piece_counts(std::uint64_t positions) {
+    if (dropped.empty()) dropped.resize(kNumFilters);
+    dropped.back() += positions;
+    kept -= positions;
 }
 
 void compute_flags(std::span<const Record> records, std::uint8_t* flags) {
@@ -302,8 +278,14 @@ std::size_t filter_records(const FilterOptions& options, std::uint64_t key, std:
             const std::uint8_t* r = record.bytes.data();
             const Candidate candidate{record, *flags, record_score(r), record_result(r), record_ply(r), key, i};
             std::size_t dropped_by = 0;
-            (void)(((on >> filter & 1 && std::get<filter>(all).drops(candidate, values[filter])) ||
-                    (++dropped_by, false)) ||
+            const auto drops = [&](auto& one, double value) __attribute__((always_inline)) {
+                if constexpr (requires { one.drops(candidate, value, options); }) {
+                    return one.drops(candidate, value, options);
+                } else {
+                    return one.drops(candidate, value);
+                }
+            };
+            (void)(((on >> filter & 1 && drops(std::get<filter>(all), values[filter])) || (++dropped_by, false)) ||
                    ...);
             const auto observe = [&](auto& one) __attribute__((always_inline)) {
                 if constexpr (requires { one.observe(candidate); }) one.observe(candidate);

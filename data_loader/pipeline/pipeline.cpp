@@ -84,6 +84,10 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
         shard.decode_at = start[i];
         shard.epoch_is_whole = start[i].chunk == 0 && start[i].skip == 0;
         shard.first_batch = std::exchange(shard.decode_at.batch, 0);
+        shard.piece_counts = start[i].piece_counts;
+        if (options_.filters.keeps_piece_counts() && !shard.piece_counts) {
+            shard.piece_counts = std::make_shared<const PieceCountState>();
+        }
         start_epoch(shard);
         if (start[i].chunk > shard.order.size()) throw FormatError("a place in the data beyond its last chunk");
         for (Window& window : shard.windows) shard.idle_windows.push_back(&window);
@@ -184,9 +188,10 @@ Output& Pipeline::push_output() {
     return output;
 }
 
-void Pipeline::push_mark(std::uint64_t epoch) {
+// The mark after an epoch, whose last window is given.
+void Pipeline::push_mark(const Window& last) {
     Output& mark = push_output();
-    mark.after.push_back({epoch + 1, 0, 0, 0});
+    mark.after.push_back({last.start.epoch + 1, 0, 0, 0, last.end.piece_counts});
     mark.end_of_epoch = mark.ready = true;
 }
 
@@ -262,7 +267,7 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
     free_slots_.pop_back();
     Output& output = push_output();  // stays where it is until it has been taken, which is after it is ready
     output.slot = slot;
-    std::optional<std::uint64_t> ended;
+    const Window* ended = nullptr;
     scratch.parts.clear();
     for (const auto& shard : shards_) {
         Window& window = *shard->ready_windows.front();
@@ -278,7 +283,7 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
         if (window.dispatched == window.batches) {
             after = window.end;
             shard->ready_windows.pop_front();
-            if (window.last_of_epoch) ended = window.start.epoch;
+            if (window.last_of_epoch) ended = &window;
         }
         output.after.push_back(after);
     }
@@ -334,6 +339,10 @@ bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
         changed_.notify_all();
         return true;
     }
+    if (!chunk.committed) {
+        start_committing(lock, shard, chunk);
+        return true;
+    }
     if (!shard.filling) {
         if (shard.idle_windows.empty()) return false;
         shard.filling = shard.idle_windows.front();
@@ -367,6 +376,32 @@ bool Pipeline::commit(std::unique_lock<std::mutex>& lock, Shard& shard) {
     return true;
 }
 
+// Applies piece_counts, and checks that the place to go on from is inside of the chunk.
+void Pipeline::start_committing(std::unique_lock<std::mutex>& lock, Shard& shard, Pending& chunk) {
+    chunk.at.piece_counts = shard.piece_counts;
+    if (options_.filters.keeps_piece_counts()) {
+        const std::size_t before = chunk.records.size();
+        shard.committing = true;
+        lock.unlock();
+        PieceCountState state = *shard.piece_counts;
+        chunk.records.resize(filter_piece_counts(options_.filters.curve(kPieceCountsCurve), chunk.key,
+                                                 chunk.records.records(), state));
+        auto after = std::make_shared<const PieceCountState>(state);
+        lock.lock();
+        shard.committing = false;
+        shard.piece_counts = std::move(after);
+        filter_counts_.drop_by_piece_counts(before - chunk.records.size());
+    }
+    if (chunk.used > chunk.records.size()) {
+        const ChunkRef ref = chunks_[chunk.chunk];
+        throw FormatError(files_[ref.file]->path() + ": chunk " + std::to_string(ref.chunk) + " has " +
+                          std::to_string(chunk.records.size()) + " positions, but the saved place is behind position " +
+                          std::to_string(chunk.used));
+    }
+    chunk.committed = true;
+    changed_.notify_all();
+}
+
 void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end) {
     Window& window = *shard.filling;
     shard.filling = nullptr;
@@ -397,17 +432,16 @@ void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end
         if (!shard.ready_windows.empty()) {
             shard.ready_windows.back()->last_of_epoch = true;
         } else if (has_marks()) {
-            push_mark(window.start.epoch);
+            push_mark(window);
         }
     }
 }
 
-void Pipeline::filter_chunk(ChunkRef ref, std::uint32_t copy, std::size_t unscored, Pending& chunk, Scratch& scratch,
-                            FilterCounts& counts) {
+// Applies all filters but piece_counts.
+void Pipeline::filter_chunk(std::size_t unscored, Pending& chunk, Scratch& scratch, FilterCounts& counts) const {
     if (options_.filters.drops_any(unscored)) {
-        const std::uint64_t key = make_key({options_.seed, kFilters, chunk.at.epoch, ref.file, ref.chunk, copy});
         chunk.records.resize(
-            filter_records(options_.filters, key, chunk.records.records(), scratch.flags.data(), counts));
+            filter_records(options_.filters, chunk.key, chunk.records.records(), scratch.flags.data(), counts));
     } else {
         counts.read = counts.kept = chunk.records.size();
     }
@@ -449,7 +483,7 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     }
     Pending& chunk = *fresh;
     chunk.at = shard.decode_at;
-    chunk.done = false;
+    chunk.done = chunk.committed = false;
     chunk.used = chunk.at.skip;
     chunk.records.resize(0);
     chunk.error = nullptr;
@@ -457,6 +491,8 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
     chunk.last_of_epoch = past_end || chunk.at.chunk + 1 == shard.order.size();
     const OrderEntry entry = past_end ? OrderEntry{} : shard.order[chunk.at.chunk];
     const ChunkRef ref = chunks_[entry.chunk];
+    chunk.chunk = entry.chunk;
+    chunk.key = make_key({options_.seed, kFilters, chunk.at.epoch, ref.file, ref.chunk, entry.copy});
     shard.pending.push_back(std::move(fresh));
     if (chunk.last_of_epoch) {
         shard.decode_at = {chunk.at.epoch + 1, 0, 0, 0};
@@ -476,7 +512,7 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
             const std::size_t unscored = files_[ref.file]->decode(
                 ref.chunk, scratch.payload, chunk.records, options_.filters.needs_flags() ? &scratch.flags : nullptr);
             decoded = true;
-            filter_chunk(ref, entry.copy, unscored, chunk, scratch, counts);
+            filter_chunk(unscored, chunk, scratch, counts);
         } catch (const FormatError& error) {
             if (options_.skip_bad_chunks && !decoded) {  // an error of a user's filter is not the chunk's
                 bad = error.what();
@@ -486,11 +522,6 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
             counts = {};
             chunk.records.resize(0);
         }
-    }
-    if (!chunk.error && chunk.used > chunk.records.size()) {
-        throw FormatError(files_[ref.file]->path() + ": chunk " + std::to_string(ref.chunk) + " has " +
-                          std::to_string(chunk.records.size()) + " positions, but the saved place is behind position " +
-                          std::to_string(chunk.used));
     }
     lock.lock();
     --decoding_;

@@ -3,7 +3,8 @@
 // The chunks of all files are put in a random order for each epoch. Workers decode them; decoded chunks are appended,
 // in that order, to a window of a fixed number of positions; a full window is permuted at random and cut into batches,
 // which workers write into memory of the caller, while the next window fills. So the order is a function of (seed,
-// epoch, files, filters, window, batch size), and a place in it is four numbers. Resuming decodes one window again.
+// epoch, files, filters, window, batch size), and a place in it is four numbers, and what the filter piece_counts
+// remembers there: that filter works on the chunks as they are appended. Resuming decodes one window again.
 //
 // With canonical shards every batch has an equal part from each shard. A shard is a separate stream over every n-th
 // chunk of the epoch's order, where n is the number of shards, with its own part of the window. A process then decodes
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "filters/filters.h"
+#include "filters/piece_counts.h"
 #include "formats/position_file.h"
 #include "pipeline/kernels.h"
 
@@ -44,7 +46,7 @@ struct PipelineOptions {
     std::vector<double> weights;
     bool skip_bad_chunks = false;  // leave out and count a chunk with anything wrong in it, instead of an error
     FilterOptions filters;
-    // A user's filter, which runs after the others: it moves the records to keep to the front and returns their number.
+    // A user's filter, which runs after the others but piece_counts: it moves the records to keep to the front and returns their number.
     // Called from workers, for one chunk at a time; it must be a function of the records alone.
     std::function<std::size_t(std::span<Record>)> user_filter;
     std::size_t rank = 0, world_size = 1;  // this process gets an equal part of every batch
@@ -59,6 +61,8 @@ struct StreamPosition {
     std::uint64_t chunk = 0;  // of the epoch's order, where the window starts
     std::uint64_t skip = 0;   // positions of that chunk that belong to the window before
     std::uint64_t batch = 0;  // of the window
+    // What the filter piece_counts remembers before that chunk; none: the filter is off, or it is the beginning.
+    std::shared_ptr<const PieceCountState> piece_counts = nullptr;
 };
 
 // Memory of the caller for one batch: rows if the pipeline expands features, records if not.
@@ -129,7 +133,9 @@ class Pipeline {
     };
     struct Pending {  // a chunk between decoder and window
         StreamPosition at;
-        bool last_of_epoch = false, done = false;
+        std::uint32_t chunk = 0;  // index into chunks_
+        std::uint64_t key = 0;    // of its filters
+        bool last_of_epoch = false, done = false, committed = false;
         std::size_t used = 0;
         RecordBuffer records;
         std::exception_ptr error;  // what is wrong with it
@@ -159,6 +165,7 @@ class Pipeline {
         std::vector<OrderEntry> order;  // of that epoch's chunks
         std::deque<std::unique_ptr<Pending>> pending;
         bool committing = false;
+        std::shared_ptr<const PieceCountState> piece_counts;  // before the next chunk that is committed
         std::size_t first_batch = 0;         // where a resumed window starts
         std::uint64_t batches_of_epoch = 0;  // so far, of the epoch that is being committed
         bool epoch_is_whole = false;         // it was started from its beginning
@@ -176,14 +183,14 @@ class Pipeline {
     bool try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     bool try_commit(std::unique_lock<std::mutex>& lock);
     bool commit(std::unique_lock<std::mutex>& lock, Shard& shard);
-    void filter_chunk(ChunkRef ref, std::uint32_t copy, std::size_t unscored, Pending& chunk, Scratch& scratch,
-                      FilterCounts& counts);
+    void start_committing(std::unique_lock<std::mutex>& lock, Shard& shard, Pending& chunk);
+    void filter_chunk(std::size_t unscored, Pending& chunk, Scratch& scratch, FilterCounts& counts) const;
     bool is_ahead(const Shard& shard) const;
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);
     void decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch& scratch);
     void fill_part(const Part& part, std::size_t shard, std::size_t row, Slot& slot, Scratch& scratch) const;
     Output& push_output();
-    void push_mark(std::uint64_t epoch);
+    void push_mark(const Window& last);
     void close_window(Shard& shard, bool last_of_epoch, StreamPosition end);
     void start_epoch(Shard& shard) const;
     bool has_marks() const { return options_.shards == 1; }

@@ -36,7 +36,7 @@ _STATE_VERSION = 2
 _UNSHUFFLED_WINDOW = 8  # batches
 _log = logging.getLogger(__name__)
 
-_Place = tuple[int, int, int, int]
+_Place = tuple[int, int, int, int, list[float]]  # the last: what the filter piece_counts remembers, or nothing
 _PLACE_KEYS = ("epoch", "chunk", "skip", "batch")
 
 
@@ -188,7 +188,7 @@ class _Stream(Closing, Generic[T]):
     def _head(self, slot: T, size: int) -> T: ...
 
     def _beginning(self, epoch: int) -> list[_Place]:
-        return [(epoch, 0, 0, 0)] * len(self._shards)
+        return [(epoch, 0, 0, 0, [])] * len(self._shards)
 
     @property
     def epoch(self) -> int:
@@ -327,7 +327,7 @@ class _Stream(Closing, Generic[T]):
         """The place after the last batch taken, for each shard of this process (`merge_states` joins the states of
         several processes), and what the order depends on; plain JSON data."""
         places = {
-            str(shard): dict(zip(_PLACE_KEYS, place, strict=True))
+            str(shard): dict(zip(_PLACE_KEYS, place, strict=False)) | ({_COUNTS: place[-1]} if place[-1] else {})
             for shard, place in zip(self._shards, self._places, strict=True)
         }
         return {"version": _STATE_VERSION, "places": places, "order": dict(self._fingerprint())}
@@ -347,9 +347,12 @@ class _Stream(Closing, Generic[T]):
                 continue
             if key == "filters" and saved is None:  # how version 0.1 wrote that there were none
                 saved = Filters.none().as_dict()
+            if key == "filters" and isinstance(saved, dict):  # releases up to 0.2 had no curves
+                curves = {name: default for name, default in Filters.none().as_dict().items() if name not in saved}
+                saved = saved | curves
             if saved != value:
                 raise UserError(f"loader state: {key} was {saved!r}, now it is {value!r}")
-        places = []
+        places: list[_Place] = []
         for shard in self._shards:
             if isinstance(saved_places, dict) and str(shard) not in saved_places:
                 raise UserError(
@@ -357,13 +360,34 @@ class _Stream(Closing, Generic[T]):
                     "merge_states"
                 )
             place = _part(saved_places, str(shard))
-            places.append(
-                (_index(place, "epoch"), _index(place, "chunk"), _index(place, "skip"), _index(place, "batch"))
-            )
+            epoch, chunk, skip, batch = (_index(place, key) for key in _PLACE_KEYS)
+            piece_counts = self._piece_counts(place, begun=chunk + skip + batch > 0)
+            places.append((epoch, chunk, skip, batch, piece_counts))
         self.close()
         self._places = places
 
+    def _piece_counts(self, place: Any, *, begun: bool) -> list[float]:
+        """What piece_counts remembers at a saved place; nothing where it is off."""
+        if not self._options["filters"]["piece_counts"]:
+            return []
+        if _COUNTS not in place and not begun:
+            return []
+        if _COUNTS not in place:
+            raise UserError(
+                "loader state: without what the filter piece_counts remembers: it was saved by a release up to 0.2, "
+                "whose filter kept other positions; start a new run, or resume it with that release"
+            )
+        numbers: Any = place[_COUNTS]
+        try:
+            _data.check_piece_counts(numbers)
+        except TypeError:
+            raise UserError(
+                f"loader state: damaged: {_COUNTS} is {str(numbers)[:80]!r}, expected a list of numbers"
+            ) from None
+        return list(numbers)
 
+
+_COUNTS = "piece_counts"
 _ORDER_KEYS = (
     "batch_size",
     "seed",
@@ -421,13 +445,13 @@ class Loader(_Stream[Batch]):
     last batch if it is not full. `threads`: how many read, at most what the machine and the files can use; 0: as many
     as `cpus`, by default one for each CPU that the process may use. `filters`: which positions are left out; None:
     those without a score. `user_filter`: a function of records uint8 [n, 32] to bool [n], true where they are kept,
-    called after the other filters for a chunk at a time (it must depend on the records alone). `shards`: 1, every
-    process decodes everything; more, a multiple of the processes: every batch has an equal part from each shard, a
-    process decodes its own shards only, and the order is the same for every number of processes. Shards come to their
-    epochs' ends at different times, so they are for endless streams (`repeat`). `pin_memory`: page-locked batches, for
-    copies to a CUDA device. `reuse`: batches take turns in memory that is allocated once, which saves time. The newest
-    `hold` of them are valid, so a batch must be copied (`Batch.clone`) to be kept for longer. `repeat`: epoch after
-    epoch, without end. `poll`: a function that is called every tenth of a second while a batch is waited for, and per
+    called after the other filters but piece_counts, for a chunk at a time (it must depend on the records alone).
+    `shards`: 1, every process decodes everything; more, a multiple of the processes: every batch has an equal part from
+    each shard, a process decodes its own shards only, and the order is the same for every number of processes. Shards
+    come to their epochs' ends at different times, so they are for endless streams (`repeat`). `pin_memory`: page-locked
+    batches, for copies to a CUDA device. `reuse`: batches take turns in memory that is allocated once, which saves time.
+    The newest `hold` of them are valid, so a batch must be copied (`Batch.clone`) to be kept for longer. `repeat`: epoch
+    after epoch, without end. `poll`: a function that is called every tenth of a second while a batch is waited for, and per
     MiB while a file is unpacked; what it raises ends the wait.
     """
 

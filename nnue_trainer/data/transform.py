@@ -130,16 +130,15 @@ def filter_positions(
     progress: Progress | None = None,
 ) -> tuple[Report, Counter[str]]:
     """Writes the positions of `inputs` that pass, and counts how many each filter dropped. The arrays in which files
-    are read take the place of the chunks in docs/data.md: each has the next seed for its decisions, and starts with a
-    fresh state of the filters."""
+    are read take the place of the chunks in docs/data.md: each has the next seed for its decisions."""
     format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report, dropped = Report(), Counter[str]()
     with PositionWriter(output, format) as writer:
-        number = 0
+        number, carried = 0, list[float]()
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
             for records in blocks:
-                kept, counts = filters.apply(records, (seed << 32) + number)
+                kept, counts = filters.apply(records, (seed << 32) + number, carried)
                 writer.write(kept)
                 dropped.update(counts["dropped"])
                 number += 1

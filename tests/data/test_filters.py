@@ -15,7 +15,7 @@ from nnue_trainer.cli.main import app
 from nnue_trainer.data import Filters, Loader, PositionWriter, RecordLoader, fens_from_records, records_from_fens
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.fields import black_to_move, boards, piece_counts, plies, results, rule50s, scores
-from nnue_trainer.data.filters import COMPILED
+from nnue_trainer.data.filters import COMPILED, CURVES
 from nnue_trainer.errors import UserError
 from nnue_trainer.schema import describe, validate
 
@@ -188,37 +188,23 @@ def test_piece_counts_are_evened_out() -> None:
 
 
 def _acceptance(pieces: npt.NDArray[np.int_]) -> npt.NDArray[np.float64]:
-    """The piece-count equaliser by its definition (docs/data.md), a position after the other."""
-    x, y = np.array([0, 8, 16, 24, 32.0]), np.array([0, 0.4, 1, 1, 0.75])
-    # The natural cubic spline: on each piece a + b t + c t² + d t³, t = x − knot; values, slopes and curvatures agree.
-    system, right = np.zeros((16, 16)), np.zeros(16)
-    row = 0
-    for i in range(4):
-        h = x[i + 1] - x[i]
-        system[row, 4 * i], right[row] = 1, y[i]
-        system[row + 1, 4 * i : 4 * i + 4], right[row + 1] = [1, h, h**2, h**3], y[i + 1]
-        row += 2
-        if i < 3:
-            system[row, 4 * i : 4 * i + 6] = [0, 1, 2 * h, 3 * h**2, 0, -1]
-            system[row + 1, 4 * i : 4 * i + 7] = [0, 0, 2, 6 * h, 0, 0, -2]
-            row += 2
-    system[row, 2] = 1
-    system[row + 1, 12:16] = [0, 0, 2, 6 * 8]
-    coefficients = np.linalg.solve(system, right).reshape(4, 4)
-    desired = np.array(
-        [coefficients[min(n // 8, 3)] @ [(n - 8 * min(n // 8, 3)) ** k for k in range(4)] for n in range(33)]
-    )
-    assert desired[[8, 16, 24, 32]] == pytest.approx([0.4, 1, 1, 0.75])
-
-    observed, alpha = np.zeros(33), 0.0
+    """piece_counts by its definition (docs/data.md), a position after the other."""
+    y, slope = np.array([0, 0.4, 1, 1, 0.75]), np.array([0.4, 0.5, 0.3, -0.125, -0.25])
+    desired = np.empty(33)
+    for n in range(33):
+        i = min(n // 8, 3)
+        t = n / 8 - i
+        # The cubic with these values and slopes at both ends.
+        c, d = 3 * (y[i + 1] - y[i]) - 2 * slope[i] - slope[i + 1], 2 * (y[i] - y[i + 1]) + slope[i] + slope[i + 1]
+        desired[n] = y[i] + slope[i] * t + c * t**2 + d * t**3
+    observed, alpha = np.zeros(33), 1.0
     accepted = np.empty(len(pieces))
     for i, n in enumerate(pieces, 1):
         observed[n] += 1
-        share = observed / observed.sum()
+        ratio = observed.sum() * desired / (desired.sum() * np.where(observed > 0, observed, np.inf))
         if i in (100, 500, 1000, 2500, 5000) or i % 10_000 == 0:
-            # The count that is most over-represented is kept at 2.5 %.
-            alpha = 0.025 * (share[2:] / desired[2:]).max()
-        accepted[i - 1] = min(1.0, alpha * desired[n] / share[n]) if alpha else 1.0
+            alpha = 0.025 / ratio[ratio > 0].min()  # the count that is most over-represented is kept at 2.5 %
+        accepted[i - 1] = min(1.0, alpha * ratio[n])
         if i % 10_000 == 0:
             observed /= 2
     return accepted
@@ -249,6 +235,138 @@ def test_piece_counts_by_definition(project_root: Path, law: str) -> None:
             p = expected[part]
             deviation = np.sqrt(20 * (p * (1 - p)).sum())
             assert abs(kept[:, part].sum() - 20 * p.sum()) < 5 * deviation + 1, (count, len(part))
+
+
+REFERENCE = json.loads(
+    (Path(__file__).resolve().parents[1] / "vectors" / "training" / "filters.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("case", REFERENCE["soft_ply"].values(), ids=REFERENCE["soft_ply"])
+def test_soft_ply_of_the_reference(case: dict[str, Any]) -> None:
+    flat = [number for point in case["knots"] for number in point]
+    found = [_data.soft_ply_chance(flat, ply, case["full"]) for ply in range(len(case["keep"]))]
+    assert found == pytest.approx(case["keep"], rel=1e-14)
+
+
+def test_plies_are_kept_by_the_points_of_the_recipe() -> None:
+    case = REFERENCE["soft_ply"]["recipe, first stage"]
+    for ply in (0, 14, 27, 31, 32):
+        found = share(ply=ply, soft_ply=case["full"], soft_ply_knots=case["knots"])
+        assert found == pytest.approx(case["keep"][ply], abs=0.01)
+    with pytest.raises(ValueError, match="expected rising ones"):
+        Filters(soft_ply_knots=[(8, 0.1), (6, 0.2)])
+    with pytest.raises(UserError, match=r"piece_counts_curve: found \[0, 1\], expected .*at least 5"):
+        validate(Filters, {"piece_counts_curve": [0, 1]}, lambda path: "recipe.yaml")
+
+
+@pytest.mark.parametrize("name", REFERENCE["piece_curve"])
+def test_piece_count_curve_of_the_reference(name: str) -> None:
+    case = REFERENCE["piece_curve"][name]
+    assert _data.piece_count_weights(case["y"]) == pytest.approx(case["weight"], rel=1e-13, abs=1e-15)
+
+
+def test_a_curve_without_weight_is_uniform() -> None:
+    assert _data.piece_count_weights([0, -1, -1, -1, -1]) == [1] * 33
+
+
+@pytest.mark.parametrize("case", REFERENCE["piece_counts"], ids=lambda case: case["curve"])
+def test_piece_counts_of_the_reference(case: dict[str, Any]) -> None:
+    """Keep probabilities and α over 30,000 positions; the counts are drawn by the generator of Numerical Recipes."""
+    pieces, state = [], 7
+    for _ in range(30_000):
+        state = (1_664_525 * state + 1_013_904_223) % 2**32
+        pieces.append(2 + int(31 * (1 - (1 - state / 2**32) ** 2)))
+    chances, alphas = _data.piece_count_chances(case["y"], pieces)
+    for number, count, keep, alpha in case["rows"]:
+        assert pieces[number - 1] == count
+        assert chances[number - 1] == pytest.approx(keep, rel=1e-12), number
+        assert alphas[number - 1] == pytest.approx(alpha, rel=1e-12), number
+    assert np.mean(chances) == pytest.approx(case["mean_keep"], rel=1e-12)
+
+
+@pytest.mark.parametrize("row", REFERENCE["wdl"]["rows"], ids=lambda row: f"{row[0]}-{row[1]}")
+def test_wdl_model_of_the_reference(row: list[float]) -> None:
+    score, ply, win, draw, loss = row
+    assert _data.wdl_model(int(score), int(ply)) == pytest.approx((loss, draw, win), rel=1e-9)
+
+
+def test_random_skip_of_the_reference() -> None:
+    for skip, keep in REFERENCE["random_skip"]:
+        assert share(random_skip=skip) == pytest.approx(keep, abs=0.01)
+
+
+def test_piece_counts_remember_from_chunk_to_chunk(project_root: Path) -> None:
+    """What is kept of a stream does not depend on where it is cut, as the histogram goes on; a coin does."""
+    records = read_binpack(project_root / "samples" / "train.binpack")[:30_000]
+    pieces = piece_counts(records).tolist()
+    filters = Filters(no_score=False, piece_counts=True)
+    chances, _ = _data.piece_count_chances([0, 0.4, 1, 1, 0.75], pieces)
+    kept, carried = 0, list[float]()
+    for first in range(0, 30_000, 3_000):
+        passed, counts = filters.apply(records[first : first + 3_000], first, carried)
+        assert counts["kept"] == len(passed)
+        kept += len(passed)
+    p = np.array(chances)
+    assert abs(kept - p.sum()) < 5 * np.sqrt((p * (1 - p)).sum())
+    afresh = sum(len(filters.apply(records[first : first + 3_000], first)[0]) for first in range(0, 30_000, 3_000))
+    assert afresh != kept
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_piece_counts_resume_and_do_not_depend_on_threads(project_root: Path, shards: int) -> None:
+    """The same batches for every number of threads, over several passes, and from every saved place on."""
+    paths = [project_root / "samples" / "val.binpack"] * 5
+    filters = Filters(piece_counts=True, piece_counts_curve=[-0.2, 0.45, 1, 0.95, 0.75])
+    options: dict[str, Any] = {"shuffle_buffer": 4096, "filters": filters, "repeat": True, "shards": shards}
+
+    def stream(threads: int, count: int, state: Any = None) -> tuple[list[bytes], list[Any]]:
+        loader = RecordLoader(paths, 512, threads=threads, seed=3, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches, states = [], []
+        for batch in loader:
+            batches.append(batch.numpy().tobytes())
+            states.append(json.loads(json.dumps(loader.state_dict())))
+            if len(batches) == count:
+                break
+        loader.close()
+        return batches, states
+
+    total = 140
+    whole, states = stream(1, total)
+    assert stream(4, total)[0] == whole
+    assert max(place["epoch"] for place in states[-1]["places"].values()) >= 1
+    for at in (0, 7, 8, 30, 63, 88, 119):
+        assert stream(3, min(20, total - at - 1), states[at])[0] == whole[at + 1 : at + 21]
+
+
+def test_a_place_of_an_old_piece_count_filter_is_refused(project_root: Path) -> None:
+    path = project_root / "samples" / "train.binpack"
+    loader = RecordLoader(path, 512, filters=Filters(piece_counts=True), shuffle_buffer=4096)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    for wrong, match in (
+        (None, "whose filter kept other positions"),
+        ([1.0] * 35, "state of piece_counts: damaged: expected 36 numbers"),
+        ([-1.0] * 36, "damaged"),
+        ([1.0] * 35 + [1e300], "damaged"),
+        ("x", "damaged: piece_counts is 'x', expected a list of numbers"),
+    ):
+        damaged = json.loads(json.dumps(state))
+        if wrong is None:
+            del damaged["places"]["0"]["piece_counts"]
+        else:
+            damaged["places"]["0"]["piece_counts"] = wrong
+        with pytest.raises(UserError, match=match):
+            loader.load_state_dict(damaged)
+    # A state from before there were curves, with the filter off, is one of today.
+    off = RecordLoader(path, 512, shuffle_buffer=4096)
+    next(iter(off))
+    old = json.loads(json.dumps(off.state_dict()))
+    for name in ("soft_ply_knots", "piece_counts_curve"):
+        del old["order"]["filters"][name]
+    off.load_state_dict(old)
 
 
 @pytest.mark.parametrize(
@@ -346,12 +464,15 @@ def test_bad_options() -> None:
 def test_everything_about_a_compiled_filter_comes_from_its_row(project_root: Path) -> None:
     """Fields of a recipe, options of the command line, saved states and the page of docs name what the table names."""
     names = [row.name for row in COMPILED]
-    assert list(Filters().as_dict()) == names
-    assert Filters().as_dict() == {row.name: row.default for row in COMPILED}
-    assert Filters.none().as_dict() == {row.name: row.off for row in COMPILED}
+    assert list(Filters().as_dict()) == [*names, *(row.name for row in CURVES)]
+    assert {name: Filters().as_dict()[name] for name in names} == {row.name: row.default for row in COMPILED}
+    assert {name: Filters.none().as_dict()[name] for name in names} == {row.name: row.off for row in COMPILED}
     rows = {key: (kind, default, doc) for key, kind, default, doc in describe(Filters) if not key.startswith("extra")}
     help_text = CliRunner().invoke(app, ["data", "filter", "--help"], env={"COLUMNS": "400"}).output
     page = (project_root / "docs" / "data.md").read_text(encoding="utf-8")
+    for row in CURVES:
+        assert rows[row.name][2] == row.doc
+        assert f"| `{row.name}` |" in page
     for row in COMPILED:
         kind, default, doc = rows[row.name]
         assert doc == row.doc

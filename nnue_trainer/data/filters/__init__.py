@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nnue_trainer import _data
 from nnue_trainer.data.filters.base import FILTERS, AllOf, Filter, UserFilter, identity
 from nnue_trainer.schema import section, to_data
 
-__all__ = ["COMPILED", "FILTERS", "CompiledFilter", "Filter", "Filters", "UserFilter", "identity"]
+__all__ = ["COMPILED", "CURVES", "FILTERS", "CompiledFilter", "Filter", "Filters", "UserFilter", "identity"]
 
 
 class CompiledFilter(NamedTuple):
@@ -42,6 +42,34 @@ class CompiledFilter(NamedTuple):
 COMPILED = tuple(CompiledFilter(*row) for row in _data.filters())
 """The compiled filters in the order in which they run."""
 
+
+class FilterCurve(NamedTuple):
+    """A list of numbers that a compiled filter takes beside its value. `group`: 1 for as many numbers as in `default`,
+    2 for any number of pairs."""
+
+    name: str
+    group: int
+    default: list[float]
+    doc: str
+
+    def annotation(self) -> Any:
+        """The type of its field, with limits and documentation."""
+        number = Annotated[float, Field(ge=-1e6, le=1e6)]
+        if self.group == 2:
+            return Annotated[list[tuple[number, number]], Field(description=self.doc, min_length=1, max_length=64)]
+        n = len(self.default)
+        return Annotated[list[number], Field(description=self.doc, min_length=n, max_length=n)]
+
+    def value(self) -> Any:
+        """Its default as a recipe has it."""
+        if self.group == 1:
+            return Field(default_factory=lambda: list(self.default))
+        return Field(default_factory=lambda: list(zip(self.default[::2], self.default[1::2], strict=True)))
+
+
+CURVES = tuple(FilterCurve(*row) for row in _data.filter_curves())
+"""The lists of numbers that compiled filters take."""
+
 if TYPE_CHECKING:
 
     class _Compiled:
@@ -55,8 +83,9 @@ else:
             (),
             {
                 "__module__": __name__,
-                "__annotations__": {row.name: row.annotation() for row in COMPILED},
+                "__annotations__": {row.name: row.annotation() for row in (*COMPILED, *CURVES)},
                 **{row.name: row.default for row in COMPILED},
+                **{row.name: row.value() for row in CURVES},
             },
         )
     )
@@ -67,7 +96,15 @@ class Filters(_Compiled):
     """Which positions are left out. By default those without a score, and no others."""
 
     extra: list[Annotated[Filter, FILTERS]] = Field(default_factory=list)
-    """filters in Python, which run after the others; a position stays if all of them keep it"""
+    """filters in Python, which run after the others but piece_counts; a position stays if all of them keep it"""
+
+    @field_validator("soft_ply_knots", check_fields=False)
+    @classmethod
+    def _rising(cls, knots: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        plies = [ply for ply, _ in knots]
+        if plies != sorted(plies):
+            raise ValueError(f"found the plies {plies}, expected rising ones")
+        return knots
 
     @classmethod
     def none(cls) -> Filters:
@@ -75,22 +112,38 @@ class Filters(_Compiled):
         return cls(**{row.name: row.off for row in COMPILED})
 
     def as_dict(self) -> dict[str, Any]:
-        """The compiled filters, as the data library takes them."""
+        """The compiled filters with their curves, as the data library takes them."""
         values = to_data(self)
-        return {row.name: values[row.name] for row in COMPILED}
+        names = [row.name for row in COMPILED] + [row.name for row in CURVES]
+        return {name: values[name] for name in names}
 
     def with_extra(self, function: UserFilter | None = None) -> UserFilter | None:
         """The filters of `extra` and `function` as one function of records; None where there are none."""
         return AllOf(self.extra, function) if self.extra else function
 
-    def apply(self, records: npt.NDArray[np.uint8], seed: int = 0) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
-        """The records that pass of uint8 [n, 32], taken as one chunk, and {"read", "kept", "dropped": by filter}."""
-        kept, counts = _data.filter_records(records, self.as_dict(), seed)
+    def apply(
+        self, records: npt.NDArray[np.uint8], seed: int = 0, carried: list[float] | None = None
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        """The records that pass of uint8 [n, 32], taken as one chunk, and {"read", "kept", "dropped": by filter}.
+        `carried` is what `piece_counts` remembers from chunk to chunk, changed in place; to begin with, an empty
+        list."""
+        values = self.as_dict()
+        kept, counts = _data.filter_records(records, values, seed)
         extra = self.with_extra()
         if extra is not None:
             mask = extra(kept)
-            if dropped := len(kept) - int(mask.sum()):
-                counts["dropped"]["user_filter"] = dropped
-                counts["kept"] -= dropped
+            _count(counts, "user_filter", len(kept) - int(mask.sum()))
             kept = kept[mask]
+        if values["piece_counts"]:
+            before = len(kept)
+            kept, after = _data.filter_piece_counts(kept, values, seed, carried or [])
+            _count(counts, "piece_counts", before - len(kept))
+            if carried is not None:
+                carried[:] = after
         return kept, counts
+
+
+def _count(counts: dict[str, Any], name: str, dropped: int) -> None:
+    if dropped:
+        counts["dropped"][name] = dropped
+        counts["kept"] -= dropped

@@ -1,0 +1,52 @@
+// The piece-count filter: thins positions so that their piece counts follow a desired distribution.
+//
+// It is apart from the other filters because it remembers what came before, for the whole run. It therefore works on one
+// chunk after the other, in their order, where the others work on many chunks at once.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "chess/types.h"
+
+namespace nnue::data {
+
+inline constexpr std::size_t kNumPieceCounts = 33;  // 0 to 32
+
+// The desired weight of each piece count: a cubic Hermite spline through the points at 0, 8, 16, 24 and 32 pieces. The
+// slope at an inner point is half the difference of its neighbours, at an end the difference to the neighbour.
+struct PieceCountWeights {
+    explicit PieceCountWeights(std::span<const double> curve);
+
+    std::array<double, kNumPieceCounts> weights{};
+    double sum = 0;
+};
+
+// What the filter remembers: how often each count came, with a half-life, and how strongly it thins.
+class PieceCountState {
+  public:
+    PieceCountState() = default;
+    // What numbers() gave. FormatError for anything else.
+    explicit PieceCountState(std::span<const double> numbers);
+
+    std::vector<double> numbers() const;
+
+    // Counts a position and returns the probability to keep it.
+    double accept(std::size_t pieces, const PieceCountWeights& wanted);
+
+    double alpha() const { return alpha_; }
+
+  private:
+    std::array<double, kNumPieceCounts> observed_{};
+    double total_ = 0;  // the sum of observed_
+    double alpha_ = 1;
+    std::uint64_t seen_ = 0;  // positions; once past 20,000 they count as 10,000 fewer, to the same effect
+};
+
+// Moves what is kept to the front of `records` and returns how many that is. `key` belongs to their chunk.
+std::size_t filter_piece_counts(std::span<const double> curve, std::uint64_t key, std::span<Record> records,
+                                PieceCountState& state);
+
+}  // namespace nnue::data
