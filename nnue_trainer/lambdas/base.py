@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from nnue_trainer.lambdas.jitter import BatchJitter, add_jitter
 from nnue_trainer.registry import Registry
-from nnue_trainer.schedules.base import RunStep
+from nnue_trainer.schedules.base import RunStep, Timed
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
@@ -18,40 +19,81 @@ JITTER_STREAM = 0x4C414D424441  # "LAMBDA"; of the random numbers of a seed
 
 
 @section
-class LambdaSchedule(ABC):
+class LambdaSchedule(Timed, ABC):
     """λ of every step, as a function of nothing but the step: the share of the data's score in the target, from 0 to 1.
-    The share of the game's result is 1 − λ. A subclass is a section (`schema.section`)."""
+    The share of the game's result is 1 − λ; it is what a warm-up lets grow. A subclass is a section
+    (`schema.section`)."""
 
     kind: ClassVar[str]
     jitter: float = Field(0.0, ge=0, le=1)
-    """in training, λ of each position is drawn uniformly within this distance of the step's λ, and clipped to 0 … 1"""
+    """in training, λ of each position is drawn around the step's λ, and clipped to 0 … 1; 0: it is the step's"""
+    jitter_law: Literal["uniform", "normal"] = "uniform"
+    """uniform: jitter is the largest distance; normal: it is the standard deviation"""
+    batch_jitter: float = Field(0.0, ge=0, le=1)
+    """standard deviation of what is added to λ of all positions of a batch, and changes slowly from batch to batch"""
+    batch_jitter_decay: float = Field(0.999, ge=0, lt=1)
+    """what is left of it from one batch to the next: b ← decay · b + batch_jitter · √(1 − decay²) · N(0, 1)"""
+    scale_jitter: bool = False
+    """multiply all jitter by the height of the schedule's cycle or bump, which is between 0 and 1"""
 
     @abstractmethod
     def at(self, now: RunStep) -> float:
-        """λ of the step `now`. `lambda_at` clips it to 0 … 1."""
+        """λ of the step `now`, without the warm-up. `of` clips it to 0 … 1."""
 
     def final(self, end: RunStep) -> float:
         """λ of every validation, the same in all epochs so that their losses can be compared. `end` comes after the
-        last step of the run; by default this is the schedule's λ there. `final_lambda` clips it."""
+        last step of the run; by default this is the schedule's λ there. `final_of` clips it."""
         return self.at(end)
+
+    def cycle(self, now: RunStep) -> float:
+        """The height of the schedule's cycle at a step, 0 … 1; always 1 for a schedule without one."""
+        return 1.0
+
+    def of(self, now: RunStep) -> float:
+        """λ of the step `now`, before its jitter."""
+        lam, warm = self.at(self._on_stairs(now)), self._warm(now.step)
+        return _clip(lam if warm == 1 else 1 - warm * (1 - lam))
+
+    def final_of(self, end: RunStep) -> float:
+        """λ of the validations of a run that ends before the step `end`."""
+        return _clip(self.final(end))
 
     def lambda_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
         """λ of `step`, counted from 0, in a run of `epochs`."""
-        return _clip(self.at(RunStep(step, steps_per_epoch, epochs)))
-
-    def of_positions(
-        self, lam: float, seed: int, step: int, positions: int, device: torch.device | str = "cpu"
-    ) -> torch.Tensor:
-        """λ of each position of a batch, float32 [positions], for the step's λ `lam`. It depends only on seed, step and
-        place in the batch, so a resumed run needs no state for it, and it is the same on every device."""
-        from nnue_trainer.random import Philox
-
-        numbers = Philox(seed, JITTER_STREAM, step * positions)
-        return numbers.uniform(positions, lam - self.jitter, lam + self.jitter, device=device).clamp_(0, 1)
+        return self.of(RunStep(step, steps_per_epoch, epochs))
 
     def final_lambda(self, steps_per_epoch: int, epochs: int) -> float:
         """λ of the validations of a run of `epochs`."""
-        return _clip(self.final(RunStep(steps_per_epoch * epochs, steps_per_epoch, epochs)))
+        return self.final_of(RunStep(steps_per_epoch * epochs, steps_per_epoch, epochs))
+
+    def of_batch(
+        self, now: RunStep, seed: int, positions: int, device: torch.device | str = "cpu"
+    ) -> torch.Tensor | float:
+        """λ with its jitter: a number for the whole batch of the step `now`, or where each position has its own, of
+        type float32 [positions]. It depends only on seed, step and place in the batch, so a resumed run needs no state for it, and
+        it is the same on every device (but for the last place of normal numbers)."""
+        lam, scale = self.of(now), self.cycle(now) if self.scale_jitter else 1.0
+        if self.batch_jitter > 0:
+            lam += scale * BatchJitter.of(seed, self.batch_jitter, self.batch_jitter_decay).at(now.step)
+        return self.of_positions(lam, seed, now.step, positions, device, scale=scale) if self.jitter > 0 else _clip(lam)
+
+    def of_positions(
+        self,
+        lam: float,
+        seed: int,
+        step: int,
+        positions: int,
+        device: torch.device | str = "cpu",
+        *,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
+        """λ of each position of a batch, float32 [positions], around `lam`; `scale` multiplies the jitter."""
+        from nnue_trainer.random import Philox
+
+        numbers, jitter = Philox(seed, JITTER_STREAM, step * positions), scale * self.jitter
+        if self.jitter_law == "normal":
+            return add_jitter(lam, jitter, numbers.normal(positions, device=device))
+        return numbers.uniform(positions, lam - jitter, lam + jitter, device=device).clamp_(0, 1)
 
 
 LAMBDAS: Registry[LambdaSchedule] = Registry("nnue_trainer.lambdas", lambda: LambdaSchedule, what="λ schedule")

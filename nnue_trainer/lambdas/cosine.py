@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from pydantic import Field
 
 from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
-from nnue_trainer.schedules.base import RunStep, interpolate
+from nnue_trainer.schedules.base import RunStep, half_cosine
 from nnue_trainer.schema import section
 
 
@@ -19,10 +17,12 @@ class CosineLambda(LambdaSchedule):
     start: float = Field(1.0, ge=0, le=1)
     """λ at the first step: 1 trains on scores only, 0 on game results only"""
     end: float = Field(1.0, ge=0, le=1)
-    """λ at the last step and in every validation"""
+    """λ at the end and in every validation"""
+    steps: int | None = Field(None, gt=0)
+    """steps in which λ goes from start to end; null: the whole run"""
 
     def at(self, now: RunStep) -> float:
-        return interpolate(self.end, self.start, 0.5 * (1 + math.cos(math.pi * min(1.0, now.share))))
+        return half_cosine(self.start, self.end, now.share_of(self.steps))
 
     def final(self, end: RunStep) -> float:
         return self.end

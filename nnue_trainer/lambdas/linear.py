@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from pydantic import Field
 
 from nnue_trainer.lambdas.base import LAMBDAS, LambdaSchedule
-from nnue_trainer.schedules.base import RunStep, interpolate
+from nnue_trainer.schedules.base import RunStep, cycle_height, interpolate
 from nnue_trainer.schema import section
 
 
@@ -26,9 +24,10 @@ class LinearLambda(LambdaSchedule):
     """height of a cosine bump that is added to λ, with its peak in the middle; λ stays within 0 and 1"""
 
     def at(self, now: RunStep) -> float:
-        share = min(1.0, now.step / (self.steps or now.steps))
-        bump = self.bump * 0.5 * (1 - math.cos(2 * math.pi * share))
-        return interpolate(self.start, self.end, share) + bump
+        return interpolate(self.start, self.end, now.share_of(self.steps)) + self.bump * self.cycle(now)
+
+    def cycle(self, now: RunStep) -> float:
+        return cycle_height(now.share_of(self.steps), 0.5) if self.bump else 1.0
 
     def final(self, end: RunStep) -> float:
         return self.end

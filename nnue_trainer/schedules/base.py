@@ -1,9 +1,10 @@
-"""The contract of learning-rate schedules and their registry."""
+"""Steps of a run, what schedules of the learning rate and of λ have in common, and the contract of the former."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -19,39 +20,77 @@ class RunStep(NamedTuple):
     steps_per_epoch: int
     epochs: int
     """epochs of the whole run"""
+    first_step: int = 0
+    """where a stage begins that continues the schedules of the stages before, which may have had other epochs"""
+    first_epoch: int = 0
+    """the epochs of those stages"""
+    total: int | None = None
+    """steps of the whole run, where its stages have different epochs"""
 
     @property
     def steps(self) -> int:
         """Steps of the whole run."""
-        return self.steps_per_epoch * self.epochs
+        if self.total is not None:
+            return self.total
+        return self.first_step + self.steps_per_epoch * (self.epochs - self.first_epoch)
 
     @property
     def epoch(self) -> int:
         """Whole epochs that are done."""
-        return self.step // self.steps_per_epoch
+        return self.first_epoch + (self.step - self.first_step) // self.steps_per_epoch
 
     @property
     def share(self) -> float:
         """The part of the run that is done: 0 at the first step, 1 after the last one."""
         return self.step / self.steps
 
+    def share_of(self, steps: int | None) -> float:
+        """The part that is done of `steps` steps from the first one on, at most 1; None: of the run."""
+        return min(1.0, self.step / (steps or self.steps))
+
+    def at_epoch(self, epoch: int) -> RunStep:
+        """The first step of an epoch, counted from 0."""
+        return self._replace(step=self.first_step + (epoch - self.first_epoch) * self.steps_per_epoch)
+
 
 @section
-class Schedule(ABC):
+class Timed:
+    """What every schedule has: a warm-up, and values that change only between epochs."""
+
+    warmup_steps: int = Field(0, ge=0)
+    """steps of the warm-up, in which the value first grows to that of the schedule"""
+    warmup: Literal["linear", "hyperbola"] = "linear"
+    """how it grows: linear, or as 1/(steps left), which bullet has"""
+    stairs: Literal["begin", "end"] | None = None
+    """keep one value for each epoch: that of its beginning or that of its end; null: another one at each step"""
+
+    def _on_stairs(self, now: RunStep) -> RunStep:
+        return now if self.stairs is None else now.at_epoch(now.epoch + (self.stairs == "end"))
+
+    def _warm(self, step: int) -> float:
+        """The factor of the warm-up, from 0 to 1."""
+        if step >= self.warmup_steps:
+            return 1.0
+        return (step + 1) / self.warmup_steps if self.warmup == "linear" else 1 / (self.warmup_steps - step)
+
+
+@section
+class Schedule(Timed, ABC):
     """The learning rate of every step, as a function of nothing but the step."""
 
     kind: ClassVar[str]
-    warmup_steps: int = Field(0, ge=0)
-    """steps in which the learning rate first grows linearly to the schedule's value"""
 
     @abstractmethod
     def at(self, now: RunStep, lr: float) -> float:
         """The learning rate of the step `now`, without the warm-up; `lr` is that of the recipe's optimizer section."""
 
+    def of(self, now: RunStep, lr: float) -> float:
+        """The learning rate of the step `now`, warm-up and stairs included."""
+        return self._warm(now.step) * self.at(self._on_stairs(now), lr)
+
     def lr_at(self, step: int, steps_per_epoch: int, epochs: int, lr: float) -> float:
         """The learning rate of `step`, counted from 0, in a run of `epochs`, warm-up included."""
-        warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        return warmup * self.at(RunStep(step, steps_per_epoch, epochs), lr)
+        return self.of(RunStep(step, steps_per_epoch, epochs), lr)
 
 
 SCHEDULES: Registry[Schedule] = Registry("nnue_trainer.schedules", lambda: Schedule, what="schedule")
@@ -60,3 +99,39 @@ SCHEDULES: Registry[Schedule] = Registry("nnue_trainer.schedules", lambda: Sched
 def interpolate(start: float, end: float, share: float) -> float:
     """`start` at share 0, `end` at share 1, a straight line in between."""
     return start + (end - start) * share
+
+
+def half_cosine(start: float, end: float, share: float) -> float:
+    """`start` at share 0, `end` at share 1, slow, fast, slow in between."""
+    return interpolate(end, start, 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def one_cycle(now: RunStep, start: float, top: float, end: float, rise: float, steps: int | None) -> float:
+    """Up from `start` to `top` and down to `end`, each way half a cosine, in `steps` steps (None: those of the run).
+    The first step has `start`, step rise · steps − 1 has `top`, and the last one has `end`, as in torch."""
+    last = (steps or now.steps) - 1
+    up = rise * (last + 1) - 1
+    if now.step <= up:
+        return half_cosine(start, top, now.step / up if up > 0 else 1.0)
+    return half_cosine(top, end, min(1.0, (now.step - up) / (last - up))) if last > up else end
+
+
+def cycle_height(share: float, peak: float) -> float:
+    """From 0 at share 0 up to 1 at share `peak` and down to 0 at share 1, each way half a cosine."""
+    if share < peak:
+        return 0.5 * (1 - math.cos(math.pi * share / peak))
+    return 0.5 * (1 + math.cos(math.pi * (share - peak) / (1 - peak))) if peak < 1 else 1.0
+
+
+def part_of(now: RunStep, lengths: list[int]) -> tuple[int, RunStep]:
+    """Which of several parts of `lengths` epochs a step is in, and the step as one of that part's own run. After the
+    last part it is that part's end."""
+    begin = 0
+    for index, epochs in enumerate(lengths):  # noqa: B007
+        if now.epoch < begin + epochs:
+            break
+        begin += epochs
+    else:
+        return index, RunStep(epochs * now.steps_per_epoch, now.steps_per_epoch, epochs)
+    step = (now.epoch - begin) * now.steps_per_epoch + (now.step - now.first_step) % now.steps_per_epoch
+    return index, RunStep(step, now.steps_per_epoch, epochs)

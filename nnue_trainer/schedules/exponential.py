@@ -15,6 +15,8 @@ class Exponential(Schedule):
 
     gamma: float = Field(0.992, gt=0, le=1)
     """factor after every epoch"""
+    epochs: int | None = Field(None, gt=0)
+    """epochs after which it stays; null: it never does"""
 
     def at(self, now: RunStep, lr: float) -> float:
-        return lr * self.gamma**now.epoch
+        return lr * self.gamma ** min(now.epoch, self.epochs or now.epoch)

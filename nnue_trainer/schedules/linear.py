@@ -11,10 +11,12 @@ from nnue_trainer.schema import section
 @SCHEDULES.register("linear")
 @section
 class Linear(Schedule):
-    """A straight line from the optimizer's lr to final_lr over the run."""
+    """A straight line from the optimizer's lr to final_lr."""
 
     final_lr: float = Field(ge=0)
-    """learning rate at the end of the run"""
+    """learning rate at the end"""
+    steps: int | None = Field(None, gt=0)
+    """steps in which it gets there, from the first one on; null: the whole run"""
 
     def at(self, now: RunStep, lr: float) -> float:
-        return interpolate(lr, self.final_lr, now.share)
+        return interpolate(lr, self.final_lr, now.share_of(self.steps))

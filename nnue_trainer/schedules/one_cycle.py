@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from pydantic import Field
 
-from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule, interpolate
+from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule, one_cycle
 from nnue_trainer.schema import section
 
 
@@ -18,12 +16,11 @@ class OneCycle(Schedule):
     start_lr: float = Field(ge=0)
     """learning rate at the first step"""
     final_lr: float = Field(ge=0)
-    """learning rate at the end of the run"""
+    """learning rate at the last step of the cycle, and after it"""
     rise: float = Field(0.3, gt=0, lt=1)
-    """the part of the run in which the learning rate grows"""
+    """the part of the cycle in which the learning rate grows"""
+    steps: int | None = Field(None, gt=0)
+    """length of the cycle, which may be shorter or longer than the run; null: the whole run"""
 
     def at(self, now: RunStep, lr: float) -> float:
-        if now.share < self.rise:
-            return interpolate(lr, self.start_lr, 0.5 * (1 + math.cos(math.pi * now.share / self.rise)))
-        falling = (now.share - self.rise) / (1 - self.rise)
-        return interpolate(self.final_lr, lr, 0.5 * (1 + math.cos(math.pi * falling)))
+        return one_cycle(now, self.start_lr, lr, self.final_lr, self.rise, self.steps)

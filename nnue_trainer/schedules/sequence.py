@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Annotated
 
 from pydantic import Field
 
-from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule
+from nnue_trainer.schedules.base import SCHEDULES, RunStep, Schedule, part_of
 from nnue_trainer.schema import section
 
 
@@ -33,8 +32,6 @@ class Sequence(Schedule):
     """the schedules in their order"""
 
     def at(self, now: RunStep, lr: float) -> float:
-        ends = list(accumulate(part.epochs for part in self.parts))
-        index = next((i for i, end in enumerate(ends) if now.epoch < end), len(ends) - 1)
-        part, begin = self.parts[index], (ends[index] - self.parts[index].epochs) * now.steps_per_epoch
-        step = min(now.step - begin, part.epochs * now.steps_per_epoch)
-        return part.schedule.lr_at(step, now.steps_per_epoch, part.epochs, lr if part.lr is None else part.lr)
+        index, step = part_of(now, [part.epochs for part in self.parts])
+        part = self.parts[index]
+        return part.schedule.of(step, lr if part.lr is None else part.lr)

@@ -65,7 +65,7 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("schedule={kind: step}", "schedule.epochs: missing, and it has no default"),
         (
             "schedule.kind=cos",
-            "schedule.kind: found 'cos', expected one of constant, cosine, drops, exponential, linear, one_cycle,",
+            "schedule.kind: found 'cos', expected one of constant, cosine, cycle, drops, exponential, linear,",
         ),
         (
             "schedule={kind: sequence, parts: [{epochs: 1, schedule: {kind: cosine, final_lr: 1, final: 1}}]}",
@@ -75,7 +75,10 @@ def test_a_recipe_survives_being_written(tmp_path):
             "schedule={kind: sequence, parts: [{epochs: 1, epoch: 1, schedule: {kind: constant}}]}",
             "schedule.parts.0.epoch: unknown key (did you mean 'epochs'?)",
         ),
-        ("lambda.start=2", "override 'lambda.start=2': lambda.kind: missing, expected one of constant, cosine, linear"),
+        (
+            "lambda.start=2",
+            "override 'lambda.start=2': lambda.kind: missing, expected one of constant, cosine, cycle",
+        ),
         ("lambda={kind: linear, start: 2}", "lambda.start: found 2, expected less than or equal to 1"),
         ("lambda_={kind: linear}", "lambda_: unknown key (did you mean 'lambda'?)"),
         (

@@ -21,6 +21,23 @@ PER_EPOCH, EPOCHS = 10, 10
         ({"kind": "linear", "start": 0.5, "end": 0.5, "bump": 0.2}, {0: 0.5, 25: 0.6, 50: 0.7, 100: 0.5}, 0.5),
         ({"kind": "linear", "start": 0.9, "end": 0.9, "bump": 0.5}, {50: 1.0}, 0.9),
         ({"kind": "linear", "start": 0.1, "end": 0.1, "bump": -0.5}, {50: 0.0}, 0.1),
+        ({"kind": "cycle", "start": 0.9, "end": 0.5, "height": -0.2, "peak": 0.25}, {25: 0.6, 100: 0.5, 120: 0.5}, 0.5),
+        ({"kind": "one_cycle", "top": 0.5, "end": 0.8, "rise": 0.26}, {0: 1.0, 25: 0.5, 99: 0.8, 120: 0.8}, 0.8),
+        ({"kind": "exponential", "start": 0.8, "gamma": 0.5, "epochs": 2}, {9: 0.8, 10: 0.4, 20: 0.2, 99: 0.2}, 0.2),
+        ({"kind": "step", "start": 0.8, "epochs": 5, "gamma": 0.5}, {49: 0.8, 50: 0.4, 99: 0.4}, 0.2),
+        ({"kind": "drops", "start": 0.8, "epochs": [1, 3], "gamma": 0.5}, {9: 0.8, 10: 0.4, 30: 0.2}, 0.2),
+        (
+            {
+                "kind": "sequence",
+                "parts": [
+                    {"epochs": 4, "lambda": {"kind": "linear", "end": 0.6}},
+                    {"epochs": 4, "lambda": {"kind": "constant", "value": 0.3}},
+                ],
+            },
+            {0: 1.0, 20: 0.8, 40: 0.3, 99: 0.3},
+            0.3,
+        ),
+        ({"kind": "constant", "value": 0.5, "warmup_steps": 5}, {0: 0.9, 3: 0.6, 4: 0.5, 9: 0.5}, 0.5),
         ({"kind": "cosine", "start": 1.0, "end": 0.5}, {0: 1.0, 25: 0.75 + 0.25 * 0.5**0.5, 50: 0.75, 100: 0.5}, 0.5),
     ],
 )
