@@ -65,6 +65,10 @@ class TrainerState:
     """the step is the last of an epoch, but the run ended before the validation that comes after it"""
     steps_per_epoch: int | None = Field(None, ge=1, lt=_COUNT)
     """it decides which epoch a step belongs to"""
+    stage: int = Field(0, ge=0, lt=_COUNT)
+    """the stage of the run, counted from 0"""
+    stage_first_step: int = Field(0, ge=0, lt=_COUNT)
+    """steps of the run before that stage"""
     validation_files: list[Any] | None = None
     """what the validation files were, as the loader identifies them"""
     figure: dict[str, Any] | None = None

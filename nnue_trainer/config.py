@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
@@ -28,6 +29,7 @@ from nnue_trainer.nnue_file.formats import FORMATS, NetFormat, Nnue
 from nnue_trainer.optim import OPTIMIZERS, AdamW, OptimizerConfig
 from nnue_trainer.schedules import SCHEDULES, Exponential, Schedule
 from nnue_trainer.schema import section
+from nnue_trainer.stages import Stage, changed
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,9 @@ class DataConfig:
     train: FileList = Field(min_length=1)
     """files to train on, folders of them or patterns such as data/*.binpack, relative to the working directory; read
     again from the start when they end"""
+    weights: list[Annotated[float, Field(ge=0, le=1000)]] = Field(default_factory=list)
+    """how often each entry of train is read in a pass over the data, a number for each: with 2.5 twice, and a random
+    half of it once more; empty: once"""
     validation: FileList = Field(default_factory=list)
     """files of held-out positions, filtered in the same way; without them there is no validation loss"""
     validation_positions: int = Field(1_000_000, gt=0, le=2**40)
@@ -77,6 +82,16 @@ class DataConfig:
         if shards > 1 and shuffle_buffer == 0:
             raise ValueError(f"found {shards}, expected 1 in file order (data.shuffle_buffer 0)")
         return shards
+
+    @field_validator("weights")
+    @classmethod
+    def _one_each(cls, weights: list[float], info: ValidationInfo) -> list[float]:
+        entries = len(info.data.get("train", weights))
+        if weights and len(weights) != entries:
+            raise ValueError(f"found {len(weights)} numbers, expected one for each of the {entries} entries of train")
+        if weights and not any(weights):
+            raise ValueError("found only zeros, expected a larger number for one of the entries of train")
+        return weights
 
 
 Precision = Literal["auto", "fp32", "tf32", "mixed"]
@@ -143,6 +158,9 @@ class Recipe:
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     export: Annotated[NetFormat, FORMATS] = Field(default_factory=Nnue)
     """the kind of file that `nnue export` writes where it is told nothing else"""
+    stages: list[Stage] = Field(default_factory=list)
+    """stages that are trained one after the other; each is the recipe with its changes. Empty: the recipe is the only
+    stage"""
 
 
 def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
@@ -168,7 +186,7 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
     for override in overrides:
         name = f"override {quoted(override)}"
         key, equals, text = override.partition("=")
-        if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+        if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
             raise UserError(f"{name}: expected key=value, such as optimizer.lr=1e-3")
         path = tuple(key.split("."))
         origins |= {path[:n]: name for n in range(1, len(path)) if not _holds(data, path[:n])}
@@ -178,30 +196,109 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
     for note in notes:
         _log.warning("%s: %s", origin, note)
     # Keys are looked up from the innermost outwards, because the override that set the value last is the one to name.
-    return schema.validate(
+    recipe = schema.validate(
         Recipe,
         data,
         lambda path: next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), origin),
         may_import=may_import,
     )
+    stage_recipes(recipe, origin, may_import=may_import)  # for its errors
+    return recipe
+
+
+def stage_recipes(recipe: Recipe, origin: str = "recipe", *, may_import: bool = False) -> list[Recipe]:
+    """The recipe of each stage, without stages of its own; of a recipe without stages, the recipe. UserError, one line
+    naming the stage, for what a stage cannot change."""
+    if not recipe.stages:
+        return [recipe]
+    base, found, names = schema.to_data(recipe), list[Recipe](), set[str]()
+    for number, stage in enumerate(recipe.stages):
+        where = f"{origin}: stage {stage.name}"
+        if stage.name in names:
+            raise UserError(f"{where}: the name is given twice, expected another one for each stage")
+        names.add(stage.name)
+        merged = schema.validate(Recipe, changed(base, stage), partial(_always, where), may_import=may_import)
+        data = schema.to_data(merged)
+        for key in _FIXED:
+            if data["training"][key] != base["training"][key]:
+                raise UserError(f"{where}: training.{key} belongs to the whole run: set it outside of the stages")
+        if _without(data["model"], "quantisation") != _without(base["model"], "quantisation"):
+            raise UserError(f"{where}: model: found other values, expected only changes of model.quantisation")
+        if number and stage.carry == "optimizer" and merged.optimizer.kind != found[-1].optimizer.kind:
+            raise UserError(
+                f"{where}: optimizer.kind: found {merged.optimizer.kind!r} with carry: optimizer, expected "
+                f"{found[-1].optimizer.kind!r} as in the stage before; another one begins with carry: weights"
+            )
+        if number and stage.take == "best" and not found[-1].data.validation:
+            raise UserError(f"{where}: take: found best, expected last, as the stage before has no validation files")
+        found.append(merged)
+    return found
+
+
+def _always(where: str, path: tuple[str, ...]) -> str:
+    return where
+
+
+_FIXED = ("seed", "device", "deterministic", "initial_weights")
+"""Fields of `training` that are the whole run's."""
+
+
+def _without(data: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name != key}
+
+
+def only_stage(recipe: Recipe, name: str) -> Recipe:
+    """The recipe of one stage, as a run of its own. UserError where there is none of this name."""
+    for stage, its in zip(recipe.stages, stage_recipes(recipe), strict=False):
+        if stage.name == name:
+            return its
+    names = ", ".join(stage.name for stage in recipe.stages)
+    raise UserError(f"stage {quoted(name)}: found {names or 'a recipe without stages'}, expected one of them")
 
 
 def with_files(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe with patterns and folders of data files replaced by the files they stand for now, and lines that say
     what each became. A resumed run thus reads the files it began with. UserError where nothing matches."""
-    data, notes = recipe.data, []
+    notes: list[str] = []
+    named = {key: getattr(recipe.data, key) for key in ("train", "weights", "validation")}
+    data = recipe.data
+    for key, value in _found(named, "", notes).items():
+        data = _changed(data, key, value)
+    stages = []
+    for stage in recipe.stages:
+        own = stage.data
+        if "weights" in own:  # of the entries as they stand in the recipe
+            own = {"train": named["train"], **own}
+        stages.append(_changed(stage, "data", own | _found(own, f"stage {stage.name}: ", notes)))
+    return _changed(_changed(recipe, "data", data), "stages", stages), notes
+
+
+def _found(data: dict[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
+    """The files, and their weights, that `train` and `validation` of a section data stand for."""
+    found: dict[str, Any] = {}
     for key in ("train", "validation"):
-        names = getattr(data, key)
-        files = data_files(names, f"data.{key}")
-        note = became(names, files)
-        notes += [f"data.{key}: {note}"] if note else []
-        data = _changed(data, key, files)
-    return _changed(recipe, "data", data), notes
+        names = data.get(key)
+        if names is None:
+            continue
+        names = [names] if isinstance(names, str) else names
+        files = [data_files([name], f"{where}data.{key}") for name in names]
+        found[key] = [file for each in files for file in each]
+        if key == "train" and data.get("weights"):
+            weights = zip(data["weights"], files, strict=True)
+            found["weights"] = [weight for weight, each in weights for _ in each]
+        note = became(names, found[key])
+        notes += [f"{where}data.{key}: {note}"] if note else []
+    return found
 
 
 def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
     """The recipe with this `training.precision`."""
     return _changed(recipe, "training", _changed(recipe.training, "precision", precision))
+
+
+def with_seed(recipe: Recipe, seed: int) -> Recipe:
+    """The recipe with this `training.seed`."""
+    return _changed(recipe, "training", _changed(recipe.training, "seed", seed))
 
 
 def _changed(instance: T, name: str, value: Any) -> T:
@@ -321,15 +418,29 @@ def _read_value(text: str, origin: str) -> Any:
 
 def _holds(data: Any, path: tuple[str, ...]) -> bool:
     for part in path:
-        if not isinstance(data, dict) or part not in data:
+        data = _inner(data, part)
+        if data is None:
             return False
-        data = data[part]
     return True
 
 
-def _replace(data: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+def _inner(data: Any, part: str) -> Any:
+    """What a section has under a key, or a list at a number or under a name: `stages.late.training.epochs`."""
+    if isinstance(data, list):
+        place = _place(data, part)
+        return None if place is None else data[place]
+    return data.get(part) if isinstance(data, dict) else None
+
+
+def _place(items: list[Any], part: str) -> int | None:
+    named = (i for i, item in enumerate(items) if isinstance(item, dict) and item.get("name") == part)
+    number = int(part) if part.isdecimal() and int(part) < len(items) else None
+    return next(named, number)
+
+
+def _replace(data: Any, path: Sequence[str], value: Any) -> Any:
     head, *rest = path
-    if rest:
-        inner = data.get(head)
-        value = _replace(inner if isinstance(inner, dict) else {}, rest, value)
-    return {**data, head: value}
+    inner = _replace(_inner(data, head), rest, value) if rest else value
+    if isinstance(data, list) and (place := _place(data, head)) is not None:
+        return [*data[:place], inner, *data[place + 1 :]]
+    return {**(data if isinstance(data, dict) else {}), head: inner}

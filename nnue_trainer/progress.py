@@ -186,7 +186,8 @@ class Line:
 class TrainingProgress:
     """Progress of a training: a bar, how long it has taken and will take, and the figures of the last record.
 
-    `passes`, if given, says how often the training data has been begun, the current pass included.
+    `passes`, if given, says how often the training data has been begun, the current pass included. `first_step` and
+    `first_epoch` are those of a stage of a run, whose `steps` and `epochs` are all stages'; `stage` is its label.
     """
 
     def __init__(
@@ -196,9 +197,16 @@ class TrainingProgress:
         batch_size: int,
         step: int,
         passes: Callable[[], int] | None = None,
+        *,
+        first_step: int = 0,
+        first_epoch: int = 0,
+        epochs: int | None = None,
+        stage: str = "",
     ):
         self._steps, self._steps_per_epoch, self._batch_size = steps, steps_per_epoch, batch_size
         self._step = step
+        self._begin, self._first_epoch, self._stage = first_step, first_epoch, stage
+        self._epochs = steps // steps_per_epoch if epochs is None else epochs
         self._passes = passes
         self._begun = self._started = time.monotonic()
         self._first_step: int | None = None
@@ -222,8 +230,10 @@ class TrainingProgress:
 
     def _parts(self) -> tuple[list[Part], float]:
         step, now = self._step, time.monotonic()
+        epoch = self._first_epoch + max(step - self._begin - 1, 0) // self._steps_per_epoch + 1
         parts = [
-            Part(f"epoch {max(step - 1, 0) // self._steps_per_epoch + 1}/{self._steps // self._steps_per_epoch}", 6),
+            *([Part(self._stage, 5)] if self._stage else []),
+            Part(f"epoch {epoch}/{self._epochs}", 6),
             Part(f"step {step:,}/{self._steps:,}", 8),
         ]
         ranks = {"loss": 3, "val": 7}

@@ -64,6 +64,15 @@ def train(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run directory.")] = False,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="Train only this stage of the recipe, as a run of its own, from training.initial_weights. "
+            "Default: all stages.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
     with_report: Annotated[
         bool,
         typer.Option("--report", help="Write report.html into the run's folder when the run ends or is interrupted."),
@@ -78,7 +87,7 @@ def train(
 
     with joined():  # where torchrun has started several processes, an error of any of them ends all, said once
         plugins.load(plugin)
-        summary = _train((arguments, recipe, preset), run_dir, resume, overwrite, with_report, help_recipe)
+        summary = _train((arguments, recipe, preset), run_dir, resume, overwrite, with_report, help_recipe, stage)
     if summary is not None and summary.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -90,6 +99,7 @@ def _train(
     overwrite: bool,
     with_report: bool,
     help_recipe: bool,
+    stage: str | None,
 ) -> Summary | None:
     from nnue_trainer import config as recipes
     from nnue_trainer.training.run import train as run
@@ -110,6 +120,8 @@ def _train(
         raise UserError(
             "train: expected a RECIPE, --preset NAME (nnue presets lists them), or --resume PATH of a run or checkpoint"
         )
+    if stage is not None:
+        chosen = recipes.only_stage(chosen, stage)
     chosen, notes = recipes.with_files(chosen)
     for note in notes:
         say(note)

@@ -214,7 +214,10 @@ class CheckpointStore:
     def _files(self) -> list[Path]:
         """The existing checkpoints that the run wrote."""
         names = [self.folder.last, self.folder.best]
-        return [path for path in names if self.folder.owns(path) and path.is_file()] + [*self.folder.epochs().values()]
+        return [path for path in names if self.folder.owns(path) and path.is_file()] + [
+            *self.folder.epochs().values(),
+            *self.folder.stages(),
+        ]
 
     def _mend_best(self, state: TrainerState) -> None:
         """Makes `best` the checkpoint that had the lowest validation loss at the time of `state`, if that checkpoint

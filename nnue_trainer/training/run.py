@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from nnue_trainer.training import warm_start
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
+from nnue_trainer.training.stages import StageOfRun, stages_of
 from nnue_trainer.training.terminal import say
 from nnue_trainer.training.trainer import Summary, Trainer
 
@@ -68,59 +70,121 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
                 "--overwrite replaces it"
             )
         device = choose_device(recipe.training.device, ranks)
-        set_up_torch(recipe, device)
-        model = nets.build(recipe.model)
-        recipe = settled(recipe, model, device, None if saved is None else translate_saved(saved.recipe or {}))
-        weights: list[str] = []
-        if recipe.training.initial_weights and saved is None:
-            weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        division, divided = divide(ranks, model, recipe)
-        model = model.to(device)
-        batches = training_batches(recipe, model, device, ranks)
-        validation = HeldOut(recipe, model, device, ranks) if recipe.data.validation else None
-        try:
-            trainer = Trainer(
-                recipe,
-                model,
-                batches,
-                validation,
-                folder,
-                validation_files=validation.files if validation else None,
-                bad_chunks=_bad_chunks(recipe, batches, ranks) if recipe.data.skip_bad_chunks else None,
-                division=division,
-            )
-            if saved is not None:
-                if recipe.data.skip_bad_chunks:
-                    allow_skipping(saved)
-                trainer.resume(saved, path)
-            # Open all data files now: for a missing or wrong one the run must end before it writes anything.
-            trainer.batches.open()
-            if validation is not None:
-                next(iter(validation()), None)
-            start = [describe(trainer, parameters, path if saved else None)]
-            if ranks.several:
-                start += [divided, describe_reading(recipe, ranks)]
-            # Rank 0 changes the folder after this, so every process must have read from it before. The check also finds
-            # machines that see an older copy of a file.
-            ranks.check_same(
-                "recipe, checkpoint, data files and kind of device",
-                {
-                    "recipe": schema.to_data(recipe),
-                    "step": trainer.step,
-                    "batches": None if saved is None else saved.state["batches"],
-                    "order": batches.state_dict()["order"],
-                    "validation": trainer.validation_files,
-                    "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-                },
-            )
-            if not ranks.writes:
-                return trainer.train()
-            return _train_in(folder, trainer, keep=in_place, start=start, weights=weights)
-        finally:
-            batches.close()
-            if validation is not None:
-                validation.close()
+        stages = stages_of(recipe)
+        at = 0 if saved is None else saved.trainer_state(path).stage
+        if at >= len(stages):
+            raise UserError(f"{path}: of stage {at + 1}, the recipe has {len(stages)}")
+        begin = _Begin(saved, path, resumed=True, keep=in_place) if saved is not None else _Begin()
+        total: Summary | None = None
+        for stage in stages[at:]:
+            summary = _train_stage(stage, folder, ranks, device, begin)
+            total = _joined(total, summary, stage.run_steps)
+            if summary.interrupted or stage.index + 1 == len(stages):
+                break
+            begin = _border(stage, stages[stage.index + 1], folder, ranks)
+        assert total is not None
+        return total
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """What a stage begins from."""
+
+    checkpoint: Checkpoint | None = None
+    path: Path = Path()
+    resumed: bool = False
+    """the checkpoint is of the stage itself; otherwise of the stage before, or there is none"""
+    keep: bool = False
+    """the folder has files of this run already"""
+
+
+def _border(stage: StageOfRun, following: StageOfRun, folder: RunFolder, ranks: Ranks) -> _Begin:
+    """What the stage after a finished one begins from. It is read from the file, so that a run that was killed here
+    begins from the same."""
+    assert stage.stage is not None
+    assert following.stage is not None
+    kept = folder.stage(stage.stage.name)
+    if ranks.writes:
+        folder.link(folder.last, kept)
+    ranks.same(0)  # the others wait until the files are there
+    path = folder.last if following.stage.take == "last" else folder.best
+    if not path.exists():
+        raise UserError(f"{path}: no such checkpoint, expected the best one of {stage.label.removesuffix(': ')}")
+    return _Begin(load_resumed(path), path, keep=True)
+
+
+def _joined(total: Summary | None, stage: Summary, run_steps: int) -> Summary:
+    """How a run ended of which the stages up to one are done; `total` is that of the stages before."""
+    if total is not None:
+        stage = replace(stage, positions=total.positions + stage.positions, seconds=total.seconds + stage.seconds)
+    return replace(stage, steps=run_steps, interrupted=stage.interrupted or stage.step < run_steps)
+
+
+def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: torch.device, begin: _Begin) -> Summary:
+    """Trains one stage. `begin`: what it begins from."""
+    recipe, saved, path = stage.recipe, begin.checkpoint if begin.resumed else None, begin.path
+    set_up_torch(recipe, device)
+    model = nets.build(recipe.model)
+    recipe = settled(recipe, model, device, None if begin.checkpoint is None else _recipe_of(begin.checkpoint))
+    weights: list[str] = []
+    if begin.checkpoint is not None and not begin.resumed:
+        checkpoint.load_into(begin.checkpoint.tensors["model"], model, path)
+    elif recipe.training.initial_weights and begin.checkpoint is None:
+        weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    division, divided = divide(ranks, model, recipe)
+    model = model.to(device)
+    batches = training_batches(recipe, model, device, ranks)
+    validation = HeldOut(recipe, model, device, ranks) if recipe.data.validation else None
+    try:
+        trainer = Trainer(
+            recipe,
+            model,
+            batches,
+            validation,
+            folder,
+            validation_files=validation.files if validation else None,
+            bad_chunks=_bad_chunks(recipe, batches, ranks) if recipe.data.skip_bad_chunks else None,
+            division=division,
+            stage=stage,
+        )
+        if saved is not None:
+            if recipe.data.skip_bad_chunks:
+                allow_skipping(saved)
+            trainer.resume(saved, path)
+        elif begin.checkpoint is not None and stage.stage is not None and stage.stage.carry == "optimizer":
+            trainer.carry_optimizer(begin.checkpoint, path)
+        # Open all data files now: for a missing or wrong one the run must end before it writes anything.
+        trainer.batches.open()
+        if validation is not None:
+            next(iter(validation()), None)
+        start = [describe(trainer, parameters, begin)]
+        if ranks.several:
+            start += [divided, describe_reading(recipe, ranks)]
+        # Rank 0 changes the folder after this, so every process must have read from it before. The check also finds
+        # machines that see an older copy of a file.
+        ranks.check_same(
+            "recipe, checkpoint, data files and kind of device",
+            {
+                "recipe": schema.to_data(stage.whole),
+                "step": trainer.step,
+                "batches": None if saved is None else saved.state["batches"],
+                "order": batches.state_dict()["order"],
+                "validation": trainer.validation_files,
+                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            },
+        )
+        if not ranks.writes:
+            return trainer.train()
+        return _train_in(folder, trainer, keep=begin.keep, start=start, weights=weights)
+    finally:
+        batches.close()
+        if validation is not None:
+            validation.close()
+
+
+def _recipe_of(saved: Checkpoint) -> dict[str, Any]:
+    return translate_saved(saved.recipe or {})
 
 
 def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[str], weights: list[str]) -> Summary:
@@ -132,7 +196,7 @@ def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[st
         folder.clear()
     folder.will_write(folder.recipe)
     with replacing(folder.recipe) as output:
-        output.write_text(config.to_yaml(trainer.recipe))
+        output.write_text(config.to_yaml(trainer.stage.to_save))
     for line in [*start, *weights]:
         say(line)
     if weights:
@@ -148,15 +212,19 @@ def _train_in(folder: RunFolder, trainer: Trainer, *, keep: bool, start: list[st
         raise
 
 
-def describe(trainer: Trainer, parameters: int, resumed: Path | None) -> str:
-    """The first line that a run prints. `parameters`: how many the whole net has; `resumed`: the checkpoint that the
-    run continues from, or None."""
-    recipe = trainer.recipe
+def describe(trainer: Trainer, parameters: int, begin: _Begin) -> str:
+    """The first line that a run, or a stage of it, prints. `parameters`: how many the whole net has."""
+    recipe, stage, path = trainer.recipe, trainer.stage, begin.path
+    if begin.resumed:
+        how = f", resumed at step {trainer.step:,} from {path}"
+    elif begin.checkpoint is not None and stage.stage is not None:
+        how = f", from the {'weights' if stage.stage.carry == 'weights' else 'weights and optimizer'} of {path}"
+    else:
+        how = ""
     precision = "mixed precision" if recipe.training.precision == "mixed" else recipe.training.precision
     return (
-        f"{trainer.folder.path}: {recipe.model.kind} with {parameters:,} parameters on {trainer.device} "
-        f"in {precision}, {trainer.steps:,} steps of {recipe.data.batch_size:,} positions"
-        + (f", resumed at step {trainer.step:,} from {resumed}" if resumed else "")
+        f"{trainer.folder.path}: {stage.label}{recipe.model.kind} with {parameters:,} parameters on {trainer.device} "
+        f"in {precision}, {trainer.steps - stage.first_step:,} steps of {recipe.data.batch_size:,} positions{how}"
     )
 
 
@@ -352,6 +420,7 @@ def training_batches(
         "filters": data.filters,
         "shuffle": data.shuffle_buffer > 0,
         "shuffle_buffer": max(data.shuffle_buffer, 1),
+        "weights": data.weights or None,
         "skip_bad_chunks": data.skip_bad_chunks,
         "threads": data.threads,
         "cpus": loader_cpus(device, ranks),

@@ -25,7 +25,7 @@ MANIFEST = "run.json"
 _VERSION = 1
 # The files of a run. They are taken for the list if a folder has no run.json, as earlier releases left it.
 _USUAL_NAMES = re.compile(
-    r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,})\.safetensors|tensorboard/events\.out\.tfevents\..+"
+    r"recipe\.yaml|metrics\.jsonl|checkpoints/(last|best|epoch-\d{4,}|stage-[A-Za-z0-9_-]+)\.safetensors|tensorboard/events\.out\.tfevents\..+"
 )
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -57,6 +57,15 @@ class RunFolder:
     def epoch(self, number: int) -> Path:
         """The path of the checkpoint at the end of an epoch, numbered from 1."""
         return self.checkpoints / f"epoch-{number:04d}.safetensors"
+
+    def stage(self, name: str) -> Path:
+        """The path of the checkpoint at the end of a stage."""
+        return self.checkpoints / f"stage-{name}.safetensors"
+
+    def stages(self) -> list[Path]:
+        """The existing checkpoints of stages that this run wrote."""
+        found = [self.path / name for name in self._files if name.startswith("checkpoints/stage-")]
+        return sorted(path for path in found if path.is_file())
 
     def epochs(self) -> dict[int, Path]:
         """The existing checkpoints of epochs that this run wrote, by the number of the epoch, oldest first."""

@@ -41,6 +41,7 @@ from nnue_trainer.parallel.division import Whole
 from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.perspectives import PerspectivePlan
 from nnue_trainer.progress import TrainingProgress
+from nnue_trainer.schedules import RunStep
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
@@ -48,6 +49,7 @@ from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.metrics import MetricsWriter, environment, peak_memory
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import RunFolder
+from nnue_trainer.training.stages import StageOfRun
 from nnue_trainer.training.terminal import say
 
 
@@ -91,6 +93,7 @@ class Trainer:
             together.
         division: which part of each step this process computes; None: all of it. If several processes train together,
             only the process of rank 0 writes files and prints.
+        stage: the stage of a run that is trained, whose recipe is `recipe`; None: `recipe` is the whole run.
     """
 
     def __init__(
@@ -104,12 +107,14 @@ class Trainer:
         validation_files: list[Any] | None = None,
         bad_chunks: Callable[[], int] | None = None,
         division: Whole | None = None,
+        stage: StageOfRun | None = None,
     ):
         self.model = model
         self.folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
         self.device = next(model.parameters()).device
         recipe = settled(recipe, model, self.device)
         self.recipe = recipe
+        self.stage = StageOfRun.alone(recipe) if stage is None else stage.with_recipe(recipe)
         self.division = Whole(Ranks(), model) if division is None else division
         self.ranks = self.division.ranks
         # torch.compile gets the whole forward pass, so no part of it is computed ahead.
@@ -145,9 +150,10 @@ class Trainer:
             record=self._graphed,
         )
         self.ranks.before_end(self.batches.forget)
-        self.steps_per_epoch = math.ceil(recipe.training.positions_per_epoch / recipe.data.batch_size)
-        self.steps = recipe.training.epochs * self.steps_per_epoch
-        self.step = 0
+        self.steps_per_epoch = self.stage.steps_per_epoch
+        self.steps = self.stage.end  # of the run, up to the end of the stage
+        self.step = self.stage.first_step
+        self._first_update = self.step  # the step from which the optimiser counts its updates
         self.validation_loss: float | None = None
         self.best_validation_loss: float | None = None
         self.best_step: int | None = None
@@ -161,11 +167,11 @@ class Trainer:
         # λ as the loss gets it, by the buffer of the batch, because the next step's is set while this one runs: fp32, a
         # scalar for the step, or with jitter [batch_size], one for each position.
         self._lambdas: dict[int | None, Tensor] = {}
-        self._steps_ahead = 0  # the number of the step whose λ is set next
+        self._steps_ahead = self.step  # the number of the step whose λ is set next
         self._plans: tuple[Any, ...] = ()  # of the last batch
         self._said_irregular = False
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._loss_from = 0  # the step after which the sum begins
+        self._loss_from = self.step  # the step after which the sum begins
         self._stop = threading.Event()
         self._waiting = False
 
@@ -219,7 +225,7 @@ class Trainer:
                 break
             self.advance()
             run.progress.update(self.step)
-            ends = self.step % self.steps_per_epoch == 0
+            ends = self.stage.ends_epoch(self.step)
             self._epoch_end_pending = ends
             if ends or self.step % self.recipe.logging.every_steps == 0:
                 self._log(run)
@@ -244,7 +250,11 @@ class Trainer:
 
     def lambda_at(self, step: int) -> float:
         """λ of a step, before its jitter."""
-        return self.recipe.lambda_.lambda_at(step, self.steps_per_epoch, self.recipe.training.epochs)
+        return self.recipe.lambda_.of(self._now(step))
+
+    def _now(self, step: int) -> RunStep:
+        """A step as schedules see it."""
+        return self.stage.now(step)
 
     def lambdas(self, batch: Batch) -> Tensor:
         """λ of the step with this batch on the device: fp32, a scalar or one for each position of the whole batch."""
@@ -254,12 +264,12 @@ class Trainer:
         return self._lambdas[batch.buffer]
 
     def _set_lambda(self, batch: Batch, step: int) -> None:
-        lambdas, lam = self.lambdas(batch), self.lambda_at(step)
-        if lambdas.dim() == 0:
+        lambdas, now = self.lambdas(batch), self._now(step)
+        lam = self.recipe.lambda_.of_batch(now, self.stage.jitter_seed, lambdas.numel(), self.device)
+        if isinstance(lam, float):
             lambdas.fill_(lam)
         else:
-            seed = self.recipe.training.seed
-            lambdas.copy_(self.recipe.lambda_.of_positions(lam, seed, step, len(lambdas), self.device))
+            lambdas.copy_(lam)
 
     def _set_lambda_ahead(self, batch: Batch) -> None:
         """For each batch that is fetched. One more is fetched than there are steps."""
@@ -278,7 +288,8 @@ class Trainer:
     def _set_rounding(self) -> None:
         """Switches the engine's rounding on or off for the next step. Whether a step rounds depends only on its
         number."""
-        rounding = self.recipe.model.awareness.active(self.step, self.steps)
+        now = self._now(self.step)
+        rounding = self.recipe.model.awareness.active(now.step, now.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
             # A CUDA graph recorded before contains the other forward pass, or prepares batches for it. The forward pass
@@ -292,7 +303,7 @@ class Trainer:
         if there are no positions."""
         if self.validation is None:
             return None
-        lam = self.recipe.lambda_.final_lambda(self.steps_per_epoch, self.recipe.training.epochs)
+        lam = self._validation_lambda()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         meter = ActivityMeter(self.model)
         with self._interruptible():
@@ -315,6 +326,10 @@ class Trainer:
             raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
         return float(loss / weight)
 
+    def _validation_lambda(self) -> float:
+        end = self._now(self.steps)
+        return self.recipe.lambda_.final_of(end._replace(step=end.steps))
+
     def checkpoint(self, epoch: int | None = None) -> Checkpoint:
         """Everything that the rest of the run depends on. The tensors share memory with the training. `epoch`: the
         epoch that has just ended, from 1; None in the middle of an epoch. If several processes train together, all must
@@ -324,7 +339,7 @@ class Trainer:
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         return Checkpoint(
             architecture=self.model.architecture,
-            recipe=schema.to_data(self.recipe),
+            recipe=schema.to_data(self.stage.to_save),
             tensors={
                 "model": self.division.whole(self.model.state_dict()),
                 "optimizer": self.division.whole(self.optimizer.state_dict()),
@@ -339,6 +354,8 @@ class Trainer:
                 "epoch": epoch,
                 "epoch_end_pending": self._epoch_end_pending,
                 "steps_per_epoch": self.steps_per_epoch,
+                "stage": self.stage.index,
+                "stage_first_step": self.stage.first_step,
                 "validation_files": self.validation_files,
                 "figure": self.figure,
                 "bad_chunks": self._bad_before + (self.bad_chunks() if self.bad_chunks else 0),
@@ -395,6 +412,11 @@ class Trainer:
                 "training.positions_per_epoch and data.batch_size cannot change on resume, as the learning rate "
                 "follows the epochs; to change them start a new run with training.initial_weights"
             )
+        if state.stage_first_step != self.stage.first_step:
+            raise UserError(
+                f"{path}: {self.stage.label}began after step {state.stage_first_step:,}, now it would begin after step "
+                f"{self.stage.first_step:,}: epochs and batch sizes of the stages before it cannot change on resume"
+            )
         self._load_generators(saved.tensors["rng"], path)
         if state.processes != self.ranks.size:
             say(
@@ -413,8 +435,19 @@ class Trainer:
         self._loss_from = state.step - state.window_steps
         changed = _changed_figure(saved, state, self.figure)
         self.validation_loss = None if changed else state.validation_loss
+        self._first_update = self.step - self.optimizer.good_steps()
         self._epoch_end_pending = state.epoch_end_pending
         self._resumed = (path, state) if in_place else None
+
+    def carry_optimizer(self, before: Checkpoint, path: Path) -> None:
+        """Takes over the optimiser's state of the checkpoint `before`, read from `path`, whose weights the model has
+        already."""
+        try:
+            own = self.division.own(before.tensors["optimizer"])
+            self.optimizer.load_state_dict(own, good_steps=before.trainer_state(path).step)
+        except ValueError as error:
+            raise UserError(f"{path}: optimizer {error}") from None
+        self._first_update = self.step - self.optimizer.good_steps()
 
     def _load_generators(self, states: Mapping[str, Tensor], path: Path) -> None:
         generators: dict[str, tuple[Tensor, Callable[[Tensor], object]]] = {
@@ -437,12 +470,15 @@ class Trainer:
         """After a resume in the same folder, restores the state of the folder at that step. Reads the best validation
         loss from the folder."""
         self.best_validation_loss = self.best_step = None  # `best` is the best checkpoint of its own folder
-        if self._resumed is None or isinstance(store, _Nowhere):
+        if isinstance(store, _Nowhere) or (self._resumed is None and self.stage.index == 0):
             return
-        path, state = self._resumed
-        kept = store.continue_from(path, state)
-        if kept is not None:
-            say(f"{self.folder.path}: what came after step {state.step:,} is kept in {kept}, a run folder by itself")
+        if self._resumed is not None:
+            path, state = self._resumed
+            kept = store.continue_from(path, state)
+            if kept is not None:
+                say(
+                    f"{self.folder.path}: what came after step {state.step:,} is kept in {kept}, a run folder by itself"
+                )
         best = store.best_of_folder()
         if best is None:
             return
@@ -462,7 +498,7 @@ class Trainer:
         sections: dict[str, Any] = {
             **_sections(recipe),
             "training.precision": self.recipe.training.precision,
-            "lambda": self.recipe.lambda_.final_lambda(self.steps_per_epoch, self.recipe.training.epochs),
+            "lambda": self._validation_lambda(),
         }
         text = json.dumps([*sections.values(), recipe["model"], recipe["lambda"]])
         plugins = {name: found for name, found in registry.plugins().items() if name.rpartition(":")[2] in text}
@@ -503,9 +539,7 @@ class Trainer:
 
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        return self.recipe.schedule.lr_at(
-            self.step, self.steps_per_epoch, self.recipe.training.epochs, self.recipe.optimizer.lr
-        )
+        return self.recipe.schedule.of(self._now(self.step), self.recipe.optimizer.lr)
 
     def _log(self, run: _Run) -> None:
         self._check_finite(run.store)
@@ -515,8 +549,8 @@ class Trainer:
         self._loss_sum.zero_()
         self._loss_from = self.step
         values = {
-            "epoch": (self.step - 1) // self.steps_per_epoch + 1,
-            "positions": self.step * self.recipe.data.batch_size,
+            "epoch": self.stage.epochs_at(self.step - 1) + 1,
+            "positions": self.stage.positions_at(self.step),
             "loss": loss,
             "lr": self.optimizer.lr.item(),
             "lambda": self.lambda_at(self.step - 1),
@@ -546,7 +580,7 @@ class Trainer:
     def _end_epoch(self, run: _Run) -> None:
         """Validates and saves a checkpoint after the last step of an epoch, if the recipe asks for it in this epoch."""
         training, final = self.recipe.training, self.step == self.steps
-        epoch = self.step // self.steps_per_epoch
+        epoch = self.stage.epochs_at(self.step)
         is_best = False
         with run.progress.pause():
             loss = self.validate() if epoch % training.validate_every == 0 or final else None
@@ -581,7 +615,7 @@ class Trainer:
     def _check_finite(self, store: CheckpointStore | _Nowhere) -> None:
         """UserError if a loss, a gradient, a weight or a moment is not finite; called before each record of metrics and
         each save, so that neither is ever made of such values. Waits for the device."""
-        step = self.ranks.least(self.optimizer.good_steps())
+        step = self._first_update + self.ranks.least(self.optimizer.good_steps())
         if self.ranks.any(self.optimizer.failed()):
             what = f"loss or gradient was not finite at step {step + 1}"
         elif self.ranks.any(not self.optimizer.finite()):
@@ -605,7 +639,7 @@ class Trainer:
         self.folder.make_again()
         self.folder.will_write(self.folder.recipe, self.folder.metrics)
         with replacing(self.folder.recipe) as output:
-            output.write_text(config.to_yaml(self.recipe))
+            output.write_text(config.to_yaml(self.stage.to_save))
         run.metrics.make_again()
         run.save_now()
 
@@ -689,8 +723,17 @@ class _Run:
             self.metrics = self.progress = store
         else:
             self.metrics = MetricsWriter(trainer.folder, trainer.step, recipe.logging.tensorboard)
+            stage = trainer.stage
             self.progress = TrainingProgress(
-                trainer.steps, trainer.steps_per_epoch, recipe.data.batch_size, trainer.step, passes=passes
+                stage.run_steps,
+                stage.steps_per_epoch,
+                recipe.data.batch_size,
+                trainer.step,
+                passes=passes,
+                first_step=stage.first_step,
+                first_epoch=stage.first_epoch,
+                epochs=stage.run_epochs,
+                stage=stage.label.removesuffix(": "),
             )
         self.window = _Window(trainer.step)
         self._seconds_between_saves = 60 * recipe.training.checkpoint_minutes or math.inf

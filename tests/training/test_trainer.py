@@ -14,6 +14,7 @@ from made_up import BATCH, MadeUpSource, made_up_batch, trainer
 
 from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.schedules import RunStep
 from nnue_trainer.training.trainer import Trainer
 
 
@@ -348,7 +349,7 @@ def test_a_graph_wants_an_optimiser_that_can_be_recorded(tmp_path):
 def test_lambda_is_set_ahead_for_steps_of_the_run_alone(tmp_path, monkeypatch):
     """One batch more is fetched than there are steps, and a batch without a buffer is the next step's, too."""
     run, asked = trainer(tmp_path), []
-    monkeypatch.setattr(Trainer, "lambda_at", lambda self, step: asked.append(step) or 0.5)
+    monkeypatch.setattr(Trainer, "_now", lambda self, step: asked.append(step) or RunStep(step, 10, 4))
     batch = replace(made_up_batch(0), buffer=0)
     run._set_lambda_ahead(replace(batch, buffer=None))
     for _ in range(run.steps):

@@ -1,0 +1,67 @@
+"""Stages of a recipe: what each changes of the rest of the recipe, as plain data.
+
+`config` reads the result as a recipe of its own; `training.stages` says where each stage lies in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from nnue_trainer.schema import section
+
+SECTIONS = ("model", "data", "loss", "lambda", "optimizer", "schedule", "training")
+"""The sections of a recipe that a stage may change."""
+
+
+@section
+class Stage:
+    """One stage: how it begins, and what it changes of the recipe. A section is merged with that of the recipe, key by
+    key; one that names another kind replaces it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
+    """name, for messages and for --stage"""
+    carry: Literal["weights", "optimizer"] = "weights"
+    """what it takes over from the stage before. weights: optimizer, schedules and λ begin again; optimizer: its state
+    as well, and schedules and λ go on counting steps and epochs"""
+    take: Literal["last", "best"] = "last"
+    """the checkpoint of the stage before that it begins from"""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """changes of the model: quantisation (and with it quantisation awareness) only"""
+    data: dict[str, Any] = Field(default_factory=dict)
+    """changes of data, such as other files, filters or batch size"""
+    loss: dict[str, Any] = Field(default_factory=dict)
+    """changes of the loss"""
+    lambda_: dict[str, Any] = Field(default_factory=dict, alias="lambda")
+    """changes of λ"""
+    optimizer: dict[str, Any] = Field(default_factory=dict)
+    """changes of the optimizer"""
+    schedule: dict[str, Any] = Field(default_factory=dict)
+    """changes of the learning-rate schedule"""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """changes of training, such as epochs: those of this stage"""
+
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """The changes by section."""
+        values = {name: getattr(self, "lambda_" if name == "lambda" else name) for name in SECTIONS}
+        return {name: value for name, value in values.items() if value}
+
+
+def changed(recipe: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
+    """The recipe of a stage in plain data, from that of the whole run."""
+    merged = {name: value for name, value in recipe.items() if name != "stages"}
+    for name, change in stage.changes().items():
+        merged[name] = _merge(merged.get(name), change)
+    if "train" in stage.data and "weights" not in stage.data:
+        merged["data"]["weights"] = []  # the recipe's are those of other files
+    return merged
+
+
+def _merge(before: Any, change: Any) -> Any:
+    if not isinstance(before, Mapping) or not isinstance(change, Mapping):
+        return change
+    if change.get("kind", before.get("kind")) != before.get("kind"):
+        return dict(change)
+    return {**before, **{key: _merge(before.get(key), value) for key, value in change.items()}}

@@ -1,0 +1,127 @@
+"""Where each stage lies in a run: its steps, epochs and positions, and what schedules count from."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+
+from nnue_trainer.config import Recipe, stage_recipes, with_precision, with_seed
+from nnue_trainer.schedules import RunStep
+from nnue_trainer.stages import Stage
+
+_SEEDS = 0x9E3779B97F4A7C15  # between the seeds of two stages
+
+
+@dataclass(frozen=True)
+class StageOfRun:
+    """One stage of a run. Steps and epochs of the trainer, of metrics and of checkpoints count through the whole run;
+    those of schedules and of λ count from the last stage that began them again."""
+
+    whole: Recipe
+    """the recipe of the run"""
+    recipe: Recipe
+    """the recipe of the stage, with its own seed, so that no two stages read the data in the same order"""
+    stage: Stage | None
+    """what the recipe has for it; None: a recipe without stages"""
+    index: int
+    of: int
+    """stages of the run"""
+    first_step: int
+    """steps of the stages before"""
+    first_epoch: int
+    first_positions: int
+    steps_per_epoch: int
+    run_steps: int
+    """steps of the whole run"""
+    run_epochs: int
+    clock: RunStep
+    """the first step of the stage, as schedules count"""
+    jitter_seed: int
+    """seed of λ's jitter, which goes on where schedules do"""
+
+    @classmethod
+    def alone(cls, recipe: Recipe) -> StageOfRun:
+        """A run of one stage."""
+        (only,) = stages_of(recipe)
+        return only
+
+    @property
+    def end(self) -> int:
+        """Steps of the run up to the end of the stage."""
+        return self.first_step + self.recipe.training.epochs * self.steps_per_epoch
+
+    def now(self, step: int) -> RunStep:
+        """A step of the run as schedules see it."""
+        return self.clock._replace(step=self.clock.step + step - self.first_step)
+
+    def epochs_at(self, step: int) -> int:
+        """Whole epochs of the run that are done after `step` steps of it, which must be a step of this stage."""
+        return self.first_epoch + (step - self.first_step) // self.steps_per_epoch
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch ends after `step` steps of the run."""
+        return (step - self.first_step) % self.steps_per_epoch == 0
+
+    def positions_at(self, step: int) -> int:
+        """Positions of the run that are trained on after `step` steps of it."""
+        return self.first_positions + (step - self.first_step) * self.recipe.data.batch_size
+
+    def with_recipe(self, recipe: Recipe) -> StageOfRun:
+        """The same stage with what only shows when the model is there, such as the precision."""
+        return dataclasses.replace(self, recipe=recipe)
+
+    @property
+    def to_save(self) -> Recipe:
+        """The recipe of the run as its files have it: the precision is the one that is trained in."""
+        return with_precision(self.whole, self.recipe.training.precision)
+
+    @property
+    def label(self) -> str:
+        """ "stage 2/4 late: " for messages; nothing for a recipe without stages."""
+        return f"stage {self.index + 1}/{self.of} {self.stage.name}: " if self.stage else ""
+
+
+def stages_of(recipe: Recipe) -> list[StageOfRun]:
+    """The stages of a run, in their order."""
+    recipes = stage_recipes(recipe)
+    stages: list[Stage | None] = [*recipe.stages] if recipe.stages else [None]
+    per_epoch = [math.ceil(each.training.positions_per_epoch / each.data.batch_size) for each in recipes]
+    epochs = [each.training.epochs for each in recipes]
+    steps = [e * n for e, n in zip(epochs, per_epoch, strict=True)]
+    step_before, epochs_before = ([0, *itertools.accumulate(counts)] for counts in (steps, epochs))
+    sizes = [each.data.batch_size for each in recipes]
+    positions_before = [0, *itertools.accumulate(n * size for n, size in zip(steps, sizes, strict=True))]
+    begun = [i for i, stage in enumerate(stages) if i == 0 or stage is None or stage.carry == "weights"]
+    seed = recipe.training.seed
+    found = []
+    for i, its in enumerate(recipes):
+        first = max(j for j in begun if j <= i)
+        last = min([j for j in begun if j > i], default=len(recipes))
+        clock = RunStep(
+            step=step_before[i] - step_before[first],
+            steps_per_epoch=per_epoch[i],
+            epochs=epochs_before[last] - epochs_before[first],
+            first_step=step_before[i] - step_before[first],
+            first_epoch=epochs_before[i] - epochs_before[first],
+            total=step_before[last] - step_before[first],
+        )
+        found.append(
+            StageOfRun(
+                whole=recipe,
+                recipe=with_seed(its, (seed + i * _SEEDS) % 2**63),
+                stage=stages[i],
+                index=i,
+                of=len(recipes),
+                first_step=step_before[i],
+                first_epoch=epochs_before[i],
+                first_positions=positions_before[i],
+                steps_per_epoch=per_epoch[i],
+                run_steps=step_before[-1],
+                run_epochs=epochs_before[-1],
+                clock=clock,
+                jitter_seed=(seed + first * _SEEDS) % 2**63,
+            )
+        )
+    return found
