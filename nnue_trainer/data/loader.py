@@ -449,10 +449,10 @@ class Loader(_Stream[Batch]):
     `shards`: 1, every process decodes everything; more, a multiple of the processes: every batch has an equal part from
     each shard, a process decodes its own shards only, and the order is the same for every number of processes. Shards
     come to their epochs' ends at different times, so they are for endless streams (`repeat`). `pin_memory`: page-locked
-    batches, for copies to a CUDA device. `reuse`: batches take turns in memory that is allocated once, which saves time.
-    The newest `hold` of them are valid, so a batch must be copied (`Batch.clone`) to be kept for longer. `repeat`: epoch
-    after epoch, without end. `poll`: a function that is called every tenth of a second while a batch is waited for, and per
-    MiB while a file is unpacked; what it raises ends the wait.
+    batches, for copies to a CUDA device. `reuse`: batches take turns in memory that is allocated once, which saves
+    time. The newest `hold` of them are valid, so a batch must be copied (`Batch.clone`) to be kept for longer.
+    `repeat`: epoch after epoch, without end. `poll`: a function that is called every tenth of a second while a batch is
+    waited for, and per MiB while a file is unpacked; what it raises ends the wait.
     """
 
     def __init__(

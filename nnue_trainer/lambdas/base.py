@@ -70,8 +70,8 @@ class LambdaSchedule(Timed, ABC):
         self, now: RunStep, seed: int, positions: int, device: torch.device | str = "cpu"
     ) -> torch.Tensor | float:
         """λ with its jitter: a number for the whole batch of the step `now`, or where each position has its own, of
-        type float32 [positions]. It depends only on seed, step and place in the batch, so a resumed run needs no state for it, and
-        it is the same on every device (but for the last place of normal numbers)."""
+        type float32 [positions]. It depends only on seed, step and place in the batch, so a resumed run needs no state
+        for it, and it is the same on every device (but for the last place of normal numbers)."""
         lam, scale = self.of(now), self.cycle(now) if self.scale_jitter else 1.0
         if self.batch_jitter > 0:
             lam += scale * BatchJitter.of(seed, self.batch_jitter, self.batch_jitter_decay).at(now.step)

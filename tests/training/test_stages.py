@@ -64,16 +64,8 @@ def contents(folder: Path) -> dict[str, Any]:
         saved = checkpoint.load(path)
         found[path.name] = saved
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    # The running loss of a record after a stop is over the steps since then.
-    keep = {"event", "step", "epoch", "positions", "lr", "lambda", "pass"}
-    found["metrics"] = [
-        {
-            key: value
-            for key, value in record.items()
-            if key in keep or record["event"] == "validation" and key != "time"
-        }
-        for record in metrics
-    ]
+    measured = {"time", "positions_per_second", "peak_memory_bytes"}
+    found["metrics"] = [{key: value for key, value in record.items() if key not in measured} for record in metrics]
     return found
 
 
