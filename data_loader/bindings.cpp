@@ -308,15 +308,14 @@ PYBIND11_MODULE(_data, m) {
     m.def("filter_curves", [] {
         py::list rows;
         for (const FilterCurveRow& row : filter_curves()) {
-            rows.append(py::make_tuple(row.name, row.group, py::list(py::cast(std::vector<double>(
-                                                                row.preset.begin(), row.preset.end()))),
+            rows.append(py::make_tuple(row.name, row.group,
+                                       py::list(py::cast(std::vector<double>(row.preset.begin(), row.preset.end()))),
                                        row.doc));
         }
         return rows;
     });
-    m.def("soft_ply_chance", [](const std::vector<double>& knots, int ply, double full) {
-        return soft_ply_chance(knots, ply, full);
-    });
+    m.def("soft_ply_chance",
+          [](const std::vector<double>& knots, int ply, double full) { return soft_ply_chance(knots, ply, full); });
     m.def("piece_count_weights", [](const std::vector<double>& curve) {
         const PieceCountWeights made(curve);
         return std::vector<double>(made.weights.begin(), made.weights.end());

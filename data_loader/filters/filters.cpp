@@ -139,7 +139,8 @@ constexpr double kPieceCountsPreset[] = {0, .4, 1, 1, .75};
 // In the order of FilterCurve.
 constexpr FilterCurveRow kCurves[kNumFilterCurves] = {
     {"soft_ply_knots", 2, kSoftPlyPreset,
-     "share that soft_ply keeps, as a list of [ply, share]: straight lines between the points and up to 1 at the ply of "
+     "share that soft_ply keeps, as a list of [ply, share]: straight lines between the points and up to 1 at the ply "
+     "of "
      "soft_ply; before the first point its share"},
     {"piece_counts_curve", 1, kPieceCountsPreset,
      "desired weights of 0, 8, 16, 24 and 32 pieces for piece_counts, with a cubic through them"},

@@ -1,7 +1,7 @@
 // The piece-count filter: thins positions so that their piece counts follow a desired distribution.
 //
-// It is apart from the other filters because it remembers what came before, for the whole run. It therefore works on one
-// chunk after the other, in their order, where the others work on many chunks at once.
+// It is apart from the other filters because it remembers what came before, for the whole run. It therefore works on
+// one chunk after the other, in their order, where the others work on many chunks at once.
 #pragma once
 
 #include <array>

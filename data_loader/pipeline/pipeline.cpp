@@ -384,8 +384,8 @@ void Pipeline::start_committing(std::unique_lock<std::mutex>& lock, Shard& shard
         shard.committing = true;
         lock.unlock();
         PieceCountState state = *shard.piece_counts;
-        chunk.records.resize(filter_piece_counts(options_.filters.curve(kPieceCountsCurve), chunk.key,
-                                                 chunk.records.records(), state));
+        chunk.records.resize(
+            filter_piece_counts(options_.filters.curve(kPieceCountsCurve), chunk.key, chunk.records.records(), state));
         auto after = std::make_shared<const PieceCountState>(state);
         lock.lock();
         shard.committing = false;

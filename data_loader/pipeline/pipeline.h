@@ -46,8 +46,8 @@ struct PipelineOptions {
     std::vector<double> weights;
     bool skip_bad_chunks = false;  // leave out and count a chunk with anything wrong in it, instead of an error
     FilterOptions filters;
-    // A user's filter, which runs after the others but piece_counts: it moves the records to keep to the front and returns their number.
-    // Called from workers, for one chunk at a time; it must be a function of the records alone.
+    // A user's filter, which runs after the others but piece_counts: it moves the records to keep to the front and
+    // returns their number. Called from workers, for one chunk at a time; it must be a function of the records alone.
     std::function<std::size_t(std::span<Record>)> user_filter;
     std::size_t rank = 0, world_size = 1;  // this process gets an equal part of every batch
     // Canonical shards, a multiple of world_size. Each shard is drawn and repeated separately, so there are no marks
@@ -166,9 +166,9 @@ class Pipeline {
         std::deque<std::unique_ptr<Pending>> pending;
         bool committing = false;
         std::shared_ptr<const PieceCountState> piece_counts;  // before the next chunk that is committed
-        std::size_t first_batch = 0;         // where a resumed window starts
-        std::uint64_t batches_of_epoch = 0;  // so far, of the epoch that is being committed
-        bool epoch_is_whole = false;         // it was started from its beginning
+        std::size_t first_batch = 0;                          // where a resumed window starts
+        std::uint64_t batches_of_epoch = 0;                   // so far, of the epoch that is being committed
+        bool epoch_is_whole = false;                          // it was started from its beginning
 
         Window windows[2];
         std::exception_ptr error;  // the chunk that comes next is bad
