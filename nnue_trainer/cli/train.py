@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -77,6 +78,12 @@ def train(
         bool,
         typer.Option("--report", help="Write report.html into the run's folder when the run ends or is interrupted."),
     ] = False,
+    profile_start: Annotated[
+        bool,
+        typer.Option(
+            "--profile-start", help="Print how long each phase before the first step and after the last took."
+        ),
+    ] = False,
     help_recipe: Annotated[bool, typer.Option("--help-recipe", help="Print all recipe fields and exit.")] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -84,10 +91,16 @@ def train(
     # Before torch is loaded: waiting threads of an operator must not spin where loader threads have work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from nnue_trainer.parallel.ranks import joined
+    from nnue_trainer.training import timeline
 
+    timeline.reset()
+    timeline.mark("imports")
     with joined():  # where torchrun has started several processes, an error of any of them ends all, said once
         plugins.load(plugin)
         summary = _train((arguments, recipe, preset), run_dir, resume, overwrite, with_report, help_recipe, stage)
+    if profile_start:
+        timeline.mark("end")
+        print("\n".join(timeline.table()), file=sys.stderr)
     if summary is not None and summary.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -225,10 +238,11 @@ def report(summary: Summary, run_dir: Path) -> list[str]:
 
     checkpoints = run_dir / "checkpoints"
     speed = summary.positions / max(summary.seconds, 1e-9)
+    speed_of_steps = summary.positions / max(summary.step_seconds, 1e-9)
     lines = [
         f"{'stopped after' if summary.interrupted else 'finished'} step {summary.step:,} of {summary.steps:,}: "
         f"{positions(summary.positions)} positions in {duration(summary.seconds)}, "
-        f"{positions(speed)} pos/s, validation included"
+        f"{positions(speed_of_steps)} pos/s in steps, {positions(speed)} pos/s with validation and saves"
     ]
     if summary.validation_loss is not None and summary.best_validation_loss is not None:
         lines.append(f"validation loss {summary.validation_loss:.6f}, best {summary.best_validation_loss:.6f}")

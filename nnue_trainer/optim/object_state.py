@@ -8,6 +8,7 @@ changed recipe reaches a resumed run; the rest is restored in place, so that obj
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import logging
 import math
@@ -15,7 +16,7 @@ import re
 import types
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -31,8 +32,13 @@ _CODE = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type, torch.dtype, torch.device,
     torch.layout, enum.Enum, logging.Logger, re.Pattern, weakref.ref,
 )  # fmt: skip
-# What torch keeps in every optimiser for itself.
-_OF_TORCH = vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)).keys() - {"state", "param_groups"}
+
+
+@functools.cache
+def _of_torch() -> Set[str]:
+    """The names of what torch keeps in every optimiser for itself. The first optimiser of torch in a process imports
+    torch._dynamo, which takes seconds, so it is not made when this module is imported."""
+    return vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)).keys() - {"state", "param_groups"}
 
 
 class Captured:
@@ -91,7 +97,7 @@ class Captured:
         if not hasattr(value, "__dict__"):
             what = f"{type(value).__module__}.{type(value).__qualname__}"
             raise ValueError(f"{'.'.join(place)} is a {what}: expected numbers, text, tensors, lists, dicts or objects")
-        left_out = _OF_TORCH if isinstance(value, torch.optim.Optimizer) else set()
+        left_out: Set[str] = _of_torch() if isinstance(value, torch.optim.Optimizer) else set()
         inside = {name: each for name, each in vars(value).items() if name not in left_out}
         return {"object": {name: self._encode(each, (*place, name), of) for name, each in inside.items()}}
 

@@ -27,7 +27,7 @@ from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, joined
-from nnue_trainer.training import warm_start
+from nnue_trainer.training import timeline, warm_start
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
@@ -69,7 +69,9 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
                 f"{run_dir}: already holds a run; --resume auto continues it, --run-dir DIR starts another, "
                 "--overwrite replaces it"
             )
+        timeline.mark("run folder and checkpoint")
         device = choose_device(recipe.training.device, ranks)
+        timeline.mark("device")
         stages = stages_of(recipe)
         at = 0 if saved is None else saved.trainer_state(path).stage
         if at >= len(stages):
@@ -116,7 +118,12 @@ def _border(stage: StageOfRun, following: StageOfRun, folder: RunFolder, ranks: 
 def _joined(total: Summary | None, stage: Summary, run_steps: int) -> Summary:
     """How a run ended of which the stages up to one are done; `total` is that of the stages before."""
     if total is not None:
-        stage = replace(stage, positions=total.positions + stage.positions, seconds=total.seconds + stage.seconds)
+        stage = replace(
+            stage,
+            positions=total.positions + stage.positions,
+            seconds=total.seconds + stage.seconds,
+            step_seconds=total.step_seconds + stage.step_seconds,
+        )
     return replace(stage, steps=run_steps, interrupted=stage.interrupted or stage.step < run_steps)
 
 
@@ -134,6 +141,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
     parameters = sum(parameter.numel() for parameter in model.parameters())
     division, divided = divide(ranks, model, recipe)
     model = model.to(device)
+    timeline.mark("model")
     batches = training_batches(recipe, model, device, ranks)
     validation = HeldOut(recipe, model, device, ranks) if recipe.data.validation else None
     try:
@@ -148,6 +156,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             division=division,
             stage=stage,
         )
+        timeline.mark("optimizer")
         if saved is not None:
             if recipe.data.skip_bad_chunks:
                 allow_skipping(saved)
@@ -158,6 +167,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         trainer.batches.open()
         if validation is not None:
             next(iter(validation()), None)
+        timeline.mark("data files")
         start = [describe(trainer, parameters, begin)]
         if ranks.several:
             start += [divided, describe_reading(recipe, ranks)]

@@ -42,6 +42,7 @@ from nnue_trainer.parallel.ranks import Ranks
 from nnue_trainer.perspectives import PerspectivePlan
 from nnue_trainer.progress import TrainingProgress
 from nnue_trainer.schedules import RunStep
+from nnue_trainer.training import timeline
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
@@ -69,6 +70,8 @@ class Summary:
     """positions in the steps of this call of `train`"""
     seconds: float
     """wall-clock time of this call of `train`"""
+    step_seconds: float
+    """the part of it that passed in steps, without validations, saves and the time after the last record"""
     validation_loss: float | None
     """the last validation loss; None: there was no validation, or the loss was not finite"""
     best_validation_loss: float | None
@@ -179,7 +182,7 @@ class Trainer:
         """Trains until the last step, or until a signal (SIGINT, SIGTERM, SIGHUP) stops the run, then saves a
         checkpoint and returns. An error, such as a damaged chunk of data, is raised after a checkpoint of the steps
         done so far has been saved, where that is possible."""
-        first_step, started = self.step, time.monotonic()
+        first_step = self.step
         with contextlib.ExitStack() as stack:
             store: CheckpointStore | _Nowhere = _Nowhere()
             if self.ranks.writes:
@@ -188,6 +191,8 @@ class Trainer:
                 store = CheckpointStore(self.folder, training.keep_last, training.checkpoint_every)
                 stack.enter_context(store)
             self._settle(store)
+            if isinstance(store, CheckpointStore) and self.device.type == "cuda" and not self.ranks.several:
+                store.reserve({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
             self.ranks.on_loss(lambda: self._last_good(store))
             run = _Run(self, store)
             try:
@@ -195,9 +200,11 @@ class Trainer:
                     try:
                         with contextlib.suppress(_Stopped):
                             self._loop(run)
+                        timeline.mark("steps, validation, saves")
                         if self._saved_step != self.step:
                             self._save(run, epoch=None, final=True)
                         store.wait()
+                        timeline.mark("last write")
                     except Exception:
                         self.ranks.speak()
                         self._rescue(store, first_step)
@@ -209,7 +216,8 @@ class Trainer:
             step=self.step,
             steps=self.steps,
             positions=(self.step - first_step) * self.recipe.data.batch_size,
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - run.began,
+            step_seconds=run.step_seconds,
             validation_loss=self.validation_loss,
             best_validation_loss=self.best_validation_loss,
             interrupted=self.step < self.steps or self._epoch_end_pending,
@@ -224,6 +232,7 @@ class Trainer:
             if stop:
                 break
             self.advance()
+            timeline.mark("first step")
             run.progress.update(self.step)
             ends = self.stage.ends_epoch(self.step)
             self._epoch_end_pending = ends
@@ -241,6 +250,7 @@ class Trainer:
         self.optimizer.set_lr(self.learning_rate())
         with self._interruptible():
             batch = next(self.batches)
+        timeline.mark("first batch")
         self._plans = batch.plans
         if batch.buffer is None:
             self._set_lambda(batch, self.step)
@@ -545,6 +555,8 @@ class Trainer:
         self._check_finite(run.store)
         self._look_after_folder(run)
         steps, seconds = run.window.restart(self.step)  # of this process
+        run.step_seconds += seconds
+        of_run = (self.step - run.first_step) * self.recipe.data.batch_size / (time.monotonic() - run.began)
         loss = self._loss_sum.item() / (self.step - self._loss_from)
         self._loss_sum.zero_()
         self._loss_from = self.step
@@ -555,6 +567,7 @@ class Trainer:
             "lr": self.optimizer.lr.item(),
             "lambda": self.lambda_at(self.step - 1),
             "positions_per_second": round(steps * self.recipe.data.batch_size / seconds, 1),
+            "run_positions_per_second": round(of_run, 1),
             "peak_memory_bytes": peak_memory(self.device),
         }
         if self.batches.passes is not None:
@@ -736,6 +749,8 @@ class _Run:
                 stage=stage.label.removesuffix(": "),
             )
         self.window = _Window(trainer.step)
+        self.began, self.first_step = time.monotonic(), trainer.step
+        self.step_seconds = 0.0
         self._seconds_between_saves = 60 * recipe.training.checkpoint_minutes or math.inf
         self.saved()
 
