@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -334,3 +335,27 @@ def test_wild_numbers_are_mistakes_of_the_user(tmp_path: Path, project_root: Pat
 def test_a_user_error_of_the_library_is_the_message_as_it_is() -> None:
     with pytest.raises(UserError, match=re.escape("preset 'a\\nb': expected one of")):
         presets.path("a\nb")
+
+
+def test_training_imports_nothing_slow():
+    """These take seconds to import, and a training without torch.compile and pages needs none of them."""
+    slow = ["torch._dynamo", "torch._inductor", "sympy", "matplotlib", "tensorboard", "torch.onnx"]
+    code = f"import sys, nnue_trainer.training.run; print([name for name in {slow!r} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_a_training_can_print_where_its_time_outside_of_steps_goes(tmp_path):
+    command = [sys.executable, "-m", "nnue_trainer", "train", "--preset", "quickstart", "--run-dir", str(tmp_path)]
+    fields = ["model.l1=64", "training.epochs=1", "training.positions_per_epoch=4096", "training.device=cpu"]
+    run = subprocess.run([*command, "--profile-start", *fields], capture_output=True, text=True, check=True)
+    _, table = run.stderr.split("since start\n")
+    phases = [line.rsplit(maxsplit=2) for line in table.splitlines()]
+    assert [name.strip() for name, *_ in phases] == [
+        "imports", "run folder and checkpoint", "device", "model", "optimizer", "data files", "first batch",
+        "first step", "steps, validation, saves", "last write", "end",
+    ]  # fmt: skip
+    assert float(phases[-1][2]) == pytest.approx(sum(float(seconds) for _, seconds, _ in phases), abs=0.1)
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert 0 < last["run_positions_per_second"] <= last["positions_per_second"]
+    assert "in steps" in run.stderr + run.stdout

@@ -451,6 +451,10 @@ def loader_cpus(device: torch.device, ranks: Ranks) -> int:
     return share - 2 if device.type == "cuda" and share >= 8 else share
 
 
+# Validation records of a GPU training that stay in page-locked memory, 32 bytes each, so that each file is read once.
+_KEPT_POSITIONS = 2**24
+
+
 class HeldOut:
     """The validation positions of the recipe, which each of `ranks` reads; None: a single process. Each call returns an
     iterator over the same batches, in file order, on `device` if that is a CUDA device and on the CPU otherwise; the
@@ -469,6 +473,7 @@ class HeldOut:
             "reuse": True,
         }
         self._positions = data.validation_positions
+        self._kept: list[torch.Tensor] | None = None
         # All validations use one loader, so that files are opened, and compressed ones unpacked, only once.
         self._loader: Loader | RecordLoader
         self._expander: Expander | None = None
@@ -484,15 +489,25 @@ class HeldOut:
         """name, size and digest of each file when it was opened"""
 
     def __call__(self) -> Iterator[Batch]:
+        for fresh in self._read() if self._kept is None else self._kept:
+            yield fresh if isinstance(fresh, Batch) else self._expand(fresh)
+
+    def _read(self) -> Iterator[Batch | torch.Tensor]:
+        """The batches or records from the files. Records of a whole pass are kept, if there is room."""
         self._loader.restart()
-        left = self._positions
+        left, kept = self._positions, []
+        keeping = self._expander is not None and left <= _KEPT_POSITIONS
         try:
             for fresh in self._loader:
-                batch = fresh if isinstance(fresh, Batch) else self._expand(fresh)
-                yield batch if len(batch) <= left else batch.head(left)
-                left -= len(batch)
+                part = fresh if len(fresh) <= left else fresh.head(left) if isinstance(fresh, Batch) else fresh[:left]
+                if keeping and isinstance(part, torch.Tensor):
+                    kept.append(part.clone().pin_memory())
+                yield part
+                left -= len(part)
                 if left <= 0:
-                    return
+                    break
+            if keeping:
+                self._kept = kept
         finally:
             self._loader.close()
 
