@@ -12,7 +12,7 @@ import yaml
 from command import nnue
 from small_runs import last, split_sample, written
 
-from nnue_trainer import checkpoint, config
+from nnue_trainer import checkpoint, config, presets
 from nnue_trainer.errors import UserError
 from nnue_trainer.training import run as runs
 from nnue_trainer.training.stages import stages_of
@@ -216,3 +216,35 @@ def test_files_of_stages_are_found_once(tmp_path: Path, recipe: Path, data: Path
     assert third.train == [str(data / "train.binpack"), str(data / "val.binpack")]
     assert third.weights == [1, 3]
     assert len(notes) == 1
+
+
+@pytest.mark.parametrize("preset", ["nettest", "nettest-threats"])
+def test_presets_of_stages_train(tmp_path: Path, project_root: Path, monkeypatch, preset: str) -> None:
+    """Scaled down, with everything that they say: filters with their curves, λ's cycle and jitter, all stages."""
+    monkeypatch.syspath_prepend(str(project_root / "tools"))
+    monkeypatch.chdir(project_root)
+    from kill_stages import overrides
+
+    output = nnue("train", "--preset", preset, "--run-dir", tmp_path / "run", *overrides(preset, 32))
+    assert "finished step 64 of 64" in output
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if record["event"] == "validation"]
+    assert all(0 < loss < 0.2 for loss in losses)
+    assert len(losses) == (6 if preset == "nettest" else 8)
+
+
+def test_nettest_is_the_published_recipe() -> None:
+    """Lengths and values of the specification: 1,024 and 2,048 steps an epoch, both cycles over both stages."""
+    main, half = stages_of(config.load(presets.path("nettest")))
+    assert (main.steps_per_epoch, half.steps_per_epoch, main.end, half.end) == (1024, 2048, 4_608_000, 5_120_000)
+    rates = [
+        s.recipe.schedule.of(s.now(step), 4e-4) for s, step in ((main, 255_399), (half, 5_107_999), (half, 5_119_999))
+    ]
+    assert rates == pytest.approx([4e-4, 1.6e-8, 1.6e-8], rel=1e-9)
+    lambdas = [s.recipe.lambda_.of(s.now(step)) for s, step in ((main, 0), (main, 1_263_000), (half, 5_052_000))]
+    assert lambdas == pytest.approx([1.0, 0.7, 1.0], abs=1e-12)
+    four = stages_of(config.load(presets.path("nettest-threats")))
+    assert [s.end - s.first_step for s in four] == [1525 * epochs for epochs in (250, 950, 3000, 50)]
+    assert [s.recipe.schedule.of(s.now(s.end - 1), s.recipe.optimizer.lr) for s in four] == pytest.approx(
+        [2.0028217575823307e-06, 2.6e-8, 1.373651610079116e-08, 6.339930508057459e-10], rel=1e-9
+    )
