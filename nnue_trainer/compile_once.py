@@ -3,6 +3,10 @@
 A library's name has a hash of the source, the compiler, its version and its options. So what has changed is compiled
 again, and nothing else is. Only sources that the caller hands over are compiled, never anything that the file of a net
 or a checkpoint names.
+
+A library is only loaded if nobody else can have written it: it and its folder belong to this user, and nobody else may
+write to it or to any folder above it. Its digest lies beside it, and is written after the library is on disk: a library
+that does not fit its digest, because the power failed or the disk did, is compiled again.
 """
 
 from __future__ import annotations
@@ -12,12 +16,14 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import Unfailing, progress_bar
 
@@ -81,7 +87,7 @@ def library_of(
     """
     folder = cache_folder(kind)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = _private(folder, kind)
         scratch = tempfile.TemporaryDirectory(dir=folder, prefix="compiling-")
     except OSError as error:
         raise UserError(
@@ -94,14 +100,59 @@ def library_of(
         for path in () if made_of is None else made_of(unit):
             digest.update(path.read_bytes())
         library = folder / f"{prefix}{digest.hexdigest()[:24]}.so"
-        if library.is_file():
+        if _is_sound(library):
             return library
         print(f"nnue: {shown(name)}: compiling for {target}, once; kept in {shown(folder)}", file=Unfailing(sys.stderr))
         with progress_bar(f"compiling {name} for {target}"):
             shorter = shorter or ((f"{unit}(", "(") if suffix == ".cu" else (f"{unit}:", ""))  # nvcc has FILE(LINE)
             run([*command, *flags, str(unit), "-o", str(built)], error_name or name, shorter)
-        built.replace(library)  # a reader never sees half of it
+        content = built.read_bytes()
+        for path, data in ((library, content), (_digest_file(library), _digest(content).encode())):
+            with replacing(path) as output:
+                os.fchmod(output.fd, 0o600)
+                output.write_bytes(data)
     return library
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _is_sound(library: Path) -> bool:
+    """Whether the library is there, whole, and written by nobody but this user."""
+    try:
+        found = os.lstat(library)
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        return is_own and _digest(library.read_bytes()) == _digest_file(library).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _private(folder: Path, kind: str) -> Path:
+    """The folder, made if it is missing, as a path without links. UserError if another user may write to it, or to a
+    folder above it: such a user could put another library there, or another folder."""
+    for path in reversed([folder, *folder.parents]):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+    real = Path(os.path.realpath(folder))
+    for path in dict.fromkeys([folder, *folder.parents, real, *real.parents]):
+        # A folder such as /tmp may stand above: with the sticky bit, only the owner can replace what is in it.
+        may_be_shared = path not in (folder, real) and path.stat().st_mode & stat.S_ISVTX
+        wrong = None
+        if not {path.stat().st_uid, path.lstat().st_uid} <= {0, os.geteuid()}:
+            wrong = "belongs to another user"
+        elif path.stat().st_mode & 0o022 and not may_be_shared:
+            wrong = f"can be written by other users (mode {path.stat().st_mode & 0o7777:o})"
+        if wrong is not None:
+            raise UserError(
+                f"{shown(folder)}: compiled {_plural(kind)} cannot be kept there: {shown(path)} {wrong}; change that "
+                "(chmod go-w), or set XDG_CACHE_HOME to a folder that only you can write to"
+            )
+    return real
 
 
 def run(command: list[str], name: str, shorter: tuple[str, str]) -> str:
