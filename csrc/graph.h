@@ -22,7 +22,8 @@
 //
 //   Step s of coupon c takes its 64 random bits from number c 2^20 + s of the stream (random.h, `bits` of int64): the
 //   lower half decides whether the walk stops, the upper half where it goes. So visits do not depend on the device, on
-//   threads, or on how many rounds are walked at once. A walk ends at 2^20 visits.
+//   threads, or on how many rounds are walked at once. A walk ends at 2^20 visits, which would be a bias if walks were
+//   that long: `restart` is 2^-14 or more, so that they are not.
 //
 //   Memory is safe for any input: offsets are cut to 0 ... edges, and a target that is no node ends its walk.
 #pragma once
@@ -75,6 +76,7 @@ inline Bits check_bits(const Tensor& a, const std::optional<Tensor>& b, Device d
 
 constexpr int kStepBits = 20;
 constexpr int64_t kMostSteps = int64_t{1} << kStepBits, kMostCoupons = int64_t{1} << 42;
+constexpr double kLeastRestart = 0x1p-14;  // one of 10^27 walks has more visits than kMostSteps
 
 struct Walks {
     const int64_t* offsets;
@@ -152,8 +154,10 @@ inline Walks check_walks(const Tensor& offsets, const Tensor& targets, const std
         fail(kWalks, "first_round, rounds", text(first_round) + ", " + text(rounds),
              "0 or more, with at most 2^42 coupons");
     }
-    if (!(restart > 0 && restart <= 1)) fail(kWalks, "restart", std::to_string(restart), "a probability above 0");
-    const auto stop = std::max<uint64_t>(static_cast<uint64_t>(restart * 4294967296.0 + 0.5), 1);
+    if (!(restart >= kLeastRestart && restart <= 1)) {
+        fail(kWalks, "restart", std::to_string(restart), "a probability from 2^-14 on, as walks end at 2^20 visits");
+    }
+    const auto stop = static_cast<uint64_t>(restart * 4294967296.0 + 0.5);
     return {const_data<int64_t>(offsets),
             const_data<int32_t>(targets),
             const_data<int32_t>(thresholds),

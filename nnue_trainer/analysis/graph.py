@@ -42,6 +42,7 @@ COUNTS = "nnue::bit_counts"
 WALKS = "nnue::random_walks"
 
 RESTART = 0.15
+_LEAST_RESTART = 2.0**-14  # kLeastRestart of csrc/graph.h
 _MOST_NODES = 2**31 - 1
 _AT_A_TIME = 1 << 24  # numbers of a temporary matrix
 
@@ -114,21 +115,25 @@ class Graph:
         """The graph of a list of edges, in any order. An edge that occurs several times is one edge, and its weights
         add up.
 
-        nodes: their number. sources, targets: integers [edges]. weights: numbers [edges] above 0, or None.
-        undirected: each edge also leads back; an edge that is given in both directions counts twice.
+        nodes: their number. sources, targets: integers [edges]. weights: numbers [edges] above 0; None: 1 for each.
+        undirected: each edge also leads back, unless it leads to its own node; an edge that is given in both directions
+        counts twice.
         """
-        if undirected:
-            sources, targets = torch.cat([sources, targets]), torch.cat([targets, sources])
-            weights = None if weights is None else torch.cat([weights, weights])
         sources, targets = sources.long(), targets.long()
         if len(sources) != len(targets) or (weights is not None and len(weights) != len(sources)):
             raise ValueError("graph: sources, targets and weights: expected as many of each")
         for name, ends in (("sources", sources), ("targets", targets)):
             if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < nodes:
                 raise ValueError(f"graph: {name}: expected nodes, 0 … {nodes - 1}")
+        if undirected:
+            back = sources != targets
+            sources, targets = torch.cat([sources, targets[back]]), torch.cat([targets, sources[back]])
+            weights = None if weights is None else torch.cat([weights, weights[back]])
         edge, order = (sources * nodes + targets).sort(stable=True)
         edge, counts = torch.unique_consecutive(edge, return_counts=True)
-        if weights is not None:
+        if weights is None and len(edge) < len(order):
+            weights = counts.double()
+        elif weights is not None:
             ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             weights = torch.segment_reduce(weights.double()[order], "sum", offsets=ends, unsafe=True)
         first = torch.searchsorted(edge, torch.arange(nodes + 1, device=edge.device) * nodes)
@@ -187,6 +192,23 @@ class Graph:
         return self.multiply(torch.ones(self.nodes, dtype=torch.float64, device=self.device))
 
     @cached_property
+    def loops(self) -> Tensor:
+        """float64 [n]: the weight of each node's edges to itself."""
+        own = self.sources == self.targets
+        weights = own.double() if self.weights is None else torch.where(own, self.weights, 0.0)
+        return torch.zeros(self.nodes, dtype=torch.float64, device=self.device).index_add_(0, self.sources, weights)
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """float64 [edges]: the share of each edge in the weights of its node, however large or small these are."""
+        if self.weights is None:
+            return 1 / self.degrees[self.sources]
+        top = torch.segment_reduce(self.weights, "max", offsets=self.offsets, unsafe=True, initial=0)[self.sources]
+        # To a power of two, so that no digit is lost where the sum would not have overflown.
+        scaled = self.weights / torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)
+        return scaled / torch.segment_reduce(scaled, "sum", offsets=self.offsets, unsafe=True, initial=0)[self.sources]
+
+    @cached_property
     def reversed(self) -> Graph:
         """The graph with all edges reversed."""
         order = self.targets.sort(stable=True).indices
@@ -207,8 +229,7 @@ class Graph:
         if self.weights is None:
             return None
         cpu = self.to("cpu")
-        assert cpu.weights is not None
-        shares = (cpu.weights / cpu.degrees[cpu.sources]).cumsum(0)
+        shares = cpu.shares.cumsum(0)
         before = torch.cat([shares.new_zeros(1), shares])[cpu.offsets[:-1]]
         chosen = ((shares - before[cpu.sources]) * 2.0**32).long().clamp_(0, 2**32 - 1)
         return torch.where(chosen >= 2**31, chosen - 2**32, chosen).int().to(self.device)
@@ -240,11 +261,13 @@ def pagerank(graph: Graph, restart: float = RESTART, tolerance: float = 1e-12, m
     rank = torch.full((n,), 1 / max(n, 1), dtype=torch.float64, device=graph.device)
     if n == 0:
         return rank
-    back, stuck = graph.reversed, graph.degrees == 0
-    share = torch.where(stuck, 0.0, 1 / graph.degrees)
+    back, stuck = graph.reversed, graph.offsets.diff() == 0
+    order = graph.targets.sort(stable=True).indices
+    sources, shares = graph.sources[order], graph.shares[order]
     for _ in range(most):
         lost = rank[stuck].sum()
-        after = (1 - restart) * (back.multiply(rank * share) + lost / n) + restart / n
+        come = torch.segment_reduce(rank[sources] * shares, "sum", offsets=back.offsets, unsafe=True, initial=0)
+        after = (1 - restart) * (come + lost / n) + restart / n
         change = (after - rank).abs().sum().item()
         rank = after
         if change < tolerance:
@@ -265,11 +288,17 @@ def pagerank_walks(
 ) -> WalkedRank:
     """PageRank by `rounds` walks from each node. It has no bias, and its standard error falls as 1 / √rounds.
 
-    A seed gives the same result on every device. restart: as for `pagerank`. groups: `rounds` is a multiple of this
+    A seed gives the same result on every device. restart: as for `pagerank`, but at least 2⁻¹⁴: walks end at 2²⁰
+    visits, and with longer ones there would be a bias. groups: `rounds` is a multiple of this
     number. The standard errors come from the differences between these groups of rounds, and have a relative error of
     about 1 / √(2 · groups).
     """
     _check_restart(restart)
+    if restart < _LEAST_RESTART:
+        raise ValueError(
+            f"pagerank_walks: restart: found {restart!r}, expected 2^-14 or more, as walks end at 2^20 visits; "
+            "`pagerank` takes any"
+        )
     if groups < 2 or rounds < groups or rounds % groups:
         raise ValueError(
             f"pagerank_walks: rounds: found {rounds}, expected a multiple of the {groups} groups (2 or more)"
@@ -299,7 +328,8 @@ def _check_restart(restart: float) -> None:
 
 
 class Subgraph(NamedTuple):
-    """`nodes` int64 [k], rising, and `weight`, the sum of the weights of the edges among them (each once)."""
+    """`nodes` int64 [k], rising, and `weight`, the sum of the weights of the edges among them (each once, those from a
+    node to itself too)."""
 
     nodes: Tensor
     weight: float
@@ -317,15 +347,10 @@ def densest_subgraph(
     are exchanged while that helps. All randomness comes from `seed`.
     """
     n = graph.nodes
-    if not 0 <= k <= n:
-        raise ValueError(f"densest_subgraph: k: found {k}, expected 0 … {n}")
-    back = graph.reversed
-    same = torch.equal(graph.offsets, back.offsets) and torch.equal(*(_ordered(g) for g in (graph, back)))
-    if not same:
-        raise ValueError("densest_subgraph: found a directed graph, expected each edge in both directions")
+    _check_part("densest_subgraph", graph, k)
     if k in (0, n):
         nodes = torch.arange(k, device=graph.device)
-        return Subgraph(nodes, float(graph.degrees.sum()) / 2 if k else 0.0)
+        return Subgraph(nodes, float((graph.degrees + graph.loops).sum()) / 2 if k else 0.0)
     vectors = _leading(graph, min(rank, n), seed)
     walked = pagerank_walks(graph, -(-rounds // 16) * 16, seed=seed).rank
     basis = torch.cat([vectors, (walked / walked.norm())[:, None]], 1)
@@ -333,7 +358,7 @@ def densest_subgraph(
     sets = _best_nodes(torch.cat([basis, -basis, basis @ turns], 1), k)
     best, weights = sets, _weights(graph, sets)
     for _ in range(_TURNS):
-        sets = _best_nodes(_multiply(graph, sets), k)
+        sets = _best_nodes(_multiply(graph, sets) + graph.loops[:, None] * sets, k)
         found = _weights(graph, sets)
         better = found > weights
         if not bool(better.any()):
@@ -351,6 +376,7 @@ def densest_subgraph(
 def peel(graph: Graph, k: int) -> Subgraph:
     """k nodes of an undirected graph. It removes, one by one, the node with the least remaining weight (the first of
     equals), in O(n² + edges), on the CPU. `densest_subgraph` is compared with it."""
+    _check_part("peel", graph, k)
     offsets, targets = graph.offsets.tolist(), graph.targets.cpu().long()
     weights = graph.weights.cpu() if graph.weights is not None else torch.ones(graph.edges, dtype=torch.float64)
     degrees = graph.degrees.cpu().clone()
@@ -364,6 +390,18 @@ def peel(graph: Graph, k: int) -> Subgraph:
         degrees_[node] = math.inf
     nodes = left.nonzero()[:, 0].to(graph.device)
     return Subgraph(nodes, float(_weights(graph, left.to(graph.device, torch.float64)[:, None])[0]))
+
+
+def _check_part(name: str, graph: Graph, k: int) -> None:
+    n = graph.nodes
+    if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= n:
+        raise ValueError(f"{name}: k: found {k!r}, expected 0 … {n}")
+    back = graph.reversed
+    same = torch.equal(graph.offsets, back.offsets) and torch.equal(*(_ordered(g) for g in (graph, back)))
+    if not same:
+        raise ValueError(f"{name}: found a directed graph, expected each edge in both directions")
+    if not bool(graph.degrees.sum().isfinite()):
+        raise ValueError(f"{name}: found weights with an infinite sum, expected one that float64 has: scale them")
 
 
 _DIRECTIONS = 1 << 32  # streams of the random numbers that are not walks
@@ -388,7 +426,7 @@ def _multiply(graph: Graph, x: Tensor) -> Tensor:
 
 def _weights(graph: Graph, sets: Tensor) -> Tensor:
     """The weight inside each set, [columns], of 0/1 columns [n, columns]."""
-    return (sets * _multiply(graph, sets)).sum(0) / 2
+    return (sets * (_multiply(graph, sets) + graph.loops[:, None])).sum(0) / 2
 
 
 def _best_nodes(values: Tensor, k: int) -> Tensor:
@@ -422,7 +460,7 @@ def _exchange(graph: Graph, chosen: Tensor, k: int) -> Subgraph:
     while True:
         out = torch.where(chosen > 0, inside, math.inf).sort(stable=True).indices[:looked_at]
         rows = _rows(graph, out) if every is None else every[out]
-        gains = torch.where(chosen > 0, -math.inf, inside) - inside[out, None] - rows
+        gains = torch.where(chosen > 0, -math.inf, inside + graph.loops) - inside[out, None] - rows
         best = int(gains.argmax())
         gain = gains.view(-1)[best].item()
         if not gain > 1e-12 * max(1.0, float(inside.max())):
@@ -445,7 +483,7 @@ def _rows(graph: Graph, nodes: Tensor) -> Tensor:
         if graph.weights is None
         else graph.weights[edge]
     )
-    return rows.index_put_((row, graph.targets[edge].long()), values)
+    return rows.index_put_((row, graph.targets[edge].long()), values, accumulate=True)
 
 
 # ---- registration ----------------------------------------------------------------------------------------------------

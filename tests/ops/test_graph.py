@@ -242,6 +242,64 @@ def test_emulated(emulator: ctypes.CDLL) -> None:
                 assert torch.equal(found, walks(g, 2, 3, 0.3, 5, 7))
 
 
+EDGES = [(0, 0), (0, 1), (1, 2), (2, 2), (1, 2), (3, 0)]  # two lead to their own node, one comes twice
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_no_weights_are_weights_of_1(device: torch.device, undirected: bool) -> None:
+    """Also for edges that come twice, and for those that lead to their own node, which count once."""
+    ends = torch.tensor(EDGES, device=device).T
+    plain = Graph.from_edges(4, *ends, undirected=undirected)
+    ones = Graph.from_edges(4, *ends, torch.ones(len(EDGES), device=device), undirected=undirected)
+    a = torch.zeros(4, 4, dtype=torch.float64)
+    for i, j in EDGES:
+        a[i, j] += 1
+        a[j, i] += undirected and i != j
+    shares = a / a.sum(1, keepdim=True)
+    for g in (plain, ones):
+        assert torch.equal(g.multiply(torch.eye(4, dtype=torch.float64, device=device)).cpu(), a)
+        assert torch.equal(g.loops.cpu(), a.diag())
+        system = torch.eye(4, dtype=torch.float64) - 0.85 * shares.T
+        exact = torch.linalg.solve(system, torch.full((4,), 0.15 / 4, dtype=torch.float64))
+        torch.testing.assert_close(graph.pagerank(g).cpu(), exact, rtol=1e-9, atol=0)
+        if undirected:
+            for k in range(5):
+                best = max(
+                    sum(i in nodes and j in nodes for i, j in EDGES) for nodes in itertools.combinations(range(4), k)
+                )
+                assert graph.densest_subgraph(g, k).weight == best
+                found = graph.peel(g, k)
+                nodes = found.nodes.tolist()
+                assert found.weight == sum(i in nodes and j in nodes for i, j in EDGES)
+        else:
+            assert torch.equal(walks(g, 0, 9, 0.15, 1), walks(ones, 0, 9, 0.15, 1))
+
+
+def test_two_nodes_and_an_edge_to_the_own_one() -> None:
+    g = Graph.from_edges(2, torch.tensor([0, 0]), torch.tensor([0, 1]), undirected=True)
+    assert graph.pagerank(g).tolist() == pytest.approx([0.925 / 1.425, 0.5 / 1.425])
+    assert graph.densest_subgraph(g, 2).weight == 2
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-300, 1e307, 1.7e308])
+def test_only_ratios_of_weights_matter_to_walkers(scale: float) -> None:
+    g = random_graph(30, 200, 1, weighted=True)
+    assert g.weights is not None
+    weights = 2.0 ** (torch.arange(g.edges) % 3).double()
+    plain = Graph(g.offsets, g.targets, weights)
+    huge = Graph(g.offsets, g.targets, weights * (scale / 4))
+    torch.testing.assert_close(
+        graph.pagerank(huge), graph.pagerank(plain), rtol=1e-9 if scale > 1e-310 else 1e-2, atol=0
+    )
+    assert graph.pagerank(huge).sum().item() == pytest.approx(1)
+    if scale > 1e-310:
+        assert torch.equal(walks(huge, 0, 9, 0.15, 1), walks(plain, 0, 9, 0.15, 1))
+    ends, most = torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.7e308] * 2, dtype=torch.float64)
+    both = Graph.from_edges(3, *ends, most, undirected=True)
+    with pytest.raises(ValueError, match="densest_subgraph: found weights with an infinite sum, expected one that"):
+        graph.densest_subgraph(both, 2)
+
+
 def dense_weight(a: Tensor, nodes: Tensor) -> float:
     return float(a[nodes][:, nodes].sum() / 2)
 
@@ -302,7 +360,7 @@ def test_errors() -> None:
         ),
         (lambda: graph.bit_counts(torch.ones(3, 4)), "nnue::bit_counts: a: found float32, expected int64"),
         (lambda: graph.bit_counts(torch.ones(3, 4).long(), torch.ones(3, 5).long()), r"b: found shape \[3, 5\]"),
-        (lambda: walks(g, 0, 1, 0.0, 1), "restart: found 0.0.*, expected a probability above 0"),
+        (lambda: walks(g, 0, 1, 0.0, 1), "restart: found 0.0.*, expected a probability from 2.-14 on"),
         (lambda: walks(g, -1, 1, 0.5, 1), "first_round, rounds: found -1, 1, expected 0 or more"),
         (lambda: walks(g, 0, 1 << 42, 0.5, 1), "at most 2.42 coupons"),
         (lambda: Graph(offsets[:5], targets), "offsets: expected numbers that rise from 0"),
@@ -318,6 +376,12 @@ def test_errors() -> None:
         (lambda: Graph.from_counts(torch.ones(2, 3)), r"counts: found shape \[2, 3\]"),
         (lambda: graph.densest_subgraph(g, 3), "found a directed graph"),
         (lambda: graph.densest_subgraph(g, 11), "k: found 11, expected 0 … 10"),
+        (lambda: graph.peel(g, 3), "peel: found a directed graph"),
+        (lambda: graph.peel(g, 11), "peel: k: found 11, expected 0 … 10"),
+        (lambda: graph.peel(g, -1), "peel: k: found -1, expected 0 … 10"),
+        (lambda: graph.peel(g, True), "peel: k: found True, expected 0 … 10"),
+        (lambda: graph.pagerank_walks(g, 16, 1e-7), "restart: found 1e-07, expected 2.-14 or more, as walks end"),
+        (lambda: walks(g, 0, 1, 1e-5, 1), "restart: found 0.00001., expected a probability from 2.-14 on"),
         (lambda: graph.pagerank(g, 0), "restart: found 0, expected a probability"),
         (lambda: graph.pagerank_walks(g, 17), "rounds: found 17, expected a multiple of the 16"),
     ):
