@@ -110,6 +110,28 @@ inline void check_shape(const char* op, const char* argument, const Tensor& tens
          std::string("shape ") + letters + (known ? " = " + shape_text(shape) : ""));
 }
 
+// The addresses from a tensor's first element to behind its last one.
+struct AddressRange {
+    uintptr_t begin, end;
+};
+
+inline AddressRange addresses_of(const Tensor& tensor) {
+    if (tensor.numel() == 0) return {0, 0};
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    int64_t last = 0;
+    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    return {begin, begin + static_cast<uintptr_t>((last + 1) * static_cast<int64_t>(tensor.element_size()))};
+}
+
+// `out` is written while `other` is still read, or written, too: they must not share memory.
+inline void check_apart(const char* op, const char* argument, const Tensor& out, const Tensor& other,
+                        const char* other_name) {
+    const AddressRange a = addresses_of(out), b = addresses_of(other);
+    if (a.begin < b.end && b.begin < a.end) {
+        fail(op, argument, std::string("a tensor that shares memory with ") + other_name, "one with memory of its own");
+    }
+}
+
 // The error for an index outside the contract, with the same words on every device.
 [[noreturn]] inline void fail_index(const char* op, int64_t row, int64_t value, int64_t num_features) {
     fail(op, "indices", "index " + std::to_string(value) + " in row " + std::to_string(row),

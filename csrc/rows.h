@@ -81,8 +81,12 @@ inline int64_t check_norms(const Tensor& x, const std::optional<Tensor>& sums, c
                  "shape " + shape_text(std::vector<int64_t>(all.begin(), all.end() - 1)));
         }
         if (!out->is_contiguous()) fail(kNorms, name, "a tensor that is not contiguous", "a contiguous one");
+        check_apart(kNorms, name, *out, x, "x");
     };
     check("sums", sums), check("roots", roots), check("largest", largest);
+    if (sums && roots) check_apart(kNorms, "roots", *roots, *sums, "sums");
+    if (sums && largest) check_apart(kNorms, "largest", *largest, *sums, "sums");
+    if (roots && largest) check_apart(kNorms, "largest", *largest, *roots, "roots");
     return rows;
 }
 

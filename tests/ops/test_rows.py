@@ -141,6 +141,22 @@ def test_out(device: torch.device) -> None:
     assert l2.tolist() == [4, 1]
 
 
+def test_an_output_inside_the_input_is_refused(place: tuple[Any, torch.device]) -> None:
+    """It would be written while it is read."""
+    operators, device = place
+    x = torch.ones(1, 50, device=device)
+    for out in (x[:, 0], x[:, 49], x.view(50)[7:8]):
+        with pytest.raises(RuntimeError, match="nnue::row_norms: roots: found a tensor that shares memory with x, exp"):
+            operators.row_norms(x, None, out, None)
+    out = torch.empty(4, device=device)
+    with pytest.raises(RuntimeError, match="largest: found a tensor that shares memory with sums"):
+        operators.row_norms(torch.ones(3, 5, device=device), out[:3], None, out[1:])
+    assert (x == 1).all()
+    whole = torch.ones(60, device=device)
+    operators.row_norms(whole[:50].view(1, 50), None, whole[50:51], None)
+    assert whole[50].item() == pytest.approx(50**0.5)
+
+
 def test_nan_and_huge_rows(device: torch.device) -> None:
     x = torch.zeros(3, 40, device=device)
     x[0, 17], x[1, 5], x[2] = math.nan, math.inf, 3e38
