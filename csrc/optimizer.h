@@ -153,6 +153,11 @@ NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double l
     numbers[kNorm] = norm;
 }
 
+// Which of two averages is this step's; one of them, whatever a caller has written there.
+NNUE_HOST_DEVICE int turn_of(const double* numbers) {
+    return numbers[kTurn] == 1 ? 1 : 0;
+}
+
 // What all elements of a part have in common. T: of the weights.
 template <class T>
 struct Common {

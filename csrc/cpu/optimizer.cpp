@@ -98,7 +98,7 @@ void run(const std::vector<Part>& parts, const Factors& factors, const double* n
     std::atomic<bool> bad{false};
     for_each_run(parts, [&](const Part& part, int64_t /*task*/, int64_t begin, int64_t end) {
         const Common<T> c = common<T>(factors, numbers, part.rate, part.decay, part.low, part.high);
-        const int turn = R::kAverages == 2 ? static_cast<int>(numbers[kTurn]) : 0;
+        const int turn = R::kAverages == 2 ? turn_of(numbers) : 0;
         const bool good = NNUE_CALL_BEST_ISA(update_columns<R>, part, c, turn, begin, end);
         if (!good) bad = true;
     });
@@ -175,6 +175,7 @@ Late late(const char* op, const Part& part, const Tensor& weight, const std::opt
     check_device(op, "history", history, Device::cpu, weight, "weight");
     check_dtype(op, "history", history, {ScalarType::Double});
     check_shape(op, "history", history, {-1, kNumbers}, "[K, numbers]");
+    if (history.size(0) == 0) fail(op, "history", std::string("a window of 0 steps"), "1 or more");
     check_contiguous(op, "history", history);
     if (marked) {
         check_device(op, "rows", *marked, Device::cpu, weight, "weight");
@@ -200,6 +201,11 @@ Late late(const char* op, const Part& part, const Tensor& weight, const std::opt
             fail(op, "changes", "shape " + shape_text(changes.sizes()), "[K, V, ...] with the columns of weight");
         }
         found.changes = changes.mutable_data_ptr();
+    }
+    const int64_t elements = part.shared_square == nullptr ? 0 : part.columns;
+    if ((found.changes == nullptr ? 0 : found.virtual_rows * found.columns) != elements) {
+        fail(op, "changes", "shape " + shape_text(changes.sizes()),
+             elements == 0 ? "no elements, as there are no virtual rows" : "[K, V, ...] as the moments of V rows");
     }
     found.part.rows = num_rows == 0 ? 0 : num_rows / std::max<int64_t>(found.virtual_rows, 1);
     return found;
@@ -240,7 +246,7 @@ void update_rows(const Late& l, const std::vector<int64_t>& places, const Factor
                  int64_t step, float* failed) {
     std::copy_n(numbers, kNumbers, l.history + (step - 1) % l.window * kNumbers);
     const Common<T> c = common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high);
-    const int turn = R::kAverages == 2 ? static_cast<int>(numbers[kTurn]) : 0;
+    const int turn = R::kAverages == 2 ? turn_of(numbers) : 0;
     T* const changes = l.changes == nullptr
                            ? nullptr
                            : static_cast<T*>(l.changes) + (step - 1) % l.window * l.virtual_rows * l.columns;
@@ -285,10 +291,6 @@ void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moment
         found[0].gradient = kept.back().const_data_ptr();
     }
     const Late l = late(kUpdateRows, found[0], weight, listed ? std::nullopt : std::optional(rows), late_tensors);
-    if ((l.changes == nullptr) != (found[0].shared_square == nullptr)) {
-        fail(kUpdateRows, "changes", text(late_tensors[1].numel()) + " elements",
-             "some, if there are virtual rows, else none");
-    }
     const std::vector<int64_t> places = gradient_places(l, rows, gradient, last);
     const double* const given = const_data<double>(numbers);
     float* const flag = mutable_data<float>(failed);
@@ -304,7 +306,7 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
     for (int64_t t = oldest; t < step; ++t) {
         const double* const numbers = l.history + t % l.window * kNumbers;
         steps.push_back(common<T>(factors, numbers, l.part.rate, l.part.decay, l.part.low, l.part.high));
-        turns.push_back(static_cast<int>(numbers[kTurn]));
+        turns.push_back(turn_of(numbers));
     }
     const int64_t num_rows = l.virtual_rows * l.part.rows;
     // From `row` on, the next one of its group that has steps to make.
@@ -346,8 +348,12 @@ void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tens
     const int64_t step = *const_data<int64_t>(counted);
     const Late l = late(kCatchUp, found[0], weight, rows, late_tensors);
     for (int64_t row = 0; row < weight.size(0); ++row) {
-        if (step - l.made[row] > l.window) {
-            fail(kCatchUp, "made", text(l.made[row]) + " in row " + text(row),
+        const int64_t made = l.made[row];
+        if (made < 0 || made > step) {
+            fail(kCatchUp, "made", text(made) + " in row " + text(row), "0 to " + text(step) + ", the steps made");
+        }
+        if (step - made > l.window) {
+            fail(kCatchUp, "made", text(made) + " in row " + text(row),
                  "at least " + text(step - l.window) + ", as the window has " + text(l.window) + " steps");
         }
     }

@@ -126,7 +126,10 @@ struct Rows {
                 rows[p * positions + b] = {indices + b * max_active, lengths[b], 2 * b + second};
             }
         }
-        const auto order = visiting_order(2 * positions, num_features, [&](int64_t row) {
+        // A caller may claim any number of features, so memory is taken for those that occur.
+        int64_t firsts = 1;
+        for (const PlacedRow& row : rows) firsts = std::max<int64_t>(firsts, row.length > 0 ? row.entries[0] + 1 : 0);
+        const auto order = visiting_order(2 * positions, firsts, [&](int64_t row) {
             return std::span(rows[row].entries, static_cast<size_t>(rows[row].length));
         });
         placed.reserve(rows.size());
@@ -134,6 +137,15 @@ struct Rows {
     }
 
     int64_t count() const { return static_cast<int64_t>(placed.size()); }
+
+    // The largest index plus 1.
+    int64_t reach() const {
+        int32_t largest = -1;
+        for (const PlacedRow& row : placed) {
+            for (int64_t e = 0; e < row.length; ++e) largest = std::max(largest, row.entries[e]);
+        }
+        return int64_t{largest} + 1;
+    }
 };
 
 // Throws if a PSQT bucket is outside [0, psqt_buckets), for the first one in row order.
@@ -275,26 +287,29 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
     const Rows rows(kBackward, white, black, plan_in, num_features);
     const Tensor grad_output = torch::stable::contiguous(grad_output_in), saved = torch::stable::contiguous(saved_in);
 
+    // The gradient of the weight is the largest tensor: if there is no memory for it, this fails before anything else.
+    const ScalarType dtype = float_dtype(kBackward, "weight_dtype", weight_dtype);
+    Tensor grad_weight = new_output(grad_output, all_rows ? num_features : 0, num_outputs, dtype);
+    const int64_t reach = all_rows || psqt_buckets != 0 ? num_features : rows.reach();
     const FeatureLists<float> lists(
-        rows.count(), num_features, false,
+        rows.count(), reach, false,
         [&](int64_t place) {
             return std::span(rows.placed[place].entries, static_cast<size_t>(rows.placed[place].length));
         },
         [](int64_t) -> const float* { return nullptr; });
     std::vector<int64_t> present, starts;
     if (!all_rows) {
-        for (int64_t f = 0; f < num_features; ++f) {
+        for (int64_t f = 0; f < reach; ++f) {
             if (lists.starts[f] == lists.starts[f + 1]) continue;
             present.push_back(f);
             starts.push_back(lists.starts[f]);
         }
         starts.push_back(lists.starts.back());
+        grad_weight = new_output(grad_output, static_cast<int64_t>(present.size()), num_outputs, dtype);
     }
     const std::vector<int64_t>& row_starts = all_rows ? lists.starts : starts;
     const std::vector<int64_t> ranges = even_ranges(row_starts, kRanges);
 
-    Tensor grad_weight = new_output(grad_output, static_cast<int64_t>(row_starts.size()) - 1, num_outputs,
-                                    float_dtype(kBackward, "weight_dtype", weight_dtype));
     Tensor grad_bias = torch::stable::new_empty(grad_output, {num_outputs}, ScalarType::Float);
     const int64_t half = num_outputs / 2, widest = std::min(half, kPerspectiveSlab);
     const int64_t chunks = divide_up(rows.count(), kRowChunk);

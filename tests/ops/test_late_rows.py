@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -290,6 +291,51 @@ def test_rows_of_a_sparse_gradient(numbers: list[int], message: str) -> None:
             [part.rows(rows._made), rows._changes[1], rows._history],
             *rows._how(part),
         )
+
+
+def wrong_window(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return history[:0], changes[:0], made
+
+
+def other_virtual_rows(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return history, changes.repeat(1, 3, 1), made
+
+
+def no_changes(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return history, changes[:0], made
+
+
+def steps_to_come(history: Tensor, changes: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return history, changes, made + 2**40
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (wrong_window, "history: found a window of 0 steps, expected 1 or more"),
+        (other_virtual_rows, r"changes: found shape \[16, 36, 150\], expected \[K, V, ...\] as the moments of V rows"),
+        (no_changes, r"changes: found shape \[0, 12, 150\], expected \[K, V, ...\] as the moments of V rows"),
+        (steps_to_come, r"made: found 1099511627779 in row 0, expected"),
+    ],
+)
+@pytest.mark.parametrize("operator", ["optimizer_update_rows", "optimizer_catch_up"])
+def test_what_is_kept_of_a_part_must_fit_it(
+    operator: str, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], message: str
+) -> None:
+    _, late = pair(RULES["adamw"], torch.float32)
+    run(late, range(3))
+    late.settle()
+    late.step_count.fill_(4)
+    late.numbers[0] = 1
+    rows = late_rows(late)
+    part, moments = rows._parts[0]
+    history, changes, made = change(rows._history, rows._changes[0], part.rows(rows._made))
+    marks = torch.ones(36, dtype=torch.uint8)
+    arguments = [moments.all(), marks, [made, changes, history], *rows._how(part)]
+    if operator == "optimizer_update_rows":
+        arguments = [torch.zeros(36, COLUMNS), *arguments]
+    with pytest.raises(RuntimeError, match=f"nnue::{operator}: {message}"):
+        getattr(torch.ops.nnue, operator)(moments.weight, *arguments)
 
 
 def test_a_window_that_has_forgotten_is_an_error() -> None:

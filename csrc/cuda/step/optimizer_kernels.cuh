@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
     int turn = 0;
     if constexpr (R::kAverages == 2) {
         hopper::wait_for_kernels_before();
-        turn = static_cast<int>(a.numbers[kTurn]);
+        turn = optimizer::turn_of(a.numbers);
     }
 #pragma unroll
     for (int k = 0; k < kStates; ++k) states[k].load_from(part, turn, place(warp + k * kWarps));
