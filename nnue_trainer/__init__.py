@@ -6,6 +6,8 @@
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from nnue_trainer import _first_look
+
 if _TYPE_CHECKING:
     from nnue_trainer import (
         analysis,
@@ -79,3 +81,6 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+_first_look.register()

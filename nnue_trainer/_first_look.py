@@ -1,0 +1,86 @@
+"""`import nnue_trainer` is enough for `torch.ops.nnue.NAME`, and does not import torch.
+
+torch's attribute `ops.nnue` becomes a namespace that imports the home of an operator when it is first looked up: the
+module that loads the library, and registers derivatives and fake kernels. If torch has not been imported yet, that
+happens right after its import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+# Which module registers the operators whose names begin so; `ops` registers all others.
+HOMES = {
+    "bit_counts": "analysis.graph",
+    "ewm": "analysis.exponential",
+    "layer_stacks": "modules.layer_stacks",
+    "optimizer": "fused_optimizer",
+    "pack_bits": "analysis.graph",
+    "perspective": "perspectives",
+    "random_fill": "random",
+    "random_walks": "analysis.graph",
+    "rolling": "analysis.windows",
+    "row_norms": "rows",
+    "stack_order": "modules.layer_stacks",
+    "stacked_linear": "modules.stacked_linear",
+    "to_integers": "modules.straight_through",
+    "transpose": "rows",
+}
+
+
+def _home(operator: str) -> str:
+    return next((home for prefix, home in HOMES.items() if operator.startswith(prefix)), "ops")
+
+
+def _install(torch: Any) -> None:
+    """Puts the namespace into `torch.ops`."""
+    from torch._ops import _OpNamespace
+
+    class Namespace(_OpNamespace):  # type: ignore[misc, unused-ignore]
+        __module__ = _OpNamespace.__module__  # torch looks for operators by this name
+
+        def __getattr__(self, operator: str) -> Any:
+            if not operator.startswith("__"):
+                try:
+                    importlib.import_module(f"nnue_trainer.{_home(operator)}")
+                except (ImportError, RuntimeError) as error:  # such as a library that was not built
+                    raise AttributeError(f"torch.ops.nnue.{operator}: {error}") from error
+            return super().__getattr__(operator)
+
+    torch.ops.nnue = Namespace("nnue")
+
+
+class _AfterTorch:
+    """A finder that lets the others find torch, and installs the namespace once torch has been imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _install(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def register() -> None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        sys.meta_path.insert(0, _AfterTorch())
+    elif hasattr(torch, "ops"):  # or it is being imported, and imports us
+        _install(torch)

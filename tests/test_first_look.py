@@ -1,0 +1,69 @@
+"""`import nnue_trainer` is enough for `torch.ops.nnue`, in either order, and imports no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nnue_trainer import _first_look
+
+LOOK = """
+found = torch.ops.nnue.rolling(torch.arange(5.0), None, 1, -1, 2, 2)
+assert found.tolist()[1:] == [0.5, 1.5, 2.5, 3.5], found
+shapes = ((4, 5), (5,))
+parameters = [torch.zeros(shape, device="meta") for shape in shapes]
+meta = torch.ops.nnue.feature_transformer_forward(
+    torch.zeros(3, 2, dtype=torch.int32, device="meta"), None, *parameters
+)
+assert meta.shape == (3, 5)
+weight = torch.ones(4, 5, requires_grad=True)
+rows = torch.zeros(3, 2, dtype=torch.int32)
+torch.ops.nnue.feature_transformer_forward(rows, None, weight, torch.zeros(5)).sum().backward()
+assert weight.grad[0].tolist() == [6] * 5
+assert not hasattr(torch.ops.nnue, "no_such_operator")
+assert torch.ops.nnue.rolling.__module__ == torch.ops.aten.add.__module__.replace("aten", "nnue"), "torch looks there"
+"""
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("imports", ["import nnue_trainer; import torch", "import torch; import nnue_trainer"])
+def test_the_import_is_enough(imports: str) -> None:
+    run(imports + LOOK)
+
+
+def test_the_import_imports_little() -> None:
+    program = """
+import sys, nnue_trainer
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+import torch
+print(sorted(name for name in sys.modules if name.startswith("nnue_trainer")))
+"""
+    assert run(program).strip() == "['nnue_trainer', 'nnue_trainer._first_look']"
+
+
+def test_every_operator_has_the_home_that_registers_it() -> None:
+    """Looked up alone in a new process, each has its fake kernel, or is one that needs none."""
+    names = {n.partition("::")[2].partition(".")[0] for n in torch._C._dispatch_get_all_op_names() if "nnue::" in n}
+    homes = {_first_look._home(name) for name in names}
+    assert homes == {*_first_look.HOMES.values(), "ops"}
+    program = """
+import sys, torch, nnue_trainer
+def has_fake(name):
+    op = getattr(torch.ops.nnue, name).default
+    return torch._library.utils.has_fake_kernel(op)
+print([name for name in sys.argv[1:] if not has_fake(name)])
+"""
+    for home in sorted(homes):
+        own = sorted(name for name in names if _first_look._home(name) == home)
+        program_of = program.replace("sys.argv[1:]", repr(own))
+        with_fakes = {n for n in own if torch._library.utils.has_fake_kernel(getattr(torch.ops.nnue, n).default)}
+        without = set(eval(run(program_of)))
+        assert without == set(own) - with_fakes, home
