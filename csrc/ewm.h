@@ -26,6 +26,7 @@
 
 #include "checks.h"
 #include "dtypes.h"
+#include "enumerations.h"
 #include "host_device.h"
 #include "quick_division.h"
 
@@ -33,7 +34,7 @@ namespace nnue::ewm {
 
 constexpr const char* kName = "ewm";
 
-enum class Statistic { mean, var, std };
+NNUE_ENUMERATION(Statistic, mean, var, std)
 
 // `decay` is the factor of all weights before the range, `weight` the sum of the range's own weights; `mean` and `var`
 // are weighted with these, and `focus` is the sum of the squares of the weights divided by the square of their sum.
@@ -45,6 +46,14 @@ template <>
 struct State<false> {
     double decay = 1, count = 0, weight = 0, mean = 0;
 };
+
+// a · of_a + b · of_b, where the shares add up to 1. It starts at the number with the larger share: then a large number
+// with a small share takes no digits from the other one, and equal numbers give themselves.
+NNUE_HOST_DEVICE double weighted_mean(double a, double of_a, double b, double of_b) {
+    const double d = b - a;
+    if (!is_finite(d)) return a * of_a + b * of_b;
+    return of_a < of_b ? b - of_a * d : a + of_b * d;
+}
 
 template <bool kVariance>
 NNUE_HOST_DEVICE State<kVariance> merge(const State<kVariance>& a, const State<kVariance>& b) {
@@ -61,10 +70,13 @@ NNUE_HOST_DEVICE State<kVariance> merge(const State<kVariance>& a, const State<k
         rest = before * inverse;
     }
     const double d = a.count > 0 ? b.mean - a.mean : 0;
-    s.mean = a.count > 0 ? a.mean + mine * d : b.mean;
+    s.mean = a.count > 0 ? weighted_mean(a.mean, rest, b.mean, mine) : b.mean;
     if constexpr (kVariance) {
         s.spread = 2 * rest * mine + rest * rest * a.spread + mine * mine * b.spread;
-        s.var = rest * a.var + mine * b.var + rest * mine * d * d;
+        // A share of 0 leaves nothing of a number that has overflown.
+        s.var = mine * b.var;
+        if (rest > 0) s.var += rest * a.var;
+        if (rest * mine > 0) s.var += rest * mine * d * d;
     }
     return s;
 }
@@ -110,10 +122,13 @@ struct Rule {
     NNUE_HOST_DEVICE void follow(State<false>& s, double x) const {
         const bool seen = is_finite(x);
         const double decay = seen || !ignore_na ? 1 - alpha : 1;
+        const double before = s.weight * decay;
         s.decay *= decay;
-        s.weight = s.weight * decay + (seen ? 1 : 0);
+        s.weight = before + (seen ? 1 : 0);
         s.count += seen ? 1 : 0;
-        if (seen) s.mean = s.count > 1 ? s.mean + divide(x - s.mean, s.weight) : x;
+        if (!seen) return;
+        const double share = divide(1.0, s.weight);
+        s.mean = s.count > 1 ? weighted_mean(s.mean, before * share, x, share) : x;
     }
 
     NNUE_HOST_DEVICE double finish(const State<false>& s) const {
@@ -131,22 +146,18 @@ struct Rule {
     }
 };
 
-inline Rule check_rule(const Tensor& x, Device device, const std::string& statistic, double alpha, bool adjust,
-                       bool ignore_na, bool bias, int64_t min_periods) {
+inline Rule check_rule(const Tensor& x, Device device, int64_t statistic, double alpha, bool adjust, bool ignore_na,
+                       bool bias, int64_t min_periods) {
     check_device(kName, "x", x, device, x, "x");
     check_dtype(kName, "x", x, {ScalarType::Float, ScalarType::Double});
     if (x.dim() == 0) fail(kName, "x", "no dimension", "shape [..., n]");
     if (!(alpha > 0 && alpha <= 1)) fail(kName, "alpha", std::to_string(alpha), "0 < alpha <= 1");
     if (min_periods < 0) fail(kName, "min_periods", min_periods, "0 or more");
-    const bool mean = statistic == "mean", var = statistic == "var";
-    if (!mean && !var && statistic != "std") fail(kName, "statistic", "'" + statistic + "'", "mean, var or std");
     return {alpha,
             adjust,
             ignore_na,
             bias,
-            mean  ? Statistic::mean
-            : var ? Statistic::var
-                  : Statistic::std,
+            check_enumeration<Statistic>(kName, "statistic", statistic),
             static_cast<double>(std::max<int64_t>(min_periods, 1))};
 }
 

@@ -3,7 +3,7 @@
 // expander, the operator on CPU and the kernel on CUDA compile the same lines of code.
 //
 //   records        uint8 [B, 32]  positions as binpack stores them (docs/data.md); need not be contiguous
-//   feature_set    the name of a set (features/feature_set.h), which determines everything about it
+//   feature_set    the handle of a set's name (features/feature_set.h), which determines everything about the set
 //   white, black   int32 [B, K]   active features of each perspective, then -1; K and the order depend on the set
 //   counts         int16 [B]      entries per row; both rows of a position have the same number
 //   black_to_move  uint8 [B]      0 white to move, 1 black
@@ -14,11 +14,15 @@
 // These are the fields of a batch, in the order of their table (features/batch_layout.h). expand_features returns new
 // tensors; expand_features_into writes to the contiguous tensors in the list `fields`, in that order.
 //
+// name_feature_set returns the handle of a name, uint8 [n]: a hash, the same in every process, so that graphs may keep
+// it. The operators of a device know the handles of built-in sets, and of the names that they were given:
+// name_cuda_feature_set does the same for CUDA.
+//
 // add_feature_set makes a set that was compiled from a header (features/general_set.h) known to this library; `library`
-// is the shared library with the set. add_cuda_feature_set does the same for CUDA. The features of such a set come
-// after those of the other parts. Only with such a set may the two rows of a position differ in length: `counts` is
-// then the length of the longer one. A row that does not fit the set's own description (a wrong index, too many
-// features) is an error as below; on CUDA, where the error is off, its features are left out.
+// is the path of the shared library with the set, uint8 [n] as `name` is. add_cuda_feature_set does the same for CUDA.
+// The features of such a set come after those of the other parts. Only with such a set may the two rows of a position
+// differ in length: `counts` is then the length of the longer one. A row that does not fit the set's own description (a
+// wrong index, too many features) is an error as below; on CUDA, where the error is off, its features are left out.
 //
 // A record that cannot be expanded (record_scan.h: too many pieces, not one king per side, ...) is an error that names
 // the row and the reason. Nothing checks whether a position is legal in chess. CUDA reports the error in the same way
@@ -30,8 +34,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -39,6 +46,7 @@
 
 #include "checks.h"
 #include "chess/fen.h"
+#include "enumerations.h"
 #include "features/batch_layout.h"
 #include "features/feature_sets.h"
 #include "features/record_scan.h"
@@ -51,7 +59,48 @@ constexpr int64_t kRecordBytes = sizeof(data::Record);
 // The fields of a batch as expand_features returns them.
 using FieldTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-inline const data::FeatureSet& check_feature_set(const std::string& name) {
+// FNV-1a. Handles are not negative.
+inline int64_t handle_of(std::string_view name) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const char letter : name) hash = (hash ^ static_cast<uint8_t>(letter)) * 0x100000001b3;
+    return static_cast<int64_t>(hash >> 1);
+}
+
+// The names of the handles that this library knows.
+class Handles {
+  public:
+    Handles() {
+        for (const std::string& name : data::basic_feature_sets()) add(kName, name);
+    }
+    int64_t add(const char* op, const std::string& name) {
+        const int64_t handle = handle_of(name);
+        const std::lock_guard lock(mutex_);
+        const auto [known, is_new] = names_.emplace(handle, name);
+        if (known->second != name) {
+            fail(op, "name", "'" + name + "'", "another name: it has the handle of '" + known->second + "'");
+        }
+        return handle;
+    }
+    std::string name_of(int64_t handle) {
+        const std::lock_guard lock(mutex_);
+        const auto known = names_.find(handle);
+        if (known != names_.end()) return known->second;
+        fail(kName, "feature_set", "the unknown handle " + text(handle),
+             "one that nnue_trainer.ops.feature_set_handle has returned in this process");
+    }
+
+  private:
+    std::mutex mutex_;
+    std::map<int64_t, std::string> names_;
+};
+
+inline Handles& handles() {
+    static auto* all = new Handles;
+    return *all;
+}
+
+inline const data::FeatureSet& check_feature_set(int64_t handle) {
+    const std::string name = handles().name_of(handle);
     try {
         return data::feature_set(name);
     } catch (const data::FormatError& error) {
@@ -120,6 +169,8 @@ inline data::BatchRows check_fields(const std::vector<Tensor>& fields, const Ten
         }
         check_dtype(kName, name, field, {dtype_of<T>()});
         if (!field.is_contiguous()) fail(kName, name, std::string("strides with gaps"), "a contiguous tensor");
+        check_apart(kName, name, field, records, "records");
+        for (size_t i = 0; i + 1 < next; ++i) check_apart(kName, name, field, fields[i], kNames[i]);
         return static_cast<T*>(field.mutable_data_ptr());
     };
     return {// in the order of the table, since a list in braces is evaluated from left to right

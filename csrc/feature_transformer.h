@@ -58,6 +58,9 @@ inline ScalarType sum_dtype(ScalarType weight) {
 
 inline void check_indices(const char* op, const Tensor& indices) {
     check_shape(op, "indices", indices, {-1, -1}, "[B, K]");
+    if (indices.scalar_type() == ScalarType::Long) {
+        fail(op, "indices", std::string("int64"), "int32, as nnue_trainer.ops.index_rows makes it of int64");
+    }
     check_dtype(op, "indices", indices, {ScalarType::Int});
     if (indices.size(1) > INT32_MAX) fail(op, "indices", "K = " + std::to_string(indices.size(1)), "K < 2^31");
 }

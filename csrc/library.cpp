@@ -10,6 +10,9 @@
 #include "build_info.h"
 
 STABLE_TORCH_LIBRARY(nnue, m) {
+    // Contract: enumerations.h.
+    m.def("enumerations() -> Tensor");
+
     // Contracts: feature_transformer.h.
     m.def(
         "feature_transformer_forward(Tensor indices, Tensor? values, Tensor weight, Tensor bias, "
@@ -43,13 +46,15 @@ STABLE_TORCH_LIBRARY(nnue, m) {
 
     // Contracts: expand_features.h.
     m.def(
-        "expand_features(Tensor records, str feature_set, bool check_records=True) -> "
+        "expand_features(Tensor records, int feature_set, bool check_records=True) -> "
         "(Tensor white, Tensor black, Tensor counts, Tensor black_to_move, Tensor score, Tensor result, Tensor "
         "piece_count)");
-    m.def("expand_features_into(Tensor records, str feature_set, Tensor(a!)[] fields, bool check_records=True) -> ()");
+    m.def("expand_features_into(Tensor records, int feature_set, Tensor(a!)[] fields, bool check_records=True) -> ()");
 
-    m.def("add_feature_set(str name, str library) -> ()");
-    m.def("add_cuda_feature_set(str name, str library, str cuda_library) -> ()");
+    m.def("name_feature_set(Tensor name) -> int");
+    m.def("name_cuda_feature_set(Tensor name) -> int");
+    m.def("add_feature_set(Tensor name, Tensor library) -> ()");
+    m.def("add_cuda_feature_set(Tensor name, Tensor library, Tensor cuda_library) -> ()");
 
     // Contracts: optimizer.h.
     m.def(
@@ -68,20 +73,20 @@ STABLE_TORCH_LIBRARY(nnue, m) {
 
     // Contracts: rolling.h.
     m.def(
-        "rolling(Tensor x, Tensor? y, str statistic, int first, int length, int min_periods, float ddof=1.0) -> "
+        "rolling(Tensor x, Tensor? y, int statistic, int first, int length, int min_periods, float ddof=1.0) -> "
         "Tensor");
     m.def(
-        "rolling_quantile(Tensor x, int first, int length, int min_periods, float quantile, str interpolation) -> "
+        "rolling_quantile(Tensor x, int first, int length, int min_periods, float quantile, int interpolation) -> "
         "Tensor");
 
     // Contract: ewm.h.
     m.def(
-        "ewm(Tensor x, str statistic, float alpha, bool adjust=True, bool ignore_na=False, bool bias=False, "
+        "ewm(Tensor x, int statistic, float alpha, bool adjust=True, bool ignore_na=False, bool bias=False, "
         "int min_periods=0) -> Tensor");
 
     // Contract: random.h.
     m.def(
-        "random_fill(Tensor(a!) out, str distribution, int seed, int stream, int offset, float a=0.0, float b=1.0, "
+        "random_fill(Tensor(a!) out, int distribution, int seed, int stream, int offset, float a=0.0, float b=1.0, "
         "int low=0, int high=0) -> ()");
 
     // Contracts: rows.h.
@@ -133,7 +138,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("layer_stacks_available(int device, int inputs, int stacks, str layers) -> bool");
 
     // Contracts: cuda/index_check.cuh.
-    m.def("set_cuda_index_check(str mode) -> str");
+    m.def("set_cuda_index_check(int mode) -> int");
     m.def("raise_cuda_index_errors() -> ()");
 }
 

@@ -22,19 +22,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <string>
-#include <utility>
 
 #include "checks.h"
 #include "dtypes.h"
+#include "enumerations.h"
 #include "host_device.h"
 
 namespace nnue::random {
 
 constexpr const char* kName = "random_fill";
 
-enum class Distribution { bits, uniform, normal, integers, bernoulli };
+NNUE_ENUMERATION(Distribution, bits, uniform, normal, integers, bernoulli)
 
 struct Words {
     uint32_t at[4];
@@ -127,21 +126,12 @@ struct Rule {
     }
 };
 
-inline Rule check_rule(const Tensor& out, Device device, const std::string& name, int64_t seed, int64_t stream,
+inline Rule check_rule(const Tensor& out, Device device, int64_t distribution, int64_t seed, int64_t stream,
                        int64_t offset, double a, double b, int64_t low, int64_t high) {
-    static constexpr std::pair<const char*, Distribution> kAll[] = {
-        {"bits", Distribution::bits},         {"uniform", Distribution::uniform},     {"normal", Distribution::normal},
-        {"integers", Distribution::integers}, {"bernoulli", Distribution::bernoulli},
-    };
-    const auto* const found =
-        std::find_if(std::begin(kAll), std::end(kAll), [&](const auto& known) { return name == known.first; });
-    if (found == std::end(kAll)) {
-        fail(kName, "distribution", "'" + name + "'", "bits, uniform, normal, integers or bernoulli");
-    }
     check_device(kName, "out", out, device, out, "out");
     if (!out.is_contiguous()) fail(kName, "out", "a tensor that is not contiguous", "a contiguous one");
     if (offset < 0) fail(kName, "offset", offset, "0 or more");
-    Rule rule{found->second,
+    Rule rule{check_enumeration<Distribution>(kName, "distribution", distribution),
               static_cast<uint64_t>(seed),
               static_cast<uint64_t>(stream),
               static_cast<uint64_t>(offset),

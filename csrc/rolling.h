@@ -6,7 +6,9 @@
 //   first, length   the window of output i is the part of [i + first, i + first + length) that lies in [0, n).
 //   min_periods with fewer observations in its window an output is NaN.
 //   ddof        of var, std and cov: the divisor is count - ddof.
-//   output      the shape and dtype of x. Everything is computed in double.
+//   output      the shape and dtype of x. Everything is computed in double. skew, kurt and corr are NaN where the
+//   powers
+//               of the deviations leave the range of double: kurt below deviations of about 1e-76 and above 1e76.
 //
 // A statistic is a monoid: a state of a few doubles, an identity, a way to add an observation, and a way to merge the
 // states of two neighbouring ranges. NaN does not change a state. Nothing is ever subtracted from a state, so nothing
@@ -17,6 +19,9 @@
 //
 // For all windows that begin in one tile, suffixes and prefixes are running states, and the whole tiles in between are
 // the same. The states of whole tiles are merged by doubling, so the time hardly depends on the length of the window.
+//
+// Means are counted from a pivot, which is an observation: so an offset that all observations of a window have in
+// common costs no digits.
 //
 // Where all elements are observations, states need no count: each monoid has the same operations on a state without its
 // first number. kWeighted: such a merge needs the counts of both ranges (Weights). kSpreads: an element that is not
@@ -32,6 +37,7 @@
 
 #include "checks.h"
 #include "dtypes.h"
+#include "enumerations.h"
 #include "host_device.h"
 #include "quick_division.h"
 
@@ -40,7 +46,8 @@ namespace nnue::rolling {
 constexpr const char* kName = "rolling";
 constexpr const char* kQuantileName = "rolling_quantile";
 
-enum class Statistic { sum, mean, var, std, min, max, skew, kurt, cov, corr };
+NNUE_ENUMERATION(Statistic, sum, mean, var, std, min, max, skew, kurt, cov, corr)
+NNUE_ENUMERATION(Interpolation, linear, lower, higher, midpoint, nearest)
 
 // F is double, or a vector type of the compiler, with which the same statements work on several states at once.
 template <class F, int N>
@@ -133,10 +140,25 @@ struct Extreme {
     }
 };
 
-// count, mean, and the sums of the 2nd to kOrder-th power of x - mean; the formulas of Chan and Pébay.
+// x - mean, where the mean is given by a pivot and its distance from that. The difference to the pivot, which is an
+// observation of the same window, is exact or nearly so, whatever all observations have in common.
+template <class F>
+NNUE_HOST_DEVICE F from_mean(F x, F pivot, F mean) {
+    return (x - pivot) - mean;
+}
+
+// How far the mean of b is from that of a.
+template <class F>
+NNUE_HOST_DEVICE F between_means(F pivot_a, F mean_a, F pivot_b, F mean_b) {
+    return (mean_b - mean_a) + (pivot_b - pivot_a);
+}
+
+// count, mean, the sums of the 2nd to kOrder-th power of x - mean, and the pivot; the formulas of Chan and Pébay. The
+// mean is counted from the pivot, which is one of the observations, so that an offset which they have in common costs
+// no digits.
 template <int kOrder>
 struct Moments {
-    static constexpr int kNumbers = kOrder + 1;
+    static constexpr int kNumbers = kOrder + 2, kPivot = kOrder + 1;
     static constexpr bool kPair = false;
 
     template <class F>
@@ -146,7 +168,9 @@ struct Moments {
     template <class F>
     static NNUE_HOST_DEVICE void append(State<F, kNumbers>& s, F x, F /*y*/) {
         const F before = s.at[0], n = before + of_finite(x, F{} + 1.0);
-        const F d = of_finite(x, x - s.at[1]), share = divide(d, at_least_one(n)), t = d * share * before;
+        const F pivot = before > F{} ? s.at[kPivot] : of_finite(x, x);
+        const F d = of_finite(x, from_mean(x, pivot, s.at[1])), share = divide(d, at_least_one(n)),
+                t = d * share * before;
         if constexpr (kOrder >= 4) {
             s.at[4] +=
                 t * share * share * (n * n - 3.0 * n + 3.0) + 6.0 * share * share * s.at[2] - 4.0 * share * s.at[3];
@@ -155,14 +179,17 @@ struct Moments {
         s.at[2] += t;
         s.at[1] += share;
         s.at[0] = n;
+        s.at[kPivot] = pivot;
     }
-    // The order of the factors matters: a state without observations has mean 0, whose difference to a huge mean must
-    // meet the factor 0 before it is squared.
     template <class F>
     static NNUE_HOST_DEVICE State<F, kNumbers> merge(const State<F, kNumbers>& a, const State<F, kNumbers>& b) {
-        const F na = a.at[0], nb = b.at[0], n = na + nb, d = b.at[1] - a.at[1];
-        const F inverse = divide(F{} + 1.0, at_least_one(n)), step = d * (nb * inverse), t = step * na * d;
+        const F na = a.at[0], nb = b.at[0], n = na + nb;
         State<F, kNumbers> s;
+        s.at[kPivot] = na > F{} ? a.at[kPivot] : b.at[kPivot];
+        // Of no observations the pivot is 0, whose difference must not be squared.
+        const F pivot_b = nb > F{} ? b.at[kPivot] : s.at[kPivot];
+        const F d = between_means(s.at[kPivot], a.at[1], pivot_b, b.at[1]);
+        const F inverse = divide(F{} + 1.0, at_least_one(n)), step = d * (nb * inverse), t = step * na * d;
         s.at[0] = n;
         s.at[1] = a.at[1] + step;
         s.at[2] = a.at[2] + b.at[2] + t;
@@ -178,9 +205,12 @@ struct Moments {
         return s;
     }
 
+    // The states without a count: the mean is the first number, and the pivot the last one.
     static constexpr bool kWeighted = true, kSpreads = true;
-    static NNUE_HOST_DEVICE void append(State<double, kOrder>& s, double x, double /*y*/, const Weights& w) {
-        const double d = x - s.at[0], t = d * w.product * d, nearer = w.share * d, further = w.product * d;
+    static NNUE_HOST_DEVICE void append(State<double, kOrder + 1>& s, double x, double /*y*/, const Weights& w) {
+        const double pivot = w.share == 1 ? x : s.at[kOrder];
+        const double d = from_mean(x, pivot, s.at[0]), t = d * w.product * d, nearer = w.share * d,
+                     further = w.product * d;
         if constexpr (kOrder >= 4) {
             s.at[3] += t * (further * further - further * nearer + nearer * nearer) +
                        nearer * (6.0 * nearer * s.at[1] - 4.0 * s.at[2]);
@@ -188,11 +218,14 @@ struct Moments {
         if constexpr (kOrder >= 3) s.at[2] += t * (further - nearer) - 3.0 * nearer * s.at[1];
         s.at[1] += t;
         s.at[0] += d * w.share;
+        s.at[kOrder] = pivot;
     }
-    static NNUE_HOST_DEVICE State<double, kOrder> merge(const State<double, kOrder>& a, const State<double, kOrder>& b,
-                                                        const Weights& w) {
-        const double d = b.at[0] - a.at[0];
-        State<double, kOrder> s;
+    static NNUE_HOST_DEVICE State<double, kOrder + 1> merge(const State<double, kOrder + 1>& a,
+                                                            const State<double, kOrder + 1>& b, const Weights& w) {
+        State<double, kOrder + 1> s;
+        const double pivot = w.share == 1 ? b.at[kOrder] : a.at[kOrder];
+        const double d = between_means(pivot, a.at[0], w.share == 0 ? pivot : b.at[kOrder], b.at[0]);
+        s.at[kOrder] = pivot;
         s.at[0] = a.at[0] + d * w.share;
         s.at[1] = a.at[1] + b.at[1] + d * w.product * d;
         if constexpr (kOrder >= 3) {
@@ -208,19 +241,22 @@ struct Moments {
     }
 };
 
-// count, means of x and y, and the sums of products of their deviations: xy, xx, yy
+// count, means of x and y, the sums of products of their deviations: xy, xx, yy; and the pivots of x and y, as above
 struct Pairs {
-    static constexpr int kNumbers = 6;
+    static constexpr int kNumbers = 8;
     static constexpr bool kPair = true;
 
     template <class F>
-    static NNUE_HOST_DEVICE State<F, 6> identity() {
+    static NNUE_HOST_DEVICE State<F, 8> identity() {
         return {};
     }
     template <class F>
-    static NNUE_HOST_DEVICE void append(State<F, 6>& s, F x, F y) {
+    static NNUE_HOST_DEVICE void append(State<F, 8>& s, F x, F y) {
         const F both = (x - x) + (y - y), before = s.at[0], n = before + of_finite(both, F{} + 1.0);
-        const F dx = of_finite(both, x - s.at[1]), dy = of_finite(both, y - s.at[2]);
+        s.at[6] = before > F{} ? s.at[6] : of_finite(both, x);
+        s.at[7] = before > F{} ? s.at[7] : of_finite(both, y);
+        const F dx = of_finite(both, from_mean(x, s.at[6], s.at[1])),
+                dy = of_finite(both, from_mean(y, s.at[7], s.at[2]));
         const F inverse = divide(F{} + 1.0, at_least_one(n)), tx = dx * inverse * before, ty = dy * inverse * before;
         s.at[3] += tx * dy;
         s.at[4] += tx * dx;
@@ -230,30 +266,50 @@ struct Pairs {
         s.at[0] = n;
     }
     template <class F>
-    static NNUE_HOST_DEVICE State<F, 6> merge(const State<F, 6>& a, const State<F, 6>& b) {
-        const F na = a.at[0], nb = b.at[0], n = na + nb, dx = b.at[1] - a.at[1], dy = b.at[2] - a.at[2];
+    static NNUE_HOST_DEVICE State<F, 8> merge(const State<F, 8>& a, const State<F, 8>& b) {
+        const F na = a.at[0], nb = b.at[0], n = na + nb;
+        const F px = na > F{} ? a.at[6] : b.at[6], py = na > F{} ? a.at[7] : b.at[7];
+        const F dx = between_means(px, a.at[1], nb > F{} ? b.at[6] : px, b.at[1]);
+        const F dy = between_means(py, a.at[2], nb > F{} ? b.at[7] : py, b.at[2]);
         const F share = divide(nb, at_least_one(n)), sx = dx * share, sy = dy * share, tx = sx * na, ty = sy * na;
         return {{n, a.at[1] + sx, a.at[2] + sy, a.at[3] + b.at[3] + tx * dy, a.at[4] + b.at[4] + tx * dx,
-                 a.at[5] + b.at[5] + ty * dy}};
+                 a.at[5] + b.at[5] + ty * dy, px, py}};
     }
 
     static constexpr bool kWeighted = true, kSpreads = true;
-    static NNUE_HOST_DEVICE void append(State<double, 5>& s, double x, double y, const Weights& w) {
-        s = merge(s, {{x, y, 0, 0, 0}}, w);
+    static NNUE_HOST_DEVICE void append(State<double, 7>& s, double x, double y, const Weights& w) {
+        s = merge(s, {{0, 0, 0, 0, 0, x, y}}, w);
     }
-    static NNUE_HOST_DEVICE State<double, 5> merge(const State<double, 5>& a, const State<double, 5>& b,
+    static NNUE_HOST_DEVICE State<double, 7> merge(const State<double, 7>& a, const State<double, 7>& b,
                                                    const Weights& w) {
-        const double dx = b.at[0] - a.at[0], dy = b.at[1] - a.at[1], tx = dx * w.product, ty = dy * w.product;
+        const double px = w.share == 1 ? b.at[5] : a.at[5], py = w.share == 1 ? b.at[6] : a.at[6];
+        const double dx = between_means(px, a.at[0], w.share == 0 ? px : b.at[5], b.at[0]);
+        const double dy = between_means(py, a.at[1], w.share == 0 ? py : b.at[6], b.at[1]);
+        const double tx = dx * w.product, ty = dy * w.product;
         return {{a.at[0] + dx * w.share, a.at[1] + dy * w.share, a.at[2] + b.at[2] + tx * dy,
-                 a.at[3] + b.at[3] + tx * dx, a.at[4] + b.at[4] + ty * dy}};
+                 a.at[3] + b.at[3] + tx * dx, a.at[4] + b.at[4] + ty * dy, px, py}};
     }
 };
 
+// Whether a product of second moments, or of their roots, has all of its digits, and so have sums that are about as
+// large. Where all observations are equal it is 0; where they are tiny or huge it leaves the range of double.
+NNUE_HOST_DEVICE bool has_digits(double product) {
+    return product > 1e-305 && product < 1e305;
+}
+
 NNUE_HOST_DEVICE double correlation(double xy, double xx, double yy) {
-    const double scale = sqrt(xx) * sqrt(yy);
-    if (scale == 0) return std::numeric_limits<double>::quiet_NaN();
-    const double r = xy / scale;
+    if (!has_digits(xx) || !has_digits(yy)) return std::numeric_limits<double>::quiet_NaN();
+    const double r = xy / (sqrt(xx) * sqrt(yy));
     return r > 1 ? 1 : r < -1 ? -1 : r;
+}
+
+// Moment 3 / (moment 2)^1.5, and moment 4 / (moment 2)^2; NaN where they have no digits.
+NNUE_HOST_DEVICE double skewness(double third, double second) {
+    const double power = second * sqrt(second);
+    return has_digits(power) ? third / power : std::numeric_limits<double>::quiet_NaN();
+}
+NNUE_HOST_DEVICE double kurtosis(double fourth, double second) {
+    return has_digits(second * second) ? fourth / second / second : std::numeric_limits<double>::quiet_NaN();
 }
 
 // The value of a statistic, given its state. n is the number of observations. Without any, the sum is 0 and everything
@@ -276,20 +332,20 @@ struct Finish {
             if (statistic == Statistic::mean) return quotient(s.at[1], n);
             return statistic == Statistic::min ? -s.at[1] : s.at[1];
         }
-        if constexpr (N == 3) {
+        if constexpr (N == 4) {
             if (n <= ddof) return nan;
             const double var = quotient(s.at[2], n - ddof);
             return statistic == Statistic::var ? var : sqrt(var);
         }
-        if constexpr (N == 4) {
-            if (n < 3 || s.at[2] == 0) return nan;
-            return n * sqrt(n - 1) / (n - 2) * (s.at[3] / (s.at[2] * sqrt(s.at[2])));
-        }
         if constexpr (N == 5) {
-            if (n < 4 || s.at[2] == 0) return nan;
-            return (n - 1) / ((n - 2) * (n - 3)) * (n * (n + 1) * (s.at[4] / s.at[2] / s.at[2]) - 3 * (n - 1));
+            if (n < 3) return nan;
+            return n * sqrt(n - 1) / (n - 2) * skewness(s.at[3], s.at[2]);
         }
         if constexpr (N == 6) {
+            if (n < 4) return nan;
+            return (n - 1) / ((n - 2) * (n - 3)) * (n * (n + 1) * kurtosis(s.at[4], s.at[2]) - 3 * (n - 1));
+        }
+        if constexpr (N == 8) {
             if (statistic == Statistic::cov) return n <= ddof ? nan : s.at[3] / (n - ddof);
             return correlation(s.at[3], s.at[4], s.at[5]);
         }
@@ -325,13 +381,13 @@ struct FinishOf {
             if (statistic == Statistic::mean) return quotient(s.at[0], divisor, inverse);
             return statistic == Statistic::min ? -s.at[0] : s.at[0];
         }
-        if constexpr (N == 2) {
+        if constexpr (N == 3) {
             const double var = quotient(s.at[1], divisor, inverse);
             return statistic == Statistic::var ? var : sqrt(var);
         }
-        if constexpr (N == 3) return s.at[1] == 0 ? nan : factor * (s.at[2] / (s.at[1] * sqrt(s.at[1])));
-        if constexpr (N == 4) return s.at[1] == 0 ? nan : factor * (s.at[3] / s.at[1] / s.at[1]) - offset;
-        if constexpr (N == 5) {
+        if constexpr (N == 4) return factor * skewness(s.at[2], s.at[1]);
+        if constexpr (N == 5) return factor * kurtosis(s.at[3], s.at[1]) - offset;
+        if constexpr (N == 7) {
             if (statistic == Statistic::cov) return quotient(s.at[2], divisor, inverse);
             return correlation(s.at[2], s.at[3], s.at[4]);
         }
@@ -392,18 +448,6 @@ inline int64_t even_tile(int64_t length, int64_t most) {
     return std::max<int64_t>(length / divide_up(length, most), 1);
 }
 
-inline Statistic check_statistic(const std::string& name) {
-    static constexpr std::pair<const char*, Statistic> kAll[] = {
-        {"sum", Statistic::sum},   {"mean", Statistic::mean}, {"var", Statistic::var}, {"std", Statistic::std},
-        {"min", Statistic::min},   {"max", Statistic::max},   {"cov", Statistic::cov}, {"skew", Statistic::skew},
-        {"kurt", Statistic::kurt}, {"corr", Statistic::corr},
-    };
-    for (const auto& [known, statistic] : kAll) {
-        if (name == known) return statistic;
-    }
-    fail(kName, "statistic", "'" + name + "'", "sum, mean, var, std, min, max, skew, kurt, cov or corr");
-}
-
 inline Windows check_windows(const char* op, const Tensor& x, Device device, int64_t first, int64_t length,
                              int64_t min_periods) {
     check_device(op, "x", x, device, x, "x");
@@ -435,10 +479,9 @@ inline void check_second(const Tensor& x, const std::optional<Tensor>& y, Statis
 
 // The order statistics from which a quantile of n observations is made: those next to `quantile` · (n - 1).
 struct Quantile {
-    enum class Kind { linear, lower, higher, midpoint, nearest };
     int64_t min_periods;
     double quantile;
-    Kind kind;
+    Interpolation kind;
 
     // at(k) is the k-th smallest observation.
     template <class At>
@@ -451,13 +494,13 @@ struct Quantile {
         const int64_t above = below + 1 < n ? below + 1 : below;
         if (share == 0) return at(below);
         switch (kind) {
-            case Kind::lower:
+            case Interpolation::lower:
                 return at(below);
-            case Kind::higher:
+            case Interpolation::higher:
                 return at(above);
-            case Kind::nearest:  // the even one of two that are as near
+            case Interpolation::nearest:  // the even one of two that are as near
                 return at(share == 0.5 ? (below % 2 == 0 ? below : above) : share < 0.5 ? below : above);
-            case Kind::midpoint: {
+            case Interpolation::midpoint: {
                 const double low = at(below);
                 return low + (at(above) - low) / 2;
             }
@@ -469,17 +512,9 @@ struct Quantile {
     }
 };
 
-inline Quantile check_quantile(int64_t min_periods, double quantile, const std::string& interpolation) {
-    static constexpr std::pair<const char*, Quantile::Kind> kAll[] = {
-        {"linear", Quantile::Kind::linear},   {"lower", Quantile::Kind::lower},
-        {"higher", Quantile::Kind::higher},   {"midpoint", Quantile::Kind::midpoint},
-        {"nearest", Quantile::Kind::nearest},
-    };
+inline Quantile check_quantile(int64_t min_periods, double quantile, int64_t interpolation) {
     if (!(quantile >= 0 && quantile <= 1)) fail(kQuantileName, "quantile", std::to_string(quantile), "0 ... 1");
-    for (const auto& [known, kind] : kAll) {
-        if (interpolation == known) return {min_periods, quantile, kind};
-    }
-    fail(kQuantileName, "interpolation", "'" + interpolation + "'", "linear, lower, higher, midpoint or nearest");
+    return {min_periods, quantile, check_enumeration<Interpolation>(kQuantileName, "interpolation", interpolation)};
 }
 
 }  // namespace nnue::rolling

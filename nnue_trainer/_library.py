@@ -87,3 +87,8 @@ def build_info(path: Path) -> dict[str, Any] | None:
         return None
     info: dict[str, Any] = json.loads(found.group(1))
     return info
+
+
+def as_bytes(text: str) -> torch.Tensor:
+    """A text as operators take it: its bytes, uint8 [n]. No operator has a str argument: csrc/enumerations.h."""
+    return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")

@@ -16,8 +16,9 @@ def feature_transformer(
     values: Tensor | None = None,
     deterministic: bool | None = None,
 ) -> Tensor:
-    """Sum the weight rows of each position's active features: int32 indices [B, K], weight [F, N], bias [N] → [B, N].
+    """Sum the weight rows of each position's active features: indices [B, K], weight [F, N], bias [N] → [B, N].
 
+    Indices are int32, or int64, which are converted.
     The first −1 ends a row of `indices`; `values` [B, K] weighs the entries, 1 where absent. Dtypes, errors and the
     meaning of `deterministic` are those of `nnue_trainer.ops.feature_transformer_forward`.
     """

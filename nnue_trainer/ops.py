@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from nnue_trainer import _derivatives, _library
+from nnue_trainer import _derivatives, _enumerations, _library
 
 __all__ = [
     "Expanded",
     "expand_features",
     "expand_features_into",
+    "feature_set_handle",
     "feature_transformer_backward",
     "feature_transformer_forward",
+    "index_rows",
     "raise_index_errors",
     "set_index_check",
 ]
@@ -38,7 +41,6 @@ EXPAND = "nnue::expand_features"
 EXPAND_INTO = "nnue::expand_features_into"
 
 IndexCheck = Literal["sync", "async", "off"]
-_MODES: tuple[IndexCheck, ...] = get_args(IndexCheck)
 
 
 def _sum_dtype(weight: torch.dtype) -> torch.dtype:
@@ -102,16 +104,22 @@ def _expect_records(records: Tensor) -> None:
     _expect(EXPAND, "records", records.dtype == torch.uint8, records.dtype, "uint8")
 
 
-def _expand_fake(records: Tensor, feature_set: str, check_records: bool = True) -> tuple[Tensor, ...]:
+def _expand_fake(records: Tensor, feature_set: int, check_records: bool = True) -> tuple[Tensor, ...]:
+    from nnue_trainer.data.features import BASIC_FEATURE_SETS
     from nnue_trainer.data.features import feature_set as described
 
     _expect_records(records)
+    if feature_set not in _names_of_handles:
+        for name in BASIC_FEATURE_SETS:
+            feature_set_handle(name)
+    known = feature_set in _names_of_handles
+    _expect(EXPAND, "feature_set", known, f"the unknown handle {feature_set}", "one of ops.feature_set_handle")
     rows = records.shape[0]
-    shapes = ((rows, described(feature_set).max_active),) * 2 + ((rows,),) * 5
+    shapes = ((rows, described(_names_of_handles[feature_set]).max_active),) * 2 + ((rows,),) * 5
     return tuple(records.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _EXPANDED_DTYPES, strict=True))
 
 
-def _expand_into_fake(records: Tensor, feature_set: str, fields: Sequence[Tensor], check_records: bool = True) -> None:
+def _expand_into_fake(records: Tensor, feature_set: int, fields: Sequence[Tensor], check_records: bool = True) -> None:
     _expect_records(records)
 
 
@@ -247,6 +255,15 @@ if _libraries.cuda_error is not None:
 # ---- public functions -----------------------------------------------------------------------------------------------
 
 
+def index_rows(indices: Tensor) -> Tensor:
+    """Index rows as operators take them, int32: a copy of int64 rows, anything else as it is.
+
+    A number that int32 does not have becomes −2 or 2³¹ − 1, which no set of features has, so operators report it. The
+    functions of this package call this one themselves, but not for the rows that a plan is made of: convert those once.
+    """
+    return indices.clamp(-2, 2**31 - 1).int() if indices.dtype == torch.int64 else indices
+
+
 def feature_transformer_forward(
     indices: Tensor,
     weight: Tensor,
@@ -257,7 +274,7 @@ def feature_transformer_forward(
     """`bias + Σ_k values[b, k] · weight[indices[b, k]]` for every row b; differentiable.
 
     Args:
-        indices: int32 [B, K]; rows left-packed, the first −1 ends a row; duplicates add up.
+        indices: int32 or int64 [B, K]; rows left-packed, the first −1 ends a row; duplicates add up.
         weight: [F, N], float32, float64, float16 or bfloat16. 16-bit weights are summed in float32.
         bias: [N], dtype of `weight`.
         values: float32 [B, K] (float64 with a float64 weight); 1 where absent.
@@ -271,7 +288,11 @@ def feature_transformer_forward(
     Raises:
         RuntimeError: an argument has the wrong shape, dtype or device, or an index is neither −1 nor in [0, F).
     """
-    return cast(Tensor, torch.ops.nnue.feature_transformer_forward(indices, values, weight, bias, deterministic))
+    for name, tensor in (("indices", indices), ("weight", weight), ("bias", bias)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"feature_transformer: {name}: found {type(tensor).__name__}, expected a tensor")
+    rows = index_rows(indices)
+    return cast(Tensor, torch.ops.nnue.feature_transformer_forward(rows, values, weight, bias, deterministic))
 
 
 def feature_transformer_backward(
@@ -303,7 +324,7 @@ def feature_transformer_backward(
     """
     grad_weight, grad_bias, grad_values = torch.ops.nnue.feature_transformer_backward(
         grad_output,
-        indices,
+        index_rows(indices),
         values,
         weight,
         num_features,
@@ -333,6 +354,31 @@ class Expanded(NamedTuple):
     piece_count: Tensor
 
 
+_handles: dict[str, int] = {}
+_names_of_handles: dict[int, str] = {}
+
+
+def feature_set_handle(name: str) -> int:
+    """The integer by which `torch.ops.nnue.expand_features` and `expand_features_into` know a feature set.
+
+    It is a hash of the name, the same in every process, so graphs may keep it. A process that runs such a graph without
+    this module's functions calls this one first; sets that are built in need no call. Whether there is such a set is
+    checked when it is used.
+    """
+    if name not in _handles:
+        with _disable_current_modes():  # the caller may be tracing with tensors that have no data
+            given = _library.as_bytes(name)
+            handle = int(torch.ops.nnue.name_feature_set(given))
+            if _libraries.cuda_error is None:
+                torch.ops.nnue.name_cuda_feature_set(given)
+        _names_of_handles[handle] = name
+        _handles[name] = handle
+    return _handles[name]
+
+
+feature_set_handle._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result
+
+
 def expand_features(records: Tensor, feature_set: str, *, check_records: bool = True) -> Expanded:
     """Expands packed positions into the index rows of both perspectives; bit-equal to `nnue_trainer.data.expand`.
 
@@ -351,13 +397,13 @@ def expand_features(records: Tensor, feature_set: str, *, check_records: bool = 
             row and reason), or there is no such feature set.
     """
     _prepare(records, feature_set)
-    return Expanded(*torch.ops.nnue.expand_features(records, feature_set, check_records))
+    return Expanded(*torch.ops.nnue.expand_features(records, feature_set_handle(feature_set), check_records))
 
 
 def expand_features_into(records: Tensor, feature_set: str, out: Expanded, *, check_records: bool = True) -> None:
     """`expand_features` into existing tensors: contiguous, with the same shapes and dtypes, on the same device."""
     _prepare(records, feature_set)
-    torch.ops.nnue.expand_features_into(records, feature_set, list(out), check_records)
+    torch.ops.nnue.expand_features_into(records, feature_set_handle(feature_set), list(out), check_records)
 
 
 def _prepare(records: Tensor, feature_set: str) -> None:
@@ -376,11 +422,10 @@ def set_index_check(mode: IndexCheck) -> IndexCheck:
     The environment variable NNUE_INDEX_CHECK sets the mode at start.
     """
     global _index_check
-    if mode not in _MODES:
-        raise ValueError(f"set_index_check: found {mode!r}, expected one of {', '.join(_MODES)}")
+    code = _enumerations.code("set_cuda_index_check.mode", mode)
     before = _index_check
     if _libraries.cuda_error is None:
-        torch.ops.nnue.set_cuda_index_check(mode)
+        torch.ops.nnue.set_cuda_index_check(code)
     _index_check = mode
     return before
 

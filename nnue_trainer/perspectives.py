@@ -460,9 +460,9 @@ def fused_call(
     if not fused or _needs_formulas(weight, bias, psqt):
         return None
     if plan is None:
-        rows = (white, black, black_to_move)
+        rows = (ops.index_rows(white), ops.index_rows(black), black_to_move)
         plan = perspective_plan(*rows, weight.shape[0], bucket_size, num_bucketed, weight.dtype)
-    batch = [white, black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
+    batch = [plan.white, plan.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
     bound_and_scale, dtype = [bound, scale], _name(output_dtype)
     return FusedCall(batch, plan.made_for, weight, bias.float(), psqt, activation, bound_and_scale, dtype)
 
@@ -570,7 +570,8 @@ def perspective_transformer(
     / 2] for "pairwise". The clip passes gradient where 0 ≤ a ≤ bound, both ends included, as `torch.clamp` does.
 
     Args:
-        white, black: int32 [B, K]; rows left-packed, the first −1 ends a row; duplicates add up.
+        white, black: int32 [B, K], or int64 without a plan; rows left-packed, the first −1 ends a row; duplicates add
+            up.
         black_to_move: uint8 or bool [B]: which perspective comes first.
         weight: [F, N], float32, float16 or bfloat16 (float64 too where it is not fused). N even for "pairwise".
             Sums are float32.
@@ -619,6 +620,7 @@ def perspective_transformer(
         return out if psqt is None else (out, psqt_out)
 
     # Swapping index rows moves a few dozen integers per position, and swapping accumulators thousands of floats.
+    white, black = ops.index_rows(white), ops.index_rows(black)
     black_first = black_to_move.bool().unsqueeze(1)
     sides = [torch.where(black_first, black, white), torch.where(black_first, white, black)]
     factors: list[Tensor | None] = [None, None]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nnue_trainer import _plain_operators
+from nnue_trainer import _enumerations, _plain_operators
 
 __all__ = ["Philox"]
 
@@ -54,7 +54,8 @@ class Philox:
         return self.seed, self.stream, self.offset
 
     def _fill(self, out: Tensor, distribution: str, *numbers: float | int) -> Tensor:
-        torch.ops.nnue.random_fill(out, distribution, signed(self.seed), signed(self.stream), self.offset, *numbers)
+        place = signed(self.seed), signed(self.stream), self.offset
+        torch.ops.nnue.random_fill(out, _enumerations.code("random_fill.distribution", distribution), *place, *numbers)
         self.offset += out.numel()
         return out
 

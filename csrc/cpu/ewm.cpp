@@ -98,7 +98,7 @@ void ewm(const Rule& rule, const Tensor& x, const Tensor& out) {
                                       : run<true>(rule, const_data<T>(x), rows, n, mutable_data<T>(out));
 }
 
-Tensor ewm_op(const Tensor& x_in, const std::string& statistic, double alpha, bool adjust, bool ignore_na, bool bias,
+Tensor ewm_op(const Tensor& x_in, int64_t statistic, double alpha, bool adjust, bool ignore_na, bool bias,
               int64_t min_periods) {
     const Rule rule = check_rule(x_in, Device::cpu, statistic, alpha, adjust, ignore_na, bias, min_periods);
     const Tensor x = torch::stable::contiguous(x_in);

@@ -60,7 +60,7 @@ void expand(const data::FeatureSet& set, const uint8_t* records, int64_t rows, c
     if (bad_features) fail_features(set.name, bad_features->position, bad_features->text);
 }
 
-void expand_into_op(const Tensor& records_in, const std::string& feature_set, std::vector<Tensor> fields,
+void expand_into_op(const Tensor& records_in, int64_t feature_set, std::vector<Tensor> fields,
                     bool /*check_records: always*/) {
     check_records(records_in, Device::cpu);
     const data::FeatureSet& set = check_feature_set(feature_set);
@@ -69,16 +69,22 @@ void expand_into_op(const Tensor& records_in, const std::string& feature_set, st
     expand(set, static_cast<const uint8_t*>(records.const_data_ptr()), records.size(0), out);
 }
 
-FieldTuple expand_op(const Tensor& records, const std::string& feature_set, bool check) {
+FieldTuple expand_op(const Tensor& records, int64_t feature_set, bool check) {
     check_records(records, Device::cpu);
     const std::vector<Tensor> fields = new_fields(records, check_feature_set(feature_set).max_active);
     expand_into_op(records, feature_set, fields, check);
     return as_tuple(fields);
 }
 
-void add_feature_set_op(const std::string& name, const std::string& library) {
+int64_t name_feature_set_op(const Tensor& name) {
+    constexpr const char* kName = "name_feature_set";
+    return handles().add(kName, check_text(kName, "name", name));
+}
+
+void add_feature_set_op(const Tensor& name, const Tensor& library) {
+    constexpr const char* kName = "add_feature_set";
     try {
-        data::add_compiled_feature_set(name, library);
+        data::add_compiled_feature_set(check_text(kName, "name", name), check_text(kName, "library", library));
     } catch (const data::FormatError& error) {
         throw std::runtime_error(std::string("nnue::add_feature_set: ") + error.what());
     }
@@ -88,6 +94,7 @@ void add_feature_set_op(const std::string& name, const std::string& library) {
 }  // namespace nnue::expand_features
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
+    m.impl("name_feature_set", TORCH_BOX(&nnue::expand_features::name_feature_set_op));
     m.impl("add_feature_set", TORCH_BOX(&nnue::expand_features::add_feature_set_op));
 }
 

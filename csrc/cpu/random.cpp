@@ -11,8 +11,8 @@
 namespace nnue::random {
 namespace {
 
-void random_fill_op(const Tensor& out, const std::string& distribution, int64_t seed, int64_t stream, int64_t offset,
-                    double a, double b, int64_t low, int64_t high) {
+void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64_t stream, int64_t offset, double a,
+                    double b, int64_t low, int64_t high) {
     const Rule rule = check_rule(out, Device::cpu, distribution, seed, stream, offset, a, b, low, high);
     dispatch(out.scalar_type(), [&]<class T>(T*) {
         T* const to = mutable_data<T>(out);

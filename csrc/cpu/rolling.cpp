@@ -110,10 +110,10 @@ void rolling(const Tensor& x, const std::optional<Tensor>& y, const Windows& w, 
     with_monoid(finish.statistic, [&]<class M>() { roll<M>(job); });
 }
 
-Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, const std::string& statistic, int64_t first,
+Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, int64_t statistic, int64_t first,
                   int64_t length, int64_t min_periods, double ddof) {
     const Windows w = check_windows(kName, x_in, Device::cpu, first, length, min_periods);
-    const Finish finish(check_statistic(statistic), min_periods, ddof);
+    const Finish finish(check_enumeration<Statistic>(kName, "statistic", statistic), min_periods, ddof);
     check_second(x_in, y_in, finish.statistic, Device::cpu);
     const Tensor x = torch::stable::contiguous(x_in);
     const std::optional<Tensor> y = contiguous(y_in);
@@ -210,7 +210,7 @@ void all_quantiles(const Tensor& x, const Windows& w, const Quantile& quantile, 
 }
 
 Tensor rolling_quantile_op(const Tensor& x_in, int64_t first, int64_t length, int64_t min_periods, double quantile,
-                           const std::string& interpolation) {
+                           int64_t interpolation) {
     const Windows w = check_windows(kQuantileName, x_in, Device::cpu, first, length, min_periods);
     const Quantile q = check_quantile(min_periods, quantile, interpolation);
     if (w.length > INT32_MAX / 2)

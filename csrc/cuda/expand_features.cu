@@ -459,7 +459,15 @@ void append_parts(const data::FeatureSet& set, const uint8_t* records, int64_t r
     }
 }
 
-void add_feature_set_op(const std::string& name, const std::string& library, const std::string& cuda_library) {
+int64_t name_feature_set_op(const Tensor& name) {
+    constexpr const char* kName = "name_cuda_feature_set";
+    return handles().add(kName, check_text(kName, "name", name));
+}
+
+void add_feature_set_op(const Tensor& name_in, const Tensor& library_in, const Tensor& cuda_library_in) {
+    constexpr const char* kName = "add_cuda_feature_set";
+    const std::string name = check_text(kName, "name", name_in), library = check_text(kName, "library", library_in);
+    const std::string cuda_library = check_text(kName, "cuda_library", cuda_library_in);
     try {
         data::add_compiled_feature_set(name, library);
         const auto launch_it =
@@ -471,7 +479,7 @@ void add_feature_set_op(const std::string& name, const std::string& library, con
     }
 }
 
-void expand_into_op(const Tensor& records_in, const std::string& feature_set, std::vector<Tensor> fields, bool check) {
+void expand_into_op(const Tensor& records_in, int64_t feature_set, std::vector<Tensor> fields, bool check) {
     check_records(records_in, Device::cuda);
     const data::FeatureSet& set = check_feature_set(feature_set);
     const data::BatchRows out = check_fields(fields, records_in, set.max_active, Device::cuda);
@@ -497,7 +505,7 @@ void expand_into_op(const Tensor& records_in, const std::string& feature_set, st
     if (checked) checked->finish();
 }
 
-FieldTuple expand_op(const Tensor& records, const std::string& feature_set, bool check) {
+FieldTuple expand_op(const Tensor& records, int64_t feature_set, bool check) {
     check_records(records, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(records.get_device_index());
     const std::vector<Tensor> fields = new_fields(records, check_feature_set(feature_set).max_active);
@@ -509,6 +517,7 @@ FieldTuple expand_op(const Tensor& records, const std::string& feature_set, bool
 }  // namespace nnue::expand_features
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
+    m.impl("name_cuda_feature_set", TORCH_BOX(&nnue::expand_features::name_feature_set_op));
     m.impl("add_cuda_feature_set", TORCH_BOX(&nnue::expand_features::add_feature_set_op));
 }
 

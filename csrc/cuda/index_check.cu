@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "../build_info.h"
+#include "../enumerations.h"
 #include "common.cuh"
 #include "index_check.cuh"
 
@@ -26,9 +26,7 @@ struct Report {
 
 namespace {
 
-enum Mode : int { sync_mode, async_mode, off_mode };
-constexpr const char* kModes[] = {"sync", "async", "off"};  // in the order of Mode
-std::atomic<int> mode{sync_mode};
+std::atomic<CheckMode> mode{CheckMode::sync};
 
 struct DeviceReports {
     Report* async = nullptr;
@@ -71,6 +69,8 @@ Report* make_report() {
 // Throws the error in `report` if there is one, and clears it.
 void raise(Report* report, cudaStream_t stream, bool earlier) {
     if (report->finding->set == 0) return;
+    // The device has written `set` after the rest. Processors that reorder reads, as ARM does, must not read ahead.
+    std::atomic_thread_fence(std::memory_order_acquire);
     const Finding found{report->finding->op,           report->finding->raise, report->finding->row,
                         report->finding->num_features, report->finding->value, 1};
     report->finding->set = 0;
@@ -109,8 +109,8 @@ bool is_capturing(cudaStream_t stream) {
 
 Check::Check(const char* op, int device, cudaStream_t stream, void (*raise_found)(const Finding&), int64_t num_features)
     : device_(device), stream_(stream) {
-    const int now = mode.load(std::memory_order_relaxed);
-    if (now == off_mode) return;
+    const CheckMode now = mode.load(std::memory_order_relaxed);
+    if (now == CheckMode::off) return;
     const bool capturing = is_capturing(stream);
     const RelaxedCapture relaxed;
     Report* report = nullptr;
@@ -118,7 +118,7 @@ Check::Check(const char* op, int device, cudaStream_t stream, void (*raise_found
     DeviceReports& mine = reports()[device];
     if (mine.async == nullptr) mine.async = make_report();
     if (!capturing) raise(mine.async, stream, true);
-    if (capturing || now == async_mode) {
+    if (capturing || now == CheckMode::async) {
         report = mine.async;
     } else if (mine.idle.empty()) {
         report = own_ = make_report();
@@ -172,10 +172,8 @@ IndexCheck::IndexCheck(const char* op, const int32_t* indices, int64_t rows, int
 namespace {
 
 // Returns the previous mode.
-std::string set_cuda_index_check(const std::string& name) {
-    const auto found = std::find(std::begin(kModes), std::end(kModes), name);
-    if (found == std::end(kModes)) fail("set_cuda_index_check", "mode", "'" + name + "'", "sync, async or off");
-    return kModes[mode.exchange(static_cast<int>(found - std::begin(kModes)))];
+int64_t set_cuda_index_check(int64_t value) {
+    return static_cast<int64_t>(mode.exchange(check_enumeration<CheckMode>("set_cuda_index_check", "mode", value)));
 }
 
 void raise_cuda_index_errors() {

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nnue_trainer import _plain_operators
+from nnue_trainer import _enumerations, _plain_operators
 
 EWM = "nnue::ewm"
 
@@ -35,7 +35,7 @@ class Ewm:
 
     def _statistic(self, name: str, bias: bool = False) -> Tensor:
         rule = self.alpha, self.adjust, self.ignore_na, bias, self.min_periods
-        return cast(Tensor, torch.ops.nnue.ewm(self.x, name, *rule))
+        return cast(Tensor, torch.ops.nnue.ewm(self.x, _enumerations.code("ewm.statistic", name), *rule))
 
     def mean(self) -> Tensor:
         return self._statistic("mean")

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from nnue_trainer import _plain_operators
+from nnue_trainer import _enumerations, _plain_operators
 from nnue_trainer.analysis import window_function
 
 ROLLING = "nnue::rolling"
@@ -41,12 +41,8 @@ class Rolling:
     min_periods: int
 
     def _statistic(self, name: str, other: Tensor | None = None, ddof: float = 1) -> Tensor:
-        return cast(
-            Tensor,
-            torch.ops.nnue.rolling(
-                self.x, other, name, self.first, self.length, self.min_periods, _number("ddof", ddof)
-            ),
-        )
+        rule = self.first, self.length, self.min_periods, _number("ddof", ddof)
+        return cast(Tensor, torch.ops.nnue.rolling(self.x, other, _enumerations.code("rolling.statistic", name), *rule))
 
     def sum(self) -> Tensor:
         """Σ x; 0 for no observations, if min_periods is 0."""
@@ -90,12 +86,9 @@ class Rolling:
 
         interpolation: what stands between two observations: "linear", or "lower", "higher", "nearest", "midpoint".
         """
-        return cast(
-            Tensor,
-            torch.ops.nnue.rolling_quantile(
-                self.x, self.first, self.length, self.min_periods, _number("q", q), interpolation
-            ),
-        )
+        kind = _enumerations.code("rolling_quantile.interpolation", interpolation)
+        rule = self.first, self.length, self.min_periods, _number("q", q), kind
+        return cast(Tensor, torch.ops.nnue.rolling_quantile(self.x, *rule))
 
     def cov(self, other: Tensor, ddof: float = 1) -> Tensor:
         """The covariance with `other`, of the shape of x, over the places where both have an observation."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer import analysis
+from nnue_trainer import _enumerations, analysis
 
 RULES = [(adjust, ignore_na, bias) for adjust in (True, False) for ignore_na in (True, False) for bias in (True, False)]
+
+
+def code(name: str) -> int:
+    return _enumerations.code("ewm.statistic", name)
 
 
 def values(seed: int, *shape: int, missing: float = 0.2) -> Tensor:
@@ -54,7 +59,7 @@ def test_several_runs_of_a_row() -> None:
     before, results = torch.get_num_threads(), []
     for threads in (1, 4):
         torch.set_num_threads(threads)
-        results.append([torch.ops.nnue.ewm(x, "var", 1e-4, *rule, 3) for rule in RULES])
+        results.append([torch.ops.nnue.ewm(x, code("var"), 1e-4, *rule, 3) for rule in RULES])
     torch.set_num_threads(before)
     for one, several in zip(*results, strict=True):
         torch.testing.assert_close(one, several, rtol=1e-9, atol=0, equal_nan=True)
@@ -67,10 +72,41 @@ def test_emulated_kernels(emulator: ctypes.CDLL, rule: tuple[bool, bool, bool]) 
         x = values(seed, 2, n, missing=(0.0, 0.2, 0.9)[seed])
         for name in ("mean", "var", "std"):
             for given in (x, x.float()):
-                found = torch.ops.nnue_emulated.ewm(given, name, 0.03, *rule, 2)
-                expected = torch.ops.nnue.ewm(given, name, 0.03, *rule, 2)
+                found = torch.ops.nnue_emulated.ewm(given, code(name), 0.03, *rule, 2)
+                expected = torch.ops.nnue.ewm(given, code(name), 0.03, *rule, 2)
                 tolerance = 1e-9 if given is x else 1e-6
                 torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+ALPHAS = (1.0, 1 - 2.0**-53, 1 - 1e-12, 1 - 1e-6, 0.9, 0.6, 0.5)
+
+
+@pytest.mark.parametrize("library", ["nnue", "nnue_emulated"])
+def test_large_numbers_with_small_shares(library: str, request: pytest.FixtureRequest) -> None:
+    """What an observation weighs near nothing, so does its size: the mean is that of exact fractions."""
+    if library == "nnue_emulated":
+        request.getfixturevalue("emulator").emulator_configure(2, 3)
+    for first in (1e16, 1e300, -1e300, 1.7e308):
+        x = torch.tensor([first, 3.3, 4.4, -7.25, -first / 3, 2.5], dtype=torch.float64)
+        for alpha in ALPHAS:
+            for adjust in (True, False):
+                found = getattr(torch.ops, library).ewm(x, code("mean"), alpha, adjust).tolist()
+                exact = exact_means(x.tolist(), alpha, adjust)
+                assert found == pytest.approx(exact, rel=1e-13), (first, alpha, adjust)
+        spread = getattr(torch.ops, library).ewm(x, code("var"), 1.0, True, False, True)
+        assert spread.tolist() == [0.0] * len(x)
+    constant = torch.full((700,), 0.1, dtype=torch.float64)
+    for alpha in ALPHAS:
+        assert torch.equal(getattr(torch.ops, library).ewm(constant, code("mean"), alpha, True), constant)
+
+
+def exact_means(x: list[float], alpha: float, adjust: bool) -> list[float]:
+    keep, mean, weight, out = 1 - Fraction(alpha), Fraction(x[0]), Fraction(1), [x[0]]
+    for value in map(Fraction, x[1:]):
+        weight = weight * keep + 1 if adjust else Fraction(1)
+        mean += (value - mean) * (1 / weight if adjust else Fraction(alpha))
+        out.append(float(mean))
+    return out
 
 
 def test_weights_that_vanish(device: torch.device) -> None:
@@ -96,8 +132,8 @@ def test_shapes(device: torch.device) -> None:
 
 def test_opcheck_and_no_derivative(device: torch.device) -> None:
     x = values(1, 3, 30, missing=0).to(device)
-    torch.library.opcheck(torch.ops.nnue.ewm.default, (x, "mean", 0.1))
-    torch.library.opcheck(torch.ops.nnue.ewm.default, (x.mT, "std", 0.1, False, False, True))
+    torch.library.opcheck(torch.ops.nnue.ewm.default, (x, code("mean"), 0.1))
+    torch.library.opcheck(torch.ops.nnue.ewm.default, (x.mT, code("std"), 0.1, False, False, True))
     with pytest.raises(RuntimeError, match=r"nnue::ewm: gradient: .*detach its inputs"):
         analysis.ewm(x.requires_grad_(), com=1).mean().sum().backward()
 
@@ -113,8 +149,8 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: analysis.ewm(X, alpha="x"), "alpha: found 'x', expected a number"),  # type: ignore[arg-type]
     (lambda: analysis.ewm(X, com=1, min_periods=-1), "min_periods: found -1"),
     (lambda: analysis.ewm(X.int(), com=1).mean(), "nnue::ewm: x: found int32"),
-    (lambda: torch.ops.nnue.ewm(X, "sum", 0.5), "statistic: found 'sum', expected mean, var or std"),
-    (lambda: torch.ops.nnue.ewm(X, "mean", 0.0), "alpha: found 0.0+, expected 0 < alpha <= 1"),
+    (lambda: torch.ops.nnue.ewm(X, 3, 0.5), "statistic: found 3, expected 0 to 2, for mean, var, std"),
+    (lambda: torch.ops.nnue.ewm(X, 0, 0.0), "alpha: found 0.0+, expected 0 < alpha <= 1"),
 ]
 
 

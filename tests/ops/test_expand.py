@@ -1,13 +1,15 @@
 """Packed positions to index rows: the operator against the data pipeline's expander, bit for bit, and as a citizen."""
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from nnue_trainer import _data, ops
+from nnue_trainer import _data, _library, ops
 from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, RecordLoader, expand, feature_set, records_from_fens
 from nnue_trainer.data.device import Expander
 from nnue_trainer.errors import UserError
@@ -148,6 +150,19 @@ def test_the_table_of_fields_is_the_one_order() -> None:
     table = [name for name, *_ in _data.batch_layout(1, 32)[0]]
     returned = [r.name for r in torch.ops.nnue.expand_features.default._schema.returns]
     assert table == returned == list(ops.Expanded._fields) == list(Batch.allocate(1, 32).fields())
+
+
+def test_a_handle_is_the_same_in_every_process() -> None:
+    """Exported graphs keep handles; those of built-in sets are known to any process with the library."""
+    assert ops.feature_set_handle("HalfKAv2_hm") == 1756244098170984101
+    program = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+print(torch.ops.nnue.expand_features(torch.zeros(0, 32, dtype=torch.uint8), 1756244098170984101)[0].shape)
+"""
+    command = [sys.executable, "-c", program, str(_library.CPU_LIBRARY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "torch.Size([0, 32])"
 
 
 def test_an_expander_takes_turns_in_its_memory(device: torch.device, records: torch.Tensor) -> None:
@@ -304,7 +319,12 @@ def test_wrong_arguments(device: torch.device, records: torch.Tensor) -> None:
         with pytest.raises(RuntimeError, match=message):
             ops.expand_features_into(here, "HalfKAv2_hm", wrong_out)
     with pytest.raises(RuntimeError, match="fields: found 6 tensors, expected white, black, counts, black_to_move, sc"):
-        torch.ops.nnue.expand_features_into(here, "HalfKAv2_hm", list(out)[:6])
+        torch.ops.nnue.expand_features_into(here, ops.feature_set_handle("HalfKAv2_hm"), list(out)[:6])
+    with pytest.raises(RuntimeError, match="feature_set: found the unknown handle 12, expected one that nnue"):
+        torch.ops.nnue.expand_features(here, 12)
+    shared = out._replace(black=out.white)
+    with pytest.raises(RuntimeError, match="black: found a tensor that shares memory with white, expected one with"):
+        ops.expand_features_into(here, "HalfKAv2_hm", shared)
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
@@ -313,9 +333,11 @@ def test_wrong_arguments(device: torch.device, records: torch.Tensor) -> None:
 def test_opcheck(device: torch.device, records: torch.Tensor) -> None:
     here = records.to(device)
     for name in SETS:
-        torch.library.opcheck(torch.ops.nnue.expand_features.default, (here, name))
+        torch.library.opcheck(torch.ops.nnue.expand_features.default, (here, ops.feature_set_handle(name)))
     out = ops.expand_features(here, "HalfKAv2_hm")
-    torch.library.opcheck(torch.ops.nnue.expand_features_into.default, (here, "HalfKAv2_hm", list(out)))
+    torch.library.opcheck(
+        torch.ops.nnue.expand_features_into.default, (here, ops.feature_set_handle("HalfKAv2_hm"), list(out))
+    )
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

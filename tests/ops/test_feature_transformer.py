@@ -281,3 +281,27 @@ def test_training_matches_dense_layer(device: torch.device) -> None:
                 p -= 0.5 * g
     torch.testing.assert_close(sample.weight.double(), dense_weight, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sample.bias.double(), dense_bias, rtol=1e-5, atol=1e-6)
+
+
+def test_int64_rows_are_converted(device: torch.device) -> None:
+    """torch's default for integers; numbers that int32 does not have are reported, and none becomes a feature."""
+    sample = make_sample(values=True, device=device).requires_grad()
+    rows = sample.indices.long()
+    out = ops.feature_transformer_forward(rows, sample.weight, sample.bias, sample.values)
+    assert torch.equal(out, functional.feature_transformer(sample.indices, sample.weight, sample.bias, sample.values))
+    num_features = len(sample.weight)
+    gradients = [ops.feature_transformer_backward(out.detach(), i, num_features) for i in (rows, sample.indices)]
+    assert all(map(torch.equal, gradients[0][:2], gradients[1][:2]))
+    for wrong in (2**32, 2**32 + 3, -(2**32) - 1, 2**63 - 1, -(2**63), 2**31):
+        changed = rows.clone()
+        changed[3, 0] = wrong
+        with pytest.raises(RuntimeError, match=r"feature_transformer_forward: indices: found index \S+ in row 3"):
+            functional.feature_transformer(changed, sample.weight, sample.bias)
+    with pytest.raises(RuntimeError, match=r"found int64, expected int32, as nnue_trainer.ops.index_rows makes it"):
+        torch.ops.nnue.feature_transformer_forward(rows, None, sample.weight, sample.bias)
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    rows, weight = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(4, 5)
+    with pytest.raises(TypeError, match="feature_transformer: weight: found NoneType, expected a tensor"):
+        functional.feature_transformer(rows, None, weight)  # type: ignore[arg-type]

@@ -1,16 +1,19 @@
 """Loading of the op libraries: what is built, and what is said where something is missing."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 import nnue_trainer
-from nnue_trainer import _library, ops
+from nnue_trainer import _enumerations, _library, ops
+from nnue_trainer.analysis import windows
 
 
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -141,3 +144,25 @@ def test_half_values_survive() -> None:
     weight = special.half().repeat(1, 4)  # 32 columns: vectors and tail
     out = ops.feature_transformer_forward(torch.zeros(1, 1, dtype=torch.int32), weight, torch.zeros(32).half())
     torch.testing.assert_close(out, weight, rtol=0, atol=0, equal_nan=True)
+
+
+def test_every_operator_is_on_a_page(project_root: Path) -> None:
+    page = (project_root / "docs" / "ops.md").read_text()
+    names = {n.partition("::")[2].partition(".")[0] for n in torch._C._dispatch_get_all_op_names() if "nnue::" in n}
+    assert len(names) > 40
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", page)) == []
+
+
+def test_choices_of_python_are_those_of_the_operators() -> None:
+    """One table; the types that Python declares have its words, in its order."""
+    for argument, declared in (
+        ("rolling_quantile.interpolation", windows.Interpolation),
+        ("set_cuda_index_check.mode", ops.IndexCheck),
+    ):
+        assert tuple(_enumerations.TABLE[argument]) == get_args(declared)
+    for argument in _enumerations.TABLE:
+        operator, _, name = argument.partition(".")
+        schema = getattr(torch.ops.nnue, operator).default._schema if operator != "set_cuda_index_check" else None
+        assert schema is None or str(next(a.type for a in schema.arguments if a.name == name)) == "int"
+    with pytest.raises(ValueError, match=r"^ewm: statistic: found 'sum', expected mean, var or std$"):
+        _enumerations.code("ewm.statistic", "sum")

@@ -470,7 +470,7 @@ def test_exported_graphs_and_compile_know_headers(
 
     class Rows(torch.nn.Module):
         def forward(self, packed: torch.Tensor) -> torch.Tensor:
-            rows = torch.ops.nnue.expand_features(packed, name)
+            rows = ops.expand_features(packed, name)
             return rows[0].sum(1) + rows[1].sum(1)
 
     here = torch.from_numpy(records[:200]).to(device)

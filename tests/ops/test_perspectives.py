@@ -309,6 +309,20 @@ def test_illegal_psqt_bucket(device: torch.device, bad: int) -> None:
         perspective_transformer(*pair.arguments, **pair.options, bucket_size=50)
 
 
+@pytest.mark.parametrize("values", [False, True])
+def test_int64_rows_are_converted(device: torch.device, values: bool) -> None:
+    """Fused or not. A plan is made of int32 rows, as calls with the plan compare them with its own."""
+    pair = make_pair(psqt_buckets=4, outputs=48, values=values, device=device)
+    white, black, *others = pair.arguments
+    wide = (white.long(), black.long(), *others)
+    assert all(map(torch.equal, perspective_transformer(*wide, **pair.options), run(pair, activation="pairwise")[0]))
+    wide[1][3, 0] = 2**32
+    with pytest.raises(RuntimeError, match=r"indices: found index \S+ in row 3"):
+        perspective_transformer(*wide, **pair.options)
+    with pytest.raises(RuntimeError, match=r"found int64, expected int32, as nnue_trainer.ops.index_rows makes it"):
+        perspective_plan(*wide[:3], len(pair.weight))
+
+
 def test_plan_of_another_batch(device: torch.device) -> None:
     pair = make_pair(outputs=48, device=device)
     if not is_fused(pair.weight, 50):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nnue_trainer import _enumerations
 from nnue_trainer.random import Philox
 
 # Counter, key and result, from the known-answer file that its authors publish with Random123.
@@ -35,11 +36,15 @@ def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(c)
 
 
+def code(distribution: str) -> int:
+    return _enumerations.code("random_fill.distribution", distribution)
+
+
 def words(low: int, stream: int, seed: int, device: torch.device) -> tuple[int, ...]:
     """A block of the stream, through the operator."""
     out = torch.empty(4, dtype=torch.int32, device=device)
     signed = [v - (1 << 64) if v >> 63 else v for v in (seed, stream)]
-    torch.ops.nnue.random_fill(out, "bits", *signed, 4 * low)
+    torch.ops.nnue.random_fill(out, code("bits"), *signed, 4 * low)
     return tuple(v & 0xFFFFFFFF for v in out.tolist())
 
 
@@ -186,12 +191,12 @@ def test_errors() -> None:
         (lambda: Philox(1).uniform(5, dtype=torch.int32), "out: found int32, expected float32 or float64"),
         (lambda: Philox(1).normal(5, 0, -1), "b: found -1.*, expected 0 or more"),
         (
-            lambda: torch.ops.nnue.random_fill(torch.empty(4, 4).T[1:], "uniform", 1, 0, 0),
+            lambda: torch.ops.nnue.random_fill(torch.empty(4, 4).T[1:], code("uniform"), 1, 0, 0),
             "out: found a tensor that is not",
         ),
         (
-            lambda: torch.ops.nnue.random_fill(torch.empty(4), "gamma", 1, 0, 0),
-            "distribution: found 'gamma', expected bits",
+            lambda: torch.ops.nnue.random_fill(torch.empty(4), 5, 1, 0, 0),
+            "distribution: found 5, expected 0 to 4, for bits",
         ),
     ):
         with pytest.raises((ValueError, RuntimeError), match=message):
@@ -199,7 +204,7 @@ def test_errors() -> None:
 
 
 def test_opcheck(device: torch.device) -> None:
-    torch.library.opcheck(torch.ops.nnue.random_fill.default, (torch.empty(5, device=device), "uniform", 1, 2, 3))
+    torch.library.opcheck(torch.ops.nnue.random_fill.default, (torch.empty(5, device=device), code("uniform"), 1, 2, 3))
 
 
 def test_pi(project_root: Path) -> None:

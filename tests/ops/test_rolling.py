@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Callable
 
@@ -11,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nnue_trainer import analysis
-from nnue_trainer.analysis import windows  # noqa: F401  # loads the operators
+from nnue_trainer import _enumerations, analysis
 
 STATISTICS = ("sum", "mean", "var", "std", "min", "max", "skew", "kurt", "cov", "corr")
 PAIRS = ("cov", "corr")
@@ -72,8 +72,16 @@ def values(seed: int, *shape: int, dtype: torch.dtype = torch.float64, missing: 
     return x.to(dtype)
 
 
+def code(name: str) -> int:
+    return _enumerations.code("rolling.statistic", name)
+
+
+def kind(interpolation: str) -> int:
+    return _enumerations.code("rolling_quantile.interpolation", interpolation)
+
+
 def rolling(x: Tensor, y: Tensor, name: str, *rule: float, library: str = "nnue") -> Tensor:
-    return getattr(torch.ops, library).rolling(x, y if name in PAIRS else None, name, *rule)
+    return getattr(torch.ops, library).rolling(x, y if name in PAIRS else None, code(name), *rule)
 
 
 def assert_same(found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -184,7 +192,7 @@ def test_quantiles(device: torch.device, method: str) -> None:
             x = x.round() if round_to else x
             for length, first in ((0, 0), (1, 0), (5, -4), (n, -(n // 2)), (3 * n, -n), (n, n), (4, 2)):
                 for q in (0.0, 0.25, 0.5, 0.9, 1.0):
-                    rule = first, length, 2, q, method
+                    rule = first, length, 2, q, kind(method)
                     found = torch.ops.nnue.rolling_quantile(x.to(device), *rule).cpu()
                     for row in range(2):
                         for i in range(0, n, max(n // 7, 1)):
@@ -196,7 +204,7 @@ def test_quantiles(device: torch.device, method: str) -> None:
 def test_quantiles_of_several_segments() -> None:
     """A segment that is sorted at once has 8192 outputs; every one of them has the right neighbours."""
     x = values(1, 20001)
-    found = torch.ops.nnue.rolling_quantile(x, -99, 100, 1, 0.5, "linear")
+    found = torch.ops.nnue.rolling_quantile(x, -99, 100, 1, 0.5, kind("linear"))
     each = torch.nn.functional.pad(x.where(x.isfinite(), torch.nan), (99, 0), value=math.nan).unfold(0, 100, 1)
     torch.testing.assert_close(found, each.nanquantile(0.5, dim=1), rtol=1e-14, atol=0)
 
@@ -211,7 +219,7 @@ def test_emulated_quantiles(emulator: ctypes.CDLL, seed: int) -> None:
     first = int(r.integers(-length - 3, 4)) if seed % 5 else int(r.integers(-2 * n, 2 * n))
     x = values(seed, rows, n)
     for given in (x, x.float(), x.round()):
-        rule = first, length, 2, float(r.choice([0, 0.3, 0.5, 1])), str(r.choice(["linear", "lower", "nearest"]))
+        rule = first, length, 2, float(r.choice([0, 0.3, 0.5, 1])), kind(str(r.choice(["linear", "lower", "nearest"])))
         found = torch.ops.nnue_emulated.rolling_quantile(given, *rule)
         assert torch.equal(found.nan_to_num(-77), torch.ops.nnue.rolling_quantile(given, *rule).nan_to_num(-77))
 
@@ -254,18 +262,57 @@ def keeps_accuracy(n: int, window: int, device: torch.device) -> None:
             assert std[k].item() == pytest.approx(small.std(ddof=1), rel=1e-6)
 
 
-@pytest.mark.parametrize("window", [5, 300])
-def test_what_a_huge_offset_costs(device: torch.device, window: int) -> None:
-    """The errors that docs/analysis.md names: the offset takes digits of every deviation from the mean."""
+SHORT = torch.tensor([[1, 2, 4, 7, 3, 5, 9, 2, 6, 8], [2, 1, 5, 3, 8, 4, 7, 9, 1, 6]], dtype=torch.float64)
+
+
+def assert_offsets_cost_nothing(rolled: Callable[..., Tensor], device: torch.device) -> None:
+    """An offset that all elements have in common takes nothing from what depends on deviations: the differences to it
+    are exact here, so the bits are the same. `rolled`: as `rolling`."""
     g = torch.Generator().manual_seed(8)
-    x, y = (torch.randn(20_000, generator=g, dtype=torch.float64) + 1e9 for _ in range(2))
-    found, exact = analysis.rolling(x.to(device), window), analysis.rolling(x - 1e9, window)  # the difference is exact
-    torch.testing.assert_close(found.var().cpu(), exact.var(), rtol=2e-6, atol=0, equal_nan=True)
-    for name in ("skew", "kurt"):
-        torch.testing.assert_close(
-            getattr(found, name)().cpu(), getattr(exact, name)(), rtol=0, atol=5e-6, equal_nan=True
-        )
-    torch.testing.assert_close(found.corr(y.to(device)).cpu(), exact.corr(y - 1e9), rtol=0, atol=5e-6, equal_nan=True)
+    long = torch.randint(-1000, 1000, (2, 9000), generator=g).double()
+    gaps = long.clone()
+    gaps[:, ::7] = math.nan
+    for rows, lengths in ((SHORT, (5,)), (long, (5, 300, 2500)), (gaps, (40, 2500))):
+        for offset in (1e10, -1e10, 1e14):
+            for length in lengths:
+                for name in ("var", "std", "skew", "kurt", "cov", "corr"):
+                    rule = 1 - length, length, 5, 1.0
+                    (x, y), (there_x, there_y) = rows.to(device), (rows + offset).to(device)
+                    found, exact = rolled(there_x, there_y, name, *rule), rolled(x, y, name, *rule)
+                    assert_same(found, exact.cpu(), 0)
+    rising = (torch.arange(9000).double().square() * 1e7 + long[0]).to(device)  # no one offset fits all windows
+    near = rolled(rising, rising, "var", -4, 5, 5, 1.0)[4000:].cpu()
+    assert_same(near / near, reference("var", rising[None], rising[None], -4, 5, 5, 1.0)[0, 4000:] / near, 1e-11)
+
+
+def test_offsets_cost_nothing(device: torch.device) -> None:
+    assert_offsets_cost_nothing(rolling, device)
+
+
+def test_emulated_offsets_cost_nothing(emulator: ctypes.CDLL) -> None:
+    emulator.emulator_configure(2, 3)
+    assert_offsets_cost_nothing(functools.partial(rolling, library="nnue_emulated"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("library", ["nnue", "nnue_emulated"])
+def test_powers_beyond_the_range_are_no_numbers(library: str, request: pytest.FixtureRequest) -> None:
+    """A statistic of tiny or huge deviations is right, or NaN."""
+    if library == "nnue_emulated":
+        request.getfixturevalue("emulator").emulator_configure(2, 3)
+    x, y = SHORT
+    for name in ("skew", "kurt", "corr"):
+        exact = rolling(x, y, name, -4, 5, 5, 1.0, library=library)[4:]
+        numbers = 0
+        for power in range(-320, 300, 5):
+            scale = 10.0**power
+            found = rolling(x * scale, y * scale, name, -4, 5, 5, 1.0, library=library)[4:]
+            if not found.isnan().all():
+                numbers += 1
+                assert_same(found, exact, 1e-9)
+        assert numbers > (28 if name == "kurt" else 38)
+    for constant in (1e160, -1e300, 1e-160):
+        same = torch.full((50,), constant, dtype=torch.float64)
+        assert rolling(same, same, "var", -9, 10, 1, 0.0, library=library).eq(0).all()
 
 
 def test_no_drift_behind_an_outlier(device: torch.device) -> None:
@@ -314,10 +361,10 @@ def samples(device: torch.device) -> list[tuple[object, tuple[object, ...]]]:
     """Without NaN in the outputs, which opcheck would take for differences."""
     x, y = values(1, 3, 40).to(device), values(2, 3, 40).to(device)
     return [
-        (torch.ops.nnue.rolling.default, (x, None, "sum", -4, 5, 0)),
-        (torch.ops.nnue.rolling.default, (x, None, "kurt", -40, 80, 1, 1.0)),
-        (torch.ops.nnue.rolling.default, (x[..., ::2], y[..., 1::2], "corr", -40, 80, 1, 1.0)),
-        (torch.ops.nnue.rolling_quantile.default, (x, -40, 80, 1, 0.3, "linear")),
+        (torch.ops.nnue.rolling.default, (x, None, code("sum"), -4, 5, 0)),
+        (torch.ops.nnue.rolling.default, (x, None, code("kurt"), -40, 80, 1, 1.0)),
+        (torch.ops.nnue.rolling.default, (x[..., ::2], y[..., 1::2], code("corr"), -40, 80, 1, 1.0)),
+        (torch.ops.nnue.rolling_quantile.default, (x, -40, 80, 1, 0.3, kind("linear"))),
     ]
 
 
@@ -363,11 +410,11 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: analysis.rolling(X, 2).quantile(1.5), "quantile: found 1.5.*, expected 0 ... 1"),
     (lambda: analysis.rolling(X, 2).quantile(math.nan), "quantile: found .*nan, expected 0 ... 1"),
     (lambda: analysis.rolling(X, 2).quantile(0.5, "odd"), "interpolation: found 'odd', expected linear"),  # type: ignore[arg-type]
-    (lambda: torch.ops.nnue.rolling(X, None, "mode", 0, 1, 0), "statistic: found 'mode', expected sum, mean"),
-    (lambda: torch.ops.nnue.rolling(X, X, "sum", 0, 1, 0), "y: found a tensor, expected none for this statistic"),
-    (lambda: torch.ops.nnue.rolling(X, None, "cov", 0, 1, 0), "y: found none, expected a tensor"),
-    (lambda: torch.ops.nnue.rolling(X, None, "sum", 0, -1, 0), "length: found -1, expected 0 or more"),
-    (lambda: torch.ops.nnue.rolling(X, None, "sum", 1 << 62, 1, 0), "first: found .*, expected an offset within"),
+    (lambda: torch.ops.nnue.rolling(X, None, 10, 0, 1, 0), "statistic: found 10, expected 0 to 9, for sum, mean"),
+    (lambda: torch.ops.nnue.rolling(X, X, 0, 0, 1, 0), "y: found a tensor, expected none for this statistic"),
+    (lambda: torch.ops.nnue.rolling(X, None, code("cov"), 0, 1, 0), "y: found none, expected a tensor"),
+    (lambda: torch.ops.nnue.rolling(X, None, 0, 0, -1, 0), "length: found -1, expected 0 or more"),
+    (lambda: torch.ops.nnue.rolling(X, None, 0, 1 << 62, 1, 0), "first: found .*, expected an offset within"),
 ]
 
 

@@ -50,7 +50,7 @@ void ewm_any(const ewm::Rule& rule, const Tensor& x, const Tensor& out) {
                                            : run<true>(job, x, current_stream(x));
 }
 
-Tensor ewm_op(const Tensor& x_in, const std::string& statistic, double alpha, bool adjust, bool ignore_na, bool bias,
+Tensor ewm_op(const Tensor& x_in, int64_t statistic, double alpha, bool adjust, bool ignore_na, bool bias,
               int64_t min_periods) {
     const ewm::Rule rule = ewm::check_rule(x_in, Device::cuda, statistic, alpha, adjust, ignore_na, bias, min_periods);
     const torch::stable::accelerator::DeviceGuard guard(x_in.get_device_index());

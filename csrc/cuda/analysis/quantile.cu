@@ -96,7 +96,7 @@ void quantiles(const Tensor& x, const rolling::Windows& w, const rolling::Quanti
 }
 
 Tensor rolling_quantile_op(const Tensor& x_in, int64_t first, int64_t length, int64_t min_periods, double quantile,
-                           const std::string& interpolation) {
+                           int64_t interpolation) {
     const rolling::Windows w = rolling::check_windows(kQuantileName, x_in, Device::cuda, first, length, min_periods);
     const rolling::Quantile q = rolling::check_quantile(min_periods, quantile, interpolation);
     const torch::stable::accelerator::DeviceGuard guard(x_in.get_device_index());

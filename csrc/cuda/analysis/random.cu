@@ -18,8 +18,8 @@ __global__ void random_fill(T* out, int64_t count, const random::Rule rule) {
     }
 }
 
-void random_fill_op(const Tensor& out, const std::string& distribution, int64_t seed, int64_t stream, int64_t offset,
-                    double a, double b, int64_t low, int64_t high) {
+void random_fill_op(const Tensor& out, int64_t distribution, int64_t seed, int64_t stream, int64_t offset, double a,
+                    double b, int64_t low, int64_t high) {
     const random::Rule rule =
         random::check_rule(out, Device::cuda, distribution, seed, stream, offset, a, b, low, high);
     const torch::stable::accelerator::DeviceGuard guard(out.get_device_index());

@@ -112,10 +112,10 @@ void roll_any(const Tensor& x, const std::optional<Tensor>& y, const Windows& w,
     job.is_double ? fill_out(static_cast<double*>(job.out)) : fill_out(static_cast<float*>(job.out));
 }
 
-Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, const std::string& statistic, int64_t first,
+Tensor rolling_op(const Tensor& x_in, const std::optional<Tensor>& y_in, int64_t statistic, int64_t first,
                   int64_t length, int64_t min_periods, double ddof) {
     const Windows w = rolling::check_windows(kName, x_in, Device::cuda, first, length, min_periods);
-    const Finish finish(rolling::check_statistic(statistic), min_periods, ddof);
+    const Finish finish(check_enumeration<rolling::Statistic>(kName, "statistic", statistic), min_periods, ddof);
     rolling::check_second(x_in, y_in, finish.statistic, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(x_in.get_device_index());
     const Tensor x = torch::stable::contiguous(x_in);

@@ -40,7 +40,7 @@ constexpr int kLongestInRing = 6144;
 // Neighbouring windows per thread. The number is odd, so that threads which read the same place of their chunks use
 // different banks.
 template <class M>
-constexpr int kWindows = M::kNumbers <= 3 ? 9 : 5;
+constexpr int kWindows = M::kNumbers <= 4 ? 9 : 5;
 constexpr int kRollThreads = 128;
 // Thread blocks per multiprocessor, which determines how many registers a thread may have. With 4, sums and extremes
 // spill nothing.

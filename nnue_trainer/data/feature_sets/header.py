@@ -86,7 +86,7 @@ class HeaderFeatures(Features):
         library = str(compiled(self.header, self.struct))
         _data.add_compiled_feature_set(self.name, library)
         if _library.load().cpu_error is None:
-            torch.ops.nnue.add_feature_set(self.name, library)
+            torch.ops.nnue.add_feature_set(*map(_library.as_bytes, (self.name, library)))
 
     def prepare_cuda(self) -> bool:
         if _library.load().cuda_error is not None:
@@ -99,7 +99,7 @@ class HeaderFeatures(Features):
             print(f"nnue: note: {shown(error)}: its index rows are made on the CPU", file=Unfailing(sys.stderr))
             return False
         cpu, cuda = compiled(self.header, self.struct), compiled_for_cuda(self.header, self.struct, architectures, nvcc)
-        torch.ops.nnue.add_cuda_feature_set(self.name, str(cpu), str(cuda))
+        torch.ops.nnue.add_cuda_feature_set(*map(_library.as_bytes, (self.name, str(cpu), str(cuda))))
         return True
 
 

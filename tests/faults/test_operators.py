@@ -1,0 +1,64 @@
+"""Operators under attack, and the memory that they keep; tools/attack_operators.py and tools/soak_operators.py do the
+same for hours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from operator_soak import BOUND, has_mallinfo, kept_by
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
+from operator_calls import LEFT_OUT, Call, operators_of_the_cpu, recorded_calls
+
+# The operators of the training step still take texts; they are being rebuilt.
+WITH_TEXTS = ("layer_stacks", "optimizer", "perspective")
+
+
+def takes_text(operator: str) -> bool:
+    return any("str" in str(a.type) for a in getattr(torch.ops.nnue, operator).default._schema.arguments)
+
+
+@pytest.fixture(scope="module")
+def calls() -> Iterator[dict[str, list[Call]]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield recorded_calls()
+    torch.set_num_threads(threads)
+
+
+def test_no_operator_takes_a_text() -> None:
+    """The stable ABI leaks the string of every str argument; csrc/enumerations.h says what to do instead."""
+    names = [n.partition("::")[2] for n in torch._C._dispatch_get_all_op_names() if n.startswith("nnue::")]
+    assert "rolling" in names
+    found = [name for name in names if takes_text(name.partition(".")[0])]
+    assert [name for name in found if not name.startswith(WITH_TEXTS)] == []
+
+
+def test_calls_are_recorded_of_every_operator(calls: dict[str, list[Call]]) -> None:
+    missing = set(operators_of_the_cpu()) - calls.keys() - LEFT_OUT
+    assert {name for name in missing if not name.startswith("perspective_transformer_layout")} == set()
+
+
+@pytest.mark.skipif(not has_mallinfo(), reason="the C library does not count memory")
+def test_no_operator_keeps_memory(calls: dict[str, list[Call]]) -> None:
+    found = {name: kept_by(recorded[0], 100, 2) for name, recorded in calls.items()}
+    # So the gate can fail: an operator that is refused keeps nothing, and a list that grows does.
+    kept: list[bytes] = []
+    assert kept_by(lambda: kept.append(bytes(1000)), 100, 1) > 1000
+    leaks = {name: bytes_ for name, bytes_ in found.items() if abs(bytes_) > BOUND}
+    assert {name: bytes_ for name, bytes_ in leaks.items() if not takes_text(name)} == {}
+
+
+def test_wrong_calls_do_not_end_the_process() -> None:
+    script = Path(__file__).with_name("operator_attacks.py")
+    done = subprocess.run([sys.executable, script, "0", "800"], capture_output=True, text=True, check=False)
+    last = done.stdout.splitlines()[-1:]
+    assert done.returncode == 0, (done.returncode, last, done.stderr[-2000:])
+    returned, refused = (int(word) for word in last[0].split() if word.isdigit())
+    assert returned > 50
+    assert refused > 250

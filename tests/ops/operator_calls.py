@@ -1,0 +1,173 @@
+"""Calls of every operator that has kernels on the CPU, recorded from the public functions that make them.
+
+Used by the soak and the attack of tests/faults/test_operators.py, and by their tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from nnue_trainer import analysis, functional, ops, perspectives, random, rows
+from nnue_trainer.analysis import graph
+from nnue_trainer.data import RecordLoader
+from nnue_trainer.fused_optimizer import FusedOptimizer, Part, adamw, ranger_lite
+from nnue_trainer.modules.stacked_linear import StackedLinear
+from nnue_trainer.modules.straight_through import Steps, integer_parameters
+
+ROOT = Path(__file__).resolve().parents[2]
+_MOST = 4  # calls of one operator that are kept
+
+# Made once per process, or for CUDA only.
+LEFT_OUT = {"add_cuda_feature_set", "add_feature_set", "name_cuda_feature_set"}
+
+
+@dataclass
+class Call:
+    """One call of `torch.ops.nnue.NAME`. Its tensors are copies of those it was made with."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @property
+    def operator(self) -> Any:
+        return getattr(torch.ops.nnue, self.name).default
+
+    def __call__(self) -> Any:
+        return self.operator(*self.arguments, **self.keywords)
+
+    def with_all_arguments(self) -> tuple[list[str], list[Any]]:
+        """Names and values of the arguments, defaults among them."""
+        schema = self.operator._schema.arguments
+        given = dict(zip((a.name for a in schema), self.arguments, strict=False)) | self.keywords
+        return [a.name for a in schema], [given.get(a.name, a.default_value) for a in schema]
+
+
+def copied(value: Any) -> Any:
+    return tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, value)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, list[Call]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "nnue":
+            kept = self.calls.setdefault(func.__name__.partition(".")[0], [])
+            kept.append(Call(func.__name__.partition(".")[0], copied(tuple(args)), copied(kwargs)))
+        return func(*args, **kwargs)
+
+
+def operators_of_the_cpu() -> list[str]:
+    """The names of all operators that a CPU build has kernels of."""
+    ops._library.require()
+    names = (name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("nnue::"))
+
+    def has_kernel(name: str) -> bool:
+        keys = ("CPU", "CompositeExplicitAutograd")
+        return any(torch._C._dispatch_has_kernel_for_dispatch_key(f"nnue::{name}", key) for key in keys)
+
+    return sorted(name for name in names if has_kernel(name))
+
+
+def _index_rows(generator: torch.Generator, features: int) -> Tensor:
+    found = torch.randint(0, features, (6, 4), generator=generator, dtype=torch.int32)
+    found[1, 2:] = -1
+    return found
+
+
+def _feature_transformers(g: torch.Generator) -> None:
+    white, black = _index_rows(g, 24), _index_rows(g, 24)
+    weight, bias = (torch.randn(*shape, generator=g).requires_grad_() for shape in ((24, 16), (16,)))
+    values = torch.randn(6, 4, generator=g, requires_grad=True)
+    functional.feature_transformer(white, weight, bias, values).sum().backward()
+    functional.feature_transformer(white, weight, bias).sum().backward()
+    side, bucket = torch.tensor([0, 1] * 3, dtype=torch.uint8), torch.arange(6) % 3
+    psqt = torch.randn(24, 3, generator=g, requires_grad=True)
+    for activation, sparse in (("pairwise", True), ("screlu", False), ("identity", False)):
+        out, sums = perspectives.perspective_transformer(
+            white, black, side, weight, bias, activation=activation, psqt=psqt, psqt_bucket=bucket, sparse_grad=sparse
+        )
+        (out.sum() + sums.sum()).backward()
+        weight.grad = None
+
+
+def _expansion(_: torch.Generator) -> None:
+    records = next(iter(RecordLoader([ROOT / "samples" / "val.binpack"], 8, seed=1)))
+    for name in ("HalfKAv2_hm", "HalfKAv2_hm+Full_Threats_v16"):
+        ops.expand_features_into(records, name, ops.expand_features(records, name))
+    torch.ops.nnue.name_feature_set(torch.tensor(list(b"HalfKAv2_hm"), dtype=torch.uint8))
+    torch.ops.nnue.enumerations()
+
+
+def _optimizers(g: torch.Generator) -> None:
+    for rule, late in ((adamw(), ()), (adamw(), ("w",)), (ranger_lite(), ("w",))):
+        weight, bias = nn.Parameter(torch.randn(120, 5, generator=g)), nn.Parameter(torch.randn(5, generator=g))
+        parts = [Part("w", weight, 0, 80, virtual_rows=8), Part("w", weight, 80, 40), Part("b", bias)]
+        optimizer = FusedOptimizer(parts, rule, torch.tensor(0.01), late=late)
+        for _step in range(20):
+            for rows_ in optimizer.late_rows.values():
+                rows_.catch_up(_index_rows(g, 120), _index_rows(g, 120))
+            weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
+            optimizer.step(torch.tensor(1.0), covered=["w"])
+        optimizer.settle()
+
+
+def _windows(g: torch.Generator) -> None:
+    x, y = torch.randn(2, 40, generator=g), torch.randn(2, 40, generator=g, dtype=torch.float64)
+    rolling = analysis.rolling(x, 7, min_periods=2)
+    for name in ("mean", "std", "kurt", "max", "median"):
+        getattr(rolling, name)()
+    analysis.rolling(y, 7).corr(y.flip(1))
+    analysis.ewm(x, span=5).mean()
+    analysis.ewm(y, span=5, adjust=False).var()
+    numbers = random.Philox(1)
+    numbers.normal((9,))
+    numbers.integers(0, 9, (9,))
+    rows.norms(x)
+    rows.transpose(x)
+
+
+def _graphs(g: torch.Generator) -> None:
+    active = torch.rand(70, 6, generator=g) < 0.5
+    bits = graph.pack_bits(active)
+    graph.bit_counts(bits)
+    graph.bit_counts(bits, bits[:4])
+    counts = graph.Graph.from_counts(graph.coactivation(active))
+    graph.pagerank_walks(counts, 32)
+
+
+def _layers(g: torch.Generator) -> None:
+    layer = StackedLinear(3, 8, 16)
+    x = torch.randn(6, 8, generator=g, requires_grad=True)
+    layer(x, torch.arange(6) % 3).sum().backward()
+    for shape, steps in (((8, 16), Steps(0, 8, 64.0, 127, False)), ((5,), Steps(0, 5, 9600.0, 2**31 - 1, True))):
+        (found,) = integer_parameters([torch.randn(shape, generator=g).requires_grad_()], [[steps]])
+        found.sum().backward()
+
+
+WORK: list[Callable[[torch.Generator], None]] = [
+    _feature_transformers, _expansion, _optimizers, _windows, _graphs, _layers,
+]  # fmt: skip
+
+
+def recorded_calls() -> dict[str, list[Call]]:
+    """By operator, a few calls that differ; the last ones, as an optimiser has the most to do then."""
+    recorder = _Recorder()
+    with recorder:
+        for work in WORK:
+            work(torch.Generator().manual_seed(1))
+    found = {}
+    for name, calls in recorder.calls.items():
+        step = max(len(calls) // _MOST, 1)
+        found[name] = calls[::-step][:_MOST]
+    return found
