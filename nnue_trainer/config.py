@@ -94,6 +94,55 @@ class DataConfig:
         return weights
 
 
+Sample = Literal["first", "spread"]
+
+
+@section
+class ValidationSet:
+    """More held-out positions, under a name: for figures, not for `best`."""
+
+    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")
+    """name, which metrics have before the figures: NAME/loss"""
+    files: FileList = Field(min_length=1)
+    """files, folders or patterns, as in data.train"""
+    positions: int = Field(1_000_000, gt=0, le=2**40)
+    """how many positions to use"""
+    filters: Filters | None = None
+    """filters of this set; null: those of validation"""
+    sample: Sample = "first"
+    """first: the first positions that pass the filters; spread: as many from random places of the files, the same every
+    time"""
+
+
+@section
+class ValidationConfig:
+    """How a net is validated. The held-out positions that decide on `best` are those of data.validation."""
+
+    loss: Annotated[Loss, LOSSES] | None = None
+    """loss of the validation; null: that of training"""
+    lambda_: Literal["end", "follow"] | Annotated[float, Field(ge=0, le=1)] = Field("end", alias="lambda")
+    """λ of the validation: end: that of training at its end, so that all epochs compare; a number; follow: that of the
+    step, with which losses of different epochs do not compare, and so best is any of them"""
+    filters: Filters | None = None
+    """filters of held-out positions; null: those of data"""
+    sample: Sample = "first"
+    """which positions of data.validation are used. first: the first ones that pass the filters; spread: as many from
+    random places of the files, the same every time"""
+    sets: list[ValidationSet] = Field(default_factory=list)
+    """more sets of held-out positions"""
+    scale: float = Field(400.0, gt=0)
+    """engine units of the fixed figures: a score s is worth 1/(1 + e^(−s/scale)) expected points. They mean the same in
+    all runs of one scale"""
+
+    @field_validator("sets")
+    @classmethod
+    def _by_name(cls, sets: list[ValidationSet]) -> list[ValidationSet]:
+        names = [each.name for each in sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"found the names {names}, expected another one for each set")
+        return sets
+
+
 Precision = Literal["auto", "fp32", "tf32", "mixed"]
 
 
@@ -154,6 +203,7 @@ class Recipe:
     lambda_: Annotated[LambdaSchedule, LAMBDAS] = Field(default_factory=ConstantLambda, alias="lambda")
     optimizer: Annotated[OptimizerConfig, OPTIMIZERS] = Field(default_factory=AdamW)
     schedule: Annotated[Schedule, SCHEDULES] = Field(default_factory=Exponential)
+    validation: ValidationConfig = Field(default_factory=ValidationConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     export: Annotated[NetFormat, FORMATS] = Field(default_factory=Nnue)
@@ -270,6 +320,13 @@ def with_files(recipe: Recipe) -> tuple[Recipe, list[str]]:
         if "weights" in own:  # of the entries as they stand in the recipe
             own = {"train": named["train"], **own}
         stages.append(_changed(stage, "data", own | _found(own, f"stage {stage.name}: ", notes)))
+    sets = []
+    for each in recipe.validation.sets:
+        files = data_files(each.files, f"validation.sets.{each.name}.files")
+        note = became(each.files, files)
+        notes += [f"validation.sets.{each.name}.files: {note}"] if note else []
+        sets.append(_changed(each, "files", files))
+    recipe = _changed(recipe, "validation", _changed(recipe.validation, "sets", sets))
     return _changed(_changed(recipe, "data", data), "stages", stages), notes
 
 

@@ -16,6 +16,7 @@ import json
 import math
 import re
 import textwrap
+import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -120,6 +121,8 @@ def describe(
             for tag, member in registry:
                 yield f"{key}.kind", f"= {tag}", "", _one_line(member.__doc__)
                 yield from describe(member, f"{key}.", (*_outer, registry))
+        elif not members and (optional := _registry_of_member(field)) is not None:
+            yield key, f"a {optional.what}, as above | null", _default(field), _description(kind, name)
         elif not members:
             yield key, _type_name(field.annotation, field.metadata), _default(field), _description(kind, name)
         elif len(members) == 1:
@@ -290,6 +293,10 @@ def _type_name(annotation: Any, metadata: Iterable[Any]) -> str:
         name = " | ".join(str(value) for value in arguments)
     elif typing.get_origin(annotation) is tuple:
         name = f"tuple[{'; '.join(_type_name(argument, []) for argument in arguments)}]"
+    elif typing.get_origin(annotation) is list:
+        name = f"list[{_type_name(arguments[0], [])}]"
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        name = " | ".join("null" if argument is type(None) else _type_name(argument, []) for argument in arguments)
     elif isinstance(annotation, type) and not arguments:
         name = annotation.__name__
     else:

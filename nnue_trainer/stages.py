@@ -12,7 +12,7 @@ from pydantic import Field
 
 from nnue_trainer.schema import section
 
-SECTIONS = ("model", "data", "loss", "lambda", "optimizer", "schedule", "training")
+SECTIONS = ("model", "data", "loss", "lambda", "optimizer", "schedule", "validation", "training")
 """The sections of a recipe that a stage may change."""
 
 
@@ -40,6 +40,8 @@ class Stage:
     """changes of the optimizer"""
     schedule: dict[str, Any] = Field(default_factory=dict)
     """changes of the learning-rate schedule"""
+    validation: dict[str, Any] = Field(default_factory=dict)
+    """changes of the validation"""
     training: dict[str, Any] = Field(default_factory=dict)
     """changes of training, such as epochs: those of this stage"""
 

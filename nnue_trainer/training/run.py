@@ -17,7 +17,7 @@ import torch
 from nnue_trainer import checkpoint, config, nets, ops, registry, schema
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
-from nnue_trainer.config import Recipe
+from nnue_trainer.config import Recipe, ValidationSet
 from nnue_trainer.data import Batch, Loader, RecordLoader
 from nnue_trainer.data.device import Expander
 from nnue_trainer.data.features import feature_set
@@ -144,6 +144,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
     timeline.mark("model")
     batches = training_batches(recipe, model, device, ranks)
     validation = HeldOut(recipe, model, device, ranks) if recipe.data.validation else None
+    more = {each.name: HeldOut(recipe, model, device, ranks, each) for each in recipe.validation.sets}
     try:
         trainer = Trainer(
             recipe,
@@ -155,6 +156,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             bad_chunks=_bad_chunks(recipe, batches, ranks) if recipe.data.skip_bad_chunks else None,
             division=division,
             stage=stage,
+            more_validation=more,
         )
         timeline.mark("optimizer")
         if saved is not None:
@@ -189,8 +191,9 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         return _train_in(folder, trainer, keep=begin.keep, start=start, weights=weights)
     finally:
         batches.close()
-        if validation is not None:
-            validation.close()
+        for held_out in (validation, *more.values()):
+            if held_out is not None:
+                held_out.close()
 
 
 def _recipe_of(saved: Checkpoint) -> dict[str, Any]:
@@ -443,6 +446,9 @@ def training_batches(
     return Loader(data.train, model.feature_set, data.batch_size, pin_memory=device.type == "cuda", **options)
 
 
+_SPREAD = 8  # batches that are mixed for a spread sample; its chunks are drawn at random before
+
+
 def loader_cpus(device: torch.device, ranks: Ranks) -> int:
     """The number of CPUs that the loader of this process uses by default. The processes of a machine share its CPUs.
     Where a GPU trains, two of eight or more are left to the thread that launches its work. With a reading thread on
@@ -456,23 +462,36 @@ _KEPT_POSITIONS = 2**24
 
 
 class HeldOut:
-    """The validation positions of the recipe, which each of `ranks` reads; None: a single process. Each call returns an
-    iterator over the same batches, in file order, on `device` if that is a CUDA device and on the CPU otherwise; the
-    values are the same. UserError if a file is missing or is not a data file."""
+    """The validation positions of the recipe, or those of one of its `validation.sets`, which each of `ranks` reads;
+    None: a single process. Each call returns an iterator over the same batches, on `device` if that is a CUDA device
+    and on the CPU otherwise; the values are the same. UserError if a file is missing or is not a data file."""
 
-    def __init__(self, recipe: Recipe, model: NnueModel, device: torch.device, ranks: Ranks | None = None):
-        data = recipe.data
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: NnueModel,
+        device: torch.device,
+        ranks: Ranks | None = None,
+        which: ValidationSet | None = None,
+    ):
+        data, validation = recipe.data, recipe.validation
+        files, positions = (
+            (data.validation, data.validation_positions) if which is None else (which.files, which.positions)
+        )
+        spread = (validation if which is None else which).sample == "spread"
+        own = None if which is None else which.filters
         options: dict[str, Any] = {
             "formats": data.formats,
-            "filters": data.filters,
-            "shuffle": False,
+            "filters": own or validation.filters or data.filters,
+            "shuffle": spread,
+            "shuffle_buffer": _SPREAD * data.batch_size if spread else 1,
             "drop_last": False,
             "skip_bad_chunks": data.skip_bad_chunks,
             "threads": data.threads,
             "cpus": loader_cpus(device, ranks or Ranks()),
             "reuse": True,
         }
-        self._positions = data.validation_positions
+        self._positions = positions
         self._kept: list[torch.Tensor] | None = None
         # All validations use one loader, so that files are opened, and compressed ones unpacked, only once.
         self._loader: Loader | RecordLoader
@@ -480,10 +499,10 @@ class HeldOut:
         if device.type == "cuda":
             # The memory is not page-locked, so the copy to the device is done when the call returns, and the loader may
             # use its memory again.
-            self._loader = RecordLoader(data.validation, data.batch_size, **options)
+            self._loader = RecordLoader(files, data.batch_size, **options)
             self._expander = Expander(model.feature_set, device)
         else:
-            self._loader = Loader(data.validation, model.feature_set, data.batch_size, **options)
+            self._loader = Loader(files, model.feature_set, data.batch_size, **options)
         self._loader.open()
         self.files = [list(identity) for identity in self._loader.identities]
         """name, size and digest of each file when it was opened"""

@@ -46,6 +46,7 @@ from nnue_trainer.training import timeline
 from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
+from nnue_trainer.training.figures import Figures
 from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.metrics import MetricsWriter, environment, peak_memory
 from nnue_trainer.training.precision import settled
@@ -96,6 +97,7 @@ class Trainer:
             together.
         division: which part of each step this process computes; None: all of it. If several processes train together,
             only the process of rank 0 writes files and prints.
+        more_validation: functions as `validation` for more sets of held-out positions, by name.
         stage: the stage of a run that is trained, whose recipe is `recipe`; None: `recipe` is the whole run.
     """
 
@@ -111,6 +113,7 @@ class Trainer:
         bad_chunks: Callable[[], int] | None = None,
         division: Whole | None = None,
         stage: StageOfRun | None = None,
+        more_validation: Mapping[str, Callable[[], Iterable[Batch]]] | None = None,
     ):
         self.model = model
         self.folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
@@ -124,6 +127,7 @@ class Trainer:
         prepare = None if recipe.training.compile else self.division.prepare
         self.validation = validation
         self.validation_files = validation_files
+        self.more_validation = dict(more_validation or {})
         self.bad_chunks = bad_chunks
         self._bad_before = 0  # bad chunks before the run was resumed
         # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code and
@@ -163,6 +167,8 @@ class Trainer:
         self.figure = self._defined_figure()
         """what defines a validation loss beside the weights, as plain JSON data; `best` compares only losses of one"""
         self.net_figures: dict[str, float] = {}  # figures of neurons and weights, from the last validation
+        self.fixed_figures: dict[str, float] = {}
+        """`Figures` of the last validation, and loss and figures of each further set NAME as NAME/…"""
         self._saved_step = -1
         self._epoch_end_pending = False
         self._resumed: tuple[Path, TrainerState] | None = None
@@ -308,16 +314,34 @@ class Trainer:
             self.batches.forget()
 
     def validate(self) -> float | None:
-        """The loss over all validation positions; None without validation. It always uses the λ of the end of the run,
-        and in quantisation-aware training it always rounds, so that the losses of all epochs can be compared. UserError
-        if there are no positions."""
-        if self.validation is None:
-            return None
+        """The loss over all validation positions; None without validation. Its λ is that of the end of the run, unless
+        the recipe has another one, and in quantisation-aware training it always rounds, so that the losses of all
+        epochs can be compared. UserError if there are no positions."""
+        self.fixed_figures = {}
+        loss = None
+        if self.validation is not None:
+            meter = ActivityMeter(self.model)
+            loss, self.fixed_figures = self._validate_on(self.validation, meter)
+            self.net_figures = self.division.figures(meter.figures() | reach_figures(self.model))
+            if loss is None:
+                raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
+        for name, held_out in self.more_validation.items():
+            of_set, figures = self._validate_on(held_out)
+            if of_set is None:
+                raise UserError(f"validation.sets.{name}: no positions to validate on")
+            self.fixed_figures |= {f"{name}/{key}": value for key, value in ({"loss": of_set} | figures).items()}
+        return loss
+
+    def _validate_on(
+        self, held_out: Callable[[], Iterable[Batch]], meter: ActivityMeter | None = None
+    ) -> tuple[float | None, dict[str, float]]:
+        """The loss over all positions, None if there are none, and the fixed figures."""
+        loss_kind = self.recipe.validation.loss or self.recipe.loss
         lam = self._validation_lambda()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        meter = ActivityMeter(self.model)
+        figures = Figures(self.device, self.recipe.validation.scale)
         with self._interruptible():
-            batches = iter(self.validation())
+            batches = iter(held_out())
         with torch.no_grad(), self.model.rounding(self.recipe.model.awareness.aware):
             while True:
                 if self.ranks.several and self.ranks.agree(self._stop.is_set(), False)[0]:
@@ -327,16 +351,20 @@ class Trainer:
                 if batch is None:
                     break
                 batch = batch.to(self.device, non_blocking=False)
-                terms = self._terms(self.division.forward, batch, lam)
-                sums += torch.stack(terms).double()
-                meter.add(batch)
+                net = self._score(self.division.forward, batch)
+                sums += torch.stack(loss_kind.terms(net, batch.score, batch.result, lam)).double()
+                figures.add(net, batch.score, batch.result)
+                if meter is not None:
+                    meter.add(batch)
         loss, weight = sums.tolist()
-        self.net_figures = self.division.figures(meter.figures() | reach_figures(self.model))
-        if weight == 0:
-            raise UserError(f"{', '.join(self.recipe.data.validation)}: no positions to validate on")
-        return float(loss / weight)
+        return (float(loss / weight) if weight else None), figures.result()
 
     def _validation_lambda(self) -> float:
+        wanted = self.recipe.validation.lambda_
+        if wanted == "follow":
+            return self.lambda_at(max(self.step - 1, self.stage.first_step))
+        if wanted != "end":
+            return float(wanted)
         end = self._now(self.steps)
         return self.recipe.lambda_.final_of(end._replace(step=end.steps))
 
@@ -508,7 +536,7 @@ class Trainer:
         sections: dict[str, Any] = {
             **_sections(recipe),
             "training.precision": self.recipe.training.precision,
-            "lambda": self._validation_lambda(),
+            "lambda": "follow" if self.recipe.validation.lambda_ == "follow" else self._validation_lambda(),
         }
         text = json.dumps([*sections.values(), recipe["model"], recipe["lambda"]])
         plugins = {name: found for name, found in registry.plugins().items() if name.rpartition(":")[2] in text}
@@ -543,9 +571,13 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "mixed")
 
     def _terms(self, forward: Callable[[Batch], Tensor], batch: Batch, lam: Tensor | float) -> tuple[Tensor, Tensor]:
+        return self.recipe.loss.terms(self._score(forward, batch), batch.score, batch.result, lam)
+
+    def _score(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
+        """The net's scores in engine units, fp32 [B]."""
         with self.autocast():
             output = forward(batch)
-        return self.recipe.loss.terms(output.float() * self.model.score_scale, batch.score, batch.result, lam)
+        return output.float() * self.model.score_scale
 
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
@@ -607,12 +639,14 @@ class Trainer:
                 is_best = bool(self.ranks.same(is_best))  # only rank 0 knows the best loss in the folder
                 if is_best:
                     self.best_validation_loss, self.best_step = loss, self.step
-                values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss, **self.net_figures}
+                values = {"epoch": epoch, "loss": loss, "best": self.best_validation_loss}
+                values |= self.fixed_figures | self.net_figures
                 # Losses of another figure cannot be compared with this one.
                 values["figure"] = zlib.crc32(json.dumps(self.figure, sort_keys=True).encode())
                 run.metrics.write("validation", self.step, values)
                 run.progress.update(self.step, val=f"{loss:.6f}")
-                run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}")
+                others = "".join(f", {name} {self.fixed_figures[f'{name}/loss']:.6f}" for name in self.more_validation)
+                run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}{others}")
             self._epoch_end_pending = False
             if is_best or final or epoch % training.checkpoint_every == 0:
                 self._save(run, epoch=epoch, is_best=is_best, final=final)
@@ -811,7 +845,11 @@ class _Window:
 def _sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a recipe in plain data that decide a validation loss as they are."""
     keys = ("validation_positions", "filters", "formats", "skip_bad_chunks")
-    return {"loss": recipe["loss"]} | {f"data.{key}": recipe["data"][key] for key in keys}
+    validation = recipe["validation"]
+    found = {"loss": validation["loss"] or recipe["loss"]} | {f"data.{key}": recipe["data"][key] for key in keys}
+    if validation["filters"] is not None:
+        found["data.filters"] = validation["filters"]
+    return found | {"validation.sample": validation["sample"]}
 
 
 def _changed_figure(saved: Checkpoint, state: TrainerState, now: Mapping[str, Any]) -> list[str]:

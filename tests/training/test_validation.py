@@ -1,0 +1,134 @@
+"""The section validation: its own loss, λ, filters and sets, and figures that mean the same in every run."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from command import nnue
+from small_runs import split_sample, written
+
+from nnue_trainer import config
+from nnue_trainer.errors import UserError
+from nnue_trainer.training.figures import Figures, ranks
+
+
+@pytest.fixture(scope="module")
+def data(project_root, tmp_path_factory) -> Path:
+    return split_sample(project_root, tmp_path_factory.mktemp("positions"), 4_000, 2_000)
+
+
+@pytest.fixture
+def recipe(tmp_path, data) -> Path:
+    return written(tmp_path / "mine.yaml", data)
+
+
+def validations(folder: Path) -> list[dict[str, float]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["event"] == "validation"]
+
+
+def test_figures_by_hand() -> None:
+    figures = Figures(torch.device("cpu"), 100.0)
+    net, score = torch.tensor([100.0, -50.0, 200.0, 10.0, 10.0]), torch.tensor([0, 30, 300, -20, 32002])
+    result = torch.tensor([1, 1, -1, 0, -1])
+    figures.add(net[:2], score[:2], result[:2])
+    figures.add(net[2:], score[2:], result[2:])
+    found = figures.result()
+
+    def entropy(logit: float, target: float) -> float:
+        p = 1 / (1 + math.exp(-logit))
+        return -target * math.log(p) - (1 - target) * math.log(1 - p)
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    logits = [1.0, -0.5, 2.0, 0.1, 0.1]
+    by_score = [entropy(x, sigmoid(s / 100)) for x, s in zip(logits, [0, 30, 300, -20], strict=False)]
+    by_result = [entropy(x, t) for x, t in zip(logits, [1, 1, 0, 0.5, 0], strict=True)]
+    assert found["score_cross_entropy"] == pytest.approx(sum(by_score) / 4, rel=1e-12)
+    assert found["result_cross_entropy"] == pytest.approx(sum(by_result) / 5, rel=1e-12)
+    assert found["result_accuracy"] == 0.25
+    # Ranks of 100, −50, 200, 10 are 3, 1, 4, 2; of 0, 30, 300, −20 are 2, 3, 4, 1: 1 − 6·6/(4·15).
+    assert found["rank_correlation"] == pytest.approx(1 - 6 * (1 + 4 + 0 + 1) / (4 * 15), rel=1e-12)
+    assert Figures(torch.device("cpu"), 100.0).result() == {}
+    assert ranks(torch.tensor([5.0, 1.0, 5.0, 2.0])).tolist() == [3.5, 1, 3.5, 2]
+
+
+def test_figures_do_not_depend_on_what_a_run_is_trained_with(tmp_path: Path, recipe: Path) -> None:
+    """Before the first step two nets are the same, so their figures are, whatever their loss and λ."""
+    tiny = ["optimizer.lr=1e-30", "optimizer.weight_decay=0.0", "training.epochs=1"]
+    nnue("train", recipe, "--run-dir", tmp_path / "a", *tiny)
+    nnue(
+        "train",
+        recipe,
+        "--run-dir",
+        tmp_path / "b",
+        *tiny,
+        "loss={kind: win_rate}",
+        "lambda={kind: constant, value: 0.2}",
+    )
+    (one,), (other,) = validations(tmp_path / "a"), validations(tmp_path / "b")
+    assert one["loss"] != other["loss"]
+    for name in ("score_cross_entropy", "result_cross_entropy", "result_accuracy", "rank_correlation"):
+        assert one[name] == other[name]
+
+
+def test_loss_and_lambda_of_validation(tmp_path: Path, recipe: Path) -> None:
+    training = ["lambda={kind: linear, start: 1.0, end: 0.0}", "logging.every_steps=4"]
+
+    def losses(name: str, *overrides: str) -> list[float]:
+        nnue("train", recipe, "--run-dir", tmp_path / name, *training, *overrides)
+        return [record["loss"] for record in validations(tmp_path / name)]
+
+    end, number = losses("end"), losses("number", "validation.lambda=0")
+    assert end == number
+    follow = losses("follow", "validation.lambda=follow")
+    assert all(a != b for a, b in zip(end, follow, strict=True))
+    assert follow[0] == pytest.approx(losses("start", "validation.lambda=0.75")[0])  # λ of the fourth of twelve steps
+    other = losses("loss", "validation.loss={kind: sigmoid, scale: 200}")
+    assert other != end
+    # Training is the same with all of them.
+    states = [nnue_state(tmp_path / name) for name in ("end", "follow", "loss")]
+    assert all(torch.equal(states[0][key], state[key]) for state in states[1:] for key in state)
+
+
+def nnue_state(folder: Path) -> dict[str, torch.Tensor]:
+    from small_runs import last
+
+    return last(folder).tensors["model"]
+
+
+def test_sets_and_samples(tmp_path: Path, recipe: Path, data: Path) -> None:
+    sets = (
+        f"validation.sets=[{{name: same, files: {data}/val.*, positions: 2000}}, "
+        f"{{name: spread, files: ['{data}/val.binpack'], positions: 300, sample: spread}}, "
+        f"{{name: quiet, files: ['{data}/val.binpack'], filters: {{quiet: true}}}}]"
+    )
+    output = nnue("train", recipe, "--run-dir", tmp_path / "run", sets, "data.validation_positions=2000")
+    assert f"validation.sets.same.files: {data}/val.*: 1 file" in output
+    for record in validations(tmp_path / "run"):
+        assert record["same/loss"] == record["loss"]
+        assert record["same/rank_correlation"] == record["rank_correlation"]
+        assert len({record["loss"], record["spread/loss"], record["quiet/loss"]}) == 3
+    assert f", same {validations(tmp_path / 'run')[-1]['loss']:.6f}, spread " in output
+    # A spread sample is the same every time and in every run, and not the first positions.
+    nnue("train", recipe, "--run-dir", tmp_path / "b", "validation.sample=spread", "data.validation_positions=300")
+    spread = [record["spread/loss"] for record in validations(tmp_path / "run")]
+    assert [record["loss"] for record in validations(tmp_path / "b")] == spread
+    nnue("train", recipe, "--run-dir", tmp_path / "c", "data.validation_positions=300")
+    assert [record["loss"] for record in validations(tmp_path / "c")] != spread
+
+
+def test_a_changed_validation_starts_best_anew(tmp_path: Path, recipe: Path) -> None:
+    nnue("train", recipe, "--run-dir", tmp_path / "run")
+    output = nnue("train", "--resume", tmp_path / "run", "training.epochs=4", "validation.sample=spread")
+    assert "validation.sample changed, so validation losses cannot be compared" in output
+
+
+def test_names_of_sets(recipe: Path) -> None:
+    with pytest.raises(UserError, match=r"validation.sets: found the names \['a', 'a'\], expected another one"):
+        config.load(recipe, ["validation.sets=[{name: a, files: x}, {name: a, files: y}]"])
+    with pytest.raises(UserError, match=r"validation\.lambda: found 2"):
+        config.load(recipe, ["validation.lambda=2"])
