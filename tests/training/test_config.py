@@ -1,5 +1,6 @@
 """Recipes: what is read, what is refused and in which words."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,23 @@ def test_presets_are_recipes_and_say_what_they_are_for(project_root):
         assert (project_root / "configs" / f"{name}.yaml").samefile(presets.path(name))
     with pytest.raises(UserError, match=r"preset 'nope': expected one of .*quickstart"):
         presets.path("nope")
+
+
+@pytest.mark.parametrize("page", ["from-nnue-pytorch", "from-bullet"])
+def test_the_recipe_on_a_migration_page_is_one(project_root, tmp_path, page):
+    text = (project_root / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    config.load(write(tmp_path / "recipe.yaml", block))
+
+
+@pytest.mark.parametrize("page", ["from-nnue-pytorch", "from-bullet"])
+def test_fields_on_the_migration_pages_exist(project_root, page):
+    """Every dotted field in code marks of the second column is one of the reference."""
+    known = {key for key, *_ in schema.describe(config.Recipe)}
+    text = (project_root / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    cells = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ") and line.count(" | ") >= 1]
+    for cell in cells:
+        for field in re.findall(
+            r"`((?:model|data|training|loss|lambda|schedule|optimizer|validation)\.[a-z_.]+)", cell
+        ):
+            assert field in known or any(key.startswith(f"{field}.") for key in known), field
