@@ -100,7 +100,7 @@ def _wrong_tensor(dice: random.Random, x: Tensor, others: list[Tensor]) -> tuple
         flat = x.view(-1)
         for _ in range(dice.choice([1, 1, 3, x.numel()])):
             value: Any = dice.choice(FLOATS) if x.dtype.is_floating_point else dice.choice(INTEGERS)
-            if not x.dtype.is_floating_point and x.dtype != torch.bool:
+            if not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool):
                 limits = torch.iinfo(x.dtype)
                 value = min(max(value, limits.min), limits.max)
             flat[dice.randrange(x.numel())] = torch.tensor(
