@@ -11,6 +11,7 @@ from nnue_trainer import _first_look
 if _TYPE_CHECKING:
     from nnue_trainer import (
         analysis,
+        callbacks,
         checkpoint,
         data,
         export,
@@ -27,6 +28,7 @@ if _TYPE_CHECKING:
         rows,
         schedules,
         schema,
+        training,
     )
     from nnue_trainer.data import Batch, Loader, RecordLoader
     from nnue_trainer.errors import UserError
@@ -42,6 +44,7 @@ __all__ = [
     "StackedLinear",
     "UserError",
     "analysis",
+    "callbacks",
     "checkpoint",
     "data",
     "export",
@@ -58,6 +61,7 @@ __all__ = [
     "rows",
     "schedules",
     "schema",
+    "training",
 ]
 
 # These are loaded at first use: `nnue --help` needs no torch, and `nnue info` works even where the build is broken.

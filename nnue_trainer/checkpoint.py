@@ -73,6 +73,10 @@ class TrainerState:
     """what the validation files were, as the loader identifies them"""
     figure: dict[str, Any] | None = None
     """what defines a validation loss beside the weights; only losses of the same figure can be compared"""
+    callbacks: list[dict[str, Any]] = Field(default_factory=list)
+    """what callbacks remember, by kind"""
+    stopped: str = ""
+    """why a callback ended the run before its last step; "" if none did"""
     bad_chunks: int = Field(0, ge=0, lt=_COUNT)
     """damaged chunks of the training files that the run has left out"""
     window_steps: int = Field(0, ge=0, lt=_COUNT)

@@ -17,6 +17,7 @@ import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
 from nnue_trainer import schema
+from nnue_trainer.callbacks import CALLBACKS, Callback
 from nnue_trainer.data.filters import Filters
 from nnue_trainer.data.formats import DATA_FORMATS, DataFormat
 from nnue_trainer.errors import UserError, quoted
@@ -181,6 +182,12 @@ class TrainingConfig:
     epoch"""
     keep_last: int = Field(3, gt=0, le=2**20)
     """how many of the newest checkpoints to keep; last and best are kept in any case"""
+    keep_every: int = Field(0, ge=0, le=2**20)
+    """keep the checkpoint of every so many epochs for good, beside the newest ones; 0: of none"""
+    max_time: float = Field(0, ge=0, le=2**20)
+    """hours after which the run ends with a checkpoint; a resumed run has as many again. 0: no limit"""
+    callbacks: list[Annotated[Callback, CALLBACKS]] = Field(default_factory=list)
+    """what else happens during the run"""
 
 
 @section

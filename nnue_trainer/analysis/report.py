@@ -272,6 +272,26 @@ _NEURON_FIGURES = (
 )
 
 
+def _match_plots(runs: Sequence[Run]) -> Iterator[Plot]:
+    curves = _curves(runs, "match", "elo")
+    if not curves:
+        return
+
+    def line(axes: Axes, curve: Curve, divisor: float) -> None:
+        records = curve.run.match
+        error = records["elo_error"] if "elo_error" in records else np.zeros(len(curve.y))
+        axes.errorbar(
+            curve.x / divisor, curve.y, np.nan_to_num(error), fmt="o-", color=curve.color, markersize=3, elinewidth=0.8
+        )
+
+    yield Plot(
+        "Elo",
+        _draw(curves, "Elo", line),
+        note="Against the last net that passed, whose own Elo is added; the first net has 0. Bars: 95 % of each match.",
+        legend=_legend(curves, runs),
+    )
+
+
 def _net_plots(runs: Sequence[Run]) -> Iterator[Plot]:
     for name, title, label, note in _NEURON_FIGURES:
         if all(np.nanmax(run.validation[name], initial=0) == 0 for run in runs if name in run.validation):
@@ -607,6 +627,7 @@ def build(paths: Sequence[Path]) -> Page:
     page.sections.append(_overview(runs, failures))
     for title, plots in (
         ("Loss", list(_loss_plots(runs))),
+        ("Matches", list(_match_plots(runs))),
         ("Course", list(_course_plots(runs))),
         ("Weights and neurons", list(_net_plots(runs))),
     ):

@@ -63,6 +63,7 @@ class Run:
     recipe: dict[str, Any] = field(default_factory=dict)
     train: Records = field(default_factory=Records)
     validation: Records = field(default_factory=Records)
+    match: Records = field(default_factory=Records)
     saved: Checkpoint | None = None
     best: Path | None = None
     label: str = ""
@@ -169,7 +170,7 @@ def _read_recipe(run: Run) -> None:
 
 
 def _read_metrics(run: Run) -> None:
-    found: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}}
+    found: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}, "match": {}}
     damaged = 0
     try:
         with (run.path / "metrics.jsonl").open("rb") as file:
@@ -185,7 +186,9 @@ def _read_metrics(run: Run) -> None:
         run.notes.append(f"metrics.jsonl: {error.strerror or error}")
     if damaged:
         run.notes.append(f"metrics.jsonl: {damaged:,} damaged {'lines' if damaged > 1 else 'line'} left out")
-    run.train, run.validation = (_columns(list(dict(sorted(records.items())).values())) for records in found.values())
+    run.train, run.validation, run.match = (
+        _columns(list(dict(sorted(records.items())).values())) for records in found.values()
+    )
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

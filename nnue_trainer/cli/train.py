@@ -240,10 +240,13 @@ def report(summary: Summary, run_dir: Path) -> list[str]:
     speed = summary.positions / max(summary.seconds, 1e-9)
     speed_of_steps = summary.positions / max(summary.step_seconds, 1e-9)
     lines = [
-        f"{'stopped after' if summary.interrupted else 'finished'} step {summary.step:,} of {summary.steps:,}: "
+        f"{'stopped after' if summary.interrupted or summary.stopped else 'finished'} step {summary.step:,} of "
+        f"{summary.steps:,}: "
         f"{positions(summary.positions)} positions in {duration(summary.seconds)}, "
         f"{positions(speed_of_steps)} pos/s in steps, {positions(speed)} pos/s with validation and saves"
     ]
+    if summary.stopped:
+        lines.append(f"stopped by       {summary.stopped}")
     if summary.validation_loss is not None and summary.best_validation_loss is not None:
         lines.append(f"validation loss {summary.validation_loss:.6f}, best {summary.best_validation_loss:.6f}")
     if summary.bad_chunks:

@@ -58,20 +58,25 @@ def players_of(
 def exported_net(path: Path, folder: Path) -> Path:
     """The net of a checkpoint, or of the best checkpoint of a run, written into `folder` as nn-<sha256>.nnue."""
     from nnue_trainer import checkpoint as checkpoints
-    from nnue_trainer.export import exported, format_of, net_from_checkpoint
 
     if not path.exists():
         raise UserError(f"{path}: no such file, expected a net, a checkpoint, a run folder or an engine")
-    if path.is_dir():
-        path = checkpoints.of_run(path)
-    loaded = checkpoints.load(path, ("model", "net"))
-    chosen = format_of(loaded, str(path))
-    data = chosen.to_bytes(exported(net_from_checkpoint(loaded, str(path)), loaded), f"format {chosen.kind}")
-    net = folder / f"nn-{hashlib.sha256(data).hexdigest()[:12]}{chosen.suffix}"
+    data, suffix = net_of(checkpoints.of_run(path) if path.is_dir() else path)
+    net = folder / f"nn-{hashlib.sha256(data).hexdigest()[:12]}{suffix}"
     if not net.exists():
         with replacing(net) as output:
             output.write_bytes(data)
     return net
+
+
+def net_of(checkpoint: Path) -> tuple[bytes, str]:
+    """The net of a checkpoint in the format of its recipe, and the suffix of such files."""
+    from nnue_trainer import checkpoint as checkpoints
+    from nnue_trainer.export import exported, format_of, net_from_checkpoint
+
+    loaded = checkpoints.load(checkpoint, ("model", "net"))
+    chosen, where = format_of(loaded, str(checkpoint)), str(checkpoint)
+    return chosen.to_bytes(exported(net_from_checkpoint(loaded, where), loaded), f"format {chosen.kind}"), chosen.suffix
 
 
 def _is_engine(path: Path) -> bool:

@@ -210,11 +210,16 @@ def play_match(
     return result
 
 
+def files_of(folder: Path) -> list[Path]:
+    """The results of a match, made of its journal."""
+    return [folder / name for name in (JSON, PGN, PAGE)]
+
+
 def check_folder(folder: Path, overwrite: bool) -> None:
     """UserError if the folder has files under the names of a match's that no match made; `overwrite` removes those of
     another match."""
     journals = [folder / JOURNAL, *folder.glob("part-*-of-*.journal")]
-    files = [folder / name for name in (JSON, PGN, PAGE)]
+    files = files_of(folder)
     if overwrite:
         for path in (*journals, *files):
             path.unlink(missing_ok=True)

@@ -1,0 +1,16 @@
+"""The training of one net: `Trainer` is the loop, and what callbacks get."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nnue_trainer.training.trainer import Summary, Trainer
+
+__all__ = ["Summary", "Trainer"]
+
+
+def __getattr__(name: str) -> Any:  # at first use: the modules of this package import each other
+    if name not in __all__:
+        raise AttributeError(f"module 'nnue_trainer.training' has no attribute {name!r}")
+    from nnue_trainer.training import trainer
+
+    return getattr(trainer, name)

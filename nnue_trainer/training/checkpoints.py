@@ -51,11 +51,13 @@ class CheckpointStore:
         folder: the run folder.
         keep_last: how many checkpoints of epochs are kept, the newest ones.
         every: checkpoints of epochs that are a multiple of it are always written; others only where there is time.
+        keep_every: checkpoints of epochs that are a multiple of it are never deleted; 0: none.
     """
 
-    def __init__(self, folder: RunFolder, keep_last: int, every: int = 1):
+    def __init__(self, folder: RunFolder, keep_last: int, every: int = 1, keep_every: int = 0):
         self.folder = folder
         self.keep_last = keep_last
+        self.keep_every = keep_every
         self.every = every
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writes: list[Future[None]] = []
@@ -115,7 +117,7 @@ class CheckpointStore:
         `epoch`: the epoch that has ended, from 1; None in the middle of an epoch. `final`: no later checkpoint follows,
         so this one is not left out.
         """
-        stays = epoch is not None and epoch % self.every == 0
+        stays = epoch is not None and (epoch % self.every == 0 or self._is_kept(epoch))
         while True:
             self.check()
             with self._lock:
@@ -126,7 +128,8 @@ class CheckpointStore:
                 if old is not None and self._replaces(old, epoch, is_best):
                     memory = self._queue.pop().memory
                     break
-            if old is not None and old.is_best and not is_best and not final and not self._lasts(stays):
+            lasts = self._lasts(stays) or self._is_kept(epoch)
+            if old is not None and old.is_best and not is_best and not final and not lasts:
                 return False
             self._finish(self._writes[0])
         try:
@@ -168,7 +171,7 @@ class CheckpointStore:
 
     def _replaces(self, old: _Entry, epoch: int | None, is_best: bool) -> bool:
         """Whether a checkpoint would replace all files of `old`, which waits: then `old` need not be written."""
-        deleted = not old.stays or (self.keep_last == 1 and epoch is not None)
+        deleted = not old.stays or (self.keep_last == 1 and epoch is not None and not self._is_kept(old.epoch))
         return deleted and (is_best or not old.is_best)
 
     def __enter__(self) -> CheckpointStore:
@@ -209,7 +212,11 @@ class CheckpointStore:
             folder.link(folder.last, folder.best)
         epochs = folder.epochs()
         for number in sorted(epochs)[: -self.keep_last]:
-            folder.remove(epochs[number])
+            if not self._is_kept(number):
+                folder.remove(epochs[number])
+
+    def _is_kept(self, epoch: int | None) -> bool:
+        return bool(epoch and self.keep_every and epoch % self.keep_every == 0)
 
     def _files(self) -> list[Path]:
         """The existing checkpoints that the run wrote."""

@@ -81,7 +81,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
         for stage in stages[at:]:
             summary = _train_stage(stage, folder, ranks, device, begin)
             total = _joined(total, summary, stage.run_steps)
-            if summary.interrupted or stage.index + 1 == len(stages):
+            if summary.interrupted or summary.stopped or stage.index + 1 == len(stages):
                 break
             begin = _border(stage, stages[stage.index + 1], folder, ranks)
         assert total is not None
@@ -124,7 +124,8 @@ def _joined(total: Summary | None, stage: Summary, run_steps: int) -> Summary:
             seconds=total.seconds + stage.seconds,
             step_seconds=total.step_seconds + stage.step_seconds,
         )
-    return replace(stage, steps=run_steps, interrupted=stage.interrupted or stage.step < run_steps)
+    early = stage.interrupted or (stage.step < run_steps and not stage.stopped)
+    return replace(stage, steps=run_steps, interrupted=early)
 
 
 def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: torch.device, begin: _Begin) -> Summary:

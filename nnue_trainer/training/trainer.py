@@ -47,12 +47,15 @@ from nnue_trainer.training.batches import BatchSource, DeviceBatches
 from nnue_trainer.training.checkpoints import CheckpointStore
 from nnue_trainer.training.cuda_graph import GraphedStep
 from nnue_trainer.training.figures import Figures
+from nnue_trainer.training.hooks import Hooks
 from nnue_trainer.training.memory import move_to_huge_pages
 from nnue_trainer.training.metrics import MetricsWriter, environment, peak_memory
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.stages import StageOfRun
 from nnue_trainer.training.terminal import say
+
+_TIME_IS_UP = "training.max_time"
 
 
 class _Stopped(BaseException):
@@ -81,6 +84,8 @@ class Summary:
     """whether the run ended before its last step and the validation after it"""
     bad_chunks: int = 0
     """damaged chunks of the training files that were left out since this process started"""
+    stopped: str = ""
+    """why a callback or training.max_time ended the run before its last step; "" if none did"""
 
 
 class Trainer:
@@ -182,6 +187,9 @@ class Trainer:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._loss_from = self.step  # the step after which the sum begins
         self._stop = threading.Event()
+        self.stopped = ""  # why a callback or training.max_time ends the run
+        self._hooks = Hooks(recipe.training.callbacks, active=self.ranks.writes)
+        self._run: _Run | None = None
         self._waiting = False
 
     def train(self) -> Summary:
@@ -194,16 +202,17 @@ class Trainer:
             if self.ranks.writes:
                 stack.enter_context(self.folder)
                 training = self.recipe.training
-                store = CheckpointStore(self.folder, training.keep_last, training.checkpoint_every)
+                store = CheckpointStore(self.folder, training.keep_last, training.checkpoint_every, training.keep_every)
                 stack.enter_context(store)
             self._settle(store)
             if isinstance(store, CheckpointStore) and self.device.type == "cuda" and not self.ranks.several:
                 store.reserve({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
             self.ranks.on_loss(lambda: self._last_good(store))
-            run = _Run(self, store)
+            self._run = run = _Run(self, store)
             try:
                 with self._stopping_on_signals():
                     try:
+                        self._hooks.call("start", self)
                         with contextlib.suppress(_Stopped):
                             self._loop(run)
                         timeline.mark("steps, validation, saves")
@@ -211,13 +220,21 @@ class Trainer:
                             self._save(run, epoch=None, final=True)
                         store.wait()
                         timeline.mark("last write")
+                        summary = self._summary(first_step, run)
+                        self._hooks.call("end", self, summary)
                     except Exception:
                         self.ranks.speak()
                         self._rescue(store, first_step)
                         raise
             finally:
                 run.close()
+                self._run = None
                 self.ranks.on_loss(str)
+        return summary
+
+    def _summary(self, first_step: int, run: _Run) -> Summary:
+        early = self.step < self.steps or self._epoch_end_pending
+        stopped = early and bool(self.ranks.same(bool(self.stopped)))  # only rank 0 has the reason
         return Summary(
             step=self.step,
             steps=self.steps,
@@ -226,13 +243,39 @@ class Trainer:
             step_seconds=run.step_seconds,
             validation_loss=self.validation_loss,
             best_validation_loss=self.best_validation_loss,
-            interrupted=self.step < self.steps or self._epoch_end_pending,
+            interrupted=early and not stopped,
             bad_chunks=self.bad_chunks() if self.bad_chunks else 0,
+            stopped=(self.stopped or "by the first process") if stopped else "",
         )
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after the current step, with a checkpoint. It does not count as interrupted."""
+        if not self.stopped:
+            self.stopped = reason
+            self._stop.set()
+
+    def record(self, event: str, values: Mapping[str, float | int | None]) -> None:
+        """Writes a record of metrics, of the step that was done last. For callbacks during `train`."""
+        assert self._run is not None
+        self._run.metrics.write(event, self.step, values)
+        self._hooks.call("metrics", self, event, values)
+
+    @property
+    def epoch(self) -> int:
+        """Whole epochs of the run that are done."""
+        return self.stage.epochs_at(self.step)
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the progress line if there is one."""
+        if self._run is not None:
+            self._run.progress.say(text)
+        else:
+            say(text)
 
     def _loop(self, run: _Run) -> None:
         if self._epoch_end_pending:
             self._end_epoch(run)
+        limit = 3600 * self.recipe.training.max_time
         while self.step < self.steps:
             stop, save = self.ranks.agree(self._stop.is_set(), run.checkpoint_is_due())
             if stop:
@@ -240,6 +283,10 @@ class Trainer:
             self.advance()
             timeline.mark("first step")
             run.progress.update(self.step)
+            if "step" in self._hooks:
+                self._hooks.call("step", self)
+            if limit and time.monotonic() - run.began > limit and not self.stopped:
+                self.stop(f"{_TIME_IS_UP}, {self.recipe.training.max_time:g} hours")
             ends = self.stage.ends_epoch(self.step)
             self._epoch_end_pending = ends
             if ends or self.step % self.recipe.logging.every_steps == 0:
@@ -396,6 +443,8 @@ class Trainer:
                 "stage_first_step": self.stage.first_step,
                 "validation_files": self.validation_files,
                 "figure": self.figure,
+                "callbacks": self._hooks.state(),
+                "stopped": "" if self.stopped.startswith(_TIME_IS_UP) else self.stopped,
                 "bad_chunks": self._bad_before + (self.bad_chunks() if self.bad_chunks else 0),
                 "window_steps": self.step - self._loss_from,
                 "window_loss": self._loss_sum.item(),
@@ -469,6 +518,7 @@ class Trainer:
             )
         self.step = self._saved_step = self._steps_ahead = state.step
         self._bad_before = state.bad_chunks
+        self._hooks.load(state.callbacks)
         self._loss_sum.fill_(state.window_loss)
         self._loss_from = state.step - state.window_steps
         changed = _changed_figure(saved, state, self.figure)
@@ -606,7 +656,7 @@ class Trainer:
             values["pass"] = self.batches.passes()
         if self.bad_chunks is not None:
             values["bad_chunks"] = self._bad_before + self.bad_chunks()
-        run.metrics.write("train", self.step, values)
+        self.record("train", values)
         self._say_irregular(run)
         run.progress.update(self.step, loss=f"{loss:.6f}")
 
@@ -643,13 +693,15 @@ class Trainer:
                 values |= self.fixed_figures | self.net_figures
                 # Losses of another figure cannot be compared with this one.
                 values["figure"] = zlib.crc32(json.dumps(self.figure, sort_keys=True).encode())
-                run.metrics.write("validation", self.step, values)
+                self.record("validation", values)
                 run.progress.update(self.step, val=f"{loss:.6f}")
                 others = "".join(f", {name} {self.fixed_figures[f'{name}/loss']:.6f}" for name in self.more_validation)
                 run.progress.say(f"epoch {epoch}: validation loss {loss:.6f}{' (best)' if is_best else ''}{others}")
+                self._hooks.call("validation", self, loss, self.fixed_figures | self.net_figures)
             self._epoch_end_pending = False
             if is_best or final or epoch % training.checkpoint_every == 0:
                 self._save(run, epoch=epoch, is_best=is_best, final=final)
+            self._hooks.call("epoch", self, epoch)
 
     def _save(self, run: _Run, *, epoch: int | None, is_best: bool = False, final: bool = False) -> None:
         self._check_finite(run.store)
@@ -657,6 +709,10 @@ class Trainer:
         saved = run.store.save(self.checkpoint(epoch), epoch=epoch, is_best=is_best, final=final)
         if self.ranks.same(saved):
             self._saved_step = self.step
+            if "save" in self._hooks and saved:
+                run.store.wait()
+                path = self.folder.last if epoch is None else self.folder.epoch(epoch)
+                self._hooks.call("save", self, path, epoch)
         run.saved()
 
     def _check_finite(self, store: CheckpointStore | _Nowhere) -> None:

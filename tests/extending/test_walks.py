@@ -116,7 +116,7 @@ def test_an_optimiser_from_outside_on_a_net_with_virtual_rows(folder, project_ro
 
 def test_all_parts_at_once_and_a_process_that_is_killed(folder, project_root):
     """The recipe beside the examples, with real processes and SIGKILL."""
-    files = ["my_net.py", *PARTS]
+    files = ["my_net.py", "my_callback.py", *PARTS]
     for file in [*files, "recipe.yaml"]:
         shutil.copy(project_root / "examples" / "extending" / file, folder)
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(project_root)}

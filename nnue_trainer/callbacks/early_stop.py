@@ -1,0 +1,34 @@
+"""The end of a run that gets no better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from nnue_trainer.callbacks.base import CALLBACKS, Callback
+from nnue_trainer.schema import section
+
+if TYPE_CHECKING:
+    from nnue_trainer.training.trainer import Trainer
+
+
+@CALLBACKS.register("early_stop")
+@section
+class EarlyStop(Callback):
+    """Ends the run after some validations without a better loss."""
+
+    patience: int = Field(10, gt=0, le=2**20)
+    """validations without a better loss after which the run ends"""
+    min_delta: float = Field(0.0, ge=0, le=1)
+    """a loss is better if it is lower than the best one by more than this"""
+
+    def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
+        best = self.memory.get("best")
+        if best is None or loss < best - self.min_delta:
+            self.memory.update(best=loss, waited=0)
+            return
+        self.memory["waited"] += 1
+        if self.memory["waited"] >= self.patience:
+            trainer.stop(f"no validation loss below {best:.6f} in {self.memory['waited']} validations")

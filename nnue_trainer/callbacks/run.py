@@ -1,0 +1,92 @@
+"""A program that runs at some moments of a training."""
+
+from __future__ import annotations
+
+import shlex
+import string
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, field_validator
+
+from nnue_trainer.callbacks.base import CALLBACKS, Callback
+from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.schema import section
+
+if TYPE_CHECKING:
+    from nnue_trainer.training.trainer import Summary, Trainer
+
+_NAMES = ("run_dir", "checkpoint", "step", "epoch", "loss")
+
+
+@CALLBACKS.register("run")
+@section
+class RunCommand(Callback):
+    """Runs a program, without a shell, and waits for it."""
+
+    command: str = Field(min_length=1)
+    """the program and its arguments, quoted as for a shell; {run_dir}, {checkpoint} (the newest on disk), {step},
+    {epoch} and {loss} (of the last validation) are filled in"""
+    at: Literal["start", "epoch", "validation", "save", "end"] = "save"
+    """when it runs"""
+    every: int = Field(1, gt=0, le=2**20)
+    """only every so many of these moments"""
+    must_succeed: bool = False
+    """end the run if the program fails; off: say so in a line"""
+
+    @field_validator("command")
+    @classmethod
+    def _possible(cls, command: str) -> str:
+        try:
+            names = [name for word in shlex.split(command) for _, name, _, _ in string.Formatter().parse(word) if name]
+        except ValueError as error:
+            raise ValueError(f"found {command!r}: {error}") from None
+        for name in names:
+            if name not in _NAMES:
+                raise ValueError(f"found {{{name}}}, expected {', '.join(f'{{{known}}}' for known in _NAMES)}")
+        return command
+
+    def start(self, trainer: Trainer) -> None:
+        self._at("start", trainer, trainer.folder.last, None)
+
+    def epoch(self, trainer: Trainer, epoch: int) -> None:
+        self._at("epoch", trainer, trainer.folder.last, epoch)
+
+    def validation(self, trainer: Trainer, loss: float, figures: Mapping[str, float]) -> None:
+        self._at("validation", trainer, trainer.folder.last, None)
+
+    def save(self, trainer: Trainer, checkpoint: Path, epoch: int | None) -> None:
+        self._at("save", trainer, checkpoint, epoch)
+
+    def end(self, trainer: Trainer, summary: Summary) -> None:
+        self._at("end", trainer, trainer.folder.last, None)
+
+    def _at(self, moment: str, trainer: Trainer, checkpoint: Path, epoch: int | None) -> None:
+        if moment != self.at:
+            return
+        count = self.memory["count"] = self.memory.get("count", 0) + 1
+        if count % self.every:
+            return
+        epoch = trainer.epoch if epoch is None else epoch
+        values: dict[str, Any] = {
+            "run_dir": trainer.folder.path,
+            "checkpoint": checkpoint,
+            "step": trainer.step,
+            "epoch": epoch,
+            "loss": "" if trainer.validation_loss is None else trainer.validation_loss,
+        }
+        words = [word.format(**values) for word in shlex.split(self.command)]
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+            failed = f"exit status {done.returncode}" if done.returncode else ""
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            failed += f": {shown(said[-1])}" if failed and said else ""
+        except OSError as error:
+            failed = error.strerror or str(error)
+        if failed:
+            message = f"training.callbacks: {quoted(' '.join(words))}: {failed}"
+            if self.must_succeed:
+                raise UserError(message)
+            trainer.say(message)

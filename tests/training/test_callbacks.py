@@ -1,0 +1,191 @@
+"""Callbacks: when they are called, what they remember, the built-in ones, and what ends a run early."""
+
+import json
+import shlex
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_up import trainer
+
+from nnue_trainer import checkpoint, registry
+from nnue_trainer.errors import UserError
+from nnue_trainer.training import Summary, Trainer
+
+LISTENER = '''
+from pathlib import Path
+from nnue_trainer.callbacks import Callback
+from nnue_trainer.schema import section
+
+@section
+class Listener(Callback):
+    """Writes down what it hears."""
+
+    log: str
+    """file"""
+
+    def _note(self, text):
+        self.memory["heard"] = self.memory.get("heard", 0) + 1
+        with Path(self.log).open("a") as file:
+            file.write(f"{self.memory['heard']} {text}\\n")
+
+    def start(self, trainer):
+        self._note(f"start {trainer.step}")
+
+    def step(self, trainer):
+        if trainer.step % 10 == 0:
+            self._note(f"step {trainer.step}")
+
+    def validation(self, trainer, loss, figures):
+        self._note(f"validation {loss == trainer.validation_loss}")
+
+    def save(self, trainer, checkpoint, epoch):
+        self._note(f"save {checkpoint.name} {checkpoint.exists()} {epoch}")
+
+    def epoch(self, trainer, epoch):
+        self._note(f"epoch {epoch}")
+
+    def metrics(self, trainer, event, values):
+        if event != "train":
+            self._note(f"metrics {event} {'loss' in values}")
+
+    def end(self, trainer, summary):
+        self._note(f"end {summary.step} {summary.interrupted}")
+'''
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> object:
+    yield
+    registry.forget_plugins()
+
+
+def training(folder: Path, callbacks: object, *overrides: str) -> Trainer:
+    return trainer(folder, f"training.callbacks={json.dumps(callbacks)}", *overrides)
+
+
+def test_every_hook_in_order_and_memory_over_a_resume(tmp_path: Path) -> None:
+    plugin, log = tmp_path / "listener.py", tmp_path / "log"
+    plugin.write_text(LISTENER)
+    registry.load_plugin(plugin)
+    callbacks = [{"kind": f"{plugin}:Listener", "log": str(log)}]
+    # Callbacks of a file are found where it was loaded.
+    run = training(tmp_path / "run", callbacks, "training.epochs=2")
+    assert not run.train().interrupted
+    heard = log.read_text().splitlines()
+    epoch = ["metrics validation True", "validation True"]
+    assert [line.split(" ", 1)[1] for line in heard] == [
+        "start 0", "step 10", *epoch, "save epoch-0001.safetensors True 1", "epoch 1",
+        "step 20", *epoch, "save epoch-0002.safetensors True 2", "epoch 2", "end 20 False",
+    ]  # fmt: skip
+    assert [int(line.split()[0]) for line in heard] == list(range(1, len(heard) + 1))
+
+    path = tmp_path / "run/checkpoints/epoch-0001.safetensors"
+    saved = checkpoint.load(path)
+    again = training(tmp_path / "run", callbacks, "training.epochs=2")
+    again.resume(saved, path)
+    again.train()
+    rest = log.read_text().splitlines()[len(heard) :]
+    # The checkpoint of epoch 1 was made after the validation, before the call of `save`.
+    assert rest[0] == "5 start 10"
+    assert rest[-1].endswith("end 20 False")
+
+
+def test_early_stop_is_no_interruption_and_is_in_the_checkpoint(tmp_path: Path) -> None:
+    run = training(tmp_path, [{"kind": "early_stop", "patience": 2, "min_delta": 1}], "training.epochs=9")
+    summary = run.train()
+    assert (summary.step, summary.interrupted) == (30, False)  # one best, two without
+    assert "no validation loss below" in summary.stopped
+    last = checkpoint.load(tmp_path / "checkpoints/last.safetensors")
+    assert last.state["stopped"] == summary.stopped
+    assert last.state["callbacks"][0]["memory"]["waited"] == 2
+
+
+def test_max_time_and_keep_every(tmp_path: Path) -> None:
+    summary = trainer(tmp_path / "a", "training.max_time=1e-9").train()
+    assert (summary.step, summary.interrupted) == (1, False)
+    assert "training.max_time" in summary.stopped
+    assert checkpoint.load(tmp_path / "a/checkpoints/last.safetensors").state["stopped"] == ""
+    trainer(tmp_path / "b", "training.epochs=7", "training.keep_every=3", "training.keep_last=1").train()
+    kept = sorted(path.name for path in (tmp_path / "b/checkpoints").glob("epoch-*"))
+    assert kept == [f"epoch-000{n}.safetensors" for n in (3, 6, 7)]
+
+
+def test_a_command_gets_what_it_names(tmp_path: Path) -> None:
+    out = tmp_path / "a b"
+    script = "import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')"
+    command = shlex.join([sys.executable, "-c", script, str(out)]) + " {epoch} {step} {checkpoint} '{loss}'"
+    training(tmp_path / "run", [{"kind": "run", "command": command, "every": 2}]).train()
+    folder = tmp_path / "run/checkpoints"
+    lines = [line.rsplit(" ", 1) for line in out.read_text().splitlines()]
+    assert [line[0] for line in lines] == [f"{n} {10 * n} {folder}/epoch-000{n}.safetensors" for n in (2, 4)]
+    assert float(lines[1][1]) == checkpoint.load(folder / "last.safetensors").state["validation_loss"]
+
+
+def test_a_command_that_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = shlex.join([sys.executable, "-c", "import sys; sys.exit('no space')"])
+    training(tmp_path / "a", [{"kind": "run", "command": command, "at": "end"}]).train()
+    assert "exit status 1: no space" in capfd.readouterr().err
+    with pytest.raises(UserError, match="exit status 1: no space"):
+        training(tmp_path / "b", [{"kind": "run", "command": command, "must_succeed": True}]).train()
+    for wrong, message in (("x {net}", "{net}"), ("x 'y", "No closing quotation")):
+        with pytest.raises(UserError, match=message):
+            training(tmp_path / "c", [{"kind": "run", "command": wrong}])
+
+
+def test_matches_against_the_last_net_that_passed(tmp_path: Path, fake_engine: Callable[..., str]) -> None:
+    from nnue_trainer.analysis.report import build
+
+    entry = {
+        "kind": "match",
+        "engine": fake_engine(),
+        "every": 2,
+        "pairs": 1,
+        "nodes": 1,
+        "los": 0,
+        "net_option": "Hash",
+    }
+    run = training(tmp_path / "run", [entry], "export.kind=raw")
+    run.train()
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    found = [line for line in lines if line["event"] == "match"]
+    assert [(line["step"], line["epoch"]) for line in found] == [(20, 2), (40, 4)]
+    assert found[0]["elo"] == 0
+    assert found[1]["games"] == 2
+    # One engine with both nets: a pair of equal games.
+    assert found[1]["elo"] == found[1]["difference"]
+    passed = json.loads((tmp_path / "run/matches/passed.json").read_text())
+    assert passed[0]["step"] == 20
+    assert (tmp_path / "run/matches/step-000000040/match.html").is_file()
+    assert "Matches" in [section.title for section in build([tmp_path / "run"]).sections]
+    with pytest.raises(UserError, match="no such program"):
+        training(tmp_path / "other", [entry | {"engine": str(tmp_path / "none")}]).train()
+    with pytest.raises(UserError, match=r"every: found 3, expected a multiple of training.checkpoint_every, 2"):
+        training(tmp_path / "other", [entry | {"every": 3}], "training.checkpoint_every=2").train()
+
+
+def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        training(tmp_path / "a", [{"kind": "wandb"}]).train()
+    calls: list[object] = []
+
+    def init(**options: object) -> object:
+        calls.append(options)
+        return types.SimpleNamespace(id="abc", log=calls.append, finish=lambda: calls.append("finished"))
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    training(tmp_path / "b", [{"kind": "wandb", "project": "p"}]).train()
+    options = calls[0]
+    assert isinstance(options, dict)
+    assert (options["project"], options["name"]) == ("p", "b")
+    assert options["config"]["model"]["hidden"] == 16
+    assert {"train/loss", "step"} <= set(calls[1])  # type: ignore[call-overload]
+    assert calls[-1] == "finished"
+
+
+def test_public_names() -> None:
+    assert Trainer.stop.__doc__
+    assert Summary.__doc__
