@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -90,6 +93,7 @@ def train(
     """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues, to the bit."""
     # Before torch is loaded: waiting threads of an operator must not spin where loader threads have work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    threading.Thread(target=_start_driver, name="start-driver", daemon=True).start()
     from nnue_trainer.parallel.ranks import joined
     from nnue_trainer.training import timeline
 
@@ -103,6 +107,12 @@ def train(
         print("\n".join(timeline.table()), file=sys.stderr)
     if summary is not None and summary.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _start_driver() -> None:
+    """Starts NVIDIA's driver, if there is one, which takes seconds on some machines. torch is imported meanwhile."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
 
 
 def _train(

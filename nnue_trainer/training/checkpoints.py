@@ -26,6 +26,7 @@ from torch import Tensor
 from nnue_trainer import checkpoint
 from nnue_trainer.checkpoint import Checkpoint, TrainerState
 from nnue_trainer.errors import UserError
+from nnue_trainer.training.memory import PageLocked
 from nnue_trainer.training.run_folder import RunFolder
 
 _ALIGNMENT = 64  # bytes, of tensors in host memory
@@ -105,8 +106,8 @@ class CheckpointStore:
         return kept
 
     def reserve(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Allocates, in the background, the host memory for checkpoints of such tensors by group. This takes about half
-        a second per GiB for tensors on a GPU. Without it the first saves allocate it."""
+        """Allocates, in the background, the host memory for checkpoints of such tensors by group. Without it the first
+        saves allocate it."""
         for memory in self._free:
             self._writes.append(self._writer.submit(memory.reserve, _bytes_on_gpu(tensors)))
 
@@ -182,6 +183,8 @@ class CheckpointStore:
             self.wait()
         finally:
             self._writer.shutdown()
+            for memory in self._free:
+                memory.free()
 
     def _write_next(self) -> None:
         with self._lock:
@@ -247,12 +250,17 @@ class _HostMemory:
     device and without waiting for it: work queued later on the same stream may change them."""
 
     def __init__(self) -> None:
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._locked: PageLocked | None = None
 
     def reserve(self, size: int) -> None:
-        if len(self._bytes) < size:
-            self._bytes = torch.empty(0, dtype=torch.uint8)  # free the old memory first
-            self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        if size and (self._locked is None or len(self._locked.bytes) < size):
+            self.free()
+            self._locked = PageLocked(size)
+
+    def free(self) -> None:
+        if self._locked is not None:
+            self._locked.free()
+        self._locked = None
 
     def copy(
         self, tensors: Mapping[str, Mapping[str, Tensor]]
@@ -266,7 +274,8 @@ class _HostMemory:
             if not tensor.is_cuda:
                 return tensor.detach().clone()
             begin, place, device = place, place + _aligned(tensor), tensor.device
-            target = self._bytes[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            assert self._locked is not None
+            target = self._locked.bytes[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             return target.copy_(tensor.detach(), non_blocking=True)
 
         copies = {group: {name: copied(tensor) for name, tensor in of.items()} for group, of in tensors.items()}

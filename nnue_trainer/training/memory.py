@@ -1,4 +1,4 @@
-"""Memory settings that speed up training on a CPU. They do nothing on a system that does not support them."""
+"""Memory settings that speed up training, and page-locked memory. They do nothing on a system without them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _HUGE_PAGE = 1 << 21
+_FUTURE_PAGES, _EXISTING_PAGES = 14, 25  # MADV_HUGEPAGE and MADV_COLLAPSE of sys/mman.h
 
 
 def _from_c_library(name: str) -> Any:
@@ -32,15 +34,37 @@ def move_to_huge_pages(tensors: Iterable[Tensor]) -> None:
     """Moves contiguous CPU tensors from pages of 4 KB into pages of 2 MB; their addresses stay the same. A row of 1024
     fp32 weights fills one small page, and a step reads scattered rows, so with small pages almost every row of the
     weight and of each moment would miss the TLB. Needs Linux 6.1 or later."""
-    madv_hugepage, madv_collapse = 14, 25  # constants of sys/mman.h: for future pages, and for existing ones
-    madvise = _from_c_library("madvise")
-    if madvise is None:
-        return
     for tensor in tensors:
-        if tensor.device.type != "cpu":
-            continue
-        begin = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
-        end = (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE * _HUGE_PAGE
-        if begin < end and tensor.is_contiguous():
-            for advice in (madv_hugepage, madv_collapse):
-                madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
+        if tensor.device.type == "cpu" and tensor.is_contiguous():
+            _advise(tensor, _FUTURE_PAGES, _EXISTING_PAGES)
+
+
+def _advise(tensor: Tensor, *advices: int) -> None:
+    madvise = _from_c_library("madvise")
+    begin = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
+    end = (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE * _HUGE_PAGE
+    if madvise is not None and begin < end:
+        for advice in advices:
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
+
+
+class PageLocked:
+    """Host memory `bytes`, uint8 [size], which a GPU writes without waiting for the host. Call `free` in the end.
+
+    torch's own page-locked memory takes 0.6 seconds per GiB, in which other threads cannot use the GPU: the driver
+    touches page by page. Here the pages are touched first, huge ones where the system has them, and then locked.
+    """
+
+    def __init__(self, size: int):
+        self.bytes = torch.empty(size, dtype=torch.uint8)
+        _advise(self.bytes, _FUTURE_PAGES)
+        self.bytes.zero_()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._unregister: Any = runtime.cudaHostUnregister
+        if int(runtime.cudaHostRegister(self.bytes.data_ptr(), size, 0)) != 0:
+            self._unregister = None  # the system allows no more locked memory: copies wait for the GPU
+
+    def free(self) -> None:
+        if self._unregister is not None:
+            self._unregister(self.bytes.data_ptr())
+        self._unregister, self.bytes = None, torch.empty(0, dtype=torch.uint8)

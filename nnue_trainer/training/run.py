@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -71,6 +72,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
             )
         timeline.mark("run folder and checkpoint")
         device = choose_device(recipe.training.device, ranks)
+        start_device(device)
         timeline.mark("device")
         stages = stages_of(recipe)
         at = 0 if saved is None else saved.trainer_state(path).stage
@@ -141,12 +143,15 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     division, divided = divide(ranks, model, recipe)
-    model = model.to(device)
     timeline.mark("model")
     batches = training_batches(recipe, model, device, ranks)
     validation = HeldOut(recipe, model, device, ranks) if recipe.data.validation else None
     more = {each.name: HeldOut(recipe, model, device, ranks, each) for each in recipe.validation.sets}
     try:
+        if saved is None:
+            batches.open()  # its threads read while the device starts
+        model = model.to(device)
+        timeline.mark("model on the device")
         trainer = Trainer(
             recipe,
             model,
@@ -558,6 +563,17 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
     if several:
         torch.cuda.set_device(device)  # NCCL, and code that names no device, use the current device
     return device
+
+
+def start_device(device: torch.device) -> None:
+    """Starts a GPU in the background, which takes seconds. Whatever fails here fails again where it is used."""
+
+    def start() -> None:
+        with contextlib.suppress(Exception):
+            torch.empty(1, device=device)
+
+    if device.type == "cuda":
+        threading.Thread(target=start, name="start-device", daemon=True).start()
 
 
 def set_up_torch(recipe: Recipe, device: torch.device) -> None:
