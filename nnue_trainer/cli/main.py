@@ -20,7 +20,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from nnue_trainer.cli import analysis, check, data, data_tools, info, match, net, permute, rescore, train
+from nnue_trainer.cli import analysis, check, data, data_tools, info, match, net, permute, rescore, run, train
 from nnue_trainer.errors import UserError, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
 from nnue_trainer.progress import Unfailing
@@ -46,6 +46,7 @@ train.register(app)
 analysis.register(app, data.app)
 permute.register(app)
 match.register(app)
+run.register(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,29 @@
+"""`nnue run`: the whole way from data to Elo as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nnue_trainer.errors import shown
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The steps: docs/match.md, The whole way.")],
+    redo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STEP", help="Do a step again, and those after it; may be repeated."),
+    ] = None,
+) -> None:
+    """Run data, train, export, permute, verify and match as one file says, and skip what is done."""
+    from nnue_trainer.pipeline import run_way
+
+    status = run_way(file, redo=redo or (), say=lambda line: print(shown(line), flush=True))
+    if status:
+        raise typer.Exit(status)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run")(run)

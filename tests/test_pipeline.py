@@ -1,0 +1,119 @@
+"""The whole way as one file: what runs, what is skipped, what is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nnue_trainer import pipeline
+from nnue_trainer.errors import UserError
+
+WAY = {
+    "data": [{"run": "shuffle a.binpack {folder}/train.binpack --seed 1", "makes": "{folder}/train.binpack"}],
+    "train": {"recipe": "recipe.yaml", "set": ["data.train={folder}/train.binpack"]},
+    "permute": {"data": "val.binpack", "options": "--engine none"},
+    "verify": {"engine": "stockfish", "options": "--positions 10"},
+    "match": {"against": ["old.nnue"], "engine": "stockfish", "options": "--pairs 5"},
+}
+NAMES = ["data 1", "train", "export", "permute", "verify", "match"]
+
+
+@pytest.fixture
+def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text("a: 1\n")
+    Path("way.yaml").write_text(yaml.safe_dump(WAY))
+    return Path("way.yaml")
+
+
+class Calls:
+    """Takes the place of the commands, each of which makes its result; `fails` is the first word of one that does
+    not."""
+
+    def __init__(self, way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.way, self.fails, self.commands, self.lines = way, "", list[list[str]](), list[str]()
+        self.left = ""
+        monkeypatch.setattr(pipeline, "_left", lambda _: self.left)
+
+    def __call__(self, command: list[str]) -> int:
+        self.commands.append(command)
+        if command[0] == self.fails:
+            return 3
+        for step in pipeline.steps_of(pipeline.load(self.way), self.way)[1]:
+            if step.result is not None and command[: len(step.command)] == step.command:
+                step.result.parent.mkdir(parents=True, exist_ok=True)
+                step.result.write_text("done")
+        return 0
+
+    def run(self, *redo: str) -> tuple[int, list[str]]:
+        """The exit status, and the commands' first words."""
+        self.commands.clear()
+        self.lines.clear()
+        status = pipeline.run_way(self.way, redo=redo, say=self.lines.append, call=self)
+        return status, [command[0] for command in self.commands]
+
+
+def test_steps_run_in_order_and_once(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(way, monkeypatch)
+    assert calls.run() == (0, ["data", "train", "export", "permute", "verify", "match"])
+    assert calls.commands[1] == [
+        "train", "recipe.yaml", "data.train=runs/way/train.binpack", "--run-dir", "runs/way/run", "--resume", "auto",
+    ]  # fmt: skip
+    net = "runs/way/permuted.nnue"
+    assert calls.commands[5] == [
+        "match", net, "old.nnue", "--engine", "stockfish", "-o", "runs/way/match", "--pairs", "5",
+    ]  # fmt: skip
+    assert calls.run() == (0, [])
+    assert [line.split(": ")[1] for line in calls.lines] == ["done"] * len(NAMES)
+    Path(net).unlink()
+    assert calls.run() == (0, ["permute"])
+    assert calls.run("permute") == (0, ["permute", "verify", "match"])
+    assert calls.commands[0][-1] == calls.commands[2][-1] == "--overwrite"
+
+
+def test_it_goes_on_where_it_failed(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(way, monkeypatch)
+    calls.fails = "verify"
+    assert calls.run() == (3, ["data", "train", "export", "permute", "verify"])
+    calls.fails = ""
+    assert calls.run() == (0, ["verify", "match"])
+
+
+def test_a_training_that_ran_out_of_time_goes_on(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(way, monkeypatch)
+    calls.left = "step 5 of 10"
+    assert calls.run() == (0, ["data", "train"])
+    assert "step 5 of 10; the same command goes on" in calls.lines[-1]
+    calls.left = ""
+    assert calls.run()[1][:2] == ["train", "export"]
+
+
+def test_what_changed_is_not_replaced_unasked(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(way, monkeypatch)
+    calls.run()
+    Path("recipe.yaml").write_text("a: 2\n")
+    with pytest.raises(UserError, match=r"step train, or one before it, has changed .*; --redo train makes it"):
+        calls.run()
+    assert calls.run("train") == (0, ["train", "export", "permute", "verify", "match"])
+    assert "--overwrite" in calls.commands[0]
+    assert "--resume" not in calls.commands[0]
+    # More games are no new match: the command goes on from its journal.
+    way.write_text(yaml.safe_dump(WAY | {"match": WAY["match"] | {"options": "--pairs 9"}}))  # type: ignore[operator]
+    assert calls.run() == (0, ["match"])
+    assert calls.commands[0][-2:] == ["--pairs", "9"]
+
+
+def test_wrong_files(way: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(way, monkeypatch)
+    with pytest.raises(UserError, match="found no step 'fly', expected data 1, train, export"):
+        calls.run("fly")
+    for content, message in (
+        ({"train": {}}, "train: expected either recipe or preset"),
+        ({"export": {}}, "train"),
+        ({"train": {"recipe": "r"}, "verify": {"motor": "x"}}, "verify.motor"),
+        ([], "expected the steps of a way"),
+        ({"train": {"recipe": "r", "options": "'x"}}, "No closing quotation"),
+    ):
+        way.write_text(yaml.safe_dump(content))
+        with pytest.raises(UserError, match=message):
+            calls.run()
