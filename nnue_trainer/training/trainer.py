@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import signal
@@ -214,6 +215,7 @@ class Trainer:
                     try:
                         self._hooks.call("start", self)
                         with contextlib.suppress(_Stopped):
+                            self._warm_up()
                             self._loop(run)
                         timeline.mark("steps, validation, saves")
                         if self._saved_step != self.step:
@@ -271,6 +273,13 @@ class Trainer:
             self._run.progress.say(text)
         else:
             say(text)
+
+    def _warm_up(self) -> None:
+        """On a GPU, validates on one batch and drops the result, while the loader fills its first buffer: otherwise the
+        first validation would wait for its kernels to be loaded."""
+        if self.device.type == "cuda" and self.validation is not None and self.step < self.steps:
+            held_out = self.validation
+            self._validate_on(lambda: itertools.islice(held_out(), 1), ActivityMeter(self.model))
 
     def _loop(self, run: _Run) -> None:
         if self._epoch_end_pending:
