@@ -215,6 +215,9 @@ class Recipe:
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     export: Annotated[NetFormat, FORMATS] = Field(default_factory=Nnue)
     """the kind of file that `nnue export` writes where it is told nothing else"""
+    seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(default_factory=list)
+    """train once with each of these instead of training.seed, into seed-N of the run folder, and compare them; one at a
+    time, or one on each GPU"""
     stages: list[Stage] = Field(default_factory=list)
     """stages that are trained one after the other; each is the recipe with its changes. Empty: the recipe is the only
     stage"""
@@ -259,6 +262,8 @@ def parse(data: Any, overrides: Iterable[str] = (), origin: str = "recipe", *, m
         lambda path: next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), origin),
         may_import=may_import,
     )
+    if len(set(recipe.seeds)) < len(recipe.seeds):
+        raise UserError(f"{origin}: seeds: found {recipe.seeds}, expected different numbers")
     stage_recipes(recipe, origin, may_import=may_import)  # for its errors
     return recipe
 
@@ -363,6 +368,11 @@ def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
 def with_seed(recipe: Recipe, seed: int) -> Recipe:
     """The recipe with this `training.seed`."""
     return _changed(recipe, "training", _changed(recipe.training, "seed", seed))
+
+
+def with_only_seed(recipe: Recipe, seed: int) -> Recipe:
+    """The recipe of one of its seeds."""
+    return _changed(with_seed(recipe, seed), "seeds", [])
 
 
 def _changed(instance: T, name: str, value: Any) -> T:

@@ -53,7 +53,7 @@ class Stage:
 
 def changed(recipe: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
     """The recipe of a stage in plain data, from that of the whole run."""
-    merged = {name: value for name, value in recipe.items() if name != "stages"}
+    merged = {name: value for name, value in recipe.items() if name not in ("stages", "seeds")}
     for name, change in stage.changes().items():
         merged[name] = _merge(merged.get(name), change)
     if "train" in stage.data and "weights" not in stage.data:

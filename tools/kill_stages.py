@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MEASURED = {"time", "positions_per_second", "peak_memory_bytes"}
+MEASURED = {"time", "positions_per_second", "run_positions_per_second", "peak_memory_bytes"}
 
 SCALED = {
     "nettest": [

@@ -77,6 +77,15 @@ def train(
             show_default=False,
         ),
     ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Seeds of the recipe to train at a time. Default: one on each GPU.",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
     with_report: Annotated[
         bool,
         typer.Option("--report", help="Write report.html into the run's folder when the run ends or is interrupted."),
@@ -101,7 +110,9 @@ def train(
     timeline.mark("imports")
     with joined():  # where torchrun has started several processes, an error of any of them ends all, said once
         plugins.load(plugin)
-        summary = _train((arguments, recipe, preset), run_dir, resume, overwrite, with_report, help_recipe, stage)
+        summary = _train(
+            (arguments, recipe, preset), run_dir, resume, overwrite, with_report, help_recipe, stage, at_once
+        )
     if profile_start:
         timeline.mark("end")
         print("\n".join(timeline.table()), file=sys.stderr)
@@ -123,6 +134,7 @@ def _train(
     with_report: bool,
     help_recipe: bool,
     stage: str | None,
+    at_once: int | None,
 ) -> Summary | None:
     from nnue_trainer import config as recipes
     from nnue_trainer.training.run import train as run
@@ -148,6 +160,9 @@ def _train(
     chosen, notes = recipes.with_files(chosen)
     for note in notes:
         say(note)
+    if chosen.seeds:
+        _train_seeds(chosen, folder, resume, overwrite, at_once)
+        return None
     with_report = with_report and is_first()
     try:
         summary = run(chosen, folder, resume=resume, overwrite=overwrite)
@@ -161,6 +176,19 @@ def _train(
     if with_report:
         _write_report(folder, say)
     return summary
+
+
+def _train_seeds(chosen: Recipe, folder: Path, resume: str | None, overwrite: bool, at_once: int | None) -> None:
+    from nnue_trainer.training import seeds
+    from nnue_trainer.training.terminal import say
+
+    runs = seeds.train_seeds(chosen, folder, resume=resume, overwrite=overwrite, at_once=at_once)
+    for line in seeds.report(runs):
+        say(line)
+    if any(run.interrupted for run in runs):
+        say("continue with    the same command and --resume auto")
+        raise typer.Exit(INTERRUPTED)
+    say(f"compared in      {folder / 'seeds.json'}")
 
 
 def _write_report(folder: Path, say: Callable[[str], None]) -> None:

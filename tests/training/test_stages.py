@@ -64,7 +64,7 @@ def contents(folder: Path) -> dict[str, Any]:
         saved = checkpoint.load(path)
         found[path.name] = saved
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    measured = {"time", "positions_per_second", "peak_memory_bytes"}
+    measured = {"time", "positions_per_second", "run_positions_per_second", "peak_memory_bytes"}
     found["metrics"] = [{key: value for key, value in record.items() if key not in measured} for record in metrics]
     return found
 

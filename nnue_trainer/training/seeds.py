@@ -1,0 +1,164 @@
+"""Trains a recipe with several seeds, in turn or several at a time, and compares what came of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nnue_trainer import config, registry
+from nnue_trainer.atomic import replacing
+from nnue_trainer.config import Recipe
+from nnue_trainer.errors import UserError
+from nnue_trainer.training.run import train
+from nnue_trainer.training.terminal import say
+
+_COMPARED = ("loss", "best", "score_cross_entropy", "result_cross_entropy", "result_accuracy", "rank_correlation")
+_INTERRUPTED = 130  # exit status of `nnue train`
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """What came of one seed."""
+
+    seed: int
+    folder: Path
+    interrupted: bool
+    figures: dict[str, float]
+    """of the last validation, by the names that metrics.jsonl has"""
+
+
+def train_seeds(
+    recipe: Recipe, folder: Path, *, resume: str | None = None, overwrite: bool = False, at_once: int | None = None
+) -> list[SeedRun]:
+    """Trains `recipe` once for each of its seeds, into `folder`/seed-N, and writes seeds.json with figures, mean and
+    standard deviation. `resume`: None, or "auto", which continues and skips what is finished. `at_once`: how many
+    processes train at a time, each on a GPU of its own where there are any; None: one for each GPU. Ends after the seed
+    that a signal interrupts."""
+    if resume not in (None, "auto"):
+        raise UserError(f"--resume {resume}: a recipe with seeds continues with --resume auto, or seed by seed")
+    gpus = torch.cuda.device_count() if recipe.training.device in ("auto", "cuda") else 0
+    at_once = min(at_once or max(gpus, 1), len(recipe.seeds))
+    runs = {seed: folder / f"seed-{seed}" for seed in recipe.seeds}
+    if at_once > 1:
+        interrupted = _at_once(recipe, runs, resume, overwrite, at_once, gpus)
+    else:
+        interrupted = set[int]()
+        for seed, path in runs.items():
+            say(f"seed {seed}: {path}")
+            if train(config.with_only_seed(recipe, seed), path, resume=resume, overwrite=overwrite).interrupted:
+                interrupted = set(recipe.seeds[recipe.seeds.index(seed) :])
+                break
+    found = [SeedRun(seed, path, seed in interrupted, _figures(path)) for seed, path in runs.items()]
+    with replacing(folder / "seeds.json") as output:
+        output.write_text(json.dumps(_summary(found), indent=1) + "\n")
+    return found
+
+
+def report(runs: list[SeedRun]) -> list[str]:
+    """Lines that compare the seeds."""
+    lines = [
+        f"seed {run.seed}: " + (", ".join(f"{name} {run.figures[name]:.6f}" for name in _of(run)) or "no validation")
+        for run in runs
+    ]
+    summary = _summary(runs)
+    lines += [
+        f"{name}: {summary['mean'][name]:.6f} ± {summary['deviation'][name]:.6f} over {len(runs)} seeds"
+        for name in summary["mean"]
+    ]
+    return lines
+
+
+def _of(run: SeedRun) -> list[str]:
+    return [name for name in _COMPARED if name in run.figures]
+
+
+def _summary(runs: list[SeedRun]) -> dict[str, dict[str, object]]:
+    """Figures by seed, and mean and standard deviation (of a sample) of those that all seeds have."""
+    common = [name for name in _COMPARED if runs and all(name in run.figures for run in runs)]
+    values = {name: [run.figures[name] for run in runs] for name in common}
+    return {
+        "seeds": {str(run.seed): {"interrupted": run.interrupted, **run.figures} for run in runs},
+        "mean": {name: statistics.fmean(of_name) for name, of_name in values.items()},
+        "deviation": {name: statistics.stdev(of_name) if len(of_name) > 1 else 0.0 for name, of_name in values.items()},
+    }
+
+
+def _figures(folder: Path) -> dict[str, float]:
+    """The figures of the last validation; none where there was no validation."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    records = (json.loads(line) for line in reversed(lines) if line.endswith("}"))
+    last: dict[str, object] = next((record for record in records if record.get("event") == "validation"), {})
+    return {name: value for name in _COMPARED if isinstance(value := last.get(name), float)}
+
+
+def _at_once(
+    recipe: Recipe, runs: dict[int, Path], resume: str | None, overwrite: bool, at_once: int, gpus: int
+) -> set[int]:
+    """Trains in several processes, which write what they print into seed-N.log. Returns the seeds that did not end. A
+    signal is handed on to the processes, which save and stop. UserError where one fails."""
+    waiting, running, interrupted = list(runs), dict[int, subprocess.Popen[bytes]](), set[int]()
+    places: dict[int, int] = {}  # which of the places at a time a seed has, and so which GPU
+    stopped = False
+    flags = ["--overwrite"] if overwrite else ["--resume", resume] if resume else []
+    flags += [flag for path in registry.loaded() for flag in ("--plugin", str(path))]
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)
+
+    next(iter(runs.values())).parent.mkdir(parents=True, exist_ok=True)
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            while waiting or running:
+                while waiting and len(running) < at_once and not stopped:
+                    seed = waiting.pop(0)
+                    file, log = Path(temporary) / f"seed-{seed}.yaml", runs[seed].with_suffix(".log")
+                    file.write_text(config.to_yaml(config.with_only_seed(recipe, seed)), encoding="utf-8")
+                    places[seed] = min(set(range(at_once)) - {places[other] for other in running})
+                    gpu = {"CUDA_VISIBLE_DEVICES": str(places[seed] % gpus)} if gpus else {}
+                    command = [sys.executable, "-m", "nnue_trainer", "train", str(file), "--run-dir", str(runs[seed])]
+                    with log.open("ab") as output:
+                        running[seed] = subprocess.Popen(
+                            [*command, *flags],
+                            stdout=output,
+                            stderr=output,
+                            env=os.environ | gpu,
+                            start_new_session=True,
+                        )
+                    say(f"seed {seed}: {runs[seed]}, output in {log}")
+                if stopped and waiting:
+                    interrupted |= set(waiting)
+                    waiting = []
+                time.sleep(0.1)
+                for seed, process in list(running.items()):
+                    if process.poll() is None:
+                        continue
+                    del running[seed]
+                    if process.returncode == _INTERRUPTED:
+                        interrupted.add(seed)
+                    elif process.returncode:
+                        stop()
+                        last = runs[seed].with_suffix(".log").read_text(errors="replace").strip().splitlines()
+                        raise UserError(f"seed {seed}: {last[-1] if last else f'exit status {process.returncode}'}")
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for process in running.values():
+            process.wait()
+    return interrupted
