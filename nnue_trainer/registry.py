@@ -99,7 +99,7 @@ def load_plugin(path: str | Path) -> Plugin:
     except UserError:
         del sys.modules[name]
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(f"plugin {path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
     _plugins[path.name] = Plugin(path, digest, module)
@@ -122,6 +122,13 @@ def forget_plugins() -> None:
     for known in _registries:
         known._outside.clear()
         known._offered = None
+
+
+def foreign_modules() -> frozenset[str]:
+    """The names of modules and packages from outside that were imported for a registry."""
+    files = {plugin.module.__name__ for plugin in _plugins.values()}
+    classes = {cls.__module__.partition(".")[0] for known in _registries for cls in known._outside.values()}
+    return frozenset(files | classes) - {__name__.partition(".")[0]}
 
 
 def loaded() -> list[Path]:
@@ -245,7 +252,7 @@ class Registry(Generic[T]):
     def _of_package(self, kind: str, offered: EntryPoint) -> type[T]:
         try:
             cls = offered.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{self.what} {kind!r} of an installed package: {error!r}") from error
         package = offered.dist
         _packages[f"{self.package}:{kind}"] = f"{package.name} {package.version}" if package else offered.value

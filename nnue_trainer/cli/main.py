@@ -20,6 +20,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from nnue_trainer import foreign
 from nnue_trainer.cli import analysis, check, data, data_tools, info, match, net, permute, rescore, run, train
 from nnue_trainer.errors import UserError, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
@@ -82,12 +83,15 @@ def main() -> None:
         status = status or _explain(error)
         # Nothing can take what is still buffered, and Python must not try to write it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if foreign.hangs():
+        os._exit(status)  # Python would wait for it
     sys.exit(status)
 
 
 def _run() -> int:
     try:
-        return int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
+        with foreign.explaining():
+            return int(app(standalone_mode=False, prog_name="nnue") or 0)  # the status of typer.Exit, or None
     except SystemExit as error:  # of shell completion, and what the library underneath makes of a closed pipe
         if isinstance(error.__context__, BrokenPipeError):
             return CLOSED_PIPE

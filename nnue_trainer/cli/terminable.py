@@ -1,10 +1,16 @@
-"""What long commands share: an end by SIGTERM that cleans up as Ctrl-C does."""
+"""What long commands share: an end by SIGTERM that cleans up as Ctrl-C does, and one that nothing can hold up."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
+
+_PATIENCE = 5.0  # seconds
 
 
 @contextlib.contextmanager
@@ -19,3 +25,33 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def ended_by_second_signal(status: int) -> Iterator[None]:
+    """Within it the second SIGINT, SIGTERM or SIGHUP always ends the program: if it has not ended by itself after five
+    seconds, it ends with `status`, whatever code of users or of libraries its threads are in."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    done = threading.Event()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written by Python's handler in C
+
+    def watch() -> None:
+        seen: Counter[int] = Counter()
+        while numbers := os.read(reading, 64):
+            seen.update(number for number in numbers if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+            if max(seen.values(), default=0) >= 2 and not done.wait(_PATIENCE):
+                print("nnue: error: interrupted", file=sys.stderr, flush=True)
+                os._exit(status)
+        os.close(reading)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+        signal.set_wakeup_fd(before)
+        os.close(writing)

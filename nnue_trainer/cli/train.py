@@ -102,13 +102,16 @@ def train(
     """Train a net. Ctrl-C saves a checkpoint and stops; --resume continues, to the bit."""
     # Before torch is loaded: waiting threads of an operator must not spin where loader threads have work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from nnue_trainer.cli.terminable import ended_by_second_signal
+
     threading.Thread(target=_start_driver, name="start-driver", daemon=True).start()
     from nnue_trainer.parallel.ranks import joined
     from nnue_trainer.training import timeline
 
     timeline.reset()
     timeline.mark("imports")
-    with joined():  # where torchrun has started several processes, an error of any of them ends all, said once
+    # Where torchrun has started several processes, an error of any of them ends all, printed once.
+    with ended_by_second_signal(INTERRUPTED), joined():
         plugins.load(plugin)
         summary = _train(
             (arguments, recipe, preset), run_dir, resume, overwrite, with_report, help_recipe, stage, at_once

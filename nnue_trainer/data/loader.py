@@ -30,6 +30,7 @@ from nnue_trainer.data.filters import Filters, UserFilter, identity
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, require_same
 from nnue_trainer.errors import UserError
+from nnue_trainer.foreign import leave
 
 T = TypeVar("T", Batch, Tensor)
 _STATE_VERSION = 2
@@ -301,7 +302,10 @@ class _Stream(Closing, Generic[T]):
             self.filter_counts()
             self.bad_chunks()
         self._running = None
-        running.pipeline.close()
+        if self._options["user_filter"] is None:
+            running.pipeline.close()
+        else:
+            leave(running.pipeline.close, "a filter of data.filters")
 
     def restart(self, epoch: int | None = None) -> None:
         """Goes back to the beginning of `epoch`, by default the one that the loader was made for, so that its first

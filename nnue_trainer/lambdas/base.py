@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from nnue_trainer.foreign import number
 from nnue_trainer.lambdas.jitter import BatchJitter, add_jitter
 from nnue_trainer.registry import Registry
 from nnue_trainer.schedules.base import RunStep, Timed
@@ -43,7 +44,7 @@ class LambdaSchedule(Timed, ABC):
     def final(self, end: RunStep) -> float:
         """λ of every validation, the same in all epochs so that their losses can be compared. `end` comes after the
         last step of the run; by default this is the schedule's λ there. `final_of` clips it."""
-        return self.at(end)
+        return number(self, "at", self.at(end))
 
     def cycle(self, now: RunStep) -> float:
         """The height of the schedule's cycle at a step, 0 … 1; always 1 for a schedule without one."""
@@ -51,12 +52,12 @@ class LambdaSchedule(Timed, ABC):
 
     def of(self, now: RunStep) -> float:
         """λ of the step `now`, before its jitter."""
-        lam, warm = self.at(self._on_stairs(now)), self._warm(now.step)
+        lam, warm = number(self, "at", self.at(self._on_stairs(now))), self._warm(now.step)
         return _clip(lam if warm == 1 else 1 - warm * (1 - lam))
 
     def final_of(self, end: RunStep) -> float:
         """λ of the validations of a run that ends before the step `end`."""
-        return _clip(self.final(end))
+        return _clip(number(self, "final", self.final(end)))
 
     def lambda_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
         """λ of `step`, counted from 0, in a run of `epochs`."""

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from nnue_trainer.foreign import returned
 from nnue_trainer.registry import Registry
 
 NO_SCORE = 32002
@@ -49,7 +50,13 @@ class Loss(ABC):
         """
         has_score = score != NO_SCORE
         known = torch.where(has_score, score, 0).to(net.dtype)
-        loss, weight = self.per_position(net, known, result, has_score.to(net.dtype) * lam)
+        made = self.per_position(net, known, result, has_score.to(net.dtype) * lam)
+        pair = isinstance(made, tuple) and len(made) == 2
+        returned(self, "per_position", made, pair, "the pair (loss, weight or None)")
+        loss, weight = made
+        for value in (loss, *([] if weight is None else [weight])):
+            fits = isinstance(value, Tensor) and value.shape == net.shape
+            returned(self, "per_position", value, fits, f"tensors {list(net.shape)}, one value for each position")
         share = 1 - (~has_score).to(net.dtype) * lam
         weight = share if weight is None else share * weight
         return (weight * loss).sum(), weight.sum()

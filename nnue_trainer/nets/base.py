@@ -31,6 +31,7 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.errors import UserError
+from nnue_trainer.foreign import returned
 from nnue_trainer.losses.base import Loss, mean
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackOrder
 from nnue_trainer.modules.perspective_transformer import Activation, PerspectiveTransformer
@@ -451,7 +452,9 @@ def parse(data: Mapping[str, Any], where: str) -> Net:
 def build(architecture: Mapping[str, Any] | Net) -> NnueModel:
     """A freshly initialised model (torch's global generator). UserError names the wrong key of plain data."""
     net = parse(architecture, "nets.build") if isinstance(architecture, Mapping) else architecture
-    return net.model()
+    model = net.model()
+    returned(net, "model", model, isinstance(model, NnueModel), "an NnueModel")
+    return model
 
 
 # ---- For the float models of nets ------------------------------------------------------------------------------------

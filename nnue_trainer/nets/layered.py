@@ -67,6 +67,7 @@ DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4"}
 LIMITS = {"i8": INT8_MAX, "i16": INT16_MAX, "i32": INT32_MAX}
 
 Scale = Annotated[int, Field(ge=1, le=2**15)]
+Limit = Annotated[int | None, Field(ge=1, le=INT16_MAX)]
 
 
 # ---- the sections of a recipe ----------------------------------------------------------------------------------------
@@ -163,6 +164,11 @@ class OutputBuckets:
         return [max(pieces - first, 0) // divisor for pieces in range(PIECE_COUNTS)]
 
 
+def _check_limit(limit: int | None, kind: str) -> None:
+    if limit is not None and limit > LIMITS[kind]:
+        raise ValueError(f"found a limit of {limit}, expected at most {LIMITS[kind]}, which {kind} holds")
+
+
 @section
 class Layer:
     """A layer between the first layer and the output layer. Each output bucket has its own weights."""
@@ -188,9 +194,12 @@ class Layer:
     the weights"""
     clip: int | None = Field(None, ge=1, le=INT16_MAX)
     """quantisation: the largest integer of a clamped output; null: the integer for 1.0"""
+    limit: Limit = None
+    """quantisation: the largest magnitude of an integer weight; null: 127 for i8, 127/64 · scale for i16"""
 
     @model_validator(mode="after")
     def _check(self) -> Layer:
+        _check_limit(self.limit, self.type)
         if self.activated < 1:
             raise ValueError(f"{self.outputs} outputs, expected more than those of the skip connection")
         if self.skip == "difference" and self.outputs < 2:
@@ -225,6 +234,14 @@ class FirstQuantisation:
     product_shift: int = Field(0, ge=0, le=16)
     """products (of screlu and pairwise) are shifted right by this many bits; 0: they keep all bits, and the sums of the
     next layer are divided by scale, rounded toward zero"""
+    limit: Limit = None
+    """the largest magnitude of an integer weight or bias; null: 127 for i8, 127/64 · scale for i16. With a larger one
+    than that, accumulators may pass 16 bits, which export then reports"""
+
+    @model_validator(mode="after")
+    def _check(self) -> FirstQuantisation:
+        _check_limit(self.limit, self.type)
+        return self
 
 
 @section
@@ -237,6 +254,13 @@ class OutputQuantisation:
     """integer type of the weights"""
     bias_type: Literal["i16", "i32"] = "i16"
     """integer type of the biases"""
+    limit: Limit = None
+    """the largest magnitude of an integer weight; null: 127 for i8, 127/64 · scale for i16"""
+
+    @model_validator(mode="after")
+    def _check(self) -> OutputQuantisation:
+        _check_limit(self.limit, self.type)
+        return self
 
 
 @section
@@ -319,8 +343,10 @@ class _Plan:
         return (*self.layers, self.output)
 
 
-def _weight_limit(kind: str, scale: float) -> int:
-    """The largest magnitude of an integer weight of a type, i8 or i16, at a scale."""
+def _weight_limit(kind: str, scale: float, stated: int | None) -> int:
+    """The largest magnitude of an integer weight of a type, i8 or i16, at a scale; `stated` by the recipe or not."""
+    if stated is not None:
+        return min(stated, LIMITS[kind])
     return min(LIMITS[kind], math.floor(LARGEST_WEIGHT * scale + 1e-9)) if kind == "i16" else LIMITS[kind]
 
 
@@ -392,6 +418,16 @@ class Layered(Net):
         return self
 
     # ---- what every net states ----
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """As for every net. A limit that is not stated is left out: nets without one are as they always were."""
+        data = super().architecture
+        quantisation = data.get("quantisation", {})
+        for part in (*data["layers"], *(quantisation[name] for name in ("first", "output") if name in quantisation)):
+            if part.get("limit", 0) is None:
+                del part["limit"]
+        return data
 
     @property
     def feature_set(self) -> str:
@@ -476,12 +512,12 @@ class Layered(Net):
                     DTYPES[kind],
                     (part.num_features, self.hidden),
                     first.scale,
-                    _weight_limit(kind, first.scale),
+                    _weight_limit(kind, first.scale, first.limit),
                     "feature_transformer.weight",
                     part.first_feature,
                 )
             )
-        limit = _weight_limit("i16", first.scale)
+        limit = _weight_limit("i16", first.scale, first.limit)
         tensors.append(NetTensor("feature_transformer.bias", "<i2", (self.hidden,), first.scale, limit))
         if self.psqt:
             for name, part in zip(self._names("feature_transformer.psqt"), parts, strict=True):
@@ -500,11 +536,11 @@ class Layered(Net):
 
     def _layer_tensors(self) -> Iterator[NetTensor]:
         out = self.quantisation.output
-        types = [(layer.type, "i32") for layer in self.layers] + [(out.type, out.bias_type)]
-        for number, (step, (kind, bias)) in enumerate(zip(self.plan().steps, types, strict=True)):
+        types = [(layer.type, "i32", layer.limit) for layer in self.layers] + [(out.type, out.bias_type, out.limit)]
+        for number, (step, (kind, bias, stated)) in enumerate(zip(self.plan().steps, types, strict=True)):
             name = f"layers.{number}" if number < len(self.layers) else "output"
             shape, scale = (self.num_stacks, step.outputs), step.weight_scale
-            limit = _weight_limit(kind, scale)
+            limit = _weight_limit(kind, scale, stated)
             yield NetTensor(f"{name}.weight", DTYPES[kind], (*shape, step.inputs), scale, limit)
             yield NetTensor(f"{name}.bias", DTYPES[bias], shape, step.one, LIMITS[bias])
 

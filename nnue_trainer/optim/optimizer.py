@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nnue_trainer.foreign import returned
 from nnue_trainer.fused_optimizer import Part
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel
@@ -81,6 +82,7 @@ class Optimizer:
             copies=self._copies,
         )
         self.rule: Rule = config.rule(work)
+        returned(config, "rule", self.rule, isinstance(self.rule, Rule), "a Rule")
         if not isinstance(self.rule, FusedRule) and not {"virtual_rows", "bounds"} & replaces:
             rehearse(config, work)
         if isinstance(self.rule, FusedRule):

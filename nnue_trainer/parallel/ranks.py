@@ -13,7 +13,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -169,14 +169,15 @@ class Ranks:
         every = self.all_gather(padded)
         return [json.loads(bytes(row[:size].tolist())) for row, size in zip(every, sizes, strict=True)]
 
-    def check_same(self, what: str, value: object) -> None:
-        """UserError unless `value`, plain JSON data, is the same on all ranks. `what` names it in the message."""
+    def check_same(self, values: Mapping[str, object]) -> None:
+        """UserError unless all `values`, plain JSON data or tensors by name, are the same on all ranks. The keys name
+        them in the message."""
         if not self.several:
             return
-        text = json.dumps(value, sort_keys=True, default=str).encode()
-        digest = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
-        if len(set(self.all_gather(torch.tensor([digest])).flatten().tolist())) > 1:
-            raise UserError(f"train: the processes do not have the same {what}")
+        digests = self.all_gather(torch.tensor([int.from_bytes(digest(each)[:7], "big") for each in values.values()]))
+        different = [key for key, column in zip(values, digests.T.tolist(), strict=True) if len(set(column)) > 1]
+        if different:
+            raise UserError(f"train: the processes do not have the same {' and '.join(different)}")
 
     # ---- errors, and the end of the run ----
 
@@ -240,6 +241,20 @@ class Ranks:
                 time.sleep(1.0)
             what = f"train: an exchange between the processes failed: {shown(first_line(error))[:200]}"
             raise UserError(what) from None
+
+
+def digest(value: object) -> bytes:
+    """SHA-256 of plain JSON data, in which tensors count with their bytes."""
+    found = hashlib.sha256()
+
+    def of_tensor(tensor: object) -> str:
+        if not isinstance(tensor, Tensor):
+            return str(tensor)
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return f"{tensor.dtype} {list(tensor.shape)}"
+
+    found.update(json.dumps(value, sort_keys=True, default=of_tensor).encode())
+    return found.digest()
 
 
 _current = Ranks()  # those of the run that this process has joined

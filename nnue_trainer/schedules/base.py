@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from nnue_trainer.foreign import number
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 
@@ -86,7 +87,7 @@ class Schedule(Timed, ABC):
 
     def of(self, now: RunStep, lr: float) -> float:
         """The learning rate of the step `now`, warm-up and stairs included."""
-        return self._warm(now.step) * self.at(self._on_stairs(now), lr)
+        return self._warm(now.step) * number(self, "at", self.at(self._on_stairs(now), lr))
 
     def lr_at(self, step: int, steps_per_epoch: int, epochs: int, lr: float) -> float:
         """The learning rate of `step`, counted from 0, in a run of `epochs`, warm-up included."""

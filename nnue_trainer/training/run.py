@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from nnue_trainer import checkpoint, config, nets, ops, registry, schema
+from nnue_trainer import checkpoint, config, foreign, nets, ops, registry, schema
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.config import Recipe, ValidationSet
@@ -27,8 +27,9 @@ from nnue_trainer.errors import UserError, out_of_memory, shown
 from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
-from nnue_trainer.parallel.ranks import Ranks, joined
+from nnue_trainer.parallel.ranks import Ranks, digest, joined
 from nnue_trainer.training import timeline, warm_start
+from nnue_trainer.training.integer_check import check_integers
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.precision import settled
 from nnue_trainer.training.run_folder import MANIFEST, RunFolder
@@ -56,7 +57,7 @@ def train(recipe: Recipe, run_dir: Path, *, resume: str | None = None, overwrite
 
     If torchrun has started several processes, they train one net together.
     """
-    with joined() as ranks, contextlib.ExitStack() as stack:
+    with joined() as ranks, foreign.explaining(), contextlib.ExitStack() as stack:
         folder = RunFolder(run_dir)
         if ranks.writes:
             stack.enter_context(folder)
@@ -141,6 +142,11 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         checkpoint.load_into(begin.checkpoint.tensors["model"], model, path)
     elif recipe.training.initial_weights and begin.checkpoint is None:
         weights = warm_start.start_from(Path(recipe.training.initial_weights), model, say)
+    if begin.checkpoint is None and ranks.writes:
+        check_integers(model)
+    # Of a resumed run all that is loaded; each machine may have a copy of the folder of its own.
+    tensors = begin.checkpoint.tensors if begin.checkpoint is not None else {"model": model.state_dict()}
+    weights_digest = digest(tensors).hex() if ranks.several else ""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     division, divided = divide(ranks, model, recipe)
     timeline.mark("model")
@@ -182,14 +188,14 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         # Rank 0 changes the folder after this, so every process must have read from it before. The check also finds
         # machines that see an older copy of a file.
         ranks.check_same(
-            "recipe, checkpoint, data files and kind of device",
             {
                 "recipe": schema.to_data(stage.whole),
                 "step": trainer.step,
-                "batches": None if saved is None else saved.state["batches"],
-                "order": batches.state_dict()["order"],
-                "validation": trainer.validation_files,
-                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+                "weights": weights_digest,
+                "place in the data": None if saved is None else saved.state["batches"],
+                "data files": batches.state_dict()["order"],
+                "validation files": trainer.validation_files,
+                "kind of device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             },
         )
         if not ranks.writes:

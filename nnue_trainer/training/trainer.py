@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnue_trainer import config, registry, schema
+from nnue_trainer import config, foreign, registry, schema
 from nnue_trainer.atomic import replacing
 from nnue_trainer.checkpoint import Checkpoint, TrainerState, check_like, load_into
 from nnue_trainer.config import Recipe
@@ -214,7 +214,7 @@ class Trainer:
                 with self._stopping_on_signals():
                     try:
                         self._hooks.call("start", self)
-                        with contextlib.suppress(_Stopped):
+                        with contextlib.suppress(_Stopped), foreign.explaining():
                             self._warm_up()
                             self._loop(run)
                         timeline.mark("steps, validation, saves")
@@ -636,6 +636,8 @@ class Trainer:
         """The net's scores in engine units, fp32 [B]."""
         with self.autocast():
             output = forward(batch)
+        fits = isinstance(output, Tensor) and output.shape == batch.score.shape
+        foreign.returned(self.model, "forward", output, fits, f"a tensor {list(batch.score.shape)}")
         return output.float() * self.model.score_scale
 
     def learning_rate(self) -> float:

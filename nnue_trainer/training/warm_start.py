@@ -53,17 +53,27 @@ def start_from(path: Path, model: NnueModel, note: Callable[[str], None]) -> lis
     source = _load(path, note)
     tensors = source.tensors.get("model", {})
     if source.architecture == model.architecture or model.net is None:
-        checkpoint.load_into(tensors, model, path)
-        return [f"initial weights: all of {path}"]
+        return _all_of(tensors, model, path)
     before = nets.parse(source.architecture, str(path))
     if before.architecture == model.architecture:  # the same, but as an earlier release wrote it
-        checkpoint.load_into(tensors, model, path)
-        return [f"initial weights: all of {path}"]
+        return _all_of(tensors, model, path)
     old_model = _built(before)
     checkpoint.load_into(tensors, old_model, path)
     lines = [f"initial weights: from {path} ({before.name}) to another architecture ({model.net.name})"]
     lines += transfer(before, dict(old_model.named_parameters()), model, str(path))
     return [*lines, _compared(old_model, model)]
+
+
+def _all_of(tensors: Mapping[str, Tensor], model: NnueModel, path: Path) -> list[str]:
+    """Takes all weights of the same architecture. Those beyond the net's limits, which training would clip after its
+    first step, are clipped now and counted."""
+    checkpoint.load_into(tensors, model, path)
+    before = _check_scores(model) if model.net is not None else None
+    clipped = _clip(model)
+    if not clipped or before is None:
+        return [f"initial weights: all of {path}", *clipped]
+    lines = [f"initial weights: all of {path}, but what is beyond the limits of the net's integers", *clipped]
+    return [*lines, _difference(before, _check_scores(model))]
 
 
 def _load(path: Path, note: Callable[[str], None]) -> Checkpoint:
@@ -215,8 +225,7 @@ def transfer(source: Net, tensors: Mapping[str, Tensor], model: NnueModel, where
     lines += _bucket_lines(new.parameters, old.parameters)
     lines += [f"left out: {origin} of the source, which is not in this net" for origin in by_role.values()]
     lines += [f"{fact}: the same weights give other evaluations" for fact in changed]
-    clipped = _clip(model)
-    return lines + ([f"clipped: {clipped:,} values to what the exported net can hold"] if clipped else [])
+    return lines + _clip(model)
 
 
 def _fill(
@@ -327,15 +336,22 @@ def _bucket_lines(new: Mapping[str, Meaning], old: Mapping[str, Meaning]) -> lis
     return [f"output buckets {', '.join(mixed)}: positions came from several; the weights are of the one that most had"]
 
 
-def _clip(model: NnueModel) -> int:
-    """Clips the parameters to the range of the exported net's integers, and counts the changed values."""
-    clipped = 0
+def _clip(model: NnueModel) -> list[str]:
+    """Clips the parameters to the range of the exported net's integers. Returns a line for each range of which values
+    were changed."""
+    lines = []
     with torch.no_grad():
         for bound in model.weight_bounds():
             rows = bound.parameter[bound.first_row :][: bound.rows]
-            clipped += int(((rows < bound.low) | (rows > bound.high)).sum())
-            rows.clamp_(bound.low, bound.high)
-    return clipped
+            clipped = int(((rows < bound.low) | (rows > bound.high)).sum())
+            if clipped:
+                largest = float(rows.abs().max())
+                lines.append(
+                    f"clipped: {clipped:,} of {rows.numel():,} values of {bound.name} to {bound.low:.4g} … "
+                    f"{bound.high:.4g}, what the exported net can hold; the largest magnitude was {largest:.4g}"
+                )
+                rows.clamp_(bound.low, bound.high)
+    return lines
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
@@ -360,11 +376,18 @@ def _compared(before: NnueModel, after: nn.Module) -> str:
     """The last line of the report: how far the evaluations of the two models differ on `CHECK_POSITIONS`. Each model's
     evaluation is in its own engine units."""
     assert isinstance(after, NnueModel)
+    return _difference(_check_scores(before), _check_scores(after))
+
+
+@torch.no_grad()
+def _check_scores(model: NnueModel) -> Tensor:
+    """The evaluations of `CHECK_POSITIONS` in engine units."""
     records = data.records_from_fens(list(CHECK_POSITIONS))
-    with torch.no_grad():
-        old, new = (
-            model(data.expand(records, model.feature_set)).double() * model.score_scale for model in (before, after)
-        )
+    scores: Tensor = model(data.expand(records, model.feature_set)).double() * model.score_scale
+    return scores
+
+
+def _difference(old: Tensor, new: Tensor) -> str:
     largest, spread = float((new - old).abs().max()), float(old.std())
     if largest <= 1e-3 * max(spread, 1.0):
         return f"evaluations of {len(old)} positions: those of the source (largest difference {largest:.2g})"

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -270,9 +271,28 @@ def test_processes_that_would_train_different_things_are_refused(tmp_path, recip
     run = several.Processes(2, tmp_path / "a", _of_its_own, *arguments)
     assert run.wait() == [1, 1]
     assert re.findall(r"nnue: (error: .*)", run.said()) == [
-        "error: train: the processes do not have the same recipe, checkpoint, data files and kind of device"
+        "error: train: the processes do not have the same recipe and weights and data files"
     ]
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def _of_its_own_copy(folder: str) -> None:
+    """`folder` is on two machines, each of which has a copy."""
+    several._nnue("train", "--resume", f"{folder}-{os.environ['RANK']}", "training.epochs=4")
+
+
+def test_processes_that_resume_different_weights_are_refused(tmp_path, recipe):
+    folder = tmp_path / "run"
+    nnue("train", "--config", recipe, "--run-dir", folder)
+    for rank in (0, 1):
+        shutil.copytree(folder, tmp_path / f"run-{rank}")
+    path = tmp_path / "run-1" / "checkpoints" / "last.safetensors"
+    saved = checkpoint.load(path)
+    saved.tensors["optimizer"]["exp_avg/output.bias"] += 2.0**-20
+    checkpoint.save(path, saved)
+    run = several.Processes(2, tmp_path / "a", _of_its_own_copy, str(folder))
+    assert run.wait() == [1, 1]
+    assert re.findall(r"nnue: (error: .*)", run.said()) == ["error: train: the processes do not have the same weights"]
 
 
 @pytest.mark.parametrize(

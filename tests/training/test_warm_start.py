@@ -254,8 +254,50 @@ def test_what_the_net_cannot_hold_is_clipped(tmp_path: Path) -> None:
     with torch.no_grad():
         before.get_parameter("feature_transformer.bias")[3] = 200.0
     lines = start_from(saved(before, tmp_path / "a.safetensors"), after, print)
-    assert "clipped: 1 values to what the exported net can hold" in lines
+    clipped = [line for line in lines if line.startswith("clipped: ")]
+    assert clipped == [
+        "clipped: 1 of 32 values of feature_transformer.bias to -129 … 129, what the exported net can hold; the "
+        "largest magnitude was 200"
+    ]
     assert after.get_parameter("feature_transformer.bias")[3].item() == pytest.approx(16383 / 127)
+
+
+SMALL_SCALE = {
+    "kind": "layered", "hidden": 16, "activation": "crelu", "quantisation": {"first": {"scale": 16, "clip": 2000}},
+}  # fmt: skip
+
+
+def test_weights_beyond_the_limits_are_counted_and_named(tmp_path: Path) -> None:
+    """Also those of a net of the same architecture, which the first step would clip."""
+    before, after = made(SMALL_SCALE), nets.build(SMALL_SCALE)
+    generator = torch.Generator().manual_seed(3)
+    weight = before.get_parameter("feature_transformer.weight")
+    with torch.no_grad():
+        weight.copy_(torch.randint(-200, 201, weight.shape, generator=generator) / 16)
+    beyond = int((weight.abs() > 31 / 16).sum())
+    lines = start_from(saved(before, tmp_path / "a.safetensors"), after, print)
+    assert lines[0].startswith(f"initial weights: all of {tmp_path}/a.safetensors, but what is beyond the limits")
+    assert lines[1].startswith(
+        f"clipped: {beyond:,} of {weight.numel():,} values of feature_transformer.weight to -1.9"
+    )
+    assert "the largest magnitude was 12.5" in lines[1]
+    assert lines[2].startswith("evaluations of 104 positions: not those of the source, rms difference ")
+
+
+def test_a_description_may_state_larger_limits(tmp_path: Path) -> None:
+    stated = {**SMALL_SCALE, "quantisation": {"first": {"scale": 16, "clip": 2000, "limit": 200}}}
+    before, after = made(stated), nets.build(stated)
+    weight = before.get_parameter("feature_transformer.weight")
+    with torch.no_grad():
+        weight.copy_(torch.randint(-200, 201, weight.shape) / 16)
+    path = saved(before, tmp_path / "a.safetensors")
+    assert start_from(path, after, print) == [f"initial weights: all of {path}"]
+    assert torch.equal(after.get_parameter("feature_transformer.weight"), weight)
+    quantized = net_from_checkpoint(checkpoint.load(path), "a")
+    assert quantized.tensors["feature_transformer.weight"].max() == 200
+    assert "limit" not in nets.build(SMALL_SCALE).architecture["quantisation"]["first"], "files stay as they are"
+    with pytest.raises(UserError, match=r"found a limit of 200, expected at most 127, which i8 holds"):
+        nets.build({**SMALL_SCALE, "quantisation": {"first": {"type": "i8", "limit": 200}}})
 
 
 def test_nothing_in_common(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def identity(function: UserFilter | None) -> Any:
 def _answer(own: Filter, records: Records) -> npt.NDArray[np.bool_]:
     try:
         kept = np.asarray(own.keep(records))
-    except Exception as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise UserError(f"filter {own.kind}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     if kept.dtype != bool or kept.shape != (len(records),):
         raise UserError(f"filter {own.kind}: gave {kept.dtype} {list(kept.shape)}, expected bool [{len(records)}]")

@@ -1,0 +1,94 @@
+"""The one door to code that users bring: nets, losses, schedules, optimisers, filters, formats.
+
+Their mistakes are named by file, line, class and method, and are never called internal errors (`explaining`). What
+their methods return is checked where it comes in (`returned`). And the program never waits for them at its end
+(`leave`). This module imports nothing heavy: where no registry was loaded there is no foreign code either.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nnue_trainer.errors import UserError, first_line, out_of_memory, quoted, shown
+
+_PATIENCE = 5.0  # seconds
+_left: list[threading.Event] = []  # set when what was left has returned
+
+
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Turns an error of foreign code in the block into a UserError, `SystemExit` included."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        message = None if out_of_memory(error) else blame(error)
+        if message is None:
+            raise
+        raise UserError(message) from error
+
+
+def blame(error: BaseException) -> str | None:
+    """One line that names the foreign code that an error went through: FILE:LINE: CLASS.METHOD: what is wrong. None if
+    it went through none."""
+    registry: Any = sys.modules.get("nnue_trainer.registry")
+    modules: frozenset[str] = registry.foreign_modules() if registry is not None else frozenset()
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name = str(frame.f_globals.get("__name__", ""))
+        if name in modules or name.partition(".")[0] in modules:
+            found = f"{frame.f_code.co_filename}:{line}: {frame.f_code.co_qualname}"
+    if found is None:
+        return None
+    if isinstance(error, SystemExit):
+        return f"{found}: ended the program (SystemExit); raise an exception instead"
+    return f"{found}: {type(error).__name__}: {shown(first_line(error))[:300]}"
+
+
+def returned(owner: object, method: str, value: Any, fits: bool, expected: str) -> None:
+    """UserError unless `fits`, what the method of `owner` returned being `value`."""
+    if fits:
+        return
+    cls = type(owner)
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
+    shape = getattr(value, "shape", None)
+    found = quoted(value) if shape is None else f"{type(value).__name__} {list(shape)}"
+    raise UserError(f"{file}: {cls.__qualname__}.{method} returned {found}, expected {expected}")
+
+
+def number(owner: object, method: str, value: Any) -> float:
+    """`value`, which the method of `owner` returned, as a float; UserError for anything but a finite number."""
+    real = isinstance(value, numbers.Real)
+    returned(owner, method, value, real and math.isfinite(value), "a finite number")
+    return float(value)
+
+
+def leave(close: Callable[[], None], what: str) -> None:
+    """Calls `close`, which waits for threads that may be in foreign code, and gives up after five seconds or at Ctrl-C.
+    `what` names that code in a line."""
+    done = threading.Event()
+
+    def call() -> None:
+        try:
+            close()
+        finally:
+            done.set()
+
+    _left.append(done)
+    # Not Thread.join: until Python 3.12, one that Ctrl-C interrupts takes the thread for ended.
+    threading.Thread(target=call, name=f"closing {what}", daemon=True).start()
+    if not done.wait(_PATIENCE):
+        print(f"nnue: warning: {what} does not return; going on without it", file=sys.stderr, flush=True)
+
+
+def hangs() -> bool:
+    """Whether foreign code that was left has still not returned. Then Python cannot end in an orderly way."""
+    return not all(done.is_set() for done in _left)
