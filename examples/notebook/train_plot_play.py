@@ -1,0 +1,88 @@
+# %% [markdown]
+# # Train, plot, play
+# A small net on the bundled sample: trained, looked at, and played against itself of the first epoch. Jupyter and most
+# editors run this file cell by cell (`# %%`); `python train_plot_play.py` runs it whole, in a minute.
+
+# %%
+import json
+import os
+import sys
+from pathlib import Path
+
+from nnue_trainer import config
+from nnue_trainer.analysis import report
+from nnue_trainer.match.openings import OpeningOptions
+from nnue_trainer.match.play import Limit
+from nnue_trainer.match.players import players_of
+from nnue_trainer.match.run import MatchOptions, play_match, summary
+from nnue_trainer.training.run import train
+
+HERE = Path(__file__).resolve().parent
+SAMPLES = HERE.parents[1] / "samples"
+EPOCHS = int(os.environ.get("EPOCHS", 8))
+POSITIONS = int(os.environ.get("POSITIONS", 100_000))  # of an epoch
+PAIRS = int(os.environ.get("PAIRS", 20))
+folder = Path("notebook")
+
+# %% [markdown]
+# ## Train
+# A recipe is plain data; `config.parse` fills in the defaults and checks it.
+
+# %%
+recipe = config.parse(
+    {
+        "model": {"kind": "simple", "hidden": 64},
+        "data": {
+            "train": [str(SAMPLES / "train.binpack")],
+            "validation": [str(SAMPLES / "val.binpack")],
+            "validation_positions": 10_000,
+            "batch_size": 1024,
+            "shuffle_buffer": 100_000,
+        },
+        "loss": {"kind": "sigmoid"},
+        "optimizer": {"kind": "adamw", "lr": 2e-3},
+        "training": {"epochs": EPOCHS, "positions_per_epoch": POSITIONS, "device": "cpu", "keep_every": 1},
+        "logging": {"every_steps": 5, "tensorboard": False},
+    }
+)
+run = train(recipe, folder / "run", overwrite=True)
+print(f"{run.step} steps, validation loss {run.validation_loss:.6f}")
+
+# %% [markdown]
+# ## Plot
+# `metrics.jsonl` has a line for each record: use any library. The page of `nnue report` has more.
+
+# %%
+records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+training = [(r["positions"], r["loss"]) for r in records if r["event"] == "train"]
+validation = [(r["epoch"], r["loss"]) for r in records if r["event"] == "validation"]
+
+import matplotlib.pyplot as plt  # noqa: E402
+
+plt.switch_backend("agg")  # leave this out in Jupyter
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+left.plot(*zip(*training, strict=True))
+left.set(xlabel="positions", ylabel="training loss")
+right.plot(*zip(*validation, strict=True), "o-")
+right.set(xlabel="epoch", ylabel="validation loss")
+figure.savefig(folder / "loss.png")
+print(f"{folder}/loss.png, {report.write([folder / 'run'], folder / 'report.html', overwrite=True)}")
+
+# %% [markdown]
+# ## Play
+# The last net against the net of the first epoch, in an engine of a few lines that looks one move ahead.
+
+# %%
+engine = folder / "one_ply"
+engine.write_text(f"#!/bin/sh\nexec {sys.executable} {HERE / 'one_ply_engine.py'}\n")
+engine.chmod(0o755)
+checkpoints = folder / "run/checkpoints"
+players, identity = players_of(
+    [str(checkpoints / "last.safetensors"), str(checkpoints / "epoch-0001.safetensors")],
+    [str(engine.resolve())] * 2,
+    [{}, {}],
+    folder / "nets",
+)
+options = MatchOptions(Limit(nodes=1), pairs=PAIRS, openings=OpeningOptions(seed=1, plies=6), concurrency=min(2, PAIRS))
+result = play_match(players, options, folder / "match", identity=identity)
+print("\n".join(summary(result)))
