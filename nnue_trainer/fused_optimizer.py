@@ -29,7 +29,7 @@ WINDOW = 16
 """Steps that rows updated late may be behind. Each takes as much memory as the virtual rows do."""
 LATE_SHARE = 0.45
 """Share of the rows in a batch above which all rows are updated in its step, which is faster then: measured in
-docs/performance.md. It changes no bit."""
+benchmarks/NOTEBOOK.md. It changes no bit."""
 
 RuleKind = Literal["adam", "rectified", "positive_negative"]
 
