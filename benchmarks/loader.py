@@ -2,8 +2,9 @@
 
     python benchmarks/loader.py --data FILE.binpack [--threads 1,2] [--seconds 3]
 
-It measures four streams for each number of threads: index rows without filters, index rows with the filters of
-production runs, packed records, and packed records from a shuffled copy of the file (chains of one position). The file
+It measures five streams for each number of threads: index rows without filters, index rows with the filters of
+production runs, packed records, and packed records from a shuffled copy of the file (chains of one position) and from
+its positions as viriformat. The file
 is listed several times, so that an epoch rarely ends during a measurement. For the stream with filters it also reports
 the positions read per second, dropped ones included. Prints a table and writes JSON into benchmarks/results/. The
 figures depend on the load of the machine; those of benchmarks/loader_instructions.py do not.
@@ -25,6 +26,7 @@ import numpy as np
 from nnue_trainer import _data
 from nnue_trainer.data import Filters, Loader, RecordLoader
 from nnue_trainer.data.binpack import read_binpack, write_binpack
+from nnue_trainer.data.transform import convert
 from report import RESULTS, environment, write
 
 FEATURES = "HalfKAv2_hm"
@@ -63,12 +65,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shuffled = Path(folder) / "shuffled.binpack"
         write_binpack(shuffled, np.random.default_rng(0).permutation(records), join_chains=False)
+        games = Path(folder) / "games.vf"
+        convert([arguments.data], games)
         files, size = [arguments.data] * repeat, arguments.batch_size
         streams: dict[str, Callable[..., Loader | RecordLoader]] = {
             f"{FEATURES} rows": partial(Loader, files, FEATURES, size),
             f"{FEATURES} rows, production filters": partial(Loader, files, FEATURES, size, filters=PRODUCTION),
             "records": partial(RecordLoader, files, size),
             "records, shuffled file": partial(RecordLoader, [shuffled] * repeat, size),
+            "records, viriformat": partial(RecordLoader, [games] * repeat, size),
         }
         for threads in map(int, arguments.threads.split(",")):
             for name, make in streams.items():
