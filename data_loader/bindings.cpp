@@ -10,6 +10,7 @@
 #include "chess/game.h"
 #include "chess/position.h"
 #include "chess/record.h"
+#include "chess/san.h"
 #include "features/feature_set.h"
 #include "filters/filters.h"
 #include "filters/piece_counts.h"
@@ -186,12 +187,14 @@ Array<std::uint8_t> copy_records(std::span<const Record> records) {
 }
 
 // What `nnue data` prints of each record: FEN of its position, before the move; UCI move, score, ply, result.
-py::list describe(const Array<std::uint8_t>& records) {
+py::list describe(const Array<std::uint8_t>& records, bool shredder) {
+    const CastlingStyle style = shredder ? CastlingStyle::kShredder : CastlingStyle::kXFen;
     py::list list;
     const Record* in = records_of(records, "describe");
     for (py::ssize_t i = 0; i < records.shape(0); ++i) {
         const Entry e = unpack_or_throw(in[i], static_cast<std::size_t>(i));
-        list.append(py::make_tuple(format_fen(e.position), format_uci(e.move), e.score, e.position.ply, e.result));
+        list.append(py::make_tuple(format_fen(e.position, style), format_uci(e.move, shredder), e.score, e.position.ply,
+                                   e.result));
     }
     return list;
 }
@@ -236,7 +239,7 @@ PYBIND11_MODULE(_data, m) {
     m.def("fens_from_records", &fens_from_records, py::arg("records"), "The FENs of records uint8 [n, 32].");
     m.def("expand_into", &expand_into, py::arg("records"), py::arg("feature_set"), py::arg("arrays"),
           py::arg("threads"));
-    m.def("describe", &describe);
+    m.def("describe", &describe, py::arg("records"), py::arg("shredder") = false);
     // ((name, dtype, offset in bytes, shape) of each field, bytes in all) of a batch of index rows.
     m.def("batch_layout", [](std::size_t size, std::size_t max_active) {
         const BatchLayout layout = batch_layout(size, max_active);
@@ -280,14 +283,16 @@ PYBIND11_MODULE(_data, m) {
         const auto n = static_cast<std::size_t>(records.shape(0));
         std::vector<Record> copy(in, in + n);
         FilterCounts counts;
+        py::array_t<bool> mask(static_cast<py::ssize_t>(n));
+        auto* kept = reinterpret_cast<std::uint8_t*>(mask.mutable_data());
         {
             py::gil_scoped_release release;
             for (std::size_t i = 0; i < n; ++i) unpack_or_throw(copy[i], i);
             std::vector<std::uint8_t> flags(o.needs_flags() ? n : 0);
             if (o.needs_flags()) compute_flags(copy, flags.data());
-            copy.resize(filter_records(o, seed, copy, flags.data(), counts));
+            copy.resize(filter_records(o, seed, copy, flags.data(), counts, kept));
         }
-        return py::make_tuple(copy_records(copy), to_dict(counts));
+        return py::make_tuple(copy_records(copy), to_dict(counts), mask);
     });
     // Applies piece_counts to one chunk. The state is that after the chunk before; an empty one begins.
     m.def("filter_piece_counts", [](const Array<std::uint8_t>& records, const py::dict& options, std::uint64_t seed,
@@ -296,11 +301,13 @@ PYBIND11_MODULE(_data, m) {
         const std::span<const Record> in = record_span(records, "filter");
         std::vector<Record> copy(in.begin(), in.end());
         PieceCountState state = numbers.empty() ? PieceCountState() : PieceCountState(numbers);
+        py::array_t<bool> mask(static_cast<py::ssize_t>(in.size()));
+        auto* kept = reinterpret_cast<std::uint8_t*>(mask.mutable_data());
         {
             py::gil_scoped_release release;
-            copy.resize(filter_piece_counts(o.curve(kPieceCountsCurve), seed, copy, state));
+            copy.resize(filter_piece_counts(o.curve(kPieceCountsCurve), seed, copy, state, kept));
         }
-        return py::make_tuple(copy_records(copy), state.numbers());
+        return py::make_tuple(copy_records(copy), state.numbers(), mask);
     });
     m.def("check_piece_counts",
           [](const std::vector<double>& numbers) { static_cast<void>(PieceCountState(numbers)); });
@@ -421,7 +428,8 @@ PYBIND11_MODULE(_data, m) {
         .def("record", &Game::record)
         .def("outcome", &Game::outcome)
         .def("san_moves", &Game::san_moves)
-        .def("parse_san", [](const Game& game, std::string_view san) { return game.uci(game.parse_san(san)); })
+        .def("parse_san",
+             [](const Game& game, std::string_view san) { return game.uci(parse_san(game.position(), san)); })
         .def("records", [](const Game& game, int result) { return copy_records(game.records(result)); });
 
     bind_pipeline(m);

@@ -2,6 +2,9 @@
 // interleaving, duplicates, validation.
 #include <pybind11/stl.h>
 
+#include <map>
+#include <optional>
+
 #include "bindings.h"
 #include "chess/position.h"
 #include "chess/record.h"
@@ -31,20 +34,59 @@ class PythonSource final : public ByteSource {
     py::object readinto_;
 };
 
-// The next block of a reader, as a new array of at most `capacity` records.
-py::object read_block(auto& reader, std::size_t capacity) {
+// The next block of a reader, as a new array of at most `capacity` records, and their bytes in the file as uint8
+// [n, original_size]; None where that is 0. `read` fills both.
+template <class Read>
+py::tuple read_block(std::size_t capacity, std::size_t original_size, Read&& read) {
     constexpr std::size_t kMost = std::size_t{1} << 32;
     if (capacity > kMost)
         throw FormatError("a block of " + std::to_string(capacity) + " records, expected at most 2^32");
     auto block = make_records(capacity);
     auto* out = reinterpret_cast<Record*>(block.mutable_data());
+    py::object originals = py::none();
+    std::uint8_t* bytes = nullptr;
+    if (original_size) {
+        Array<std::uint8_t> array({capacity, original_size});
+        bytes = array.mutable_data();
+        originals = std::move(array);
+    }
     std::size_t n = 0;
     {
         py::gil_scoped_release release;
-        n = reader.read({out, capacity});
+        n = read(std::span(out, capacity), bytes);
     }
-    return n == capacity ? py::object(block) : block[py::slice(0, static_cast<py::ssize_t>(n), 1)];
+    if (n == capacity) return py::make_tuple(block, originals);
+    const py::slice head(0, static_cast<py::ssize_t>(n), 1);
+    return py::make_tuple(block[head], original_size ? py::object(originals[head]) : originals);
 }
+
+// The original bytes of n records, None for none.
+const std::uint8_t* originals_of(const std::optional<Array<std::uint8_t>>& array, std::size_t n, std::size_t size) {
+    if (!array) return nullptr;
+    if (array->ndim() != 2 || static_cast<std::size_t>(array->shape(0)) != n ||
+        static_cast<std::size_t>(array->shape(1)) != size) {
+        throw FormatError("original bytes have shape " + py::str(array->attr("shape")).cast<std::string>() +
+                          ", expected [" + std::to_string(n) + ", " + std::to_string(size) + "]");
+    }
+    return array->data();
+}
+
+// Copies what is read of a source to an open file.
+class CopyingSource final : public ByteSource {
+  public:
+    CopyingSource(std::unique_ptr<ByteSource> source, const std::string& path, int fd)
+        : source_(std::move(source)), out_(path, fd) {}
+
+    std::size_t read(std::span<std::uint8_t> out) override {
+        const std::size_t n = source_->read(out);
+        out_.write(out.first(n));
+        return n;
+    }
+
+  private:
+    std::unique_ptr<ByteSource> source_;
+    OutputFile out_;
+};
 
 // Ends with an error once `cancelled` is set: a file may go on for hours without a position in it.
 class CancellableSource final : public ByteSource {
@@ -65,7 +107,9 @@ class CancellableSource final : public ByteSource {
 // A reader that one thread reads from while another asks how far it has come.
 class ReaderHandle {
   public:
-    ReaderHandle(const std::string& path, const py::object& readinto, const std::string& format, bool skip_bad)
+    // `copy_to`, unless it is negative: an open file that gets all bytes that are read.
+    ReaderHandle(const std::string& path, const py::object& readinto, const std::string& format, bool skip_bad,
+                 int copy_to, const std::map<std::string, std::string>& settings)
         : reader_([&] {
               // Needs the interpreter's lock: if this throws, the Python object is freed here.
               std::unique_ptr<ByteSource> source;
@@ -74,14 +118,20 @@ class ReaderHandle {
               } else {
                   source = std::make_unique<PythonSource>(readinto);
               }
+              if (copy_to >= 0) source = std::make_unique<CopyingSource>(std::move(source), path, copy_to);
               ByteStream stream(path, std::make_unique<CancellableSource>(std::move(source), cancelled_));
-              const OnBad on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
-              return format.empty() ? open_reader(std::move(stream), on_bad)
-                                    : find_format(format).open_reader(std::move(stream), on_bad);
+              ReadOptions options(skip_bad ? OnBad::kSkip : OnBad::kError);
+              options.settings = settings;
+              return format.empty() ? open_reader(std::move(stream), options)
+                                    : find_format(format).open_reader(std::move(stream), options);
           }()),
           format_(reader_.use()->get()->format()) {}
 
-    py::object read(std::size_t capacity) {
+    py::object read(std::size_t capacity) { return read_originals(capacity, 0)[0]; }
+
+    py::tuple read_originals(std::size_t capacity) { return read_originals(capacity, format_.original_size); }
+
+    py::tuple read_originals(std::size_t capacity, std::size_t original_size) {
         const auto reader = reader_.use();
         // As it is after this block, or what is wrong with it; with the interpreter's lock.
         struct Look {
@@ -93,9 +143,12 @@ class ReaderHandle {
                 handle.chains_ = reader.chains();
                 handle.skipped_ = reader.skipped();
                 handle.first_skipped_ = reader.first_skipped();
+                handle.notes_ = reader.notes();
             }
         } const look{*this, **reader};
-        return read_block(**reader, capacity);
+        return read_block(capacity, original_size, [&](std::span<Record> out, std::uint8_t* originals) {
+            return originals ? (*reader)->read_originals(out, originals) : (*reader)->read(out);
+        });
     }
 
     void cancel() { cancelled_ = true; }
@@ -105,6 +158,7 @@ class ReaderHandle {
     ChainCounts chains() const { return chains_; }
     std::uint64_t skipped() const { return skipped_; }
     const std::string& first_skipped() const { return first_skipped_; }
+    const std::vector<std::string>& notes() const { return notes_; }
 
   private:
     std::atomic<bool> cancelled_ = false;
@@ -113,6 +167,7 @@ class ReaderHandle {
     std::uint64_t offset_ = 0, chunks_ = 0, skipped_ = 0;
     ChainCounts chains_;
     std::string first_skipped_;
+    std::vector<std::string> notes_;
 };
 
 py::dict losses_dict(const Losses& losses) {
@@ -124,12 +179,27 @@ py::dict losses_dict(const Losses& losses) {
 }  // namespace
 
 void bind_tools(py::module_& m) {
-    // (name, suffix, one line of documentation) of each format.
-    m.def("formats", [] {
-        py::list rows;
-        for (const DataFormat* format : formats())
-            rows.append(py::make_tuple(format->name, format->suffix, format->about));
-        return rows;
+    // (name, suffix, one line of documentation) of each format that is written, and of each that is only read.
+    const auto rows = [](bool written) {
+        py::list list;
+        for (const DataFormat* format : formats()) {
+            if ((format->open_writer != nullptr) == written) {
+                list.append(py::make_tuple(format->name, format->suffix, format->about));
+            }
+        }
+        return list;
+    };
+    m.def("formats", [rows] { return rows(true); });
+    m.def("read_only_formats", [rows] { return rows(false); });
+    // {format: (bytes of a position in a file that its record does not hold all of, first and end of those that are
+    // free)}; only formats that have such bytes.
+    m.def("original_bytes", [] {
+        py::dict sizes;
+        for (const DataFormat* format : formats()) {
+            if (!format->original_size) continue;
+            sizes[format->name] = py::make_tuple(format->original_size, format->spare_begin, format->spare_end);
+        }
+        return sizes;
     });
     // {name: what happened to N positions} of what formats may have no room for.
     m.def("losses", [] {
@@ -139,9 +209,12 @@ void bind_tools(py::module_& m) {
     });
 
     py::class_<ReaderHandle>(m, "PositionReader")
-        .def(py::init<const std::string&, const py::object&, const std::string&, bool>(), py::arg("path"),
-             py::arg("readinto"), py::arg("format"), py::arg("skip_bad"))
+        .def(py::init<const std::string&, const py::object&, const std::string&, bool, int,
+                      const std::map<std::string, std::string>&>(),
+             py::arg("path"), py::arg("readinto"), py::arg("format"), py::arg("skip_bad"), py::arg("copy_to") = -1,
+             py::arg("settings") = std::map<std::string, std::string>())
         .def("read", &ReaderHandle::read)
+        .def("read_originals", py::overload_cast<std::size_t>(&ReaderHandle::read_originals))
         .def("cancel", &ReaderHandle::cancel)
         .def_property_readonly("format", &ReaderHandle::format)
         .def_property_readonly("offset", &ReaderHandle::offset)
@@ -149,21 +222,31 @@ void bind_tools(py::module_& m) {
         .def_property_readonly("chains", [](const ReaderHandle& r) { return r.chains().chains; })
         .def_property_readonly("single_chains", [](const ReaderHandle& r) { return r.chains().single; })
         .def_property_readonly("skipped", &ReaderHandle::skipped)
-        .def_property_readonly("first_skipped", &ReaderHandle::first_skipped);
+        .def_property_readonly("first_skipped", &ReaderHandle::first_skipped)
+        .def_property_readonly("notes", &ReaderHandle::notes);
 
     using Writer = Exclusive<std::unique_ptr<PositionWriter>>;
     py::class_<Writer>(m, "PositionWriter")
         .def(py::init([](const std::string& path, int fd, const std::string& format, bool join_chains) {
-                 return std::make_unique<Writer>(find_format(format).open_writer(path, fd, {join_chains}));
+                 return std::make_unique<Writer>(open_writer(format, path, fd, {join_chains}));
              }),
              py::arg("path"), py::arg("fd"), py::arg("format"), py::arg("join_chains"))
-        .def("write",
-             [](Writer& exclusive, const Array<std::uint8_t>& records) {
-                 const std::span<const Record> all = record_span(records, "write");
-                 const auto writer = exclusive.use();
-                 py::gil_scoped_release release;
-                 (*writer)->write(all);
-             })
+        .def(
+            "write",
+            [](Writer& exclusive, const Array<std::uint8_t>& records,
+               const std::optional<Array<std::uint8_t>>& originals) {
+                const std::span<const Record> all = record_span(records, "write");
+                const auto writer = exclusive.use();
+                const std::size_t size = (*writer)->format().original_size;
+                const std::uint8_t* bytes = originals_of(originals, all.size(), size);
+                py::gil_scoped_release release;
+                if (bytes) {
+                    (*writer)->write_originals(all, bytes);
+                } else {
+                    (*writer)->write(all);
+                }
+            },
+            py::arg("records"), py::arg("originals") = py::none())
         .def("finish",
              [](Writer& exclusive) {
                  const auto writer = exclusive.use();
@@ -210,6 +293,40 @@ void bind_tools(py::module_& m) {
         },
         py::arg("records").noconvert());
 
+    // Which formats hold the castling rights of standard chess alone.
+    m.def("only_standard_castling", [] {
+        py::list names;
+        for (const DataFormat* format : formats()) {
+            if (format->only_standard_castling) names.append(format->name);
+        }
+        return names;
+    });
+    // Takes the castling rights of Chess960 out of records, in place. Returns (bool [n]: which had some, in how many
+    // the move went with them).
+    m.def(
+        "drop_chess960",
+        [](Array<std::uint8_t>& array) {
+            const std::span<const Record> all = record_span(array, "drop_chess960");
+            if (!array.writeable()) throw FormatError("drop_chess960: the records are read-only");
+            const std::span<Record> records{const_cast<Record*>(all.data()), all.size()};
+            py::array_t<bool> found(static_cast<py::ssize_t>(all.size()));
+            bool* out = found.mutable_data();
+            std::size_t moves = 0;
+            {
+                const py::gil_scoped_release release;
+                Entry e;
+                for (std::size_t i = 0; i < records.size(); ++i) {
+                    out[i] = !unpack(records[i], e) && !has_standard_castling(e.position);
+                    if (!out[i]) continue;
+                    e.position.castling = 0;
+                    if (e.move.kind() == kCastling) e.move = {}, ++moves;
+                    records[i] = pack(e);
+                }
+            }
+            return py::make_tuple(found, moves);
+        },
+        py::arg("records").noconvert());
+
     // In place, so an array of another type or layout is no input.
     m.def(
         "scale_scores",
@@ -221,22 +338,47 @@ void bind_tools(py::module_& m) {
         },
         py::arg("records").noconvert(), py::arg("factor"));
 
-    using Shuffle = Exclusive<ExternalShuffle>;
+    struct ShuffleHandle {
+        Exclusive<ExternalShuffle> shuffle;
+        std::size_t original_size;
+        ShuffleHandle(std::uint64_t seed, std::size_t memory, const std::string& folder, std::size_t size)
+            : shuffle(seed, memory, folder, size), original_size(size) {}
+        auto use() { return shuffle.use(); }
+    };
+    using Shuffle = ShuffleHandle;
     py::class_<Shuffle>(m, "ExternalShuffle")
-        .def(py::init([](std::uint64_t seed, std::size_t memory, const std::string& folder) {
-                 auto shuffle = std::make_unique<Shuffle>(seed, memory, folder);
+        .def(py::init([](std::uint64_t seed, std::size_t memory, const std::string& folder, std::size_t original_size) {
+                 auto shuffle = std::make_unique<Shuffle>(seed, memory, folder, original_size);
                  shuffle->use()->poll = [] {
                      py::gil_scoped_acquire acquire;
                      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
                  };
                  return shuffle;
              }),
-             py::arg("seed"), py::arg("memory"), py::arg("folder"))
-        .def("add", &add_records<ExternalShuffle>)
+             py::arg("seed"), py::arg("memory"), py::arg("folder"), py::arg("original_size") = 0)
+        .def(
+            "add",
+            [](Shuffle& handle, const Array<std::uint8_t>& records,
+               const std::optional<Array<std::uint8_t>>& originals) {
+                const std::span<const Record> all = record_span(records, "add");
+                const std::uint8_t* bytes = originals_of(originals, all.size(), handle.original_size);
+                const auto shuffle = handle.use();
+                py::gil_scoped_release release;
+                shuffle->add(all, bytes);
+            },
+            py::arg("records"), py::arg("originals") = py::none())
         .def("read",
-             [](Shuffle& exclusive, std::size_t capacity) {
-                 const auto shuffle = exclusive.use();
-                 return read_block(*shuffle, capacity);
+             [](Shuffle& handle, std::size_t capacity) {
+                 const auto shuffle = handle.use();
+                 return py::object(read_block(
+                     capacity, 0, [&](std::span<Record> out, std::uint8_t*) { return shuffle->read(out); })[0]);
+             })
+        .def("read_originals",
+             [](Shuffle& handle, std::size_t capacity) {
+                 const auto shuffle = handle.use();
+                 return read_block(capacity, handle.original_size, [&](std::span<Record> out, std::uint8_t* bytes) {
+                     return shuffle->read(out, bytes);
+                 });
              })
         .def_property_readonly("positions", [](Shuffle& shuffle) { return shuffle.use()->positions(); })
         .def_property_readonly("spilled_bytes", [](Shuffle& shuffle) { return shuffle.use()->spilled_bytes(); });

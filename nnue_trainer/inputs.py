@@ -15,8 +15,11 @@ from nnue_trainer.errors import UserError, quoted
 
 StrPath = str | os.PathLike[str]
 
-DATA_SUFFIXES = tuple(suffix for _, suffix, _ in _data.formats())
-"""The suffixes by which data files in a folder are recognised; .gz or .zst may follow."""
+DATA_SUFFIXES = (
+    *(suffix for _, suffix, _ in [*_data.formats(), *_data.read_only_formats()]),
+    *(".data", ".bf", ".viri"),  # of bulletformat and viriformat, as other programs name them
+)
+"""The suffixes by which data files in a folder are recognised; .gz, .zst or .bz2 may follow."""
 
 FileList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """The type of a field that lists files: one name alone is a list of one."""
@@ -72,7 +75,7 @@ def data_files(names: Sequence[str], key: str) -> list[str]:
         if path.is_dir():
             found = [str(file) for file in path.iterdir() if _is_data(file)]
             nothing = (
-                f"a folder without data files (names that end in {' '.join(DATA_SUFFIXES)}, then perhaps .gz .zst)"
+                f"a folder without data files (names that end in {' '.join(DATA_SUFFIXES)}, then perhaps .gz .zst .bz2)"
             )
         elif path.exists() or not glob.has_magic(name):
             found, nothing = [name], ""
@@ -98,6 +101,6 @@ def became(names: Sequence[str], files: Sequence[str]) -> str | None:
 
 def _is_data(file: Path) -> bool:
     name = file.name.lower()
-    for packed in (".gz", ".zst"):
+    for packed in (".gz", ".zst", ".bz2"):
         name = name.removesuffix(packed)
     return name.endswith(DATA_SUFFIXES) and not name.startswith(".") and file.is_file()

@@ -67,29 +67,62 @@ void parse_board(std::string_view text, Position& p) {
     }
 }
 
+// X-FEN and Shredder-FEN, mixed as they may be: K and Q name the outermost rook on that side of the king, a letter of a
+// file names the rook there.
 void parse_castling(std::string_view text, Position& p) {
     if (text == "-") return;
-    struct Right {
-        char letter;
-        CastlingRight right;
-        int king, rook;
-    };
-    constexpr Right kRights[] = {{'K', kWhiteShort, kE1, kH1},
-                                 {'Q', kWhiteLong, kE1, kA1},
-                                 {'k', kBlackShort, kE8, kH8},
-                                 {'q', kBlackLong, kE8, kA8}};
     for (const char c : text) {
-        const auto* right =
-            std::find_if(std::begin(kRights), std::end(kRights), [c](const Right& r) { return r.letter == c; });
-        if (right == std::end(kRights))
-            throw FormatError("castling '" + std::string(text) + "', expected - or some of KQkq");
-        const int color = right->king == kE1 ? kWhite : kBlack;
-        if (!(pieces(p, color, kKing) & bit(right->king)) || !(pieces(p, color, kRook) & bit(right->rook))) {
-            throw FormatError(std::string("castling right ") + c + " without king on " + format_square(right->king) +
-                              " and rook on " + format_square(right->rook));
+        const int color = c >= 'a' ? kBlack : kWhite;
+        const char letter = static_cast<char>(color == kBlack ? c - 'a' + 'A' : c);
+        const bool names_file = letter >= 'A' && letter <= 'H';
+        if (!names_file && letter != 'K' && letter != 'Q') {
+            throw FormatError("castling '" + std::string(text) +
+                              "', expected - or some of KQkq, or letters of the files of the rooks");
         }
-        p.castling |= right->right;
+        const int king = king_square(p, color), rank = color == kWhite ? 0 : 56;
+        const Bitboard rooks = pieces(p, color, kRook) & Bitboard{0xff} << rank;
+        const Bitboard left = rooks & below(king), right = rooks & ~below(king);
+        Bitboard rook = 0;
+        if ((king & 56) != rank) {
+            // No rook then.
+        } else if (names_file) {
+            rook = rooks & bit(rank + letter - 'A');
+        } else if (letter == 'K') {
+            rook = right ? bit(highest(right)) : 0;
+        } else {
+            rook = left & (0 - left);
+        }
+        if (!rook) {
+            throw FormatError(std::string("castling right ") + c + " without king and rook on rank " +
+                              (color == kWhite ? "1" : "8") +
+                              (names_file      ? std::string(", the rook on file ") + letter
+                               : letter == 'K' ? ", the rook to the right of the king"
+                                               : ", the rook to the left of the king"));
+        }
+        if ((rook < bit(king) ? left : right) & p.castling & ~rook) {
+            throw FormatError("castling '" + std::string(text) + "', with two rooks on one side of a king");
+        }
+        p.castling |= rook;
     }
+}
+
+// The field of a FEN. X-FEN: KQkq, and the file of a rook that is not the outermost on its side of the king.
+std::string format_castling(const Position& p, CastlingStyle style) {
+    std::string text;
+    for (const int color : {kWhite, kBlack}) {
+        const int king = king_square(p, color), rank = color == kWhite ? 0 : 56;
+        const Bitboard rooks = pieces(p, color, kRook) & Bitboard{0xff} << rank;
+        for (const bool is_short : {true, false}) {
+            const Bitboard wing = is_short ? ~below(king) : below(king);
+            const Bitboard rook = p.castling & p.colors[color] & wing;
+            if (!rook) continue;
+            const bool outermost = is_short ? rook == bit(highest(rooks)) : rook == (rooks & (0 - rooks));
+            char letter = static_cast<char>('A' + (lowest(rook) & 7));
+            if (style == CastlingStyle::kXFen && outermost) letter = is_short ? 'K' : 'Q';
+            text += static_cast<char>(color == kWhite ? letter : letter - 'A' + 'a');
+        }
+    }
+    return text.empty() ? "-" : text;
 }
 
 void parse_ep(std::string_view text, Position& p) {
@@ -129,7 +162,7 @@ Position parse_fen(std::string_view fen) {
     return p;
 }
 
-std::string format_fen(const Position& p) {
+std::string format_fen(const Position& p, CastlingStyle style) {
     std::string fen;
     for (int rank = 7; rank >= 0; --rank) {
         int empty = 0;
@@ -147,19 +180,17 @@ std::string format_fen(const Position& p) {
         if (rank) fen += '/';
     }
     fen += p.side_to_move == kWhite ? " w " : " b ";
-    if (!p.castling) fen += '-';
-    for (int i = 0; i < 4; ++i) {
-        if (p.castling >> i & 1) fen += "KQkq"[i];
-    }
+    fen += format_castling(p, style);
     fen += ' ';
     fen += p.ep_square == kNoSquare ? "-" : format_square(p.ep_square);
     return fen + ' ' + std::to_string(p.rule50) + ' ' + std::to_string(p.ply / 2 + 1);
 }
 
-std::string format_uci(Move move) {
+std::string format_uci(Move move, bool chess960) {
     if (move.is_null()) return "0000";
     int to = move.to();
-    if (move.kind() == kCastling) to = to > move.from() ? move.from() + 2 : move.from() - 2;
+    const bool standard = (move.from() & 7) == (kE1 & 7) && ((to & 7) == 0 || (to & 7) == 7);
+    if (move.kind() == kCastling && standard && !chess960) to = castled_king(move);
     std::string uci = format_square(move.from()) + format_square(to);
     if (move.kind() == kPromotion) uci += "nbrq"[move.bits & 3];
     return uci;
@@ -184,9 +215,9 @@ Move parse_uci(const Position& p, std::string_view uci) {
     } else if (code_at(p, from) >> 1 == kPawn && to == p.ep_square && (pawn_attacks(p.side_to_move, from) & bit(to))) {
         move = Move::make(kEnPassant, from, to);
     } else if (code_at(p, from) >> 1 == kKing) {
-        if (code_at(p, to) == (unsigned{kRook} << 1 | p.side_to_move)) {
+        if (p.castling & p.colors[p.side_to_move] & bit(to)) {
             move = Move::make(kCastling, from, to);
-        } else if (to - from == 2 || from - to == 2) {
+        } else if ((from == kE1 || from == kE8) && (to - from == 2 || from - to == 2)) {
             move = Move::make(kCastling, from, to > from ? from + 3 : from - 4);
         }
     }

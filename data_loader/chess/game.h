@@ -1,7 +1,6 @@
 // One game in play: legal moves, how it ends, its moves as text, and its positions as records once the result is known.
 #pragma once
 
-#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,21 +15,20 @@ std::vector<Move> legal_moves(const Position& position);
 // Pseudo-legal, and the own king is not in check afterwards. Castling leads neither out of check nor through it.
 bool is_legal(const Position& position, Move move);
 
-// In Chess960 kings and rooks start anywhere on the first rank, and castling is written "king takes own rook" (e1h1).
+// Of Chess960, castling is written "king takes own rook" (e1h1) and its rights as files of rooks; both are always read.
 class Game {
   public:
     explicit Game(std::string_view fen, bool chess960 = false);
 
     const Position& position() const { return history_.back(); }
     std::string fen() const;
-    std::vector<Move> legal_moves() const;
+    std::vector<Move> legal_moves() const { return nnue::data::legal_moves(position()); }
     std::string uci(Move move) const;
 
     // Plays a move without recording it (an opening). Throws FormatError if it is not legal.
     void play(std::string_view uci);
 
-    // Records the position with this move and score (side to move's view), and plays it. Not for Chess960, whose
-    // castling no record can hold.
+    // Records the position with this move and score (side to move's view), and plays it.
     void record(std::string_view uci, int score);
 
     // "" while the game goes on, else "checkmate", "stalemate", "fifty moves", "repetition" (threefold) or "material".
@@ -42,23 +40,11 @@ class Game {
     // The moves that were played, in standard algebraic notation.
     std::vector<std::string> san_moves() const;
 
-    // The legal move that a text in algebraic notation names; signs such as + and ! are left out of account. Throws
-    // FormatError if it names none, or several.
-    Move parse_san(std::string_view san) const;
-
   private:
     Move checked_move(std::string_view uci) const;
     void advance(Move move);
-    std::vector<Move> legal_moves(const Position& position) const;
-    Position after(const Position& position, Move move) const;
-    std::string san(const Position& position, Move move) const;
-
-    // Chess960 only. Position.castling keeps its meaning, but its squares are those of `rooks_`.
-    void parse_castling(std::string_view text);
-    bool can_castle(const Position& position, bool is_long) const;
 
     bool chess960_;
-    std::array<int, 4> rooks_{kH1, kA1, kH8, kA8};  // by bit of Position.castling
     std::vector<Position> history_;
     std::vector<Move> moves_;
     std::vector<Entry> entries_;

@@ -85,17 +85,58 @@ inline Bitboard pawn_destinations(const Position& p, int square) {
     return (pawn_attacks(us, square) & (p.colors[us ^ 1] | ep)) | single | twice;
 }
 
-// Castling rights of the side to move: bit 0 short, bit 1 long.
+// Castling rights of a side: bit 0 short, bit 1 long.
+inline unsigned castling_of(const Position& p, int color) {
+    const Bitboard rooks = p.castling & p.colors[color];
+    if (!rooks) return 0;
+    const Bitboard left = below(king_square(p, color));
+    return (rooks & ~left ? 1u : 0u) | (rooks & left ? 2u : 0u);
+}
 inline unsigned own_castling(const Position& p) {
-    return p.castling >> (2 * p.side_to_move) & 3;
+    return castling_of(p, p.side_to_move);
 }
 
-// Is the way of a castling move free? Attacked squares are not looked at.
+// A sum of CastlingRight.
+inline unsigned castling_rights(const Position& p) {
+    return castling_of(p, kWhite) | castling_of(p, kBlack) << 2;
+}
+
+// Whether the rights are those of standard chess: king on e1 or e8, rooks in the corners.
+inline bool has_standard_castling(const Position& p) {
+    constexpr Bitboard kWhiteCorners = bit(kA1) | bit(kH1), kBlackCorners = bit(kA8) | bit(kH8);
+    const Bitboard white = p.castling & p.colors[kWhite], black = p.castling & p.colors[kBlack];
+    return !(white & ~kWhiteCorners) && !(black & ~kBlackCorners) && (!white || pieces(p, kWhite, kKing) == bit(kE1)) &&
+           (!black || pieces(p, kBlack, kKing) == bit(kE8));
+}
+
+// Where king and rook stand after a castling move, in Chess960 too.
+inline int castled_king(Move move) {
+    return (move.from() & 56) | (move.to() > move.from() ? 6 : 2);
+}
+inline int castled_rook(Move move) {
+    return (move.from() & 56) | (move.to() > move.from() ? 5 : 3);
+}
+
+// Are the squares free that king and rook go to? Those on the way, and attacks, are not looked at.
 inline bool castling_path_free(const Position& p, Move move) {
-    const int king_to = move.to() > move.from() ? move.from() + 2 : move.from() - 2;
-    const int rook_to = move.to() > move.from() ? move.from() + 1 : move.from() - 1;
     const Bitboard rest = occupied(p) & ~bit(move.from()) & ~bit(move.to());
-    return !(rest & (bit(king_to) | bit(rook_to)));
+    return !(rest & (bit(castled_king(move)) | bit(castled_rook(move))));
+}
+
+// Whether a pseudo-legal castling move has a free way, and leads neither out of check nor through it. Whether it leads
+// into check shows when it is played.
+inline bool is_castling_legal(const Position& p, Move move) {
+    const auto between = [](int a, int b) {  // both ends included
+        return (below(a < b ? b : a) << 1 | 1) & ~below(a < b ? a : b);
+    };
+    const int king = move.from(), rook = move.to();
+    const Bitboard path = between(king, castled_king(move));
+    const Bitboard rest = occupied(p) & ~bit(king) & ~bit(rook);
+    if (rest & (path | between(rook, castled_rook(move)))) return false;
+    for (Bitboard squares = path; squares; squares &= squares - 1) {
+        if (lowest(squares) != castled_king(move) && is_attacked(p, lowest(squares), p.side_to_move ^ 1)) return false;
+    }
+    return castled_king(move) != king || !is_attacked(p, king, p.side_to_move ^ 1);
 }
 
 // Whether the piece on `from` can make this move, its king's safety aside: the moves that binpack can index.
@@ -105,9 +146,7 @@ inline bool is_pseudo_legal(const Position& p, Move move) {
     const PieceType type = type_at(p, from);
     if (move.kind() != kPromotion && (move.bits & 3)) return false;
     if (move.kind() == kCastling) {
-        const int base = us == kWhite ? 0 : 56;
-        const bool has_right = (to == base + 7 && (own_castling(p) & 1)) || (to == base && (own_castling(p) & 2));
-        return type == kKing && from == base + 4 && has_right && castling_path_free(p, move);
+        return type == kKing && (p.castling & p.colors[us] & bit(to)) && castling_path_free(p, move);
     }
     if (type == kPawn) {
         const bool promotes = from >> 3 == (us == kWhite ? 6 : 1);
@@ -128,11 +167,10 @@ inline bool play(Position& p, Move move) {
     ++p.ply;
     ++p.rule50;
     if (move.kind() == kCastling) {
-        const Bitboard king = bit(from) | bit(to > from ? from + 2 : from - 2);
-        const Bitboard rook = bit(to) | bit(to > from ? from + 1 : from - 1);
-        p.types[kKing] ^= king;
-        p.types[kRook] ^= rook;
-        p.colors[us] ^= king ^ rook;
+        const Bitboard king = bit(castled_king(move)), rook = bit(castled_rook(move));
+        p.types[kKing] = (p.types[kKing] & ~bit(from)) | king;
+        p.types[kRook] = (p.types[kRook] & ~bit(to)) | rook;
+        p.colors[us] = (p.colors[us] & ~bit(from) & ~bit(to)) | king | rook;
     } else {
         if (p.colors[us ^ 1] & bit(to)) {
             const PieceType captured = type_at(p, to);
@@ -157,11 +195,8 @@ inline bool play(Position& p, Move move) {
         }
     }
     if (p.castling) {
-        const Bitboard touched = bit(from) | bit(to);
-        if (touched & (bit(kE1) | bit(kH1))) p.castling &= ~kWhiteShort;
-        if (touched & (bit(kE1) | bit(kA1))) p.castling &= ~kWhiteLong;
-        if (touched & (bit(kE8) | bit(kH8))) p.castling &= ~kBlackShort;
-        if (touched & (bit(kE8) | bit(kA8))) p.castling &= ~kBlackLong;
+        p.castling &= ~bit(from) & ~bit(to);
+        if (type == kKing) p.castling &= us == kWhite ? ~Bitboard{0xff} : ~(Bitboard{0xff} << 56);
     }
     return true;
 }

@@ -66,9 +66,7 @@ struct Planes {
 
 inline Planes planes_of(const Position& p) {
     const Bitboard pushed = p.ep_square == kNoSquare ? 0 : bit(p.ep_square ^ 8);
-    const Bitboard rights = p.castling;
-    const Bitboard white_rooks = (rights & kWhiteShort ? bit(kH1) : 0) | (rights & kWhiteLong ? bit(kA1) : 0);
-    const Bitboard black_rooks = (rights & kBlackShort ? bit(kH8) : 0) | (rights & kBlackLong ? bit(kA8) : 0);
+    const Bitboard white_rooks = p.castling & p.colors[kWhite], black_rooks = p.castling & p.colors[kBlack];
     const Bitboard king_to_move = p.side_to_move == kBlack ? pieces(p, kBlack, kKing) : 0;
     const Bitboard special = pushed | white_rooks | black_rooks | king_to_move;  // codes 12, 13, 14, 15
     return {{(p.colors[kBlack] & ~special) | white_rooks | king_to_move,
@@ -135,6 +133,22 @@ inline Record pack(const Entry& e) {
     return r;
 }
 
+// What is wrong with the rooks that may castle, or nullptr.
+inline const char* castling_fault(const Position& p) {
+    for (const int color : {kWhite, kBlack}) {
+        const Bitboard rooks = p.castling & p.colors[color];
+        if (!rooks) continue;
+        const Bitboard rank = color == kWhite ? Bitboard{0xff} : Bitboard{0xff} << 56;
+        const int king = king_square(p, color);
+        if (rooks & ~rank) return "a castling rook that does not stand on the first rank of its side";
+        if (!(bit(king) & rank)) return "a castling rook, but the king is not on the first rank of its side";
+        if (popcount(rooks & below(king)) > 1 || popcount(rooks & ~below(king)) > 1) {
+            return "two castling rooks on one side of their king";
+        }
+    }
+    return nullptr;
+}
+
 // What is wrong with a record, or nullptr. After this every other function may trust it: kings are there, castling
 // rooks and pushed pawns are where they must be, no nibble is left over.
 inline const char* unpack(const Record& r, Entry& e) {
@@ -162,22 +176,15 @@ inline const char* unpack(const Record& r, Entry& e) {
     p.colors[kBlack] = (plain & b0) | black_rooks | king_to_move | (pushed & kRank5);
     p.colors[kWhite] = all & ~p.colors[kBlack];
     p.side_to_move = king_to_move ? kBlack : kWhite;
-    p.castling = static_cast<std::uint8_t>(
-        (white_rooks & bit(kH1) ? kWhiteShort : 0) | (white_rooks & bit(kA1) ? kWhiteLong : 0) |
-        (black_rooks & bit(kH8) ? kBlackShort : 0) | (black_rooks & bit(kA8) ? kBlackLong : 0));
+    p.castling = white_rooks | black_rooks;
     p.ep_square = pushed ? static_cast<std::uint8_t>(lowest(pushed) ^ 8) : kNoSquare;
     if (popcount(pieces(p, kWhite, kKing)) != 1 || popcount(pieces(p, kBlack, kKing)) != 1) {
         return "not one king of each side";
     }
     if (p.types[kPawn] & 0xff000000000000ffULL) return "a pawn on the first or last rank";
     if (popcount(p.types[kPawn]) > kMaxPawns) return "more than 16 pawns";
-    if (white_rooks) {
-        if (white_rooks & ~(bit(kA1) | bit(kH1))) return "a white castling rook that stands on neither a1 nor h1";
-        if (king_square(p, kWhite) != kE1) return "a white castling rook, but the king is not on e1";
-    }
-    if (black_rooks) {
-        if (black_rooks & ~(bit(kA8) | bit(kH8))) return "a black castling rook that stands on neither a8 nor h8";
-        if (king_square(p, kBlack) != kE8) return "a black castling rook, but the king is not on e8";
+    if (p.castling) {
+        if (const char* fault = castling_fault(p)) return fault;
     }
     if (pushed) {
         if (pushed & (pushed - 1)) return "two pawns that have just double-pushed";

@@ -32,6 +32,7 @@ inline constexpr int kMaxPieces = 32;
 inline constexpr int kMaxPawns = 16;      // of both sides together
 inline constexpr int kScoreNone = 32002;  // by convention: the engine gave no score
 
+// A right is short where its rook stands to the right of the king, in Chess960 too.
 enum CastlingRight : std::uint8_t { kWhiteShort = 1, kWhiteLong = 2, kBlackShort = 4, kBlackLong = 8 };
 inline constexpr int kA1 = 0, kE1 = 4, kH1 = 7, kA8 = 56, kE8 = 60, kH8 = 63;
 
@@ -64,7 +65,7 @@ struct Position {
     std::array<Bitboard, 2> colors;  // by colour
     std::array<Bitboard, 6> types;   // by piece type, both colours
     std::uint8_t side_to_move = kWhite;
-    std::uint8_t castling = 0;           // sum of CastlingRight
+    Bitboard castling = 0;               // the rooks that may still castle, at most one on each side of a king
     std::uint8_t ep_square = kNoSquare;  // only where the en-passant rule keeps it
     std::uint16_t rule50 = 0;
     std::uint16_t ply = 0;

@@ -92,6 +92,59 @@ struct Quiet {
     static bool drops(const Candidate& c, double) { return c.flags != 0; }
 };
 
+struct MinPieces {
+    static constexpr FilterRow kRow = int_row("min_pieces", 0, 32, "drop positions with fewer pieces; 0: off");
+    static bool drops(const Candidate& c, double value) {
+        return popcount(record_occupancy(c.record.bytes.data())) < value;
+    }
+};
+
+struct Tactical {
+    static constexpr FilterRow kRow = [] {
+        FilterRow row = flag_row("tactical", false, "drop moves that capture, en passant included, or promote");
+        row.uses_flags = true;
+        return row;
+    }();
+    static bool drops(const Candidate& c, double) {
+        const MoveKind kind = Move{record_move(c.record.bytes.data())}.kind();
+        return (c.flags & kFlagCapture) || kind == kPromotion || kind == kEnPassant;
+    }
+};
+
+struct InCheck {
+    static constexpr FilterRow kRow = [] {
+        FilterRow row = flag_row("in_check", false, "drop positions in check");
+        row.uses_flags = true;
+        return row;
+    }();
+    static bool drops(const Candidate& c, double) { return c.flags & kFlagInCheck; }
+};
+
+struct CastlingMoves {
+    static constexpr FilterRow kRow = flag_row("castling", false, "drop moves that castle");
+    static bool drops(const Candidate& c, double) {
+        return Move{record_move(c.record.bytes.data())}.kind() == kCastling;
+    }
+};
+
+struct MaxIncorrectness {
+    static constexpr FilterRow kRow =
+        int_row("max_eval_incorrectness", -1, 32767,
+                "drop draws with |score| beyond it, and decided games with as much for the loser; -1: off");
+    static bool drops(const Candidate& c, double value) {
+        return c.result == 0 ? std::abs(c.score) > value : c.result * c.score < -value;
+    }
+};
+
+struct WdlMaterial {
+    static constexpr FilterRow kRow = flag_row(
+        "wdl_material", false, "keep with the probability that a model gives to the result, from score and material");
+    static bool drops(const Candidate& c, double) {
+        constexpr std::uint64_t kDraw = 0x6d6174657269616c;
+        return !c.chance(kDraw, wdl_material_model(c.score, c.record)[static_cast<std::size_t>(c.result + 1)]);
+    }
+};
+
 struct Wdl {
     static constexpr FilterRow kRow =
         flag_row("wdl", false, "keep with the probability that a model gives to the result, from score and ply");
@@ -125,7 +178,8 @@ struct PieceCounts {
 
 // The filters in their order. To add one, write it above and name it here.
 using AllFilters =
-    std::tuple<NoScore, MaxScore, PlaceholderZero, MinPly, RandomSkip, Quiet, Wdl, MinMaterial, SoftPly, PieceCounts>;
+    std::tuple<NoScore, MaxScore, PlaceholderZero, MinPly, RandomSkip, Quiet, MinPieces, Tactical, InCheck,
+               CastlingMoves, MaxIncorrectness, Wdl, WdlMaterial, MinMaterial, SoftPly, PieceCounts>;
 constexpr std::size_t kNumFilters = std::tuple_size_v<AllFilters>;
 
 constexpr std::array<FilterRow, kNumFilters> kTable = []<std::size_t... i>(std::index_sequence<i...>) {
@@ -252,6 +306,18 @@ std::array<double, 3> wdl_model(int score, int ply) {
     return {loss, 1 - win - loss, win};
 }
 
+std::array<double, 3> wdl_material_model(int score, const Record& record) {
+    constexpr int kValues[] = {1, 3, 3, 5, 9, 0};
+    const Pieces p = pieces_of_record(record.bytes.data());
+    int material = 0;
+    for (int i = 0; i < p.count; ++i) material += kValues[p.code[i] >> 1];
+    const double m = std::clamp(material, 17, 78) / 58.0;
+    const double a = ((6.87155862 * m - 39.65226391) * m + 90.68460352) * m + 170.66996364;
+    const double b = 1.5 * (((-7.19890710 * m + 56.13947185) * m - 139.91091183) * m + 182.81007427);
+    const double win = 1 / (1 + std::exp((a - score) / b)), loss = 1 / (1 + std::exp((a + score) / b));
+    return {loss, std::max(0.0, 1 - win - loss), win};
+}
+
 int material_balance(const Record& record) {
     constexpr int kValues[] = {208, 781, 825, 1276, 2538, 0};
     const Pieces p = pieces_of_record(record.bytes.data());
@@ -261,7 +327,7 @@ int material_balance(const Record& record) {
 }
 
 std::size_t filter_records(const FilterOptions& options, std::uint64_t key, std::span<Record> records,
-                           const std::uint8_t* flags, FilterCounts& counts) {
+                           const std::uint8_t* flags, FilterCounts& counts, std::uint8_t* kept_mask) {
     // One bit for each filter, and the values of those that have one, so that all of it stays in registers.
     unsigned on = 0;
     double values[kNumFilters];
@@ -293,6 +359,7 @@ std::size_t filter_records(const FilterOptions& options, std::uint64_t key, std:
             };
             (observe(std::get<filter>(all)), ...);
             ++dropped[dropped_by];
+            if (kept_mask) kept_mask[i] = dropped_by == kNumFilters;
             if (dropped_by == kNumFilters) *kept++ = record;
         }
     }

@@ -84,14 +84,18 @@ void compute_flags(std::span<const Record> records, std::uint8_t* flags);
 
 // Applies all filters but piece_counts: moves what is kept to the front of `records` and returns how many that is.
 // `flags` may be null unless needs_flags().
+// `kept`, unless null, gets 1 or 0 for each record.
 std::size_t filter_records(const FilterOptions& options, std::uint64_t key, std::span<Record> records,
-                           const std::uint8_t* flags, FilterCounts& counts);
+                           const std::uint8_t* flags, FilterCounts& counts, std::uint8_t* kept = nullptr);
 
 // The share that soft_ply keeps of a ply, with these points (x, y one after the other) and all from `full` on.
 double soft_ply_chance(std::span<const double> knots, int ply, double full);
 
 // Probability of loss, draw and win (index result + 1) for a score at a ply, both of the side to move.
 std::array<double, 3> wdl_model(int score, int ply);
+
+// The same from the material on the board, as the viriformat crate has it.
+std::array<double, 3> wdl_material_model(int score, const Record& record);
 
 // Material of the side to move less the other's, in internal units.
 int material_balance(const Record& record);

@@ -87,12 +87,14 @@ double PieceCountState::accept(std::size_t pieces, const PieceCountWeights& want
 }
 
 std::size_t filter_piece_counts(std::span<const double> curve, std::uint64_t key, std::span<Record> records,
-                                PieceCountState& state) {
+                                PieceCountState& state, std::uint8_t* kept_mask) {
     const PieceCountWeights weights(curve);
     std::size_t kept = 0;
     for (std::size_t i = 0; i < records.size(); ++i) {
         const auto pieces = static_cast<std::size_t>(popcount(record_occupancy(records[i].bytes.data())));
-        if (chance(key, i, kDraw, state.accept(pieces, weights))) records[kept++] = records[i];
+        const bool keeps = chance(key, i, kDraw, state.accept(pieces, weights));
+        if (kept_mask) kept_mask[i] = keeps;
+        if (keeps) records[kept++] = records[i];
     }
     return kept;
 }

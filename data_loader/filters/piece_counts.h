@@ -45,8 +45,9 @@ class PieceCountState {
     std::uint64_t seen_ = 0;  // positions; once past 20,000 they count as 10,000 fewer, to the same effect
 };
 
-// Moves what is kept to the front of `records` and returns how many that is. `key` belongs to their chunk.
+// Moves what is kept to the front of `records` and returns how many that is. `key` belongs to their chunk;
+// `kept`, unless null, gets 1 or 0 for each.
 std::size_t filter_piece_counts(std::span<const double> curve, std::uint64_t key, std::span<Record> records,
-                                PieceCountState& state);
+                                PieceCountState& state, std::uint8_t* kept = nullptr);
 
 }  // namespace nnue::data

@@ -113,9 +113,16 @@ Entry decode_bin(std::span<const std::uint8_t, kBinSize> bytes) {
         put(p, square, type << 1 | piece >> 4);
     }
     check_board(p);
-    // The bits are K, Q, k, q, the order of CastlingRight.
-    p.castling = static_cast<std::uint8_t>(in.take(4));
-    check_castling(p);
+    constexpr struct { int king, rook; } kRights[] = {{kE1, kH1}, {kE1, kA1}, {kE8, kH8}, {kE8, kA8}};
+    for (int i = 0; i < 4; ++i) {
+        const auto [king, rook] = kRights[i];
+        if (!in.take(1)) continue;
+        if (code_at(p, king) != (kKing << 1 | unsigned(i / 2)) || code_at(p, rook) != (kRook << 1 | unsigned(i / 2))) {
+            throw FormatError(std::string("castling right ") + "KQkq"[i] + " without king on " + format_square(king) +
+                              " and rook on " + format_square(rook));
+        }
+        p.castling |= bit(rook);
+    }
     if (in.take(1)) set_ep_square(p, static_cast<int>(in.take(6)));
     p.rule50 = static_cast<std::uint16_t>(in.take(6));
     in.take(16);  // the full-move number: the ply below says more
@@ -135,6 +142,7 @@ Entry decode_bin(std::span<const std::uint8_t, kBinSize> bytes) {
 void encode_bin(const Entry& e, std::span<std::uint8_t, kBinSize> bytes, Losses& losses) {
     const Position& p = e.position;
     constexpr unsigned kMaxRule50 = 127;
+    check_standard_castling(p, "bin");
     BitWriter256 out;
     out.put(p.side_to_move, 1);
     out.put(static_cast<unsigned>(king_square(p, kWhite)), 6);
@@ -150,7 +158,7 @@ void encode_bin(const Entry& e, std::span<std::uint8_t, kBinSize> bytes, Losses&
         at = i + 1;
     }
     out.skip(64 - at - (at < 64 ? popcount(kings & ~below(at)) : 0));
-    out.put(p.castling, 4);
+    out.put(castling_rights(p), 4);  // K, Q, k, q, the order of CastlingRight
     const bool has_ep = p.ep_square != kNoSquare;
     out.put(has_ep, 1);
     if (has_ep) out.put(p.ep_square, 6);
@@ -170,7 +178,8 @@ void encode_bin(const Entry& e, std::span<std::uint8_t, kBinSize> bytes, Losses&
 namespace {
 
 struct Codec {
-    static constexpr std::size_t kSize = kBinSize;
+    static constexpr std::size_t kSize = kBinSize, kSpareBegin = 39, kSpareEnd = 40;
+    static constexpr bool kOnlyStandardCastling = true;
     static constexpr auto decode = decode_bin;
     static constexpr auto encode = encode_bin;
 };

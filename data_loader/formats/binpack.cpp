@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/codec.h"
 #include "formats/movetext.h"
 #include "formats/position_file.h"
 #include "formats/reader.h"
@@ -124,6 +125,11 @@ void BinpackWriter::add(const Record& record) {
     if (!e.move.is_null() && !is_pseudo_legal(e.position, e.move)) {
         throw FormatError(file_.path() + ": position " + std::to_string(positions_) + ": no such move in " +
                           format_fen(e.position) + ": " + format_uci(e.move));
+    }
+    try {
+        check_standard_castling(e.position, "a binpack");
+    } catch (const FormatError& error) {
+        throw FormatError(file_.path() + ": position " + std::to_string(positions_) + ": " + error.what());
     }
     if (!e.move.is_null() && (pieces(e.position, e.position.side_to_move ^ 1, kKing) & bit(e.move.to()))) {
         throw FormatError(file_.path() + ": position " + std::to_string(positions_) +
@@ -303,7 +309,8 @@ class BinpackChunks final : public PositionFile {
 
 class BinpackPositionWriter final : public PositionWriter {
   public:
-    BinpackPositionWriter(const std::string& path, int fd, bool join_chains) : writer_(path, fd) {
+    BinpackPositionWriter(const std::string& path, int fd, bool join_chains)
+        : PositionWriter(kBinpack), writer_(path, fd) {
         writer_.join_chains = join_chains;
     }
     void write(std::span<const Record> records) override {
@@ -329,15 +336,19 @@ constinit const DataFormat kBinpack{
     "chains of plies, 2.4 to 4.2 bytes per position",
     nullptr,
     match_binpack,
-    [](ByteStream stream, OnBad on_bad) -> std::unique_ptr<PositionReader> {
-        return std::make_unique<BinpackReader>(kBinpack, std::move(stream), on_bad);
+    [](ByteStream stream, const ReadOptions& options) -> std::unique_ptr<PositionReader> {
+        return std::make_unique<BinpackReader>(kBinpack, std::move(stream), options.on_bad);
     },
     [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
         return std::make_unique<BinpackChunks>(std::move(file), options);
     },
     [](const std::string& path, int fd, const WriterOptions& options) -> std::unique_ptr<PositionWriter> {
         return std::make_unique<BinpackPositionWriter>(path, fd, options.join_chains);
-    }};
+    },
+    0,
+    0,
+    0,
+    true};
 static const RegisteredFormat registered(kBinpack);
 
 }  // namespace nnue::data

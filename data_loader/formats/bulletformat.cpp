@@ -57,7 +57,8 @@ void encode_bulletformat(const Entry& e, std::span<std::uint8_t, kBulletformatSi
 namespace {
 
 struct Codec {
-    static constexpr std::size_t kSize = kBulletformatSize;
+    static constexpr std::size_t kSize = kBulletformatSize, kSpareBegin = 29, kSpareEnd = 32;
+    static constexpr bool kOnlyStandardCastling = false;
     static constexpr auto decode = decode_bulletformat;
     static constexpr auto encode = encode_bulletformat;
 };

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "chess/position.h"
+#include "chess/record.h"
 
 namespace nnue::data {
 
@@ -27,22 +28,13 @@ void check_board(const Position& p) {
 }
 
 void check_castling(const Position& p) {
-    constexpr struct {
-        CastlingRight right;
-        Color color;
-        int king, rook;
-    } kRights[] = {{kWhiteShort, kWhite, kE1, kH1},
-                   {kWhiteLong, kWhite, kE1, kA1},
-                   {kBlackShort, kBlack, kE8, kH8},
-                   {kBlackLong, kBlack, kE8, kA8}};
-    for (int i = 0; i < 4; ++i) {
-        const auto& r = kRights[i];
-        if ((p.castling & r.right) &&
-            !((pieces(p, r.color, kKing) & bit(r.king)) && (pieces(p, r.color, kRook) & bit(r.rook)))) {
-            throw FormatError(std::string("castling right ") + "KQkq"[i] + " without king on " + format_square(r.king) +
-                              " and rook on " + format_square(r.rook));
-        }
-    }
+    if (const char* fault = castling_fault(p)) throw FormatError(fault);
+}
+
+void check_standard_castling(const Position& p, const char* format) {
+    if (has_standard_castling(p)) return;
+    throw FormatError(std::string("castling rights of Chess960 in ") + format_fen(p, CastlingStyle::kShredder) +
+                      ", which " + format + " does not hold: drop them or leave such positions out (--chess960)");
 }
 
 void set_ep_square(Position& p, int square) {

@@ -3,6 +3,8 @@
 // A format is a codec:
 //     struct Codec {
 //         static constexpr std::size_t kSize;
+//         static constexpr std::size_t kSpareBegin, kSpareEnd;  // the free bytes of a record
+//         static constexpr bool kOnlyStandardCastling;
 //         static Entry decode(std::span<const std::uint8_t, kSize> bytes);
 //         static void encode(const Entry& entry, std::span<std::uint8_t, kSize> bytes, Losses& losses);
 //     };
@@ -27,7 +29,9 @@ class FixedReader final : public StreamReader {
   public:
     using StreamReader::StreamReader;
 
-    std::size_t read(std::span<Record> out) override {
+    std::size_t read(std::span<Record> out) override { return read_originals(out, nullptr); }
+
+    std::size_t read_originals(std::span<Record> out, std::uint8_t* originals) override {
         std::size_t n = 0;
         while (n < out.size()) {
             const auto bytes = stream_.peek(kSize);
@@ -39,7 +43,7 @@ class FixedReader final : public StreamReader {
                 break;
             }
             const std::size_t count = std::min(bytes.size() / kSize, out.size() - n);
-            n += decode(bytes.first(count * kSize), out.subspan(n, count));
+            n += decode(bytes.first(count * kSize), out.subspan(n, count), originals ? originals + n * kSize : nullptr);
         }
         return n;
     }
@@ -50,11 +54,12 @@ class FixedReader final : public StreamReader {
     }
 
     // On several threads; after an error once more in order, to find the first one.
-    std::size_t decode(std::span<const std::uint8_t> bytes, std::span<Record> out) {
+    std::size_t decode(std::span<const std::uint8_t> bytes, std::span<Record> out, std::uint8_t* originals) {
         try {
             parallel_for(out.size(), 0, [&](std::size_t begin, std::size_t end) {
                 for (std::size_t i = begin; i < end; ++i) out[i] = decode_one(bytes, i);
             });
+            if (originals) std::ranges::copy(bytes, originals);
             stream_.advance(bytes.size());
             return out.size();
         } catch (const FormatError&) {
@@ -63,6 +68,7 @@ class FixedReader final : public StreamReader {
         for (std::size_t i = 0; i < out.size(); ++i) {
             try {
                 out[n] = decode_one(bytes, i);
+                if (originals) std::copy_n(&bytes[i * kSize], kSize, originals + n * kSize);
                 ++n;
             } catch (const FormatError& e) {
                 bad(error(e.what()));
@@ -135,6 +141,23 @@ void append_fixed(const Entry& e, std::string& out, Losses& losses) {
     out.append(reinterpret_cast<const char*>(bytes.data()), Codec::kSize);
 }
 
+// Puts the bytes that a record had in a file of the same format in place of `encoded`, or the spare ones if the record
+// has changed since. Returns whether it has not.
+template <class Codec>
+bool restore_fixed(const Record& record, const std::uint8_t* original, std::uint8_t* encoded) {
+    constexpr std::size_t kSize = Codec::kSize;
+    try {
+        if (pack(Codec::decode(std::span<const std::uint8_t, kSize>(original, kSize))) == record) {
+            std::copy_n(original, kSize, encoded);
+            return true;
+        }
+    } catch (const FormatError&) {  // zeros: the record has no original
+        return false;
+    }
+    std::copy(original + Codec::kSpareBegin, original + Codec::kSpareEnd, encoded + Codec::kSpareBegin);
+    return false;
+}
+
 // A file is in a format without a mark if every record of its head is sound in it.
 template <class Codec>
 Match match_fixed(const Head& head) {
@@ -160,15 +183,21 @@ constexpr DataFormat fixed_record_format(const char* name, const char* suffix, c
             about,
             nullptr,
             match_fixed<Codec>,
-            [](ByteStream stream, OnBad on_bad) -> std::unique_ptr<PositionReader> {
-                return std::make_unique<FixedReader<Codec::kSize, Codec::decode>>(kFormat, std::move(stream), on_bad);
+            [](ByteStream stream, const ReadOptions& options) -> std::unique_ptr<PositionReader> {
+                return std::make_unique<FixedReader<Codec::kSize, Codec::decode>>(kFormat, std::move(stream),
+                                                                                  options.on_bad);
             },
             [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
                 return std::make_unique<FixedChunks<Codec::kSize, Codec::decode>>(kFormat, std::move(file), options);
             },
             [](const std::string& path, int fd, const WriterOptions&) -> std::unique_ptr<PositionWriter> {
-                return std::make_unique<IndependentWriter<append_fixed<Codec>>>(path, fd);
-            }};
+                return std::make_unique<IndependentWriter<append_fixed<Codec>, Codec::kSize, restore_fixed<Codec>>>(
+                    kFormat, path, fd);
+            },
+            Codec::kSize,
+            Codec::kSpareBegin,
+            Codec::kSpareEnd,
+            Codec::kOnlyStandardCastling};
 }
 
 }  // namespace nnue::data

@@ -42,20 +42,28 @@ const DataFormat& find_format(std::string_view name) {
     throw FormatError("unknown format " + quoted(name) + ", expected one of " + names);
 }
 
+std::string_view Head::text() const {
+    const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    constexpr std::string_view kMark = "\xef\xbb\xbf";  // UTF-8's byte-order mark
+    return all.substr(all.starts_with(kMark) ? kMark.size() : 0);
+}
+
 bool Head::is_text() const {
-    return std::ranges::all_of(bytes.first(std::min<std::size_t>(bytes.size(), 4096)), [](std::uint8_t c) {
-        return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t';
-    });
+    return std::ranges::all_of(text().substr(0, 4096),
+                               [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t'; });
 }
 
 std::string_view Head::first_line() const {
-    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
-    return text.substr(begin, text.find('\n', begin) - begin);
+    const std::string_view all = text();
+    const std::size_t begin = std::min(all.find_first_not_of(" \t\r\n"), all.size());
+    return all.substr(begin, all.find('\n', begin) - begin);
 }
 
 const DataFormat& detect_format(const Head& head, const std::string& path) {
     if (head.bytes.empty()) return find_format(kFormatOfEmptyFiles);
+    if (head.bytes.size() >= 2 && head.bytes[0] + head.bytes[1] == 0xff + 0xfe && head.bytes[0] >= 0xfe) {
+        throw FormatError(path + ": text in UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8` makes that of it");
+    }
     const bool is_text = head.is_text();
     std::vector<const DataFormat*> sound, cut;
     std::string failures, lines;
@@ -93,6 +101,9 @@ std::span<const LossRow> loss_rows() {
         {"ply", &Losses::ply, "with the ply dropped or moved by one"},
         {"black_to_move", &Losses::black_to_move, "of black turned into white's"},
         {"scores", &Losses::scores, "with a score of -32768 cut"},
+        {"chess960", &Losses::chess960, "left out, with castling rights of Chess960"},
+        {"left_out", &Losses::left_out, "left out, as the format holds none without a legal move"},
+        {"spare", &Losses::spare, "with spare bytes dropped that were not 0"},
     };
     return kRows;
 }

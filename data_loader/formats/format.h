@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,6 +26,15 @@ class PositionFile;    // position_file.h
 enum class OnBad {
     kError,  // the first thing that is wrong ends the reading
     kSkip,   // it is left out and counted
+};
+
+// How a file is read.
+struct ReadOptions {
+    ReadOptions(OnBad what = OnBad::kError) : on_bad(what) {}  // NOLINT: most readers need no more than this
+
+    OnBad on_bad;
+    // Settings of some formats, by name: a format's own file says which it has, and what is right for them.
+    std::map<std::string, std::string> settings;
 };
 
 struct OpenOptions {
@@ -47,6 +57,7 @@ struct Head {
     std::span<const std::uint8_t> bytes;
     bool whole;
 
+    std::string_view text() const;  // behind a byte-order mark
     bool is_text() const;
     std::string_view first_line() const;  // without space before it
 };
@@ -67,10 +78,17 @@ struct DataFormat {
     const char* about;   // one line
     const char* line;    // what its first line looks like; null: it is not made up of lines
     Match (*match)(const Head& head);
-    std::unique_ptr<PositionReader> (*open_reader)(ByteStream stream, OnBad on_bad);
+    std::unique_ptr<PositionReader> (*open_reader)(ByteStream stream, const ReadOptions& options);
     std::unique_ptr<PositionFile> (*open_file)(InputFile file, const OpenOptions& options);
-    // Writes to the open file `fd`, which stays the caller's; `path` is for messages.
+    // Writes to the open file `fd`, which stays the caller's; `path` is for messages. Null: the format is only read.
     std::unique_ptr<PositionWriter> (*open_writer)(const std::string& path, int fd, const WriterOptions& options);
+    // The bytes of a position as they stand in a file: what a tool keeps beside the record, so that a file of the same
+    // format gets every byte back. 0: a record holds all that the format does.
+    std::size_t original_size = 0;
+    // Those of them that are free for whoever makes the file.
+    std::size_t spare_begin = 0, spare_end = 0;
+    // Castling rights are those of standard chess: king on e1 or e8, rooks in the corners.
+    bool only_standard_castling = false;
 };
 
 // Puts a format on the list while the library is loaded: its file has a static object of this class. Two formats of one
@@ -84,6 +102,10 @@ std::span<const DataFormat* const> formats();
 
 // Throws FormatError, with the names there are, for an unknown one.
 const DataFormat& find_format(std::string_view name);
+
+// A writer to the open file `fd`. Throws FormatError for a format that is only read.
+std::unique_ptr<PositionWriter> open_writer(std::string_view format, const std::string& path, int fd,
+                                            const WriterOptions& options = {});
 
 // The number of bytes that detect_format() should see of a file.
 inline constexpr std::size_t kFormatHead = 64 << 10;
@@ -101,6 +123,9 @@ struct Losses {
     std::uint64_t ply = 0;            // the ply: dropped, or changed by one to fit the side to move
     std::uint64_t black_to_move = 0;  // read back with the colours swapped, as white to move
     std::uint64_t scores = 0;         // −32768, cut to −32767 where the view changes
+    std::uint64_t chess960 = 0;       // the whole position, with castling rights of Chess960, as the user chose
+    std::uint64_t left_out = 0;       // the whole position, since the format holds none without a legal move
+    std::uint64_t spare = 0;          // bytes that are free in the format that was read, and were not 0
 
     void operator+=(const Losses& other);
 };

@@ -14,23 +14,28 @@
 
 namespace nnue::data {
 
-// kEncode appends one position to a string.
-template <void (*kEncode)(const Entry&, std::string&, Losses&)>
+// kEncode appends one position to a string. kRestore, in formats of records of kSize bytes, puts the original bytes of
+// a record in place of those just appended, and returns whether nothing is lost.
+template <void (*kEncode)(const Entry&, std::string&, Losses&), std::size_t kSize = 0,
+          bool (*kRestore)(const Record&, const std::uint8_t* original, std::uint8_t* encoded) = nullptr>
 class IndependentWriter final : public PositionWriter {
   public:
-    IndependentWriter(const std::string& path, int fd) : file_(path, fd) {}
+    IndependentWriter(const DataFormat& format, const std::string& path, int fd)
+        : PositionWriter(format), file_(path, fd) {}
 
-    void write(std::span<const Record> records) override {
+    void write(std::span<const Record> records) override { write_originals(records, nullptr); }
+    void write_originals(std::span<const Record> records, const std::uint8_t* originals) override {
         constexpr std::size_t kAtOnce = 1 << 16;
-        for (; !records.empty(); records = records.subspan(std::min(records.size(), kAtOnce))) {
-            encode(records.first(std::min(records.size(), kAtOnce)));
+        for (std::size_t done = 0; done < records.size(); done += kAtOnce) {
+            encode(records.subspan(done, std::min(records.size() - done, kAtOnce)),
+                   originals ? originals + done * kSize : nullptr);
         }
     }
     void finish() override { flush(); }
 
   private:
     // Encodes parts on several threads and writes them in order.
-    void encode(std::span<const Record> records) {
+    void encode(std::span<const Record> records, const std::uint8_t* originals) {
         std::map<std::size_t, std::string> parts;
         std::mutex mutex;
         parallel_for(records.size(), 0, [&](std::size_t begin, std::size_t end) {
@@ -41,7 +46,18 @@ class IndependentWriter final : public PositionWriter {
                 if (const char* error = unpack(records[i], e)) {
                     throw FormatError(file_.path() + ": position " + std::to_string(positions_ + i) + ": " + error);
                 }
-                kEncode(e, bytes, losses);
+                Losses lost;
+                try {
+                    kEncode(e, bytes, lost);
+                } catch (const FormatError& error) {
+                    throw FormatError(file_.path() + ": position " + std::to_string(positions_ + i) + ": " +
+                                      error.what());
+                }
+                if constexpr (kRestore != nullptr) {
+                    auto* end = reinterpret_cast<std::uint8_t*>(bytes.data() + bytes.size());
+                    if (originals && kRestore(records[i], originals + i * kSize, end - kSize)) continue;
+                }
+                losses += lost;
             }
             const std::lock_guard lock(mutex);
             parts[begin] = std::move(bytes);

@@ -27,34 +27,47 @@ struct LineRange {
 class LineReader : public StreamReader {
   public:
     // The stream of a range that does not start the file begins one byte before it: is that the end of a line?
-    LineReader(const DataFormat& format, ByteStream stream, OnBad on_bad, LineRange range = {})
-        : StreamReader(format, std::move(stream), on_bad), range_(std::move(range)) {
+    LineReader(const DataFormat& format, ByteStream stream, OnBad on_bad, LineRange range = {},
+               std::size_t max_line = 4096)
+        : StreamReader(format, std::move(stream), on_bad), range_(std::move(range)), max_line_(max_line) {
         if (range_.begin > 0) skip_line();
     }
 
   protected:
-    static constexpr std::size_t kMaxLine = 4096;
-
     // The next line; false at the end. A line that is too long is an error in every case: this is no text.
     bool next_line(std::string_view& line) {
         stream_.advance(pending_);
         pending_ = 0;
         auto bytes = stream_.peek(1);
         if (bytes.empty()) return false;
-        ++line_;
-        const void* end = std::memchr(bytes.data(), '\n', std::min(bytes.size(), kMaxLine));
-        if (!end && bytes.size() < kMaxLine) {
-            bytes = stream_.peek(kMaxLine);
-            end = std::memchr(bytes.data(), '\n', std::min(bytes.size(), kMaxLine));
+        if (++line_ == 1 && starts_file() && is_marked(stream_.peek(3))) {
+            has_mark_ = true;
+            stream_.advance(3);
+            bytes = stream_.peek(1);
+            if (bytes.empty()) return false;
         }
-        if (!end && bytes.size() >= kMaxLine) {
-            throw error("a line of more than " + std::to_string(kMaxLine) + " characters");
+        const void* end = std::memchr(bytes.data(), '\n', std::min(bytes.size(), max_line_));
+        if (!end && bytes.size() < max_line_) {
+            bytes = stream_.peek(max_line_);
+            end = std::memchr(bytes.data(), '\n', std::min(bytes.size(), max_line_));
+        }
+        if (!end && bytes.size() >= max_line_) {
+            throw error("a line of more than " + std::to_string(max_line_) + " characters");
         }
         const std::size_t size =
             end ? static_cast<std::size_t>(static_cast<const std::uint8_t*>(end) - bytes.data()) : bytes.size();
         line = {reinterpret_cast<const char*>(bytes.data()), size};
         pending_ = size + (end ? 1 : 0);
+        has_crlf_ |= line.ends_with('\r');
         return true;
+    }
+
+    // What was found of the marks of other systems, for notes().
+    std::vector<std::string> marks() const {
+        std::vector<std::string> found;
+        if (has_mark_) found.emplace_back("a byte-order mark");
+        if (has_crlf_) found.emplace_back("lines that end in CR LF");
+        return found;
     }
 
     // Whether the last line begins behind the range.
@@ -80,9 +93,15 @@ class LineReader : public StreamReader {
         }
     }
 
+    static bool is_marked(std::span<const std::uint8_t> bytes) {
+        return bytes.size() >= 3 && bytes[0] == 0xef && bytes[1] == 0xbb && bytes[2] == 0xbf;
+    }
+
     LineRange range_;
+    std::size_t max_line_;
     std::uint64_t line_ = 0;
     std::size_t pending_ = 0;  // bytes of the last line
+    bool has_mark_ = false, has_crlf_ = false;
 };
 
 // The offset of the first position that begins at a place in a file or after it; the file's end if there is none.
@@ -90,7 +109,8 @@ class LineReader : public StreamReader {
 template <bool (*kBegins)(std::string_view)>
 class PositionFinder final : public LineReader {
   public:
-    using LineReader::LineReader;
+    PositionFinder(const DataFormat& format, ByteStream stream, LineRange range, std::size_t max_line)
+        : LineReader(format, std::move(stream), OnBad::kError, std::move(range), max_line) {}
     std::size_t read(std::span<Record>) override { return 0; }
     std::uint64_t find() {
         std::string_view line;
@@ -103,7 +123,7 @@ class PositionFinder final : public LineReader {
 };
 
 // Lines of text. A position belongs to the chunk that it begins in.
-template <class Reader, bool (*kBegins)(std::string_view)>
+template <class Reader, bool (*kBegins)(std::string_view), std::size_t kMaxLine = 4096>
 class LineChunks final : public PositionFile {
   public:
     LineChunks(const DataFormat& format, InputFile file, const OpenOptions& options)
@@ -157,7 +177,7 @@ class LineChunks final : public PositionFile {
         if (chunk >= num_chunks()) return file_.size();
         LineRange range = range_of(chunk);
         range.end = UINT64_MAX;
-        return PositionFinder<kBegins>(format(), open(range), OnBad::kError, range).find();
+        return PositionFinder<kBegins>(format(), open(range), range, kMaxLine).find();
     }
 
     InputFile file_;
@@ -176,14 +196,14 @@ constexpr DataFormat line_format(const char* name, const char* suffix, const cha
                 const bool begins = head.is_text() && kBegins(head.first_line());
                 return {begins ? Match::kMarked : Match::kNo, {}};
             },
-            [](ByteStream stream, OnBad on_bad) -> std::unique_ptr<PositionReader> {
-                return std::make_unique<Reader>(kFormat, std::move(stream), on_bad);
+            [](ByteStream stream, const ReadOptions& options) -> std::unique_ptr<PositionReader> {
+                return std::make_unique<Reader>(kFormat, std::move(stream), options.on_bad);
             },
             [](InputFile file, const OpenOptions& options) -> std::unique_ptr<PositionFile> {
                 return std::make_unique<LineChunks<Reader, kBegins>>(kFormat, std::move(file), options);
             },
             [](const std::string& path, int fd, const WriterOptions&) -> std::unique_ptr<PositionWriter> {
-                return std::make_unique<IndependentWriter<kEncode>>(path, fd);
+                return std::make_unique<IndependentWriter<kEncode>>(kFormat, path, fd);
             }};
 }
 

@@ -19,12 +19,7 @@ Entry decode_marlinformat(std::span<const std::uint8_t, kMarlinformatSize> bytes
         unsigned type = nibble & 7;
         const unsigned color = nibble >> 3;
         if (type == kMarlinUnmovedRook) {
-            const int a_file = color == kWhite ? kA1 : kA8, h_file = color == kWhite ? kH1 : kH8;
-            if (square != a_file && square != h_file) {
-                throw FormatError("a rook that may castle on " + format_square(square) + ", expected " +
-                                  format_square(a_file) + " or " + format_square(h_file));
-            }
-            p.castling |= static_cast<std::uint8_t>((square == h_file ? kWhiteShort : kWhiteLong) << 2 * color);
+            p.castling |= bit(square);
             type = kRook;
         } else if (type > kKing) {
             wrong(("piece type on " + format_square(square)).c_str(), type, "0 to 6");
@@ -60,9 +55,7 @@ void encode_marlinformat(const Entry& e, std::span<std::uint8_t, kMarlinformatSi
     for (Bitboard rest = occupied(p); rest; rest &= rest - 1, ++i) {
         const int square = lowest(rest);
         const unsigned code = code_at(p, square);
-        const bool castles =
-            (square == kA1 && (p.castling & kWhiteLong)) || (square == kH1 && (p.castling & kWhiteShort)) ||
-            (square == kA8 && (p.castling & kBlackLong)) || (square == kH8 && (p.castling & kBlackShort));
+        const bool castles = p.castling >> square & 1;
         const unsigned type = castles ? kMarlinUnmovedRook : code >> 1;
         bytes[8 + i / 2] |= static_cast<std::uint8_t>((type | (code & 1) << 3) << (4 * (i & 1)));
     }
@@ -79,7 +72,8 @@ void encode_marlinformat(const Entry& e, std::span<std::uint8_t, kMarlinformatSi
 namespace {
 
 struct Codec {
-    static constexpr std::size_t kSize = kMarlinformatSize;
+    static constexpr std::size_t kSize = kMarlinformatSize, kSpareBegin = 31, kSpareEnd = 32;
+    static constexpr bool kOnlyStandardCastling = false;
     static constexpr auto decode = decode_marlinformat;
     static constexpr auto encode = encode_marlinformat;
 };

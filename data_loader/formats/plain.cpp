@@ -95,6 +95,8 @@ class PlainReader final : public LineReader {
         return n;
     }
 
+    std::vector<std::string> notes() const override { return marks(); }
+
   private:
     static bool begins_position(std::string_view line) {
         line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));

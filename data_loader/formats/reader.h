@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "chess/types.h"
 #include "formats/format.h"
@@ -24,12 +25,20 @@ class PositionReader {
     // found and what was expected; the reader cannot be used after that.
     virtual std::size_t read(std::span<Record> out) = 0;
 
+    // The same with the bytes of each position, format().original_size of them.
+    virtual std::size_t read_originals(std::span<Record> out, std::uint8_t* originals) {
+        static_cast<void>(originals);
+        return read(out);
+    }
+
     const DataFormat& format() const { return format_; }
     // Bytes of the (decompressed) input taken so far.
     virtual std::uint64_t offset() const = 0;
     // Of a binpack so far.
     virtual std::uint64_t chunks() const { return 0; }
     virtual ChainCounts chains() const { return {}; }
+    // What a reader had to decide or leave out that is no error, in words; as far as it has come.
+    virtual std::vector<std::string> notes() const { return {}; }
     // With OnBad::kSkip, how much was left out: positions, or with binpack the rests of chunks.
     std::uint64_t skipped() const { return skipped_; }
     // The first error; empty if there was none.
@@ -65,6 +74,6 @@ class StreamReader : public PositionReader {
 };
 
 // Reads a stream and finds out which format it is in.
-std::unique_ptr<PositionReader> open_reader(ByteStream stream, OnBad on_bad = OnBad::kError);
+std::unique_ptr<PositionReader> open_reader(ByteStream stream, const ReadOptions& options = {});
 
 }  // namespace nnue::data

@@ -69,33 +69,30 @@ void SpillFile::read(std::uint64_t offset, std::span<std::uint8_t> out) const {
 
 class ExternalShuffle::Spreader {
   public:
-    Spreader(SpillFile& spill, std::size_t memory, int level)
-        : spill_(spill),
-          level_(level),
-          block_(std::clamp<std::size_t>(memory / kFanOut / sizeof(Keyed), 8, 6553)),
-          buffer_(std::make_unique_for_overwrite<Keyed[]>(kFanOut * block_)),
-          buckets_(kFanOut) {
+    Spreader(SpillFile& spill, std::size_t memory, int level, std::size_t original_size)
+        : spill_(spill), level_(level), buffer_(original_size), buckets_(kFanOut) {
+        block_ = std::clamp<std::size_t>(memory / kFanOut / buffer_.size(), 8, (std::size_t{1} << 18) / buffer_.size());
+        buffer_.allocate(kFanOut * block_);
         for (Bucket& bucket : buckets_) bucket.level = level + 1;
     }
 
-    void add(const Keyed& keyed) {
-        const std::size_t i = keyed.key >> (56 - 8 * level_) & (kFanOut - 1);
-        buffer_[i * block_ + fill_[i]++] = keyed;
+    void add(const std::uint8_t* keyed) {
+        const std::size_t i = Keyed::key(keyed) >> (56 - 8 * level_) & (kFanOut - 1);
+        std::memcpy(buffer_.at(i * block_ + fill_[i]++), keyed, buffer_.size());
         if (fill_[i] == block_) flush(i);
     }
 
     // In the order of the key.
     std::vector<Bucket> finish() {
         for (std::size_t i = 0; i < kFanOut; ++i) flush(i);
-        buffer_.reset();
+        buffer_.free();
         return std::move(buckets_);
     }
 
   private:
     void flush(std::size_t i) {
         if (fill_[i] == 0) return;
-        const auto* bytes = reinterpret_cast<const std::uint8_t*>(&buffer_[i * block_]);
-        const std::uint64_t offset = spill_.append({bytes, fill_[i] * sizeof(Keyed)});
+        const std::uint64_t offset = spill_.append({buffer_.at(i * block_), fill_[i] * buffer_.size()});
         buckets_[i].blocks.push_back({offset, fill_[i]});
         buckets_[i].count += fill_[i];
         fill_[i] = 0;
@@ -103,39 +100,54 @@ class ExternalShuffle::Spreader {
 
     SpillFile& spill_;
     int level_;
-    std::size_t block_;  // positions
-    std::unique_ptr<Keyed[]> buffer_;
+    std::size_t block_ = 0;  // positions
+    Keyed buffer_;
     std::uint32_t fill_[kFanOut] = {};
     std::vector<Bucket> buckets_;
 };
 
 // --- ExternalShuffle -------------------------------------------------------------------------------------------------
 
-ExternalShuffle::ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder)
+ExternalShuffle::ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder, std::size_t original_size)
     : base_(make_key({kShuffleUse, seed})),
+      keyed_(original_size),
       memory_(std::max(memory, kMinMemory)),
       // The spreader gets an eighth. sort() needs four bytes per position for the order, and four for its cells.
-      capacity_(std::min<std::size_t>((memory_ - memory_ / 8) / (sizeof(Keyed) + 8), UINT32_MAX)),
+      capacity_(std::min<std::size_t>((memory_ - memory_ / 8) / (keyed_.size() + 8), UINT32_MAX)),
       folder_(std::move(folder)) {}
 
 ExternalShuffle::~ExternalShuffle() = default;
 
-void ExternalShuffle::add(std::span<const Record> records) {
+void ExternalShuffle::add(std::span<const Record> records, const std::uint8_t* originals) {
     if (reading_) throw FormatError("shuffle: positions added after the first was read");
     // Memory that is never written to costs nothing, so all of it is allocated at once.
-    if (!keyed_ && !spreader_) keyed_ = std::make_unique_for_overwrite<Keyed[]>(capacity_);
+    if (!keyed_.is_allocated() && !spreader_) keyed_.allocate(capacity_);
+    const std::size_t original_size = keyed_.size() - Keyed::kKey - sizeof(Record);
+    std::vector<std::uint8_t> one(keyed_.size());
     for (const Record& record : records) {
-        const Keyed keyed{mix(base_ ^ positions_++), record};
+        std::uint8_t* keyed = !spreader_ && size_ < capacity_ ? keyed_.at(size_) : one.data();
+        const std::uint64_t key = mix(base_ ^ positions_++);
+        std::memcpy(keyed, &key, Keyed::kKey);
+        std::memcpy(keyed + Keyed::kKey, &record, sizeof record);
+        if (original_size) {
+            std::uint8_t* original = keyed + Keyed::kKey + sizeof record;
+            if (originals) {
+                std::memcpy(original, originals, original_size);
+                originals += original_size;
+            } else {
+                std::memset(original, 0, original_size);
+            }
+        }
         if (spreader_) {
             spreader_->add(keyed);
         } else if (size_ < capacity_) {
-            keyed_[size_++] = keyed;
+            ++size_;
         } else {
             spill_ = std::make_unique<SpillFile>(folder_);
-            spreader_ = std::make_unique<Spreader>(*spill_, memory_ / 8, 0);
-            for_each(size_, [&](std::size_t i) { spreader_->add(keyed_[i]); });
+            spreader_ = std::make_unique<Spreader>(*spill_, memory_ / 8, 0, original_size);
+            for_each(size_, [&](std::size_t i) { spreader_->add(keyed_.at(i)); });
             spreader_->add(keyed);
-            keyed_.reset();
+            keyed_.free();
             size_ = 0;
         }
     }
@@ -161,14 +173,14 @@ void ExternalShuffle::start_reading() {
     buckets_ = spreader_->finish();
     spreader_.reset();
     std::ranges::reverse(buckets_);
-    keyed_ = std::make_unique_for_overwrite<Keyed[]>(capacity_);
+    keyed_.allocate(capacity_);
 }
 
 void ExternalShuffle::load(const Bucket& bucket) {
     size_ = 0;
     for (const Block& block : bucket.blocks) {
         poll();
-        spill_->read(block.offset, {reinterpret_cast<std::uint8_t*>(&keyed_[size_]), block.count * sizeof(Keyed)});
+        spill_->read(block.offset, {keyed_.at(size_), block.count * keyed_.size()});
         size_ += block.count;
     }
 }
@@ -183,18 +195,18 @@ bool ExternalShuffle::next_bucket() {
             if (size_) return true;
             continue;
         }
-        keyed_.reset();
-        Spreader spreader(*spill_, memory_ / 8, bucket.level);
-        std::vector<Keyed> some;
+        keyed_.free();
+        Spreader spreader(*spill_, memory_ / 8, bucket.level, keyed_.size() - Keyed::kKey - sizeof(Record));
+        std::vector<std::uint8_t> some;
         for (const Block& block : bucket.blocks) {
             poll();
-            some.resize(block.count);
-            spill_->read(block.offset, {reinterpret_cast<std::uint8_t*>(some.data()), block.count * sizeof(Keyed)});
-            for (const Keyed& keyed : some) spreader.add(keyed);
+            some.resize(block.count * keyed_.size());
+            spill_->read(block.offset, some);
+            for (std::size_t at = 0; at < some.size(); at += keyed_.size()) spreader.add(&some[at]);
         }
         std::vector<Bucket> parts = spreader.finish();
         buckets_.insert(buckets_.end(), std::make_move_iterator(parts.rbegin()), std::make_move_iterator(parts.rend()));
-        keyed_ = std::make_unique_for_overwrite<Keyed[]>(capacity_);
+        keyed_.allocate(capacity_);
     }
     return false;
 }
@@ -206,7 +218,7 @@ void ExternalShuffle::sort(int level) {
     order_.resize(size_);
     if (size_ == 0) return;
     const int bits = std::max(1, static_cast<int>(std::bit_width(size_)) - 1);
-    const auto cell = [&](std::size_t i) { return keyed_[i].key << (8 * level) >> (64 - bits); };
+    const auto cell = [&](std::size_t i) { return Keyed::key(keyed_.at(i)) << (8 * level) >> (64 - bits); };
     std::vector<std::uint32_t> begin(std::size_t{1} << bits);
     for_each(size_, [&](std::size_t i) { ++begin[cell(i)]; });
     std::uint32_t sum = 0;
@@ -216,22 +228,29 @@ void ExternalShuffle::sort(int level) {
     for_each(begin.size(), [&](std::size_t c) {
         const std::uint32_t first = c ? begin[c - 1] : 0, end = begin[c];
         if (end - first > 1) {
-            std::sort(order_.begin() + first, order_.begin() + end,
-                      [&](std::uint32_t a, std::uint32_t b) { return keyed_[a].key < keyed_[b].key; });
+            std::sort(order_.begin() + first, order_.begin() + end, [&](std::uint32_t a, std::uint32_t b) {
+                return Keyed::key(keyed_.at(a)) < Keyed::key(keyed_.at(b));
+            });
         }
     });
 }
 
-std::size_t ExternalShuffle::read(std::span<Record> out) {
+std::size_t ExternalShuffle::read(std::span<Record> out, std::uint8_t* originals) {
     constexpr std::size_t kAhead = 16;
+    const std::size_t original_size = keyed_.size() - Keyed::kKey - sizeof(Record);
     if (!reading_) start_reading();
     std::size_t n = 0;
     while (n < out.size()) {
         if (taken_ == order_.size() && !next_bucket()) break;
         const std::size_t count = std::min(out.size() - n, order_.size() - taken_);
         for (std::size_t i = 0; i < count; ++i, ++taken_) {
-            if (taken_ + kAhead < order_.size()) __builtin_prefetch(&keyed_[order_[taken_ + kAhead]]);
-            out[n + i] = keyed_[order_[taken_]].record;
+            if (taken_ + kAhead < order_.size()) __builtin_prefetch(keyed_.at(order_[taken_ + kAhead]));
+            const std::uint8_t* record = keyed_.at(order_[taken_]) + Keyed::kKey;
+            std::memcpy(&out[n + i], record, sizeof(Record));
+            if (originals) {
+                std::memcpy(originals, record + sizeof(Record), original_size);
+                originals += original_size;
+            }
         }
         n += count;
     }

@@ -7,6 +7,7 @@
 // byte.
 #pragma once
 
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
@@ -43,13 +44,15 @@ class ExternalShuffle {
     // `memory` bounds, in bytes, what it allocates (a few KiB aside); at least kMinMemory. The folder is for what
     // does not fit and may need 40 bytes per position.
     static constexpr std::size_t kMinMemory = 1 << 16;
-    ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder);
+    // Each position may have `original_size` bytes beside its record (DataFormat::original_size).
+    ExternalShuffle(std::uint64_t seed, std::size_t memory, std::string folder, std::size_t original_size = 0);
     ~ExternalShuffle();
 
-    void add(std::span<const Record> records);
+    // Without `originals` their bytes are zeros.
+    void add(std::span<const Record> records, const std::uint8_t* originals = nullptr);
     // After the last add(): the next positions in shuffled order; returns 0 at the end. The first call and some later
     // ones sort what fits into the memory, which takes seconds.
-    std::size_t read(std::span<Record> out);
+    std::size_t read(std::span<Record> out, std::uint8_t* originals = nullptr);
 
     // Called several times per second meanwhile; what it throws (an interruption) passes through.
     std::function<void()> poll = [] {};
@@ -58,9 +61,26 @@ class ExternalShuffle {
     std::uint64_t spilled_bytes() const { return spill_ ? spill_->size() : 0; }
 
   private:
-    struct Keyed {
-        std::uint64_t key;
-        Record record;
+    // Positions with their keys, as bytes: key, record, original.
+    class Keyed {
+      public:
+        static constexpr std::size_t kKey = sizeof(std::uint64_t);
+        explicit Keyed(std::size_t original_size) : size_(kKey + sizeof(Record) + original_size) {}
+        void allocate(std::size_t count) { bytes_ = std::make_unique_for_overwrite<std::uint8_t[]>(count * size_); }
+        void free() { bytes_.reset(); }
+        bool is_allocated() const { return bytes_ != nullptr; }
+        std::size_t size() const { return size_; }  // of one
+        std::uint8_t* at(std::size_t i) { return &bytes_[i * size_]; }
+        const std::uint8_t* at(std::size_t i) const { return &bytes_[i * size_]; }
+        static std::uint64_t key(const std::uint8_t* one) {
+            std::uint64_t key;
+            std::memcpy(&key, one, kKey);
+            return key;
+        }
+
+      private:
+        std::size_t size_;
+        std::unique_ptr<std::uint8_t[]> bytes_;
     };
     struct Block {
         std::uint64_t offset;
@@ -81,11 +101,11 @@ class ExternalShuffle {
     void for_each(std::size_t n, Body&& body) const;
 
     std::uint64_t base_;
+    Keyed keyed_;
+    std::size_t size_ = 0;           // positions in keyed_
     std::size_t memory_, capacity_;  // of keyed_
     std::string folder_;
     std::uint64_t positions_ = 0;
-    std::unique_ptr<Keyed[]> keyed_;
-    std::size_t size_ = 0;  // of keyed_
     std::unique_ptr<SpillFile> spill_;
     std::unique_ptr<Spreader> spreader_;
     std::vector<Bucket> buckets_;       // to be read, the next one last

@@ -32,7 +32,8 @@ void Statistics::add(std::span<const Record> records) {
         losses += e.result < 0;
         black_to_move += p.side_to_move == kBlack;
         ep_squares += p.ep_square != kNoSquare;
-        for (int i = 0; i < 4; ++i) castling_rights[static_cast<std::size_t>(i)] += p.castling >> i & 1;
+        const unsigned rights = data::castling_rights(p);
+        for (int i = 0; i < 4; ++i) castling_rights[static_cast<std::size_t>(i)] += rights >> i & 1;
         const int pieces = popcount(occupied(p));
         sum_score += e.score;
         sum_result += e.result;

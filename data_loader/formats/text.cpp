@@ -28,14 +28,14 @@ Entry decode_text(std::string_view line) {
     if (result.size() >= 2 && result.front() == '[' && result.back() == ']') {
         result = trimmed(result.substr(1, result.size() - 2));
     }
-    if (result == "1.0" || result == "1") {
+    if (result == "1.0" || result == "1" || result == "1-0") {
         e.result = 1;
-    } else if (result == "0.5" || result == "1/2") {
+    } else if (result == "0.5" || result == "1/2" || result == "1/2-1/2") {
         e.result = 0;
-    } else if (result == "0.0" || result == "0") {
+    } else if (result == "0.0" || result == "0" || result == "0-1") {
         e.result = -1;
     } else {
-        throw FormatError("result " + quoted(fields[2]) + ", expected 1.0, 0.5 or 0.0");
+        throw FormatError("result " + quoted(fields[2]) + ", expected 1.0, 0.5 or 0.0, or 1-0, 1/2-1/2 or 0-1");
     }
     if (e.position.side_to_move == kBlack) {
         e.score = negated(e.score);
@@ -71,15 +71,21 @@ class TextReader final : public LineReader {
             try {
                 out[n] = pack(decode_text(line));
                 ++n;
+                has_game_results_ |= line.substr(line.rfind('|')).find('-') != std::string_view::npos;
             } catch (const FormatError& e) {
                 bad(error(e.what()));
             }
         }
         return n;
     }
+    std::vector<std::string> notes() const override {
+        std::vector<std::string> found = marks();
+        if (has_game_results_) found.emplace_back("results 1-0, 1/2-1/2, 0-1");
+        return found;
+    }
 
   private:
-    bool ended_ = false;
+    bool ended_ = false, has_game_results_ = false;
 };
 
 bool begins_text(std::string_view line) {

@@ -7,6 +7,13 @@
 
 namespace nnue::data {
 
+std::unique_ptr<PositionWriter> open_writer(std::string_view format, const std::string& path, int fd,
+                                            const WriterOptions& options) {
+    const DataFormat& found = find_format(format);
+    if (!found.open_writer) throw FormatError(path + ": the format " + found.name + " can be read, but not written");
+    return found.open_writer(path, fd, options);
+}
+
 std::uint64_t scale_scores(std::span<Record> records, double factor) {
     std::uint64_t cut = 0;
     for (Record& record : records) {

@@ -10,10 +10,21 @@ namespace nnue::data {
 
 class PositionWriter {
   public:
+    explicit PositionWriter(const DataFormat& format) : format_(format) {}
     virtual ~PositionWriter() = default;
+
+    const DataFormat& format() const { return format_; }
 
     // Throws FormatError for a record that is not sound or a file that cannot be written.
     virtual void write(std::span<const Record> records) = 0;
+
+    // The same for records that come from a file of this format, with the bytes that they had there
+    // (DataFormat::original_size for each; all zero where a record has none). A record that is unchanged gets these
+    // bytes back, and one that was changed the spare ones among them.
+    virtual void write_originals(std::span<const Record> records, const std::uint8_t* originals) {
+        static_cast<void>(originals);
+        write(records);
+    }
 
     // Writes what is still buffered. The file is complete only after this.
     virtual void finish() = 0;
@@ -24,6 +35,9 @@ class PositionWriter {
   protected:
     std::uint64_t positions_ = 0;
     Losses losses_;
+
+  private:
+    const DataFormat& format_;
 };
 
 // Multiplies every score except kScoreNone by `factor`, rounded to the nearest integer, halves away from zero. Scores

@@ -19,8 +19,21 @@ struct DecodeResult {
     const char* error = nullptr;  // what is wrong with it
 };
 
+struct ReplayResult {
+    std::size_t positions = 0, unscored = 0;
+    bool ended = false;           // by the entry after the last position
+    const char* error = nullptr;  // what is wrong with the entry after the last position
+};
+
 struct Kernels {
     const char* isa;
+
+    // Decode up to `most` entries of a game, which begins with the position `e`, its result the side to move's; all
+    // that is written is sound and its move legal. `flags` as for decode_chains.
+    ReplayResult (*replay_viriformat)(Entry& e, const std::uint8_t* text, std::size_t most, Record* out,
+                                      std::uint8_t* flags);
+    ReplayResult (*replay_montyformat)(Entry& e, const std::uint8_t* text, std::size_t most, Record* out,
+                                       std::uint8_t* flags);
 
     // Decodes the chains of a binpack payload from `offset` on into `out`, until fewer than 34 bytes are left or the
     // next chain does not fit into `capacity`. kPayloadPadding bytes after the payload must be readable. All that is

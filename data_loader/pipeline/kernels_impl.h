@@ -3,6 +3,7 @@
 
 #include "features/feature_sets.h"
 #include "formats/movetext.h"
+#include "formats/replay.h"
 #include "pipeline/kernels.h"
 #include "pipeline/random.h"
 
@@ -23,6 +24,10 @@ inline DecodeResult decode_chains(const std::uint8_t* payload, std::size_t size,
         Record* stem = out + result.positions;
         std::memcpy(stem, chain, sizeof(Record));
         if ((result.error = unpack(*stem, entry))) break;
+        if (entry.position.castling && !has_standard_castling(entry.position)) {
+            result.error = "a castling rook off its corner, or a king off e1 or e8: a binpack holds no Chess960";
+            break;
+        }
         std::uint8_t* stem_flags = flags ? flags + result.positions : nullptr;
         if (flags) *stem_flags = position_flags(entry);
         std::size_t used = 0;
@@ -103,7 +108,13 @@ inline void expand(const Record* records, const std::uint32_t* order, std::size_
 
 #define NNUE_STRING_(text) #text
 #define NNUE_STRING(text) NNUE_STRING_(text)
-inline constexpr Kernels kTable{NNUE_STRING(NNUE_ISA), decode_chains, expand, permute, gather};
+inline constexpr Kernels kTable{NNUE_STRING(NNUE_ISA),
+                                replay<detail::viriformat_move>,
+                                replay<detail::montyformat_move>,
+                                decode_chains,
+                                expand,
+                                permute,
+                                gather};
 
 }  // namespace NNUE_ISA
 }  // namespace nnue::data

@@ -289,7 +289,7 @@ TEST(Codecs, BadBytesSayWhatWasFoundAndExpected) {
         change();
         return error_of([&] { decode_marlinformat(marlin); });
     };
-    EXPECT_EQ(marlin_error([&] { marlin[8] = 0x66; }), "a rook that may castle on b1, expected a1 or h1");
+    EXPECT_EQ(marlin_error([&] { marlin[8] = 0x66; }), "two castling rooks on one side of their king");
     EXPECT_EQ(marlin_error([&] { marlin[24] = 70; }), "en-passant square 70, expected 64 or a square of rank 3 or 6");
     EXPECT_EQ(marlin_error([&] { marlin[27] = 0xff; }), "full-move number 65281, expected 0 to 8192");
     EXPECT_EQ(marlin_error([&] { marlin[30] = 3; }), "result 3, expected 0 to 2");
@@ -298,7 +298,7 @@ TEST(Codecs, BadBytesSayWhatWasFoundAndExpected) {
     EXPECT_EQ(error_of([] { decode_text(std::string(kStart) + " | 99999 | 1.0"); }),
               "score '99999', expected -32768 to 32767");
     EXPECT_EQ(error_of([] { decode_text(std::string(kStart) + " | 3 | win"); }),
-              "result 'win', expected 1.0, 0.5 or 0.0");
+              "result 'win', expected 1.0, 0.5 or 0.0, or 1-0, 1/2-1/2 or 0-1");
     EXPECT_EQ(error_of([] { PlainParser().add("score 3"); }),
               "'score 3', expected 'fen …', with which a position begins");
     PlainParser parser;
@@ -331,6 +331,7 @@ class Files : public testing::TemporaryDirectory {
 TEST_F(Files, EveryFormatIsWrittenDetectedAndRead) {
     const std::vector<Record> records = testing::random_games(2, 20, 200);
     for (const DataFormat* info : formats()) {
+        if (!info->open_writer) continue;
         const std::string path = file();
         const auto writer = info->open_writer(path, NewFile(path), {});
         writer->write(records);
@@ -352,6 +353,7 @@ TEST_F(Files, EveryFormatIsWrittenDetectedAndRead) {
 TEST_F(Files, OnePositionIsEnoughToTellTheFormat) {
     const std::vector<Record> one(1, pack(entry(kFirst, "f5f4", -655, -1)));
     for (const DataFormat* info : formats()) {
+        if (!info->open_writer) continue;
         const std::string path = file();
         const auto writer = info->open_writer(path, NewFile(path), {});
         writer->write(one);
@@ -367,7 +369,8 @@ TEST_F(Files, WhatIsInNoFormatSaysWhy) {
     };
     EXPECT_TRUE(read_all(*open_reader(open(file()))).empty());
     EXPECT_EQ(error("hello\nworld\n"),
-              ": lines of text, but neither 'fen …' (plain) nor '<FEN> | <score> | <result>' (text)");
+              ": lines of text, but neither '<position> … c9 \"1-0\";' (epd) nor '[Event \"…\"]' (pgn) nor 'fen …' "
+              "(plain) nor '<FEN> | <score> | <result>' (text)");
     EXPECT_NE(error(std::string(1000, '\xee')).find(": in no known format (bin: offset 0: position 0: "),
               std::string::npos);
 }
@@ -375,6 +378,7 @@ TEST_F(Files, WhatIsInNoFormatSaysWhy) {
 TEST_F(Files, ChunksGiveWhatTheStreamGives) {
     const std::vector<Record> records = testing::random_games(3, 4, 40);
     for (const DataFormat* format : formats()) {
+        if (!format->open_writer) continue;
         const std::string name = file();
         auto writer = format->open_writer(name, NewFile(name), {});
         writer->write(records);
@@ -429,6 +433,7 @@ TEST_F(Files, BadChunksNameChunkAndOffset) {
 TEST_F(Files, ErrorsNameThePlace) {
     const std::vector<Record> records = testing::random_games(3, 1, 200);
     for (const DataFormat* info : formats()) {
+        if (!info->open_writer) continue;
         if (!record_size(info)) continue;
         const std::string good = file();
         const auto writer = info->open_writer(good, NewFile(good), {});
@@ -508,6 +513,7 @@ TEST_F(Files, ReadersSurviveAnyBytes) {
     std::mt19937 random(5);
     const std::vector<Record> records = testing::random_games(5, 1, 60);
     for (const DataFormat* info : formats()) {
+        if (!info->open_writer) continue;
         const std::string good = file();
         const auto writer = info->open_writer(good, NewFile(good), {});
         writer->write(records);
@@ -558,6 +564,7 @@ TEST_F(Files, ADiskThatIsFullIsOneError) {
     rlimit before;
     ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
     for (const DataFormat* info : formats()) {
+        if (!info->open_writer) continue;
         const rlimit small{1000, before.rlim_max};
         ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
         const std::string message = error_of([&] {

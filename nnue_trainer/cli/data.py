@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Look at, check and make training data.")
 
-DataFile = Annotated[Path, typer.Argument(metavar="FILE", help="A data file in any format, plain, gzip or zstd.")]
+DataFile = Annotated[Path, typer.Argument(metavar="FILE", help="A data file in any format, plain or compressed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -216,6 +216,10 @@ def generate(
     opening_score: Annotated[
         int, typer.Option(min=1, max=32_000, help="Draw an opening anew if its first |score| is beyond this.")
     ] = 1000,
+    chess960: Annotated[
+        bool, typer.Option("--chess960", help="Play Chess960; without --book, from its 960 start positions.")
+    ] = False,
+    dfrc: Annotated[bool, typer.Option("--dfrc", help="The same, with an array of its own for each side.")] = False,
     hash_mb: Annotated[
         int, typer.Option("--hash", min=1, max=2**25, help="Give each engine this many MB of hash.")
     ] = 4,
@@ -262,6 +266,7 @@ def generate(
         opening_score=opening_score,
         hash_mb=hash_mb,
         engine_options=engine_options,
+        chess960="dfrc" if dfrc else "same" if chess960 else "",
     )
     with terminable(), progress_bar("playing", "positions") as progress:
         made = run(

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 
 import typer
 
@@ -23,7 +23,7 @@ from nnue_trainer.progress import progress_bar
 if TYPE_CHECKING:
     from nnue_trainer.data.transform import Report
 
-Inputs = Annotated[list[Path], typer.Argument(metavar="IN...", help="Data files in any format, plain, gzip or zstd.")]
+Inputs = Annotated[list[Path], typer.Argument(metavar="IN...", help="Data files in any format, plain or compressed.")]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; it appears whole or not at all.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Use this seed; it and the inputs decide the file.")]
 SkipBad = Annotated[
@@ -36,6 +36,13 @@ SkipBad = Annotated[
 FORMAT_NAMES = ", ".join(name for name, _, _ in _data.formats())
 _TO = f"Write this format: {FORMAT_NAMES}, or path/to/file.py:Class. Without it, the name of OUT decides."
 To = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help=_TO)]
+Chess960 = Annotated[
+    Literal["refuse", "drop-rights", "skip"],
+    typer.Option(
+        help="Castling rights of Chess960, where the format holds only those of standard chess: end with an error, "
+        "drop the rights, or leave the position out."
+    ),
+]
 
 
 def _size(text: str) -> int:
@@ -60,6 +67,8 @@ def print_report(report: Report, output: Path) -> None:
         lost.append(f"{report.cut_scores:,} scores cut to ±32767")
     if lost:
         print(f"  the format has no room: {', '.join(lost)}", file=sys.stderr)
+    for note in report.notes:
+        print(f"  {shown(note)}", file=sys.stderr)
     _print_skipped(report)
 
 
@@ -79,6 +88,21 @@ def convert(
     score_scale: Annotated[
         float, typer.Option(help="Multiply scores by this, e.g. 0.48 for internal units to centipawns of 208.")
     ] = 1.0,
+    score_view: Annotated[
+        Literal["auto", "white", "mover"],
+        typer.Option(help="Of PGN: whose view evaluations are; auto goes by their notation."),
+    ] = "auto",
+    score_place: Annotated[
+        Literal["auto", "before", "after"],
+        typer.Option(help="Of PGN: whether an evaluation belongs to the position before or after its move."),
+    ] = "auto",
+    score_unit: Annotated[
+        Literal["auto", "pawns", "cp"], typer.Option(help="Of PGN: the unit of evaluations.")
+    ] = "auto",
+    pawn: Annotated[
+        float, typer.Option(min=0.01, max=10_000, help="Of PGN: internal units that make one pawn.")
+    ] = 208.0,
+    chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
@@ -94,6 +118,13 @@ def convert(
             to=to,
             source=source,
             score_scale=score_scale,
+            settings={
+                "score_view": score_view,
+                "score_place": score_place,
+                "score_unit": score_unit,
+                "pawn": str(pawn),
+            },
+            chess960=chess960,
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
@@ -105,7 +136,15 @@ def filter_command(
     inputs: Inputs,
     output: Output,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Use this seed for random decisions.")] = 0,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILTER",
+            help="Run this filter in Python after the others, with its defaults: a name, or path/to/file.py:Class.",
+        ),
+    ] = None,
     to: To = None,
+    chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
@@ -113,16 +152,27 @@ def filter_command(
 ) -> None:
     """Write the positions of IN... that pass, and say how many each filter dropped (docs/data.md has the rules)."""
     plugins.load(plugin)
-    from nnue_trainer.data.filters import Filters
+    from dataclasses import replace
+
+    from nnue_trainer.data.filters import FILTERS, Filters
     from nnue_trainer.data.transform import filter_positions
     from nnue_trainer.schema import validate
 
     filters = validate(Filters, values, lambda path: f"--{''.join(path[:1]).replace('_', '-')}")
+    filters = replace(cast("Any", filters), extra=[FILTERS.find(kind)() for kind in extra or []])
     if filters == Filters.none():
         raise UserError("no filter named: --quiet, --no-score, … (nnue data filter --help)")
     with terminable(), progress_bar("filtering") as progress:
         report, dropped = filter_positions(
-            inputs, output, filters, seed=seed, to=to, skip_bad=skip_bad, overwrite=overwrite, progress=progress
+            inputs,
+            output,
+            filters,
+            seed=seed,
+            to=to,
+            chess960=chess960,
+            skip_bad=skip_bad,
+            overwrite=overwrite,
+            progress=progress,
         )
     print_report(report, output)
     for name, count in dropped.items():
@@ -165,6 +215,7 @@ def shuffle(
         typer.Option(metavar="FOLDER", help="Let them wait here, 40 bytes per position; without it, beside OUT."),
     ] = None,
     to: To = None,
+    chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
@@ -182,6 +233,7 @@ def shuffle(
             memory=size,
             temporary=temporary,
             to=to,
+            chess960=chess960,
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,
@@ -206,6 +258,7 @@ def split(
     share: Annotated[float, typer.Option(help="Give this share of the games to validation.")] = 0.01,
     seed: Seed = 0,
     to: To = None,
+    chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     plugin: Plugins = None,
@@ -226,6 +279,7 @@ def split(
             share=share,
             seed=seed,
             to=to,
+            chess960=chess960,
             skip_bad=skip_bad,
             overwrite=overwrite,
             progress=progress,

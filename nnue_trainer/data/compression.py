@@ -1,11 +1,12 @@
-"""gzip and zstd files as streams of bytes, recognised by content, with one-line errors and bounded memory.
+"""gzip, bzip2 and zstd files as streams of bytes, recognised by content, with one-line errors and bounded memory.
 
-Decompression happens here and not in data_loader/, so that compiling the package takes no system library: gzip is the
-standard library's, zstd comes as a wheel.
+Decompression happens here and not in data_loader/, so that compiling the package takes no system library: gzip and
+bzip2 are the standard library's, zstd comes as a wheel.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import tempfile
 import zlib
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from nnue_trainer.errors import UserError
 
 _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
+_BZIP2, _BZIP2_BLOCK = b"BZh", b"1AY&SY"  # the level lies between them
 _HEAD = 4096
 _UNPACK_BLOCK = 1 << 20
 _ZSTD_WINDOW = 1 << 27  # what `zstd` decompresses without being asked for more; files made with --long=28… need more
@@ -39,6 +41,18 @@ class _GzipReader:
             return self._stream.readinto(buffer)
         except (EOFError, OSError, zlib.error) as error:
             raise UserError(f"{self._path}: not a sound gzip file: {error}") from None
+
+
+class _Bzip2Reader:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._stream = bz2.BZ2File(file)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        try:
+            return self._stream.readinto(buffer)
+        except (EOFError, OSError) as error:
+            raise UserError(f"{self._path}: not a sound bzip2 file: {error}") from None
 
 
 class _ZstdReader:
@@ -145,10 +159,12 @@ def _is_skippable(head: bytes) -> bool:
 
 
 def compression_of(head: bytes) -> str | None:
-    """What a file that starts with these bytes claims to be: "gzip", "zstd" or None. Positions may start so by
+    """What a file that starts with these bytes claims to be: "gzip", "bzip2", "zstd" or None. Positions may start so by
     chance."""
     if head.startswith(_GZIP):
         return "gzip"
+    if head.startswith(_BZIP2) and head[4:10] == _BZIP2_BLOCK:
+        return "bzip2"
     # Frames to be skipped may come first.
     if head.startswith(_ZSTD) or _is_skippable(head):
         return "zstd"
@@ -169,7 +185,12 @@ def is_sound(path: Path, kind: str, file: BinaryIO) -> bool:
 
 def decompress(path: Path, kind: str, file: BinaryIO) -> ByteReader:
     """The decompressed bytes of `file`. UserError, naming `path`, for what is corrupt or ends too early."""
-    return _GzipReader(path, file) if kind == "gzip" else _ZstdReader(path, file)
+    readers: dict[str, Callable[[Path, BinaryIO], ByteReader]] = {
+        "gzip": _GzipReader,
+        "bzip2": _Bzip2Reader,
+        "zstd": _ZstdReader,
+    }
+    return readers[kind](path, file)
 
 
 def head_of(file: BinaryIO) -> bytes:

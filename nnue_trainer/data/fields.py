@@ -96,11 +96,15 @@ def boards(records: Records) -> npt.NDArray[np.uint8]:
 
 
 def castling_rights(records: Records) -> npt.NDArray[np.uint8]:
-    """uint8 [n]: a sum of K 1, Q 2, k 4, q 8."""
+    """uint8 [n]: a sum of K 1, Q 2, k 4, q 8. In Chess960 too K is the right with a rook to the right of the king."""
     nibbles = _nibbles_by_square(records)
     rights = np.zeros(len(records), np.uint8)
-    for right, (square, code, _) in _CASTLING.items():
-        rights |= np.where(nibbles[:, square] == 1 + code, right, 0).astype(np.uint8)
+    for rank, code, kings, short in ((slice(0, 8), 13, (10,), 1), (slice(56, 64), 14, (11, 15), 4)):
+        row = nibbles[:, rank]
+        king = np.isin(row, [1 + king for king in kings]).argmax(axis=1)
+        rook, right_of = row == 1 + code, np.arange(8) > king[:, None]
+        rights |= np.where((rook & right_of).any(1), short, 0).astype(np.uint8)
+        rights |= np.where((rook & ~right_of).any(1), 2 * short, 0).astype(np.uint8)
     return rights
 
 

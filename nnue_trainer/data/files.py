@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, Self, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from nnue_trainer import _data
 from nnue_trainer.atomic import replacing
@@ -21,15 +25,46 @@ from nnue_trainer.closing import Closing
 from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.compression import ByteReader, compression_of, decompress, head_of, is_sound
 from nnue_trainer.data.formats.base import DataFormat, claiming, format_named, outside_formats
-from nnue_trainer.data.formats.built_in import open_native
+from nnue_trainer.data.formats.built_in import BuiltIn, open_native
 from nnue_trainer.errors import UserError
 
 FORMATS: tuple[str, ...] = tuple(name for name, _, _ in _data.formats())
 """The names of the built-in formats."""
 
 _BLOCK = 1 << 16  # positions: 2 MiB
+_SPARE_IS_NOISE = {"bin"}  # old writers leave its padding uninitialised
+_ORIGINALS: dict[str, tuple[int, int, int]] = _data.original_bytes()
+
+
+class Block(NamedTuple):
+    """Positions in the order of a file: records uint8 [n, 32], and the bytes that they have in the file, uint8 [n,
+    bytes of a position]; None in formats of which a record holds everything."""
+
+    records: Records
+    originals: npt.NDArray[np.uint8] | None
+    format: str
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> Block:
+        """The positions that `kept`, bool [n], names."""
+        originals = None if self.originals is None else self.originals[kept]
+        return Block(self.records[kept], originals, self.format)
+
+    @property
+    def spare(self) -> npt.NDArray[np.uint8]:
+        """The bytes that are free in the format, uint8 [n, bytes]."""
+        if self.originals is None:
+            return np.empty((len(self.records), 0), np.uint8)
+        _, begin, end = _ORIGINALS[self.format]
+        return self.originals[:, begin:end]
+
+
+def original_size(format: str) -> int:
+    """The bytes of a position in `format`; 0 where its record holds everything."""
+    return _ORIGINALS.get(format, (0, 0, 0))[0]
+
 
 StrPath = str | os.PathLike[str]
+Chess960 = Literal["refuse", "drop-rights", "skip"]
 Progress = Callable[[int, int], None]
 """A callback that takes the bytes done and the bytes in all of the files that are read."""
 
@@ -58,6 +93,9 @@ class PositionReader(Closing):
     (`--plugin`). `skip_bad`: leave out and count what is wrong (a position; with binpack the rest of a
     chunk) instead of raising. UserError names file and offset (of the decompressed bytes) or line, what was found and
     what was expected. Memory: a few MiB, with binpack up to the 100 MiB of its largest legal chunk.
+
+    `copy_to`: an open file that gets the (decompressed) bytes of a file in a built-in format as they are read.
+    `settings`: how built-in formats read what their files leave open, by name (docs/data-formats.md, "PGN").
     """
 
     def __init__(
@@ -67,6 +105,8 @@ class PositionReader(Closing):
         format: str | DataFormat | None = None,
         formats: Sequence[DataFormat] | None = None,
         skip_bad: bool = False,
+        copy_to: int = -1,
+        settings: dict[str, str] | None = None,
     ) -> None:
         self.path = Path(path)
         chosen = format_named(format) if isinstance(format, str) else format
@@ -78,7 +118,11 @@ class PositionReader(Closing):
                 asked = outside_formats() if formats is None else formats
                 chosen = claiming(asked, self.path, content_head(self.path, self._file, self.compression))
             source = decompress(self.path, self.compression, self._file) if self.compression else None
-            self._reader = (chosen.open_reader if chosen else open_native)(self.path, source, skip_bad)
+            if chosen is None or isinstance(chosen, BuiltIn):
+                name = chosen.kind if chosen else ""
+                self._reader: _data.PositionReader = open_native(self.path, source, skip_bad, name, copy_to, settings)
+            else:
+                self._reader = chosen.open_reader(self.path, source, skip_bad)
         except BaseException:
             self._file.close()
             raise
@@ -118,25 +162,41 @@ class PositionReader(Closing):
         """What was wrong with the first thing that was left out."""
         return self._reader.first_skipped
 
+    @property
+    def notes(self) -> list[str]:
+        """What the reader had to decide or leave out that is no error, in words, so far."""
+        return list(getattr(self._reader, "notes", []))
+
     def __iter__(self) -> Iterator[Records]:
+        for block in self._blocks(lambda: Block(self._reader.read(_BLOCK), None, self.format)):
+            yield block.records
+
+    def blocks(self) -> Iterator[Block]:
+        """The positions with their bytes in the file, in place of the records of an iteration."""
+        if not original_size(self.format):
+            yield from (Block(records, None, self.format) for records in self)
+            return
+        yield from self._blocks(lambda: Block(*self._reader.read_originals(_BLOCK), self.format))
+
+    def _blocks(self, read: Callable[[], Block]) -> Iterator[Block]:
         pool = ThreadPoolExecutor(1)
         try:
             # The next array is read while the caller works on this one.
-            block = self._read_ahead(pool)
-            while len(records := block()):
-                block = self._read_ahead(pool)
-                yield records
+            next_block = self._read_ahead(pool, read)
+            while len((block := next_block()).records):
+                next_block = self._read_ahead(pool, read)
+                yield block
         finally:
             # Reading is abandoned, since a file may go on for hours without a position in it.
             self._reader.cancel()
             pool.shutdown()
 
-    def _read_ahead(self, pool: ThreadPoolExecutor) -> Callable[[], Records]:
+    def _read_ahead(self, pool: ThreadPoolExecutor, read: Callable[[], Block]) -> Callable[[], Block]:
         try:
-            return pool.submit(self._reader.read, _BLOCK).result
+            return pool.submit(read).result
         except RuntimeError:  # the system gives no more threads
-            records = self._reader.read(_BLOCK)
-            return lambda: records
+            block = read()
+            return lambda: block
 
     def close(self) -> None:
         self._file.close()
@@ -190,12 +250,23 @@ class PositionWriter:
     """Writes records to `path` in `format`; the file appears whole when the `with` block ends, or not at all.
 
     `join_chains`: if it is off, every position of a binpack is a separate chain, 34 bytes, as in shuffled files.
+    `chess960`: what happens to castling rights of Chess960 in a format without room for them: an error, or the rights
+    are dropped, or the position is left out; both are counted.
     UserError for a record that is not sound and for a full disk.
     """
 
-    def __init__(self, path: StrPath, format: str | DataFormat | None = None, *, join_chains: bool = True) -> None:
+    def __init__(
+        self,
+        path: StrPath,
+        format: str | DataFormat | None = None,
+        *,
+        join_chains: bool = True,
+        chess960: Chess960 = "refuse",
+    ) -> None:
         self.path = Path(path)
         chosen = format_for(path, format)
+        self._chess960 = chess960 if chosen.kind in _data.only_standard_castling() else "keep"
+        self.format = chosen.kind
         self._output = replacing(path)
         self._status = os.fstat(self._output.fd)
         try:
@@ -204,13 +275,41 @@ class PositionWriter:
             self._output.discard()
             raise
         self._committed = False
+        self._dropped = Counter[str]()
         self.positions = 0
         self.losses: dict[str, int] = {}
 
     def write(self, records: Records) -> None:
+        self.write_block(Block(records, None, self.format))
+
+    def write_block(self, block: Block) -> None:
+        """Positions of a file of the same format keep all of their bytes. Of another format's, those whose spare bytes
+        are not 0 are counted."""
         assert self._writer is not None
-        self._writer.write(records)
-        self.positions += len(records)
+        if self._chess960 in ("drop-rights", "skip"):
+            block = self._without_chess960(block)
+        if block.originals is None:
+            self._writer.write(block.records)
+        elif block.format == self.format:
+            self._writer.write(block.records, block.originals)
+        else:
+            self._writer.write(block.records)
+            self.count_spare(block)
+        self.positions += len(block.records)
+
+    def _without_chess960(self, block: Block) -> Block:
+        records = block.records.copy()
+        found, moves = _data.drop_chess960(records)
+        if self._chess960 == "skip":
+            self._dropped["chess960"] += int(found.sum())
+            return block.where(~found)
+        self._dropped.update({"castling": int(found.sum()), "moves": moves})
+        return block._replace(records=records)
+
+    def count_spare(self, block: Block) -> None:
+        """Counts the positions of another format whose spare bytes are dropped."""
+        if block.originals is not None and block.format not in _SPARE_IS_NOISE:
+            self._dropped["spare"] += int(block.spare.any(1).sum())
 
     def finish(self) -> None:
         """Puts the whole content on disk, still without a name. `commit` gives it its name, which needs no space."""
@@ -235,7 +334,8 @@ class PositionWriter:
 
     def _end(self) -> None:
         if self._writer is not None:
-            self.losses = self._writer.losses
+            self.positions = self._writer.positions
+            self.losses = dict(self._dropped + Counter(self._writer.losses))
             self._writer = None
 
     def __enter__(self) -> Self:
@@ -258,8 +358,9 @@ def read_files(
     format: str | DataFormat | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
-) -> Iterator[tuple[PositionReader, Iterable[Records]]]:
-    """The reader of each file and its arrays of records, file after file. A missing file is an error before any is
+    settings: dict[str, str] | None = None,
+) -> Iterator[tuple[PositionReader, Iterable[Block]]]:
+    """The reader of each file and its positions, file after file. A missing file is an error before any is
     read."""
     sizes = []
     for path in paths:
@@ -268,12 +369,12 @@ def read_files(
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from None
 
-    def blocks(reader: PositionReader, before: int) -> Iterator[Records]:
-        for records in reader:
-            yield records
+    def blocks(reader: PositionReader, before: int) -> Iterator[Block]:
+        for block in reader.blocks():
+            yield block
             if progress:
                 progress(before + reader.done, sum(sizes))
 
     for i, path in enumerate(paths):
-        with PositionReader(path, format=format, skip_bad=skip_bad) as reader:
+        with PositionReader(path, format=format, skip_bad=skip_bad, settings=settings) as reader:
             yield reader, blocks(reader, sum(sizes[:i]))

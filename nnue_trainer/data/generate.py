@@ -23,8 +23,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nnue_trainer import _data
 from nnue_trainer.atomic import check_new, replacing
@@ -76,6 +77,8 @@ class GenerateOptions:
     beyond it is drawn again.
     Adjudication: a win once both sides have agreed on |score| ≥ `win_score` for `win_plies` plies in a row, a draw once
     |score| ≤ `draw_score` for `draw_plies` plies in a row in a game of at least `draw_from_ply` plies; 0 plies: never.
+    `chess960`: play Chess960. Without a book, games start from one of its 960 arrays for both sides, or with "dfrc"
+    from one for each side.
     """
 
     engine: str
@@ -95,6 +98,7 @@ class GenerateOptions:
     opening_score: int = 1000
     hash_mb: int = 4
     engine_options: dict[str, str] = field(default_factory=dict)
+    chess960: Literal["", "same", "dfrc"] = ""
 
     def __post_init__(self) -> None:
         if (self.nodes is None) == (self.depth is None):
@@ -139,6 +143,29 @@ def internal_score(kind: str, value: int, scale: float) -> int:
     return max(-MAX_SCORE, min(MAX_SCORE, round(value * scale)))
 
 
+def start_position(white: int, black: int) -> str:
+    """The FEN of a start position of Chess960: number 0 to 959 of the array of each side; 518 is the usual one."""
+    ranks = [_array(number) for number in (black, white)]
+    letters = ["".join("ABCDEFGH"[file] for file in range(7, -1, -1) if rank[file] == "R") for rank in ranks]
+    return f"{ranks[0].lower()}/pppppppp/8/8/8/8/PPPPPPPP/{ranks[1]} w {letters[1]}{letters[0].lower()} - 0 1"
+
+
+def _array(number: int) -> str:
+    """A first rank by its number: bishops, then queen, knights among what is left, and rook, king, rook."""
+    rank = [""] * 8
+    number, light = divmod(number, 4)
+    number, dark = divmod(number, 4)
+    rank[2 * light + 1] = rank[2 * dark] = "B"
+    number, queen = divmod(number, 6)
+    rank[[file for file in range(8) if not rank[file]][queen]] = "Q"
+    free = [file for file in range(8) if not rank[file]]
+    for place in list(combinations(range(5), 2))[number]:
+        rank[free[place]] = "N"
+    for piece, file in zip("RKR", [file for file in range(8) if not rank[file]], strict=True):
+        rank[file] = piece
+    return "".join(rank)
+
+
 class Openings:
     """Where games start: a position of the book, or the usual one, and random legal moves. Used by several threads.
 
@@ -157,8 +184,15 @@ class Openings:
     def draw(self, rng: random.Random) -> tuple[str, list[str], _data.Game] | None:
         """The position that a game starts from, its first moves and the game after them; None if the game is over by
         then."""
-        fen = rng.choice(self.usable) if self.usable else START
-        game = _data.Game(fen)
+        variant = self.options.chess960
+        if self.usable:
+            fen = rng.choice(self.usable)
+        elif variant:
+            white = rng.randrange(960)
+            fen = start_position(white, rng.randrange(960) if variant == "dfrc" else white)
+        else:
+            fen = START
+        game = _data.Game(fen, bool(variant))
         moves: list[str] = []
         while len(moves) < self.options.random_plies and not game.outcome():
             moves.append(rng.choice(game.legal_moves()))
@@ -279,7 +313,13 @@ def generate(
     if made is None:
         check_new(out, overwrite)
     openings = Openings(options)
+    if options.chess960 and format.kind in _data.only_standard_castling():
+        raise UserError(
+            f"{out}: {format.kind} holds no castling rights of Chess960: write viriformat, marlinformat, plain or text"
+        )
     uci_options = {"Hash": str(options.hash_mb)} | options.engine_options
+    if options.chess960:
+        uci_options["UCI_Chess960"] = "true"
     engines = [Engine(options.engine, uci_options, timeout=timeout)]
     try:
         scale = options.score_scale if options.score_scale is not None else score_scale(engines[0].name)
@@ -288,6 +328,8 @@ def generate(
             "engine": engines[0].name,
             "format": format.kind,
         }
+        if not options.chess960:  # files that were made without this option stay the same
+            del header["chess960"]
         if openings.book:  # another book under the same name is another run
             header["book"] = hashlib.sha256("\n".join(openings.book).encode()).hexdigest()
         journal_path = out.with_name(out.name + ".journal")

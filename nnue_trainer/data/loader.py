@@ -349,11 +349,9 @@ class _Stream(Closing, Generic[T]):
             if key == "files":
                 require_same(identities_from(saved, "loader state: files"), self.identities, "loader state: files")
                 continue
-            if key == "filters" and saved is None:  # how version 0.1 wrote that there were none
-                saved = Filters.none().as_dict()
-            if key == "filters" and isinstance(saved, dict):  # releases up to 0.2 had no curves
-                curves = {name: default for name, default in Filters.none().as_dict().items() if name not in saved}
-                saved = saved | curves
+            if key == "filters" and (saved is None or isinstance(saved, dict)):
+                # Version 0.1 wrote None where there were none; filters and curves that came later had their defaults.
+                saved = Filters.none().as_dict() | (saved or {})
             if saved != value:
                 raise UserError(f"loader state: {key} was {saved!r}, now it is {value!r}")
         places: list[_Place] = []

@@ -17,14 +17,18 @@ from nnue_trainer import _data
 from nnue_trainer.atomic import check_new, replacing
 from nnue_trainer.data.files import (
     FORMATS,
+    Block,
+    Chess960,
     PositionReader,
     PositionWriter,
     Progress,
     StrPath,
     format_for,
+    original_size,
     read_files,
 )
 from nnue_trainer.data.filters import Filters
+from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.errors import UserError
 
 LEAST_SCALE, MOST_SCALE = 1e-4, 1e5
@@ -40,7 +44,8 @@ def check_score_scale(scale: float) -> None:
 class Report:
     """What was done. `losses` counts the positions in which something did not fit into the format and was dropped or
     changed, by what it was. `cut_scores` counts scores that scaling brought beyond ±32767. `skipped` counts what
-    `skip_bad` left out; `first_skipped` has the first of it per file.
+    `skip_bad` left out; `first_skipped` has the first of it per file. `notes`: what readers had to decide or leave out
+    that is no error, each with its file.
     """
 
     positions: int = 0
@@ -48,9 +53,11 @@ class Report:
     cut_scores: int = 0
     skipped: int = 0
     first_skipped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add_reader(self, reader: PositionReader) -> None:
         self.skipped += reader.skipped
+        self.notes += [f"{reader.path}: {note}" for note in reader.notes]
         if reader.skipped:
             self.first_skipped.append(reader.first_skipped)
 
@@ -93,6 +100,8 @@ def convert(
     to: str | None = None,
     source: str | None = None,
     score_scale: float = 1.0,
+    settings: dict[str, str] | None = None,
+    chess960: Chess960 = "refuse",
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -100,21 +109,48 @@ def convert(
     """Writes all positions of `inputs`, one file after the other, in the format `to` (None: the one of `output`'s
     suffix).
 
-    `source`: the format of the inputs, None to find out. Scores are multiplied by `score_scale`, except 32002 (none).
+    `source`: the format of the inputs, None to find out. `settings`: how it is read (`PositionReader`). Scores are
+    multiplied by `score_scale`, except 32002 (none).
     """
     check_score_scale(score_scale)
     format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report = Report()
-    with PositionWriter(output, format) as writer:
-        for reader, blocks in read_files(inputs, format=source, skip_bad=skip_bad, progress=progress):
-            for records in blocks:
+    if score_scale == 1 and not skip_bad and original_size(format.kind):
+        found = []
+        for path in inputs:
+            with PositionReader(path, format=source) as reader:
+                found.append(reader.format)
+        if set(found) == {format.kind}:
+            return _copy(inputs, output, format, overwrite, progress)
+    with PositionWriter(output, format, chess960=chess960) as writer:
+        for reader, blocks in read_files(
+            inputs, format=source, skip_bad=skip_bad, progress=progress, settings=settings
+        ):
+            for block in blocks:
                 if score_scale != 1:
-                    report.cut_scores += _data.scale_scores(records, score_scale)
-                writer.write(records)
+                    report.cut_scores += _data.scale_scores(block.records, score_scale)
+                writer.write_block(block)
             report.add_reader(reader)
         _check_new([output], overwrite)
     report.add_writer(writer)
+    return report
+
+
+def _copy(
+    inputs: Sequence[StrPath], output: StrPath, format: DataFormat, overwrite: bool, progress: Progress | None
+) -> Report:
+    """Files of one format behind each other, checked and byte for byte."""
+    report = Report()
+    sizes = [Path(path).stat().st_size for path in inputs]
+    with replacing(output) as file:
+        for i, path in enumerate(inputs):
+            with PositionReader(path, format=format, copy_to=file.fd) as reader:
+                for records in reader:
+                    report.positions += len(records)
+                    if progress:
+                        progress(sum(sizes[:i]) + reader.done, sum(sizes))
+        _check_new([output], overwrite)
     return report
 
 
@@ -125,6 +161,7 @@ def filter_positions(
     *,
     seed: int = 0,
     to: str | None = None,
+    chess960: Chess960 = "refuse",
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -134,12 +171,12 @@ def filter_positions(
     format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report, dropped = Report(), Counter[str]()
-    with PositionWriter(output, format) as writer:
+    with PositionWriter(output, format, chess960=chess960) as writer:
         number, carried = 0, list[float]()
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
-            for records in blocks:
-                kept, counts = filters.apply(records, (seed << 32) + number, carried)
-                writer.write(kept)
+            for block in blocks:
+                mask, counts = filters.mask(block.records, (seed << 32) + number, carried, block.spare)
+                writer.write_block(block.where(mask))
                 dropped.update(counts["dropped"])
                 number += 1
             report.add_reader(reader)
@@ -156,6 +193,7 @@ def shuffle(
     memory: int = 2 << 30,
     temporary: StrPath | None = None,
     to: str | None = None,
+    chess960: Chess960 = "refuse",
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -171,16 +209,20 @@ def shuffle(
     format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     folder = Path(temporary) if temporary is not None else Path(output).absolute().parent
-    buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder))
+    kept = original_size(format.kind)
+    buffer = _data.ExternalShuffle(seed, memory, os.fsencode(folder), kept)
     report = Report()
     # The output is opened first, so that a place that cannot be written to shows before hours of reading.
-    with PositionWriter(output, format, join_chains=False) as writer:
+    with PositionWriter(output, format, join_chains=False, chess960=chess960) as writer:
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
-            for records in blocks:
-                buffer.add(records)
+            for block in blocks:
+                same = kept and block.format == format.kind
+                buffer.add(block.records, block.originals if same else None)
+                if not same:
+                    writer.count_spare(block)
             report.add_reader(reader)
-        while len(records := buffer.read(1 << 16)):
-            writer.write(records)
+        while len((block := Block(*buffer.read_originals(1 << 16), format.kind)).records):
+            writer.write_block(block)
             if write_progress:
                 write_progress(writer.positions, buffer.positions)
         _check_new([output], overwrite)
@@ -256,6 +298,7 @@ def split(
     share: float = 0.01,
     seed: int = 0,
     to: str | None = None,
+    chess960: Chess960 = "refuse",
     skip_bad: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -271,13 +314,16 @@ def split(
     splitter = _data.GameSplitter(seed, share)
     reports = Report(), Report()
     with ExitStack() as stack:
-        writers = [stack.enter_context(PositionWriter(path, format_for(path, to))) for path in (train, validation)]
+        writers = [
+            stack.enter_context(PositionWriter(path, format_for(path, to), chess960=chess960))
+            for path in (train, validation)
+        ]
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
             splitter.start_stream()
-            for records in blocks:
-                held_out = splitter.split(records).view(bool)
-                writers[0].write(records[~held_out])
-                writers[1].write(records[held_out])
+            for block in blocks:
+                held_out = splitter.split(block.records).view(bool)
+                writers[0].write_block(block.where(~held_out))
+                writers[1].write_block(block.where(held_out))
             reports[0].add_reader(reader)
         _check_new([train, validation], overwrite)
         _commit_pair(*writers)

@@ -38,12 +38,12 @@ def rescore(
     report = Report()
     with PositionWriter(output, format) as writer:
         for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
-            for records in blocks:
-                scores = evaluator.evaluate(records, every_stack=False).score
+            for block in blocks:
+                scores = evaluator.evaluate(block.records, every_stack=False).score
                 if score_scale != 1:
                     scores = np.rint(scores * score_scale).astype(np.int64)
-                report.cut_scores += _data.set_scores(records, scores)
-                writer.write(records)
+                report.cut_scores += _data.set_scores(block.records, scores)
+                writer.write_block(block)
             report.add_reader(reader)
         check_new(output, overwrite)
     report.add_writer(writer)

@@ -17,7 +17,7 @@ from nnue_trainer.data.files import read_files
 from nnue_trainer.data.transform import convert
 from nnue_trainer.errors import UserError
 
-LOSSLESS = ("binpack", "bin", "plain")
+LOSSLESS = ("binpack", "bin", "plain", "viriformat")
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
 
@@ -221,13 +221,13 @@ def test_compressed_files_with_mutated_bytes(project_root: Path, kind: str) -> N
 
 
 def test_unknown_format_names(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown format 'pgn', expected one of bin, binpack, bulletformat"):
-        PositionWriter(tmp_path / "x", "pgn")
+    with pytest.raises(UserError, match="unknown format 'pgm', expected one of bin, binpack, bulletformat"):
+        PositionWriter(tmp_path / "x", "pgm")
     with pytest.raises(UserError, match="the name says no format"):
         PositionWriter(tmp_path / "x.xyz")
     (tmp_path / "x").write_bytes(b"BINP")
-    with pytest.raises(UserError, match="unknown format 'pgn'"):
-        PositionReader(tmp_path / "x", format="pgn")
+    with pytest.raises(UserError, match="unknown format 'pgm'"):
+        PositionReader(tmp_path / "x", format="pgm")
 
 
 @pytest.mark.parametrize("format", ["bin", "plain"])

@@ -415,7 +415,12 @@ def attack_tools(path: Path, seed: int) -> None:
         value = getattr(thing, method)
         if callable(value):
             arguments = rng.choice([(), (some(rng),), (some(rng),), (wild(rng),), (100,)])
-            if arguments and method in ("read", "decode") and isinstance(arguments[0], int) and arguments[0] > 10**6:
+            if (
+                arguments
+                and method in ("read", "read_originals", "decode")
+                and isinstance(arguments[0], int)
+                and arguments[0] > 10**6
+            ):
                 arguments = (2**62,)  # rather than gigabytes
             value(*arguments)
 

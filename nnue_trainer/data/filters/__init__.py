@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 
 from nnue_trainer import _data
 from nnue_trainer.data.filters.base import FILTERS, AllOf, Filter, UserFilter, identity
+from nnue_trainer.errors import UserError
 from nnue_trainer.schema import section, to_data
 
 __all__ = ["COMPILED", "CURVES", "FILTERS", "CompiledFilter", "Filter", "Filters", "UserFilter", "identity"]
@@ -118,29 +119,47 @@ class Filters(_Compiled):
         return {name: values[name] for name in names}
 
     def with_extra(self, function: UserFilter | None = None) -> UserFilter | None:
-        """The filters of `extra` and `function` as one function of records; None where there are none."""
+        """The filters of `extra` and `function` as one function of records; None where there are none. UserError for a
+        filter that needs spare bytes, which are not there in training."""
+        for own in self.extra:
+            if own.uses_spare:
+                raise UserError(
+                    f"filter {own.kind}: decides by spare bytes, which training does not read: filter the file first, "
+                    "with `nnue data filter`"
+                )
         return AllOf(self.extra, function) if self.extra else function
+
+    def mask(
+        self,
+        records: npt.NDArray[np.uint8],
+        seed: int = 0,
+        carried: list[float] | None = None,
+        spare: npt.NDArray[np.uint8] | None = None,
+    ) -> tuple[npt.NDArray[np.bool_], dict[str, Any]]:
+        """Which of uint8 [n, 32], taken as one chunk, pass: bool [n]; and {"read", "kept", "dropped": by filter}.
+        `carried` is what `piece_counts` remembers from chunk to chunk, changed in place; to begin with, an empty
+        list. `spare`: the free bytes of their format, uint8 [n, bytes], for filters that use them."""
+        values = self.as_dict()
+        kept, counts, mask = _data.filter_records(records, values, seed)
+        if self.extra:
+            passed = AllOf(self.extra)(kept, None if spare is None else spare[mask])
+            _count(counts, "user_filter", len(kept) - int(passed.sum()))
+            mask[mask] = passed
+            kept = kept[passed]
+        if values["piece_counts"]:
+            _, after, passed = _data.filter_piece_counts(kept, values, seed, carried or [])
+            _count(counts, "piece_counts", len(kept) - int(passed.sum()))
+            mask[mask] = passed
+            if carried is not None:
+                carried[:] = after
+        return mask, counts
 
     def apply(
         self, records: npt.NDArray[np.uint8], seed: int = 0, carried: list[float] | None = None
     ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
-        """The records that pass of uint8 [n, 32], taken as one chunk, and {"read", "kept", "dropped": by filter}.
-        `carried` is what `piece_counts` remembers from chunk to chunk, changed in place; to begin with, an empty
-        list."""
-        values = self.as_dict()
-        kept, counts = _data.filter_records(records, values, seed)
-        extra = self.with_extra()
-        if extra is not None:
-            mask = extra(kept)
-            _count(counts, "user_filter", len(kept) - int(mask.sum()))
-            kept = kept[mask]
-        if values["piece_counts"]:
-            before = len(kept)
-            kept, after = _data.filter_piece_counts(kept, values, seed, carried or [])
-            _count(counts, "piece_counts", before - len(kept))
-            if carried is not None:
-                carried[:] = after
-        return kept, counts
+        """The records that pass, and the counts of `mask`."""
+        mask, counts = self.mask(records, seed, carried)
+        return records[mask], counts
 
 
 def _count(counts: dict[str, Any], name: str, dropped: int) -> None:

@@ -32,6 +32,16 @@ class Filter(ABC):
         depend on nothing but the record: otherwise the same recipe would not give the same positions.
         """
 
+    def keep_spare(self, records: Records, spare: Records) -> npt.NDArray[np.bool_]:
+        """The same with the bytes that are free in the format of the file, uint8 [n, bytes], none in most formats
+        (docs/data-formats.md). A filter that defines it works in `nnue data filter`; training does not read these
+        bytes, and refuses it."""
+        return self.keep(records)
+
+    @property
+    def uses_spare(self) -> bool:
+        return type(self).keep_spare is not Filter.keep_spare
+
 
 FILTERS: Registry[Filter] = Registry("nnue_trainer.data.filters", lambda: Filter, what="filter")
 
@@ -43,10 +53,10 @@ class AllOf:
         self._filters = list(filters)
         self._function = function
 
-    def __call__(self, records: Records) -> npt.NDArray[np.bool_]:
+    def __call__(self, records: Records, spare: Records | None = None) -> npt.NDArray[np.bool_]:
         kept = np.ones(len(records), bool)
         for own in self._filters:
-            kept &= _answer(own, records)
+            kept &= _answer(own, records, spare)
         return kept if self._function is None else kept & np.asarray(self._function(records))
 
     @property
@@ -63,9 +73,11 @@ def identity(function: UserFilter | None) -> Any:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
-def _answer(own: Filter, records: Records) -> npt.NDArray[np.bool_]:
+def _answer(own: Filter, records: Records, spare: Records | None) -> npt.NDArray[np.bool_]:
+    if own.uses_spare and spare is None:
+        raise UserError(f"filter {own.kind}: decides by spare bytes, which only `nnue data filter` reads")
     try:
-        kept = np.asarray(own.keep(records))
+        kept = np.asarray(own.keep(records) if spare is None else own.keep_spare(records, spare))
     except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise UserError(f"filter {own.kind}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     if kept.dtype != bool or kept.shape != (len(records),):

@@ -28,7 +28,7 @@ Unpack = Callable[[Callable[[BinaryIO], None]], BinaryIO]
 
 Poll = Callable[[], None] | None
 _log = logging.getLogger(__name__)
-_COMPRESSED = (".gz", ".zst")
+_COMPRESSED = (".gz", ".zst", ".bz2")
 
 
 class DataFormat(ABC):
@@ -40,7 +40,7 @@ class DataFormat(ABC):
 
     kind: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """the suffix of files in the format; a file to read may have .gz or .zst after it"""
+    """the suffix of files in the format; a file to read may have .gz, .zst or .bz2 after it"""
 
     def recognises(self, head: bytes) -> bool:
         """Whether a file is in this format, judged by `head`: its first 64 KiB at most, decompressed. By default only a
@@ -141,7 +141,7 @@ def format_named(kind: str) -> DataFormat:
 
 def outside_formats() -> list[DataFormat]:
     """Every format in Python, from outside the data library, that is known and whose fields all have defaults."""
-    compiled = {name for name, _, _ in _data.formats()}
+    compiled = {name for name, _, _ in [*_data.formats(), *_data.read_only_formats()]}
     known = []
     for kind, _ in DATA_FORMATS:
         if kind not in compiled:

@@ -35,12 +35,20 @@ class BuiltIn(DataFormat):
         return _data.DataFile(str(path), fd, size, skip_bad)
 
 
-def open_native(path: Path, source: ByteReader | None, skip_bad: bool, name: str = "") -> _data.PositionReader:
+def open_native(
+    path: Path,
+    source: ByteReader | None,
+    skip_bad: bool,
+    name: str = "",
+    copy_to: int = -1,
+    settings: dict[str, str] | None = None,
+) -> _data.PositionReader:
     """A compiled reader of a file, or of the decompressed bytes of one; "": it finds the format out."""
-    return _data.PositionReader(os.fsencode(path), source.readinto if source else None, name, skip_bad)
+    readinto = source.readinto if source else None
+    return _data.PositionReader(os.fsencode(path), readinto, name, skip_bad, copy_to, settings or {})
 
 
-for _name, _suffix, _about in _data.formats():
+for _name, _suffix, _about in [*_data.formats(), *_data.read_only_formats()]:
     DATA_FORMATS.register(_name)(
         section(
             type(

@@ -1,0 +1,84 @@
+// The plies of a game that is stored as a start position and moves: viriformat and montyformat.
+#pragma once
+
+#include "chess/record.h"
+#include "pipeline/kernels.h"
+
+namespace nnue::data {
+inline namespace NNUE_ISA {
+
+namespace detail {
+
+inline unsigned load_le16_of(const std::uint8_t* p) {
+    return p[0] | static_cast<unsigned>(p[1]) << 8;
+}
+
+// Bits 0–5 from, 6–11 to, 12–13 promotion piece, 14–15 kind: normal, en passant, castling, promotion.
+inline Move viriformat_move(const Position&, unsigned bits) {
+    constexpr MoveKind kKinds[4] = {kNormal, kEnPassant, kCastling, kPromotion};
+    return Move::make(kKinds[bits >> 14], static_cast<int>(bits & 63), static_cast<int>(bits >> 6 & 63),
+                      static_cast<int>(bits >> 12 & 3));
+}
+
+// Bits 10–15 from, 4–9 to, 0–3 flag: 0 quiet, 1 double push, 2 short and 3 long castling (to the king's square), 4
+// capture, 5 en passant, 8–11 promotion, 12–15 promotion with capture. A null move for a flag that does not fit.
+inline Move montyformat_move(const Position& p, unsigned bits) {
+    const int from = static_cast<int>(bits >> 10), to = static_cast<int>(bits >> 4 & 63);
+    const unsigned flag = bits & 15;
+    const int us = p.side_to_move;
+    const bool takes = p.colors[us ^ 1] & bit(to);
+    if (flag == 2 || flag == 3) {
+        const Bitboard wing = flag == 2 ? ~below(from) : below(from);
+        const Bitboard rook = p.castling & p.colors[us] & wing;
+        if (!rook) return {};
+        const Move move = Move::make(kCastling, from, lowest(rook));
+        return castled_king(move) == to ? move : Move{};
+    }
+    if (flag == 5) return Move::make(kEnPassant, from, to);
+    if (flag >= 8) return takes == (flag >= 12) ? Move::make(kPromotion, from, to, static_cast<int>(flag & 3)) : Move{};
+    if (flag > 4 || takes != (flag == 4)) return {};
+    const bool is_double = (p.types[kPawn] & bit(from)) && (to - from == 16 || from - to == 16);
+    return is_double == (flag == 1) ? Move::make(kNormal, from, to) : Move{};
+}
+
+}  // namespace detail
+
+// Entries of four bytes, a move and a score of the position before it in white's view, up to one whose move is 0.
+template <Move (*kMove)(const Position&, unsigned)>
+inline ReplayResult replay(Entry& e, const std::uint8_t* text, std::size_t most, Record* out, std::uint8_t* flags) {
+    constexpr int kMostPlies = (1 << kPlyBits) - 1;
+    ReplayResult result;
+    for (const std::uint8_t* entry = text; result.positions < most; ++result.positions, entry += 4) {
+        const unsigned bits = detail::load_le16_of(entry);
+        const int score = static_cast<std::int16_t>(detail::load_le16_of(entry + 2));
+        Position& p = e.position;
+        const int us = p.side_to_move;
+        if (bits == 0) {
+            if (score) result.error = "a move of 0 with a score";
+            result.ended = true;
+            return result;
+        }
+        const auto fail = [&](const char* error) {
+            result.error = error;
+            return result;
+        };
+        if (p.ply > kMostPlies) return fail("a game beyond ply 16383");
+        e.move = kMove(p, bits);
+        if (!is_pseudo_legal(p, e.move)) return fail("a move that its position does not have");
+        if (e.move.kind() == kCastling && !is_castling_legal(p, e.move)) {
+            return fail("castling through a piece, or out of check or through it");
+        }
+        const int own = us == kWhite ? score : -score;
+        e.score = static_cast<std::int16_t>(own < -INT16_MAX ? -INT16_MAX : own > INT16_MAX ? INT16_MAX : own);
+        result.unscored += e.score == kScoreNone;
+        out[result.positions] = pack(e);
+        if (flags) flags[result.positions] = position_flags(e);
+        if (!play(p, e.move)) return fail("a move that takes a king");
+        if (is_attacked(p, king_square(p, us), us ^ 1)) return fail("a move that leaves its king in check");
+        e.result = static_cast<std::int8_t>(-e.result);
+    }
+    return result;
+}
+
+}  // namespace NNUE_ISA
+}  // namespace nnue::data

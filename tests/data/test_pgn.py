@@ -1,0 +1,204 @@
+"""PGN: the vectors, the conventions, what is left out, and what is wrong; EPD; text with the marks of other systems."""
+
+import bz2
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from nnue_trainer import _data
+from nnue_trainer.data import PositionReader, RecordLoader
+from nnue_trainer.data.binpack import Records
+from nnue_trainer.data.transform import convert
+from nnue_trainer.errors import UserError
+
+VECTORS = Path(__file__).parents[1] / "vectors" / "data2"
+EXPECTED: dict[str, Any] = json.loads((VECTORS / "vectors.json").read_text())["pgn"]
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+
+def read(path: Path, **options: Any) -> tuple[Records, list[str]]:
+    with PositionReader(path, **options) as reader:
+        records = np.concatenate([np.empty((0, 32), np.uint8), *reader])
+        return records, reader.notes
+
+
+def game(moves: str, result: str = "1-0", **tags: str) -> str:
+    lines = [f'[{name} "{value}"]' for name, value in {"Event": "x", "Result": result, **tags}.items()]
+    return "\n".join(lines) + f"\n\n{moves} {result}\n\n"
+
+
+@pytest.mark.parametrize("name", ["pgn-fastchess.pgn", "pgn-lichess.pgn"])
+def test_vectors(name: str) -> None:
+    records, notes = read(VECTORS / name)
+    vector = EXPECTED[name]
+    expected = []
+    for row in vector["positions"]:
+        if row["score"] is None:
+            continue
+        kind, value = row["score"]
+        if kind == "cp":
+            score = round(value * 2.08)
+        else:
+            plies = abs(value) if "fastchess" in name else 2 * abs(value) - (value > 0)
+            score = (1 if value > 0 else -1) * (32000 - plies)
+        white = {"1-0": 1, "0-1": -1}[vector["result"]]
+        expected.append((row["fen"], row["move"], score, white if " w " in row["fen"] else -white))
+    assert [(fen, move, score, result) for fen, move, score, _, result in _data.describe(records)] == expected
+    assert any("lichess" in note for note in notes) == ("lichess" in name)
+
+
+def test_a_game_without_a_result_is_left_out_and_counted() -> None:
+    records, notes = read(VECTORS / "pgn-chessbase.pgn")
+    assert len(records) == 0
+    assert notes == ["games left out, without a result: 1"]
+
+
+def test_views_that_nothing_tells_must_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(game("1. d4 {[%eval 17,29]} d5 {[%eval -21,25]}"))
+    with pytest.raises(UserError, match=r"x: line 1: game 0: .*--score-view white or mover"):
+        read(path)
+    scores = {}
+    for view in ("white", "mover"):
+        records, _ = read(path, settings={"score_view": view})
+        ((_, move, score, _, result),) = _data.describe(records)
+        assert (move, result) == ("d7d5", -1)
+        scores[view] = score
+    # 17 centipawns after white's move: for white as white's view, for white as the mover's.
+    assert scores == {"white": -35, "mover": -35}
+    records, _ = read(path, settings={"score_view": "mover", "score_place": "before", "pawn": "100"})
+    assert [score for _, _, score, _, _ in _data.describe(records)] == [17, -21]
+    with pytest.raises(UserError, match="score_view 'x', expected one of auto, mover, white"):
+        read(path, settings={"score_view": "x"})
+
+
+def test_whole_numbers_need_a_unit(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(game("1. d4 {+17/9 0.1s}"))
+    with pytest.raises(UserError, match="--score-unit pawns or cp"):
+        read(path)
+    assert [row[2] for row in _data.describe(read(path, settings={"score_unit": "cp"})[0])] == [35]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (game("1. e4 {+0.10/9} Ke7 {+0.10/9}"), "move 'Ke7' is not legal in "),
+        (game("1. e4 {+0.10/9"), "a comment without an end"),
+        (game("1. e4 (1. d4 {+0.10/9}"), "a variation without an end"),
+        (game("1. e4 {+0.10/9}", Result="0-1"), "the result is '0-1' in its header and '1-0' at its end"),
+        (game("1. e4 {+0.10/9}", FEN="8/8/8/8/8/8/8/8 w - - 0 1"), "kings"),
+    ],
+)
+def test_a_game_that_breaks_is_named_and_left_out(tmp_path: Path, text: str, why: str) -> None:
+    good = game("1. e4 {+0.10/9 0.1s} e5 {-0.20/9 0.1s}")
+    path = tmp_path / "x"
+    path.write_text(good + text + good)
+    with pytest.raises(UserError, match=r"x: line 6: game 1: ") as error:
+        read(path)
+    assert why in str(error.value)
+    with PositionReader(path, skip_bad=True) as reader:
+        assert sum(map(len, reader)) == 4
+        assert reader.skipped == 1
+
+
+def test_what_games_say_by_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(
+        game("1. e4 {+0.10/9}", Variant="Antichess")
+        + game("1. e4 {+0.10/9}", Termination="time forfeit")
+        + game("1. e4 e5")
+        + game("1. e4 {book} e5 2. Nf3 {+0.10/9}")
+        + game(
+            "1. O-O-O {+0.10/9}",
+            Variant="fischerandom",
+            SetUp="1",
+            FEN="bbqnnrkr/pppppppp/8/8/8/8/PPPPPPPP/BB3RKR w HFhf - 0 1",
+        )
+    )
+    records, notes = read(path)
+    assert [row[1] for row in _data.describe(records)] == ["g1f3", "g1f1"]
+    assert set(notes) == {
+        "games left out, of the variant 'Antichess': 1",
+        "games left out, ended by time forfeit: 1",
+        "games left out, without evaluations: 1",
+        "positions left out, of the book: 1",
+        "positions left out, without an evaluation: 1",
+        "games with evaluations as in engine matches ({+0.35/12 0.05s}), the mover's view, of the position before the "
+        "move: 2",
+    }
+    report = convert([path], tmp_path / "x.vf")
+    assert report.notes == [f"{path}: {note}" for note in notes]
+    assert report.positions == 2
+
+
+def test_compressed_and_in_chunks(tmp_path: Path) -> None:
+    many = "".join(game(f"1. e4 {{+0.{i:02}/9 0.1s}} e5 {{-0.20/9 0.1s}}", White=f"Jörg {i}") for i in range(100)) * 300
+    content = many.encode()
+    (tmp_path / "x.pgn").write_bytes(content)
+    records, _ = read(tmp_path / "x.pgn")
+    assert len(records) == 60_000
+    half = len(content) // 2
+    for packed in (
+        gzip.compress(content[:half]) + gzip.compress(content[half:]),
+        bz2.compress(content[:half]) + bz2.compress(content[half:]),
+        zstandard.compress(content[:half]) + zstandard.compress(content[half:]),
+    ):
+        (tmp_path / "packed").write_bytes(packed)
+        np.testing.assert_array_equal(read(tmp_path / "packed")[0], records)
+    loader = RecordLoader(tmp_path / "x.pgn", 1000, shuffle=False, threads=2)
+    assert len(loader.identities) == 1
+    np.testing.assert_array_equal(np.concatenate([batch.numpy() for batch in loader]), records)
+
+
+@pytest.mark.parametrize(
+    ("fen", "san", "uci"),
+    [
+        (START, "Nf3", "g1f3"),
+        ("4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1", "O-O-O+", "e1c1"),
+        ("4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1", "0-0", "e1g1"),
+        ("4k3/P7/8/8/8/8/8/4K3 w - - 0 1", "a8=N!", "a7a8n"),
+        ("4k3/P7/8/8/8/8/8/4K3 w - - 0 1", "a8Q+", "a7a8q"),
+        ("4k3/8/8/8/8/N7/8/N3K3 w - - 0 1", "N1c2", "a1c2"),
+        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "exd6", "e5d6"),
+        (START, "e2e4", "e2e4"),
+    ],
+)
+def test_san(tmp_path: Path, fen: str, san: str, uci: str) -> None:
+    (tmp_path / "x").write_text(game(f"1. {san} {{+0.10/9}}", FEN=fen))
+    assert [row[1] for row in _data.describe(read(tmp_path / "x")[0])] == [uci]
+
+
+def test_ambiguous_san_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text(game("1. Nc2 {+0.10/9}", FEN="4k3/8/8/8/8/N7/8/N3K3 w - - 0 1"))
+    with pytest.raises(UserError, match="move 'Nc2' names 2 legal moves in "):
+        read(tmp_path / "x")
+
+
+def test_epd(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text(
+        'rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - bm Nf3; ce 35; c9 "1-0"; id "a;b";\n'
+        '4k3/8/8/8/8/8/8/R3K3 b Q - c9 "1/2-1/2";\n'
+    )
+    with PositionReader(tmp_path / "x") as reader:
+        assert reader.format == "epd"
+        rows = _data.describe(np.concatenate(list(reader)))
+    assert [row[1:3] + row[4:] for row in rows] == [("g1f3", 35, 1), ("0000", 32002, 0)]
+    (tmp_path / "x").write_text("4k3/8/8/8/8/8/8/R3K3 b Q - bm Ke7;\n")
+    with pytest.raises(UserError, match="x: line 1: an EPD position without a result"):
+        read(tmp_path / "x")
+
+
+def test_text_with_the_marks_of_other_systems(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(f"\ufeff{START} | 12 | 1-0\r\n{START} | 12 | 1/2-1/2\r\n{START} | 12 | 0-1".encode())
+    records, notes = read(tmp_path / "x")
+    assert [row[4] for row in _data.describe(records)] == [1, 0, -1]
+    assert notes == ["a byte-order mark", "lines that end in CR LF", "results 1-0, 1/2-1/2, 0-1"]
+    (tmp_path / "x").write_text("4k3", encoding="utf-16")
+    with pytest.raises(UserError, match="text in UTF-16, expected UTF-8"):
+        read(tmp_path / "x")
