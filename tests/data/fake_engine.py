@@ -83,7 +83,8 @@ def main() -> None:
         if words == ["uci"]:
             if MODE == "no-uciok":
                 for_ever(b"Welcome\n" * 1000)
-            say(f"id name {NAME}\noption name Hash type spin default 16 min 1 max 64\nuciok")
+            say(f"id name {NAME}\noption name Hash type spin default 16 min 1 max 64")
+            say("option name UCI_Chess960 type check default false\nuciok" if MODE == "chess960" else "uciok")
         elif words == ["isready"]:
             say("readyok")
         elif words[:1] == ["position"]:
@@ -91,7 +92,7 @@ def main() -> None:
         elif words[:1] == ["go"]:
             searches += 1
             before, _, after = position.removeprefix("position fen ").partition(" moves ")
-            game = _data.Game(before.strip())
+            game = _data.Game(before.strip(), MODE == "chess960")
             for move in after.split():
                 game.play(move)
             moves = game.legal_moves()

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 from waiting import wait_for
 
 from nnue_trainer import _data
 from nnue_trainer.cli.main import app
+from nnue_trainer.data import PositionReader
 from nnue_trainer.data.binpack import read_binpack
 from nnue_trainer.data.generate import GenerateOptions, generate, internal_score, score_scale
 from nnue_trainer.data.info import file_info
@@ -45,6 +47,22 @@ def test_file_does_not_depend_on_the_number_of_engines(engine: EngineMaker, tmp_
     assert validator.positions == made[0].positions
     assert not any(count for _, count, _ in validator.problems)
     assert file_info(tmp_path / "1.binpack").chains == made[0].games
+
+
+@pytest.mark.parametrize("variant", ["same", "dfrc"])
+def test_chess960(engine: EngineMaker, tmp_path: Path, variant: str) -> None:
+    out = tmp_path / "x.vf"
+    made = generate(out, options(engine("chess960"), seed=5, chess960=variant))
+    with PositionReader(out) as reader:
+        records = np.concatenate(list(reader))
+    assert len(records) == made.positions
+    assert not made.losses
+    assert any(_data.drop_chess960(records.copy())[0])
+    validator = _data.Validator()
+    validator.add(records)
+    assert not any(count for _, count, _ in validator.problems)
+    with pytest.raises(UserError, match=r"y\.binpack: binpack holds no castling rights of Chess960: write viriformat"):
+        generate(tmp_path / "y.binpack", options(engine("chess960"), chess960=variant))
 
 
 def test_an_interrupted_run_goes_on(engine: EngineMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
