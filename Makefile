@@ -18,7 +18,7 @@ say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
 
-quickstart: build  ## environment, build, train on the bundled sample, export a net, evaluate it
+quickstart: quick-build  ## environment, build, train on the bundled sample, export a net, evaluate it
 	$(call say,Training an SFNNv5 net on the bundled sample (configs/quickstart.yaml))
 	rm -rf $(RUN)
 	$(BIN)/python train.py --config configs/quickstart.yaml
@@ -36,15 +36,25 @@ quickstart: build  ## environment, build, train on the bundled sample, export a 
 	@echo "  $(BIN)/nnue data info samples/train.binpack        # what it was trained on"
 	@echo "  $(BIN)/python train.py --config configs/quickstart.yaml training.epochs=20 --run-dir runs/longer"
 
-test: build system-packages cpp-test python-test  ## environment, build, all tests
+test: how-long system-packages build cpp-test python-test  ## environment, build, all tests
+
+.PHONY: how-long
+how-long:
+	@echo "make test: the first build takes 5 to 25 minutes, the tests 15 to 30 more on two to four cores; fewer parts:"
+	@echo "make cpp-test, make python-test PYTEST='tests/data -k loader'"
 
 # --- environment -----------------------------------------------------------------------------------------------------
 
-$(VENV)/.requirements: requirements.txt requirements-dev.txt
+$(VENV)/.requirements: requirements.txt requirements-build.txt
 	$(call say,Environment: $(VENV) with the pinned requirements)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv python3-dev"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --quiet -r requirements-build.txt
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.txt $(VENV)/.linked
+	$(call say,What only tests and checks need)
 	$(BIN)/pip install --disable-pip-version-check --quiet -r requirements-dev.txt
 	@touch $@
 
@@ -55,8 +65,15 @@ $(VENV)/.linked: $(VENV)/.requirements pyproject.toml
 
 build: $(VENV)/.linked  ## compile the op libraries and the data module in place
 	$(call say,Build: op libraries (CUDA too where nvcc is) and the data module)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/quiet_build.py
+	$(if $(FORCE_CUDA),FORCE_CUDA=$(FORCE_CUDA) )PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/quiet_build.py
 	@$(BIN)/nnue info
+
+# The CUDA sources take longer than all others together, and what torch cannot run here the quickstart does not need.
+.PHONY: quick-build
+quick-build: $(VENV)/.linked
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && cuda= || \
+	{ cuda=FORCE_CUDA=0; echo "CUDA operators are left out, as torch sees no GPU here; make build compiles them"; }; \
+	$(MAKE) --no-print-directory build $$cuda
 
 wheel: $(VENV)/.linked  ## a wheel with the CPU and CUDA libraries in dist/
 	$(call say,Wheel)
@@ -69,28 +86,28 @@ system-packages:  ## what only the tests need from Debian (GoogleTest, Stockfish
 	$(call say,System packages for the tests)
 	@tools/system_packages.sh
 
-cpp-test: $(VENV)/.linked  ## GoogleTest of the data pipeline
+cpp-test: $(VENV)/.dev  ## GoogleTest of the data pipeline
 	$(call say,C++ tests)
 	@tools/cpp_tests.sh $(BIN)
 
-python-test: build  ## pytest
+python-test: $(VENV)/.dev build  ## pytest
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(PYTEST)
 
-engine-test: build  ## only the tests against a real Stockfish
+engine-test: $(VENV)/.dev build  ## only the tests against a real Stockfish
 	$(BIN)/python -m pytest -m engine
 
-lint: $(VENV)/.linked  ## ruff and clang-format, without changing anything
+lint: $(VENV)/.dev  ## ruff and clang-format, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@tools/clang_format.sh --check
 
-format: $(VENV)/.linked  ## ruff and clang-format, in place
+format: $(VENV)/.dev  ## ruff and clang-format, in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	@tools/clang_format.sh
 
-types: build  ## mypy
+types: $(VENV)/.dev build  ## mypy
 	$(BIN)/mypy
 
 clean:  ## build products
