@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import torch
 from command import Done
 from hypothesis import settings
 from needs import ROOT, SHARED, TOOLS, no_shared, require
+from processes import adopt_orphans, end_children, set_signals
 
 from nnue_trainer import registry
 from nnue_trainer.cli.main import main
@@ -25,7 +27,19 @@ SAMPLES = ("train", "val")
 
 # torch.compile keeps what it compiled from run to run, and does not notice that an operator's schema has changed.
 SCHEMAS = hashlib.sha256((ROOT / "csrc" / "library.cpp").read_bytes()).hexdigest()[:12]
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"nnue-inductor-{SCHEMAS}"))
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"nnue-inductor-{os.getuid()}-{SCHEMAS}")
+)
+
+
+set_signals()
+adopt_orphans()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Nothing that the tests started outlives them."""
+    for pid, line in end_children().items():
+        terminalreporter.write_line(f"ended process {pid} that the tests left behind: {line[:160]}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -86,7 +100,8 @@ def fake_engine(tmp_path: Path) -> Callable[..., str]:
     def make(mode: str = "", start: int = 1, run: str = "exec") -> str:
         path = tmp_path / f"fake{mode}"
         script = ROOT / "tests" / "data" / "fake_engine.py"
-        path.write_text(f"#!/bin/sh\nPYTHONPATH={ROOT} {run} {sys.executable} {script} {mode} {start}\n")
+        words = shlex.join([sys.executable, str(script), *mode.split(), str(start)])
+        path.write_text(f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} {run} {words}\n")
         path.chmod(0o755)
         return str(path)
 
