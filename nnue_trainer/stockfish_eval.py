@@ -2,8 +2,8 @@
 
 Releases print a table with a row per bucket and the cells material, positional and total; a net without PSQT has one
 cell per row. Cells are pawns with two decimals, in a unit that changed between releases, from the side to move. Below
-stands "NNUE evaluation": pawns from white's side, or, from April 2026 on, the exact integer of the used bucket from the
-side to move. In check nothing is evaluated.
+stands "NNUE evaluation": pawns from white's side, and, from April 2026 on, the exact integer of the used bucket from
+the side to move, with or without the pawns in a second such line. In check nothing is evaluated.
 
 Checked against binaries: 15.1 and 17.1. The others follow what is known of them.
 """
@@ -19,7 +19,7 @@ from nnue_trainer.errors import UserError, quoted
 
 _ROW = re.compile(r"^\|\s*([0-9]{1,2})\s*\|(.*)$")
 _CELL = re.compile(r"[+-]?[0-9]{1,6}\.[0-9]{2}")
-_VALUE = re.compile(r"^NNUE evaluation\s+([+-]?[0-9]{1,9}(?:\.[0-9]{2})?) \(([^)]*)\)$")
+_VALUE = re.compile(r"^NNUE evaluation:?\s+([+-]?[0-9]{1,9}(?:\.[0-9]{2})?) \(([^)]*)\)$")
 _IN_CHECK = "none (in check)"
 _USED = "this bucket is used"
 
@@ -29,7 +29,8 @@ class EvalOutput:
     """What was printed for one position.
 
     `cells` [bucket][column] as printed, blanks removed; `used` the marked bucket, None if none is marked. `value` is
-    from the line "NNUE evaluation": internal units from the side to move if `is_exact`, else pawns from white's side.
+    from the line "NNUE evaluation": internal units from the side to move if `is_exact`, else pawns from white's side
+    with their sign. Where both are printed it is the exact one.
     """
 
     cells: list[list[str]] = field(default_factory=list)
@@ -55,10 +56,13 @@ def parse_eval(lines: Sequence[str]) -> EvalOutput:
             if _USED in rest:
                 used = len(cells) - 1
         elif match := _VALUE.match(line):
-            value, unit = match.groups()
-            is_exact = "internal units" in unit
-            if not is_exact and unit != "white side":
+            printed, unit = match.groups()
+            if unit == "side to move, internal units" and "." not in printed:
+                value, is_exact = printed, True
+            elif unit != "white side" or "." not in printed:
                 raise UserError(f"the line {quoted(line)}, expected '(white side)' or internal units")
+            elif not is_exact:
+                value = printed if printed[0] in "+-" else f"+{printed}"
     if not cells and value is None:
         raise UserError("neither a table of buckets nor a line 'NNUE evaluation'")
     return EvalOutput(cells, used, value, is_exact)

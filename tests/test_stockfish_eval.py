@@ -50,6 +50,61 @@ def test_one_column_and_the_exact_integer() -> None:
     assert (found.used, found.value, found.is_exact, found.in_check) == (1, "4321", True, False)
 
 
+THREE_COLUMNS = """
++------------+------------+------------+------------+
+|   Bucket   |  Material  | Positional |   Total    |
+|            |   (PSQT)   |  (Layers)  |            |
++------------+------------+------------+------------+
+|  0         |  +  0.10   |  -  0.19   |  -  0.09   | <-- this bucket is used
++------------+------------+------------+------------+
+"""
+ONE_COLUMN = """
++------------+------------+
+|   Bucket   | Evaluation |
++------------+------------+
+|  0         |  -  0.09   | <-- this bucket is used
++------------+------------+
+"""
+EXACT = "NNUE evaluation        -34 (side to move, internal units)"
+WHITE = "NNUE evaluation        -0.09 (white side)"
+FINAL = "Final evaluation       -0.11 (white side) [with scaled NNUE, ...]"
+
+# What releases and development builds print for a position: the lines, the columns of the table, the value that counts.
+# 15.1 and 17.1 were looked at; the others are put together from what is known of them (12 and 13 have no table).
+TEXTS: dict[str, tuple[list[str], int, str, bool]] = {
+    **{
+        release: (
+            ["NNUE evaluation:      -0.09 (white side)", "Final evaluation:     -0.11 (white side)"],
+            0,
+            "-0.09",
+            False,
+        )
+        for release in ("12", "13")
+    },
+    **{
+        release: ([*THREE_COLUMNS.splitlines(), WHITE, FINAL], 3, "-0.09", False)
+        for release in ("14", "14.1", "15", "15.1", "16", "16.1", "17", "17.1", "18")
+    },
+    "19": ([*THREE_COLUMNS.splitlines(), EXACT, FINAL], 3, "-34", True),
+    "dev, exact alone": ([*ONE_COLUMN.splitlines(), EXACT, FINAL], 1, "-34", True),
+    "dev, exact, then pawns": ([*ONE_COLUMN.splitlines(), EXACT, WHITE, FINAL], 1, "-34", True),
+    "dev, pawns, then exact": ([*THREE_COLUMNS.splitlines(), WHITE, EXACT, FINAL], 3, "-34", True),
+    "dev, no table": ([EXACT, WHITE], 0, "-34", True),
+}
+
+
+@pytest.mark.parametrize("release", TEXTS)
+def test_what_releases_print(release: str) -> None:
+    lines, columns, value, is_exact = TEXTS[release]
+    found = parse_eval(lines)
+    assert (len(found.cells[0]) if found.cells else 0) == columns
+    assert (found.value, found.is_exact, found.in_check) == (value, is_exact, False)
+
+
+def test_an_unsigned_value_is_white_ahead() -> None:
+    assert parse_eval(["NNUE evaluation:      0.36 (white side)"]).value == "+0.36"
+
+
 def test_in_check() -> None:
     assert parse_eval(["", "Final evaluation: none (in check)"]).in_check
 
@@ -64,6 +119,8 @@ def test_in_check() -> None:
         (["| 0 | nan |"], "expected bucket 0 and its values"),
         (["| 0 |"], "expected bucket 0 and its values"),
         (["| 0 | \x1b[2J |"], r"the row '\| 0 \| \\x1b\[2J \|' of the table"),
+        (["NNUE evaluation -34 (white side)"], r"expected '\(white side\)' or internal units"),
+        (["NNUE evaluation -0.34 (side to move, internal units)"], r"expected '\(white side\)' or internal units"),
         (["NNUE evaluation +1.00 (black side)"], r"expected '\(white side\)' or internal units"),
     ],
 )

@@ -79,7 +79,9 @@ def printed(net: QuantizedNet, release: str, fens: list[str]) -> dict[str, Any]:
             rows.append([pawns(value, "") for value in values])
         score = int(evaluation.score[i])
         white = -score if fen.split()[1] == "b" else score
-        value = f"{score} (side to move, internal units)" if is_exact else f"{pawns(white, '+')} (white side)"
+        value = f"{pawns(white, '+')} (white side)"
+        if is_exact:  # with the rounded one below it, which must not replace it
+            value = f"{score} (side to move, internal units)\nNNUE evaluation {value}"
         answers[fen] = {"cells": rows, "used": int(evaluation.bucket[i]), "value": value, "check": False}
     return answers
 
@@ -115,7 +117,7 @@ def test_every_release_that_prints_its_evaluation(release: str, stockfish: Calla
 
     wrong = FENS[7]
     if is_exact:
-        number, words = answers[wrong]["value"].split(maxsplit=1)
+        number, words = answers[wrong]["value"].split(" ", maxsplit=1)
         answers[wrong]["value"] = f"{int(number) + 1} {words}"
         expected = rf"{wrong}: bucket \d: engine evaluates {int(number) + 1}, expected {number} \(position 8\)"
     else:
