@@ -53,6 +53,7 @@ class RunFolder:
         self._claim: Path | None = None  # the file that takes the place of the lock if the file system has no locks
         self._made: list[Path] = []
         self._files: set[str] = set()
+        self._written: set[str] = set()  # by this process
 
     def epoch(self, number: int) -> Path:
         """The path of the checkpoint at the end of an epoch, numbered from 1."""
@@ -154,11 +155,14 @@ class RunFolder:
         if fresh:
             self._files |= fresh
             self._write_manifest()
+        self._written |= {self._name(path) for path in paths}
 
     def remove(self, path: Path) -> None:
-        """Deletes a file if this run wrote it."""
+        """Deletes a file if this run wrote it. One that lies behind a symbolic link is deleted only if this process
+        wrote it: the list may name a folder that is a link by now."""
         if self.owns(path):
-            path.unlink(missing_ok=True)
+            if self._name(path) in self._written or not self._is_behind_link(path):
+                path.unlink(missing_ok=True)
             self._files.discard(self._name(path))  # the list on disk loses the name when the next one is added
 
     def link(self, source: Path, path: Path) -> None:
@@ -169,11 +173,14 @@ class RunFolder:
 
     def clear(self) -> None:
         """Deletes all files that the run wrote, and folders that are empty afterwards. A folder `superseded-N` in which
-        training has been continued has a list of its own; it is a separate run and is kept."""
+        training has been continued has a list of its own; it is a separate run and is kept. So is what lies behind a
+        symbolic link."""
         folders = set()
         for name in sorted(self._files):
             path = self.path / name
             if any((self.path / folder / MANIFEST).exists() for folder in PurePosixPath(name).parents[:-1]):
+                continue
+            if self._is_behind_link(path):
                 continue
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
@@ -196,6 +203,11 @@ class RunFolder:
         for path, kept in pairs:
             self.link(path, kept)
         return folder
+
+    def _is_behind_link(self, path: Path) -> bool:
+        """Whether a folder between the run folder and the file `path` in it is a symbolic link."""
+        parents = path.relative_to(self.path).parents[:-1]
+        return any((self.path / folder).is_symlink() for folder in parents)
 
     def _name(self, path: Path) -> str:
         """The name of a file in the list."""

@@ -19,6 +19,7 @@ from nnue_trainer.data import RecordLoader
 from nnue_trainer.data.binpack import write_binpack
 from nnue_trainer.errors import UserError
 from nnue_trainer.training import run as runs
+from nnue_trainer.training.run_folder import RunFolder
 from nnue_trainer.training.trainer import Trainer
 
 
@@ -256,6 +257,26 @@ def test_overwrite_takes_what_the_run_wrote_and_nothing_else(tmp_path, recipe):
         "checkpoints/last.safetensors", "checkpoints/best.safetensors",
     }  # fmt: skip
     assert all((folder / name).read_text() == "mine" for name in mine)
+
+
+def test_nothing_is_deleted_behind_a_link(tmp_path, recipe):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    nnue("train", "--config", recipe, "--run-dir", folder, "training.epochs=1")
+    elsewhere.mkdir()
+    (elsewhere / "x").write_text("precious")
+    (folder / "sub").symlink_to(elsewhere)
+    listed = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(listed | {"files": [*listed["files"], "sub/x"]}))
+    nnue("train", "--config", recipe, "--run-dir", folder, "--overwrite", "training.epochs=1")
+    assert (elsewhere / "x").read_text() == "precious"
+    with RunFolder(folder) as run:
+        run._files.add("sub/x")
+        run.remove(folder / "sub" / "x")
+        assert (elsewhere / "x").read_text() == "precious"
+        run.will_write(folder / "sub" / "own")  # what a process writes through a link it may delete
+        (folder / "sub" / "own").write_text("own")
+        run.remove(folder / "sub" / "own")
+    assert not (elsewhere / "own").exists()
 
 
 @pytest.mark.parametrize(
