@@ -210,10 +210,7 @@ PYBIND11_MODULE(_data, m) {
         try {
             if (error) std::rethrow_exception(error);
         } catch (const FormatError& e) {
-            // A message may quote bytes of a file that are no UTF-8.
-            const auto text = py::reinterpret_steal<py::object>(
-                PyUnicode_DecodeUTF8(e.what(), static_cast<Py_ssize_t>(std::strlen(e.what())), "backslashreplace"));
-            PyErr_SetObject(user_error, text.ptr());
+            PyErr_SetObject(user_error, text_of(e.what()).ptr());
         }
     });
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "chess/fen.h"
@@ -20,6 +21,12 @@ using namespace nnue::data;
 
 template <class T>
 using Array = py::array_t<T, py::array::c_style>;
+
+// A text that may quote bytes of a file. What is no UTF-8 is escaped: every text that goes to Python goes through here.
+inline py::str text_of(std::string_view text) {
+    return py::reinterpret_steal<py::str>(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
 
 // The n records of a uint8 [n, 32] array.
 inline const Record* records_of(const Array<std::uint8_t>& array, const char* what) {

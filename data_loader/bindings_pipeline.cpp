@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <thread>
@@ -61,6 +62,7 @@ void check_signals() {
 
 struct DataFile {
     std::shared_ptr<const PositionFile> positions;
+    std::shared_ptr<Contents> contents;
 
     DataFile(const std::string& path, int fd, std::uint64_t size, bool skip_bad) {
         const py::gil_scoped_release release;
@@ -68,6 +70,27 @@ struct DataFile {
         options.on_bad = skip_bad ? OnBad::kSkip : OnBad::kError;
         options.poll = check_signals;
         positions = open_position_file(InputFile(path, fd, size), options);
+        contents = std::make_shared<Contents>(positions->num_chunks());
+    }
+
+    // Digests as bytes, eight for each chunk, the lowest first.
+    py::bytes keep_contents(const std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>& until) {
+        std::vector<Contents::Place> places;
+        for (const auto& [shard, epoch, chunk] : until) places.push_back({shard, epoch, chunk});
+        const std::vector<std::uint64_t> digests = contents->keep(places);
+        return {reinterpret_cast<const char*>(digests.data()), digests.size() * sizeof(std::uint64_t)};
+    }
+
+    void restore_contents(const py::bytes& bytes) {
+        const auto view = static_cast<std::string_view>(bytes);
+        if (!view.empty() && view.size() != contents->num_chunks() * sizeof(std::uint64_t)) {
+            throw FormatError(positions->path() + ": digests of " +
+                              std::to_string(view.size() / sizeof(std::uint64_t)) + " chunks, expected " +
+                              std::to_string(contents->num_chunks()));
+        }
+        std::vector<std::uint64_t> digests(view.size() / sizeof(std::uint64_t));
+        if (!digests.empty()) std::memcpy(digests.data(), view.data(), view.size());
+        contents->restore(digests);
     }
 };
 
@@ -197,6 +220,7 @@ class PipelineHandle {
         PipelineOptions o;
         for (const py::handle file : options["files"].cast<py::list>()) {
             o.files.push_back(file.cast<const DataFile&>().positions);
+            o.contents.push_back(file.cast<const DataFile&>().contents);
         }
         o.batch_size = options["batch_size"].cast<std::size_t>();
         o.seed = options["seed"].cast<std::uint64_t>();
@@ -230,8 +254,8 @@ class PipelineHandle {
         running_->pipeline = std::make_unique<Pipeline>(std::move(o), std::move(slots), places);
     }
 
-    // (slot, size, places behind it, bad chunks so far); slot −1 marks the end of an epoch. `poll` is called about
-    // every tenth of a second, unless it is None; what it raises ends the wait.
+    // (slot, size, places behind it, bad chunks so far, what was read for it); slot −1 marks the end of an epoch.
+    // `poll` is called about every tenth of a second, unless it is None; what it raises ends the wait.
     py::tuple next(const py::object& poll) {
         const std::shared_ptr<Running> running = share();
         std::optional<Output> output;
@@ -257,8 +281,10 @@ class PipelineHandle {
             places.emplace_back(p.epoch, p.chunk, p.skip, p.batch,
                                 p.piece_counts ? p.piece_counts->numbers() : std::vector<double>());
         }
+        std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> read;
+        for (const Contents::Place& p : output->read) read.emplace_back(p.shard, p.epoch, p.chunk);
         const int slot = output->end_of_epoch ? -1 : static_cast<int>(output->slot);
-        return py::make_tuple(slot, output->size, places, output->bad_chunks);
+        return py::make_tuple(slot, output->size, places, output->bad_chunks, read);
     }
 
     // Gives a slot back; with `arrays`, which the next batch then goes into, its memory stays with the caller.
@@ -286,7 +312,7 @@ class PipelineHandle {
 
     py::tuple bad_chunks() const {
         const BadChunks bad = share()->pipeline->bad_chunks();
-        return py::make_tuple(bad.count, bad.first);
+        return py::make_tuple(bad.count, text_of(bad.first));
     }
 
     std::size_t num_chunks() const { return share()->pipeline->num_chunks(); }
@@ -327,7 +353,9 @@ void bind_pipeline(py::module_& m) {
         .def_property_readonly("format", [](const DataFile& f) { return f.positions->format().name; })
         .def_property_readonly("num_chunks", [](const DataFile& f) { return f.positions->num_chunks(); })
         .def_property_readonly("size", [](const DataFile& f) { return f.positions->file().size(); })
-        .def_property_readonly("torn_end", [](const DataFile& f) { return f.positions->torn_end(); })
+        .def_property_readonly("torn_end", [](const DataFile& f) { return text_of(f.positions->torn_end()); })
+        .def("keep_contents", &DataFile::keep_contents, py::arg("until"))
+        .def("restore_contents", &DataFile::restore_contents, py::arg("digests"))
         .def("fileno", [](const DataFile& f) { return f.positions->file().fd(); });
 
     py::class_<PipelineHandle>(m, "Pipeline")

@@ -222,7 +222,7 @@ void bind_tools(py::module_& m) {
         .def_property_readonly("chains", [](const ReaderHandle& r) { return r.chains().chains; })
         .def_property_readonly("single_chains", [](const ReaderHandle& r) { return r.chains().single; })
         .def_property_readonly("skipped", &ReaderHandle::skipped)
-        .def_property_readonly("first_skipped", &ReaderHandle::first_skipped)
+        .def_property_readonly("first_skipped", [](const ReaderHandle& r) { return text_of(r.first_skipped()); })
         .def_property_readonly("notes", &ReaderHandle::notes);
 
     using Writer = Exclusive<std::unique_ptr<PositionWriter>>;

@@ -73,6 +73,8 @@ class TrainerState:
     """steps of the run before that stage"""
     validation_files: list[Any] | None = None
     """what the validation files were, as the loader identifies them"""
+    validation_contents: list[Any] | None = None
+    """what was read of them, which the loader compares with what it reads"""
     figure: dict[str, Any] | None = None
     """what defines a validation loss beside the weights; only losses of the same figure can be compared"""
     callbacks: list[dict[str, Any]] = Field(default_factory=list)

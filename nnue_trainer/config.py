@@ -176,12 +176,12 @@ class TrainingConfig:
     validate_every: int = Field(1, gt=0, le=2**20)
     """epochs between validations"""
     checkpoint_every: int = Field(1, gt=0, le=2**20)
-    """epochs between checkpoints"""
+    """epochs between checkpoints; an epoch with a new best validation loss is saved as well"""
     checkpoint_minutes: float = Field(15, ge=0, le=2**20)
     """minutes after which the last checkpoint is written anew in the middle of an epoch; 0: only at the end of an
     epoch"""
     keep_last: int = Field(3, gt=0, le=2**20)
-    """how many of the newest checkpoints to keep; last and best are kept in any case"""
+    """how many of the newest checkpoints of epochs to keep; last and best are kept in any case"""
     keep_every: int = Field(0, ge=0, le=2**20)
     """keep the checkpoint of every so many epochs for good, beside the newest ones; 0: of none"""
     max_time: float = Field(0, ge=0, le=2**20)

@@ -136,8 +136,9 @@ class LineChunks final : public PositionFile {
         static const std::string none;
         return none;
     }
-    std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>&, RecordBuffer& records,
+    std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
                        std::vector<std::uint8_t>* flags) const override {
+        bytes.clear();
         const LineRange range = range_of(chunk);
         Reader reader(format(), open(range), OnBad::kError, range);
         constexpr std::size_t kBlock = 1 << 12;

@@ -24,8 +24,9 @@ class PositionFile {
     // What is wrong with the end of the file, if it was left out (OnBad::kSkip); else empty.
     virtual const std::string& torn_end() const = 0;
 
-    // Decodes a whole chunk into `records`, and the flags of its positions if wanted; `bytes` is scratch. Returns how
-    // many of the positions have no score (kScoreNone). Throws FormatError naming file, offset and chunk if a byte of
+    // Decodes a whole chunk into `records`, and the flags of its positions if wanted. `bytes` is scratch; afterwards it
+    // holds the chunk's bytes, or nothing where they are not read at once. Returns how many of the positions have no
+    // score (kScoreNone). Throws FormatError naming file, offset and chunk if a byte of
     // it is wrong.
     virtual std::size_t decode(std::size_t chunk, std::vector<std::uint8_t>& bytes, RecordBuffer& records,
                                std::vector<std::uint8_t>* flags = nullptr) const = 0;

@@ -64,6 +64,42 @@ inline void gather(const Record* records, const std::uint32_t* order, std::size_
     }
 }
 
+// Eight lanes of 64 bits, each with two sums over its words: a rotated XOR, which a change of any single word changes
+// for certain, and a sum of products of 32 bits whose factors depend on the place of the word.
+struct DigestLanes {
+    static constexpr std::size_t kLanes = 8, kBytes = 8 * kLanes;
+    std::uint64_t turned[kLanes] = {}, products[kLanes] = {}, keys[kLanes];
+
+    explicit DigestLanes(std::uint64_t n) {
+        for (std::size_t i = 0; i < kLanes; ++i) keys[i] = mix(n ^ (i << 56));
+    }
+    void add(const std::uint8_t* bytes) {
+        std::uint64_t words[kLanes];
+        std::memcpy(words, bytes, kBytes);
+        for (std::size_t i = 0; i < kLanes; ++i) {
+            const std::uint64_t keyed = words[i] + keys[i];
+            products[i] += (keyed & 0xffffffff) * (keyed >> 32);
+            turned[i] = (turned[i] << 23 | turned[i] >> 41) ^ words[i];
+            keys[i] += 0x9e3779b97f4a7c15ULL;
+        }
+    }
+};
+
+inline std::uint64_t digest(const std::uint8_t* bytes, std::size_t n) {
+    DigestLanes lanes(n);
+    std::size_t at = 0;
+    for (; n - at >= DigestLanes::kBytes; at += DigestLanes::kBytes) lanes.add(bytes + at);
+    if (at < n) {
+        std::uint8_t rest[DigestLanes::kBytes] = {};
+        std::memcpy(rest, bytes + at, n - at);
+        lanes.add(rest);
+    }
+    std::uint64_t result = n;
+    for (const std::uint64_t sum : lanes.turned) result = mix(result ^ sum);
+    for (const std::uint64_t sum : lanes.products) result = mix(result ^ sum);
+    return result;
+}
+
 // write_rows(record, pieces, white, black) writes the rows of a position and returns how many entries they have.
 template <class WriteRows>
 inline void expand_batch(const Record* records, const std::uint32_t* order, std::size_t n, std::size_t max_active,
@@ -114,7 +150,8 @@ inline constexpr Kernels kTable{NNUE_STRING(NNUE_ISA),
                                 decode_chains,
                                 expand,
                                 permute,
-                                gather};
+                                gather,
+                                digest};
 
 }  // namespace NNUE_ISA
 }  // namespace nnue::data

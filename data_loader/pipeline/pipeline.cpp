@@ -48,6 +48,9 @@ Pipeline::Pipeline(PipelineOptions options, std::vector<Slot> slots, const std::
     window_ =
         std::max(shard_batch_, (options_.window / options_.shards + shard_batch_ - 1) / shard_batch_ * shard_batch_);
     files_ = options_.files;
+    if (!options_.contents.empty() && options_.contents.size() != files_.size()) {
+        throw FormatError("contents: expected those of each file");
+    }
     for (std::size_t file = 0; file < files_.size(); ++file) {
         const std::size_t n = files_[file]->num_chunks();
         // 64 TiB, more than a disk holds: a file that claims to be larger is sparse.
@@ -185,6 +188,7 @@ Output& Pipeline::push_output() {
     output.end_of_epoch = output.ready = false;
     output.slot = output.size = 0;
     output.after.clear();
+    output.read.clear();
     return output;
 }
 
@@ -286,6 +290,7 @@ bool Pipeline::try_batch(std::unique_lock<std::mutex>& lock, Scratch& scratch) {
             if (window.last_of_epoch) ended = &window;
         }
         output.after.push_back(after);
+        output.read.push_back({shard->number, window.end.epoch, window.end.chunk + (window.end.skip > 0)});
     }
     if (ended && has_marks()) push_mark(*ended);
 
@@ -437,6 +442,12 @@ void Pipeline::close_window(Shard& shard, bool last_of_epoch, StreamPosition end
     }
 }
 
+void Pipeline::check_content(ChunkRef ref, std::uint64_t digest, const Shard& shard, StreamPosition at) const {
+    if (options_.contents.empty()) return;
+    digest = digest == Contents::kUnknown ? ~digest : digest;
+    options_.contents[ref.file]->check(files_[ref.file]->path(), ref.chunk, digest, {shard.number, at.epoch, at.chunk});
+}
+
 // Applies all filters but piece_counts.
 void Pipeline::filter_chunk(std::size_t unscored, Pending& chunk, Scratch& scratch, FilterCounts& counts) const {
     if (options_.filters.drops_any(unscored)) {
@@ -512,12 +523,26 @@ void Pipeline::decode(std::unique_lock<std::mutex>& lock, Shard& shard, Scratch&
             const std::size_t unscored = files_[ref.file]->decode(
                 ref.chunk, scratch.payload, chunk.records, options_.filters.needs_flags() ? &scratch.flags : nullptr);
             decoded = true;
+            const auto digest = kernels().digest;
+            const std::vector<std::uint8_t>& bytes = scratch.payload;
+            check_content(ref,
+                          bytes.empty() ? digest(reinterpret_cast<const std::uint8_t*>(chunk.records.data()),
+                                                 chunk.records.size() * sizeof(Record))
+                                        : digest(bytes.data(), bytes.size()),
+                          shard, chunk.at);
             filter_chunk(unscored, chunk, scratch, counts);
         } catch (const FormatError& error) {
-            if (options_.skip_bad_chunks && !decoded) {  // an error of a user's filter is not the chunk's
-                bad = error.what();
-            } else {
-                chunk.error = std::current_exception();
+            chunk.error = std::current_exception();
+            if (!decoded) {  // an error of a user's filter is not the chunk's
+                try {
+                    check_content(ref, Contents::kBad, shard, chunk.at);
+                    if (options_.skip_bad_chunks) {
+                        bad = error.what();
+                        chunk.error = nullptr;
+                    }
+                } catch (const ContentChanged&) {
+                    chunk.error = std::current_exception();
+                }
             }
             counts = {};
             chunk.records.resize(0);

@@ -28,14 +28,17 @@
 #include "filters/filters.h"
 #include "filters/piece_counts.h"
 #include "formats/position_file.h"
+#include "pipeline/contents.h"
 #include "pipeline/kernels.h"
 
 namespace nnue::data {
 
 struct PipelineOptions {
     std::vector<std::shared_ptr<const PositionFile>> files;  // in any format
-    const FeatureSet* features = nullptr;                    // none: batches are packed records
-    std::size_t batch_size = 16384;                          // of all processes together
+    // What the chunks of each file held so far; empty: nothing is compared.
+    std::vector<std::shared_ptr<Contents>> contents;
+    const FeatureSet* features = nullptr;  // none: batches are packed records
+    std::size_t batch_size = 16384;        // of all processes together
     std::uint64_t seed = 0;
     bool shuffle = true;                        // false: file order
     std::size_t window = std::size_t{1} << 22;  // positions; rounded up to whole batches
@@ -86,7 +89,10 @@ struct Output {
     bool end_of_epoch = false;  // a mark after an epoch's last batch: no slot
     std::size_t slot = 0, size = 0;
     std::vector<StreamPosition> after;  // the places behind it, of each shard of this process
-    std::uint64_t bad_chunks = 0;       // known when it was handed out
+    // Of each shard, the chunk behind the last one that it has positions of, or may have, as they were shuffled
+    // together; empty for a mark.
+    std::vector<Contents::Place> read;
+    std::uint64_t bad_chunks = 0;  // known when it was handed out
     bool ready = false;
 };
 
@@ -184,6 +190,7 @@ class Pipeline {
     bool try_commit(std::unique_lock<std::mutex>& lock);
     bool commit(std::unique_lock<std::mutex>& lock, Shard& shard);
     void start_committing(std::unique_lock<std::mutex>& lock, Shard& shard, Pending& chunk);
+    void check_content(ChunkRef ref, std::uint64_t digest, const Shard& shard, StreamPosition at) const;
     void filter_chunk(std::size_t unscored, Pending& chunk, Scratch& scratch, FilterCounts& counts) const;
     bool is_ahead(const Shard& shard) const;
     bool try_decode(std::unique_lock<std::mutex>& lock, Scratch& scratch);

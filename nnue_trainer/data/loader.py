@@ -7,6 +7,7 @@ most one buffer.
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 from abc import abstractmethod
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from nnue_trainer import _data
 from nnue_trainer.closing import Closing
@@ -28,7 +30,7 @@ from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import FeatureSet, feature_set
 from nnue_trainer.data.filters import Filters, UserFilter, identity
 from nnue_trainer.data.formats import DataFormat
-from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, require_same
+from nnue_trainer.data.opened import Identity, OpenedFile, identities_from, make_room_for, require_same
 from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import leave
 
@@ -38,6 +40,7 @@ _UNSHUFFLED_WINDOW = 8  # batches
 _log = logging.getLogger(__name__)
 
 _Place = tuple[int, int, int, int, list[float]]  # the last: what the filter piece_counts remembers, or nothing
+_Read = tuple[int, int, int]
 _PLACE_KEYS = ("epoch", "chunk", "skip", "batch")
 
 
@@ -167,6 +170,8 @@ class _Stream(Closing, Generic[T]):
         local = max(1, shards // world_size)
         self._shards = range(rank * local, (rank + 1) * local) if shards > 1 else range(1)  # of this process
         self._places: list[_Place] = self._beginning(epoch)
+        self._read: list[_Read] = []  # how far the last batch, or its window, reaches in each shard
+        self._contents: tuple[list[_Read], list[str]] | None = None
         self._temporary = Path(temporary) if temporary is not None else None
         self._formats = list(formats)
         self._opened: list[OpenedFile] = []
@@ -227,6 +232,7 @@ class _Stream(Closing, Generic[T]):
 
     def _open_files(self) -> list[OpenedFile]:
         if not self._opened:
+            make_room_for(len(self._files))
             skip_bad = self._options["skip_bad_chunks"]
             self._opened = [
                 OpenedFile(path, formats=self._formats, skip_bad=skip_bad, temporary=self._temporary, poll=self._poll)
@@ -235,6 +241,7 @@ class _Stream(Closing, Generic[T]):
         return self._opened
 
     def _open(self) -> _Running[T]:
+        self._require_one_worker()
         if self._running is None:
             files = self._open_files()
             for file in files:
@@ -245,6 +252,14 @@ class _Stream(Closing, Generic[T]):
             pipeline = _data.Pipeline(options, [self._arrays(slot) for slot in slots], self._places)
             self._running = _Running(pipeline, slots, deque())
         return self._running
+
+    def _require_one_worker(self) -> None:
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise UserError(
+                f"loader: used in {worker.num_workers} workers of a DataLoader, each of which would yield all of the "
+                "data: use num_workers=0 or 1, and threads= for more speed"
+            )
 
     def __iter__(self) -> Iterator[T]:
         """Batches up to the end of the current epoch, or without end if `repeat` is set. A new iteration continues
@@ -261,7 +276,8 @@ class _Stream(Closing, Generic[T]):
                 pipeline.release(held.popleft())
             if not self.reuse and spare is None:
                 spare = self._allocate()
-            slot, size, self._places, bad_chunks = pipeline.next(self._poll)
+            slot, size, self._places, bad_chunks, read = pipeline.next(self._poll)
+            self._read = read or self._read
             if bad_chunks and not self._told_of_bad_chunks:
                 self._told_of_bad_chunks = True
                 say_left_out(self.bad_chunks().first)
@@ -312,8 +328,34 @@ class _Stream(Closing, Generic[T]):
         batch comes next. Files stay open, and compressed ones stay unpacked."""
         if epoch is not None and epoch < 0:
             raise UserError(f"loader: epoch is {epoch}, expected at least 0")
+        self.contents()
         self.close()
         self._places = self._beginning(self._first_epoch if epoch is None else epoch)
+        self._read = []
+
+    def contents(self) -> list[str]:
+        """For each file the digests of the chunks that the batches taken so far are made of, 8 bytes each, as base64;
+        zeros for other chunks; "" if there are none. Every later pass is compared with them, and that of a loader which
+        gets them by `restore_contents`: a chunk that differs is a UserError."""
+        if self._contents is None or self._contents[0] != self._read:
+            kept = [file.native.keep_contents(self._read) for file in self._open_files()]
+            self._contents = self._read, [base64.b64encode(digests).decode() for digests in kept]
+        return self._contents[1]
+
+    def restore_contents(self, contents: Sequence[str]) -> None:
+        """Compares the files with the digests that another loader's `contents` returned, chunk by chunk as they are
+        read. UserError if they are damaged, or those of other files."""
+        files = self._open_files()
+        try:
+            digests = [base64.b64decode(text, validate=True) for text in contents]
+        except (TypeError, ValueError):
+            raise UserError("loader state: damaged: contents are not base64") from None
+        if len(digests) != len(files):
+            raise UserError(f"loader state: contents of {len(digests)} files, expected {len(files)}")
+        self.close()
+        for file, saved in zip(files, digests, strict=True):
+            file.native.restore_contents(saved)
+        self._contents = None
 
     def _fingerprint(self) -> dict[str, Any]:
         """What the order depends on. It is computed once, as it does not change while the files are open."""
@@ -334,7 +376,8 @@ class _Stream(Closing, Generic[T]):
             str(shard): dict(zip(_PLACE_KEYS, place, strict=False)) | ({_COUNTS: place[-1]} if place[-1] else {})
             for shard, place in zip(self._shards, self._places, strict=True)
         }
-        return {"version": _STATE_VERSION, "places": places, "order": dict(self._fingerprint())}
+        order = dict(self._fingerprint())
+        return {"version": _STATE_VERSION, "places": places, "order": order, "contents": self.contents()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues with the batch after the saved place. UserError if the state is damaged, or if files or options
@@ -366,7 +409,10 @@ class _Stream(Closing, Generic[T]):
             piece_counts = self._piece_counts(place, begun=chunk + skip + batch > 0)
             places.append((epoch, chunk, skip, batch, piece_counts))
         self.close()
+        if "contents" in state:  # version 0.1 had none
+            self.restore_contents(_part(state, "contents"))
         self._places = places
+        self._read = []
 
     def _piece_counts(self, place: Any, *, begun: bool) -> list[float]:
         """What piece_counts remembers at a saved place; nothing where it is off."""
@@ -419,7 +465,7 @@ def _index(place: Any, key: str) -> int:
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Joins the states that the processes of one run saved after the same batch into one that any number of processes
-    can load. UserError if they are not of one run."""
+    can load. UserError if they are not of one run, or have read different contents."""
     first = states[0]
     places: dict[str, Any] = {}
     for state in states:
@@ -427,7 +473,22 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if not agree or (state["version"], state["order"]) != (first["version"], first["order"]):
             raise UserError("loader states of different runs cannot be joined")
         places |= state["places"]
-    return first | {"places": places}
+    return first | {"places": places, "contents": _merge_contents([state["contents"] for state in states])}
+
+
+def _merge_contents(contents: Sequence[list[str]]) -> list[str]:
+    merged = []
+    for of_one_file in zip(*contents, strict=True):
+        known = [text for text in of_one_file if text]
+        if not known:
+            merged.append("")
+            continue
+        digests = np.stack([np.frombuffer(base64.b64decode(text), "<u8") for text in known])
+        whole = digests.max(axis=0)
+        if ((digests != 0) & (digests != whole)).any():
+            raise UserError("loader states: the processes have read different contents of one file")
+        merged.append(base64.b64encode(whole.tobytes()).decode())
+    return merged
 
 
 class Loader(_Stream[Batch]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import resource
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -22,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
-    """What distinguishes a data file from others: its size in bytes and a digest of sixteen samples of 4 KiB. The name
-    is only for messages: a file that was moved or renamed is the same file."""
+    """What distinguishes a data file from others when it is opened: its size in bytes and a digest of sixteen samples
+    of 4 KiB. What lies between the samples is compared when it is read (`Loader.contents`). The name is only for
+    messages: a file that was moved or renamed is the same file."""
 
     name: str
     size: int
@@ -82,6 +84,29 @@ def _identity_of(path: StrPath, fd: int, size: int) -> Identity:
     return Identity(Path(path).name, size, digest.hexdigest())
 
 
+def make_room_for(files: int) -> None:
+    """Lets this process have so many files open beside those that it has, as a loader keeps each of its files open.
+    UserError where the system's limit is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A second one for each while it is opened, if it is compressed; the rest is for torch and the run's own files.
+    needed = _open_now() + files + 256
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UserError(
+            f"loader: {files:,} data files, but the system allows {hard:,} open files (ulimit -Hn), expected "
+            f"{needed:,}: join files with `nnue data interleave`, or raise the limit"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _open_now() -> int:
+    try:
+        return len(list(Path("/proc/self/fd").iterdir()))
+    except OSError:
+        return 64
+
+
 class OpenedFile:
     """A data file in any format, open from now on. It does not read what is appended to the file later, or a file that
     replaces it. Its format is the first of `formats` that claims it, or else a built-in one. A compressed file is
@@ -105,7 +130,9 @@ class OpenedFile:
         self.format_identity: dict[str, Any] | None = None
         """what identifies the format, if it is one of `formats`"""
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
+            self._status = os.fstat(file.fileno())
+            self._told = False
+            size = self._status.st_size
             self.identity = _identity_of(path, file.fileno(), size)
             self.compression = compression_of_file(self.path, file)
             if self.compression is None:
@@ -135,11 +162,36 @@ class OpenedFile:
         )
 
     def require_unchanged(self) -> None:
-        """UserError if the bytes of the file are not what they were. What was unpacked cannot be changed by others."""
+        """UserError if samples of the file's bytes are not what they were; the rest is compared as it is read. Logs
+        once that the file was written to or replaced. What was unpacked cannot be changed by others."""
         if self.compression is not None or self.format_identity is not None:
             return
+        self._look_at_times()
         now = _identity_of(self.path, self.native.fileno(), self.identity.size)
         if not now.matches(self.identity):
             raise UserError(
-                f"{self.path}: changed since it was opened, so that it is not one set of positions any more"
+                f"{self.path}: changed since it was opened: training would go on with other positions; restore the "
+                "file, or start a new run"
             )
+
+    def _look_at_times(self) -> None:
+        now = os.fstat(self.native.fileno())
+        try:
+            is_same = os.path.samestat(self.path.stat(), now)
+        except OSError:
+            is_same = False
+        grown = now.st_size > self._status.st_size
+        if not is_same:
+            told = "another file has its name now, or none; the one that was opened is read on"
+        elif now.st_mtime_ns == self._status.st_mtime_ns and not grown:
+            return
+        elif grown:
+            told = "has grown since it was opened; what was appended is not read"
+        else:
+            told = (
+                "was written to since it was opened; what has been read once is compared, chunk by chunk, and what had "
+                "not is taken as it is now"
+            )
+        if not self._told:
+            self._told = True
+            _log.warning("%s: %s", self.path, told)

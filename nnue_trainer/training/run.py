@@ -165,6 +165,7 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             validation,
             folder,
             validation_files=validation.files if validation else None,
+            validation_contents=validation.contents if validation else None,
             bad_chunks=_bad_chunks(recipe, batches, ranks) if recipe.data.skip_bad_chunks else None,
             division=division,
             stage=stage,
@@ -175,6 +176,9 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
             if recipe.data.skip_bad_chunks:
                 allow_skipping(saved)
             trainer.resume(saved, path)
+            contents = saved.state.get("validation_contents")
+            if begin.keep and validation is not None and contents is not None:
+                validation.restore(contents, str(path))
         elif begin.checkpoint is not None and stage.stage is not None and stage.stage.carry == "optimizer":
             trainer.carry_optimizer(begin.checkpoint, path)
         # Open all data files now: for a missing or wrong one the run must end before it writes anything.
@@ -518,6 +522,18 @@ class HeldOut:
         self._loader.open()
         self.files = [list(identity) for identity in self._loader.identities]
         """name, size and digest of each file when it was opened"""
+
+    def contents(self) -> list[str]:
+        """What was read of the files so far (`Loader.contents`)."""
+        return self._loader.contents()
+
+    def restore(self, contents: Any, what: str) -> None:
+        """Compares what is read from now on with the contents in a checkpoint. UserError, beginning with `what`, where
+        they are damaged."""
+        try:
+            self._loader.restore_contents(contents)
+        except UserError as error:
+            raise UserError(f"{what}: validation: {error}") from None
 
     def __call__(self) -> Iterator[Batch]:
         for fresh in self._read() if self._kept is None else self._kept:

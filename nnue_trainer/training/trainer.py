@@ -99,6 +99,7 @@ class Trainer:
         validation: a function that returns the same validation batches at each call; None: no validation.
         run_dir: the run folder, to which all files are written.
         validation_files: identifies the validation files, as plain JSON data; a resume checks that they are the same.
+        validation_contents: a function that returns what was read of them so far, as plain JSON data.
         bad_chunks: a function that returns how many damaged chunks of data were left out so far; all processes call it
             together.
         division: which part of each step this process computes; None: all of it. If several processes train together,
@@ -116,6 +117,7 @@ class Trainer:
         run_dir: Path | RunFolder,
         *,
         validation_files: list[Any] | None = None,
+        validation_contents: Callable[[], list[str]] | None = None,
         bad_chunks: Callable[[], int] | None = None,
         division: Whole | None = None,
         stage: StageOfRun | None = None,
@@ -134,6 +136,7 @@ class Trainer:
         self.validation = validation
         self.validation_files = validation_files
         self.more_validation = dict(more_validation or {})
+        self.validation_contents = validation_contents
         self.bad_chunks = bad_chunks
         self._bad_before = 0  # bad chunks before the run was resumed
         # Rows can be updated late only if each forward pass reads nothing but the rows of its batch. Compiled code and
@@ -457,6 +460,7 @@ class Trainer:
                 "bad_chunks": self._bad_before + (self.bad_chunks() if self.bad_chunks else 0),
                 "window_steps": self.step - self._loss_from,
                 "window_loss": self._loss_sum.item(),
+                "validation_contents": self.validation_contents() if self.validation_contents else None,
                 "device": self.device.type,
                 "cpu_threads": torch.get_num_threads(),
                 "processes": self.ranks.size,

@@ -4,11 +4,12 @@ change, grow and never end. Everything must end in one exception, never in a cra
 import gzip
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from torch.utils.data import DataLoader
 
 from nnue_trainer import _data
 from nnue_trainer.data import (
@@ -35,7 +37,9 @@ from nnue_trainer.data.binpack import read_binpack, write_binpack
 from nnue_trainer.data.compression import decompress
 from nnue_trainer.data.files import StrPath
 from nnue_trainer.data.loader import usable_threads
+from nnue_trainer.data.transform import convert
 from nnue_trainer.errors import UserError
+from nnue_trainer.inputs import data_files
 
 B = 256
 FENS = [
@@ -450,6 +454,86 @@ def test_slots_that_are_not_held_are_refused(file: Path) -> None:
     with pytest.raises(UserError, match="must be a writable"):
         pipeline.release(slot, [[0] * 32] * B)
     loader.close()
+
+
+# --- workers of a DataLoader ----------------------------------------------------------------------------------------
+
+
+class Rows(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __init__(self, loader: RecordLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.loader)
+
+
+def test_several_workers_would_each_yield_all_of_the_data(file: Path) -> None:
+    for opened in (False, True):
+        loader = RecordLoader(file, 100, shuffle=False)
+        if opened:
+            loader.open()
+        with pytest.raises(UserError, match="loader: used in 2 workers of a DataLoader, each of which would yield all"):
+            list(DataLoader(Rows(loader), batch_size=None, num_workers=2))
+        loader.close()
+    loader = RecordLoader(file, 100, shuffle=False)
+    found = [number for batch in DataLoader(Rows(loader), batch_size=None, num_workers=1) for number in ids(batch)]
+    assert found == list(range(3000))
+
+
+# --- many files ------------------------------------------------------------------------------------------------------
+
+
+def test_more_files_than_the_soft_limit(file: Path, tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from nnue_trainer.data import RecordLoader
+hard = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+loader = RecordLoader([sys.argv[1]] * 300, 100)
+print(sum(len(batch) for batch in loader))
+"""
+    assert run(code, file, 2048).stdout == f"{300 * 3000}\n"
+    error = run(code, file, 400).stderr.splitlines()[-1]
+    assert re.search(
+        r"loader: 300 data files, but the system allows 400 open files \(ulimit -Hn\), expected \d+", error
+    )
+
+
+def test_a_folder_of_bullets_files(tmp_path: Path) -> None:
+    source = write_chunks(tmp_path / "x.binpack")
+    (tmp_path / "folder").mkdir()
+    convert([source], tmp_path / "folder" / "a.data", to="bulletformat")
+    files = data_files([str(tmp_path / "folder")], "data.train")
+    assert [Path(name).name for name in files] == ["a.data"]
+    assert sum(len(batch) for batch in RecordLoader(files, 100, drop_last=False)) == 3000
+
+
+@pytest.mark.parametrize("suffix", [".plain", ".txt"])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, suffix: str) -> None:
+    source, path = write_chunks(tmp_path / "x.binpack"), tmp_path / f"y{suffix}"
+    convert([source], path)
+    expected = list(PositionReader(path))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [ours.tolist() for ours in PositionReader(path)] == [theirs.tolist() for theirs in expected]
+    assert sum(len(batch) for batch in RecordLoader(path, 100, shuffle=False, drop_last=False)) == 3000
+
+
+# --- text that is no UTF-8 ------------------------------------------------------------------------------------------
+
+
+def test_bytes_that_are_no_utf8_are_left_out_like_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good = f"fen {FENS[0]} 0 1\nmove e2e4\nscore 1\nply 0\nresult 0\ne\n".encode()
+    path = tmp_path / "x.plain"
+    path.write_bytes(good * 30_000 + good.replace(b"KQkq", b"\xff\x9b") + good * 30_000)
+    loader = RecordLoader(path, 100, shuffle=False, skip_bad_chunks=True)
+    positions = sum(len(batch) for batch in loader)
+    assert 20_000 < positions < 60_000
+    assert loader.bad_chunks().chunks == 1
+    assert r"'\xff\x9b'" in loader.bad_chunks().first
+    assert [r"\xff\x9b" in record.message for record in caplog.records] == [True]
+    report = convert([path], tmp_path / "y.bin", skip_bad=True)
+    assert (report.positions, report.skipped) == (60_000, 1)
+    assert r"\xff\x9b" in report.first_skipped[0]
 
 
 # --- files that change -----------------------------------------------------------------------------------------------
