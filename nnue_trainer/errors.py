@@ -29,6 +29,16 @@ def quoted(text: object, limit: int = 80) -> str:
     return f"'{shown(text)}'"
 
 
+def bounded(message: str) -> str:
+    """A message in which what is quoted, and each word, is cut in the middle if it is longer than any that helps."""
+
+    def cut(match: re.Match[str]) -> str:
+        text = match[0]
+        return f"{text[:100]}…{text[-50:]}"
+
+    return re.sub(r"\S{400,}", cut, re.sub(r"'[^']{200,}'", cut, message))
+
+
 def first_line(text: object) -> str:
     """The first line that is not blank: the part of a library's message that names the cause."""
     return next((line for line in str(text).splitlines() if line.strip()), "")

@@ -63,6 +63,42 @@ def error_of(run: subprocess.CompletedProcess[str], status: int = 1) -> str:
     return run.stderr
 
 
+def test_without_the_compiled_module() -> None:
+    """`nnue info`, `--version` and `--help` work, any other command is one line."""
+    lines = [
+        *(["--version"], ["--help"], ["info", "--json"]),
+        *(["train", "x.yaml"], ["data", "info", "x"], ["export", "a", "b"], ["info", "--nope"]),
+    ]
+    code = f"""
+import importlib.abc, sys
+class Fails(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "nnue_trainer._data":
+            raise ImportError("_data.so: undefined symbol: x\\nmore", name=name)
+sys.meta_path.insert(0, Fails())
+from nnue_trainer.cli.main import main
+for words in {lines}:
+    sys.argv = ["nnue", *words]
+    try:
+        main()
+    except SystemExit as end:
+        print("status", end.code, file=sys.stderr)
+"""
+    run = nnue(code=code)
+    assert "nnue-trainer " in run.stdout
+    assert "undefined symbol" in json.loads(run.stdout[run.stdout.index("{") :])["data"]["error"]
+    missing = (
+        "nnue: error: nnue_trainer._data cannot be loaded: _data.so: undefined symbol: x; build it (make build, or pip "
+        "install) (only nnue info works without it)"
+    )
+    assert run.stderr.splitlines() == [
+        *["status 0"] * 3,
+        *[missing, "status 1"] * 3,
+        "nnue: error: No such option: --nope (see nnue info --help)",
+        "status 2",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -100,9 +136,51 @@ def test_the_version() -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, f"nnue-trainer {nnue_trainer.__version__}\n", "")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", "RECIPE", "training.epochs={}"],
+        ["config", "RECIPE", "{}=1"],
+        ["config", "RECIPE", "loss.kind={}"],
+        ["config", "RECIPE", "optimizer={}"],
+        ["data", "head", "x.binpack", "--count", "{}"],
+        ["data", "shuffle", "x", "y.binpack", "--memory", "{}"],
+        ["export", "a", "b", "--format", "{}"],
+        ["permute", "a", "b", "--data", "c", "--method", "{}"],
+        ["train", "--preset", "{}"],
+        ["data", "convert", "x", "y.bin", "--to", "{}"],
+        ["eval", "x", "--fen", "y", "--arch", "{}"],
+        ["{}"],
+    ],
+    ids=" ".join,
+)
+def test_long_values_are_not_quoted_in_full(run_here: Run, folder: Path, arguments: list[str]) -> None:
+    for value in ("x" * 5000, "x y " * 1250):
+        words = [word.format(value).replace("RECIPE", "mine.yaml") for word in arguments]
+        error = run_here(*words, cwd=folder).stderr
+        assert error.count("\n") == 1
+        assert "xxxxx" * 100 not in error
+        assert "x y " * 100 not in error
+
+
+def test_a_recipe_may_have_an_equals_sign_in_its_name(run_here: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lr=1e-3.yaml").write_text((folder / "mine.yaml").read_text())
+    run = run_here("config", "lr=1e-3.yaml", "training.epochs=7", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "epochs: 7" in run.stdout
+
+
 def test_shells_can_complete() -> None:
-    run = nnue("--show-completion", "bash")
+    run = nnue(_NNUE_COMPLETE="source_bash")
     assert run.returncode == 0
+    assert "_NNUE_COMPLETE=complete_bash" in run.stdout
+    # `--show-completion` looks for the shell among the processes above it: the tests may have been started by none.
+    run = subprocess.run(
+        ["bash", "-c", '"$@"; exit $?', "bash", sys.executable, "-c", CODE, "--show-completion"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert "_NNUE_COMPLETE=complete_bash" in run.stdout
     run = nnue(_NNUE_COMPLETE="complete_bash", COMP_WORDS="nnue pre", COMP_CWORD="1")
     assert (run.returncode, run.stdout.split(), run.stderr) == (0, ["presets"], "")

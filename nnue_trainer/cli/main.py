@@ -21,8 +21,9 @@ from typing import Annotated, Any, cast
 import typer
 
 from nnue_trainer import foreign
-from nnue_trainer.cli import analysis, check, data, data_tools, info, match, net, permute, rescore, run, train
-from nnue_trainer.errors import UserError, first_line, out_of_memory, shown
+from nnue_trainer.cli import info
+from nnue_trainer.cli.status import INTERRUPTED
+from nnue_trainer.errors import UserError, bounded, first_line, out_of_memory, shown
 from nnue_trainer.parallel import is_first
 from nnue_trainer.progress import Unfailing
 
@@ -37,17 +38,33 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data.app, name="data")
-data_tools.register(data.app)
-rescore.register(data.app)
-info.register(app)
-net.register(app)
-check.register(app)
-train.register(app)
-analysis.register(app, data.app)
-permute.register(app)
-match.register(app)
-run.register(app)
+
+
+def _register() -> str | None:
+    """Adds all commands. Where the compiled module is missing or cannot be loaded, `nnue info` is the only one; returns
+    what is wrong."""
+    try:
+        from nnue_trainer import _data  # noqa: F401
+    except ImportError as error:
+        info.register(app)
+        return str(error)
+    from nnue_trainer.cli import analysis, check, data, data_tools, match, net, permute, rescore, run, train
+
+    app.add_typer(data.app, name="data")
+    data_tools.register(data.app)
+    rescore.register(data.app)
+    info.register(app)
+    net.register(app)
+    check.register(app)
+    train.register(app)
+    analysis.register(app, data.app)
+    permute.register(app)
+    match.register(app)
+    run.register(app)
+    return None
+
+
+_without_data = _register()
 
 
 def _print_version(wanted: bool) -> None:
@@ -105,14 +122,19 @@ def _explain(error: BaseException) -> int:
     if os.environ.get("NNUE_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
     status, message = FAILED, str(error)
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError) and _without_data is not None and not _is_of_info(error):
+        message = (
+            f"nnue_trainer._data cannot be loaded: {first_line(_without_data)}; build it (make build, or pip install) "
+            "(only nnue info works without it)"
+        )
+    elif isinstance(error, UsageError):
         command, status = error.ctx.command_path if error.ctx else "nnue", WRONG_COMMAND_LINE
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return status
         message = f"{' '.join(error.format_message().split())} (see {command} --help)"
     elif isinstance(error, KeyboardInterrupt | typer.Abort):
-        status, message = train.INTERRUPTED, "interrupted"
+        status, message = INTERRUPTED, "interrupted"
     elif isinstance(error, BrokenPipeError):  # `| head` has seen enough
         return CLOSED_PIPE
     elif isinstance(error, UserError):
@@ -133,8 +155,12 @@ def _explain(error: BaseException) -> int:
         )
     # Of several processes of a run each meets a wrong command line, before they know of each other.
     if status != WRONG_COMMAND_LINE or is_first():
-        print(f"nnue: error: {shown(message)}", file=sys.stderr, flush=True)
+        print(f"nnue: error: {shown(bounded(message))}", file=sys.stderr, flush=True)
     return status
+
+
+def _is_of_info(error: Any) -> bool:
+    return error.ctx is not None and error.ctx.command_path == "nnue info"
 
 
 def _place(frame: traceback.FrameSummary) -> str:
@@ -145,7 +171,7 @@ class _OneLine(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not is_first():
             return
-        print(f"nnue: {record.levelname.lower()}: {shown(record.getMessage())}", file=sys.stderr, flush=True)
+        print(f"nnue: {record.levelname.lower()}: {shown(bounded(record.getMessage()))}", file=sys.stderr, flush=True)
 
 
 def _prepare_streams() -> None:

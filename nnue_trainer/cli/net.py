@@ -30,6 +30,14 @@ Arch = Annotated[
 ]
 Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="A position; may be given several times.")]
 Fens = Annotated[Path | None, typer.Option("--fens", metavar="FILE", help="Positions, one FEN per line.")]
+NetOrCheckpoint = Annotated[
+    Path,
+    typer.Argument(
+        metavar="NET|CHECKPOINT",
+        help="A .nnue file, or with --format one of that format; or a checkpoint or the folder of a run, which is "
+        "exported first.",
+    ),
+]
 NetFile = Annotated[Path, typer.Argument(metavar="NET", help="A .nnue file.")]
 ReadNet = Annotated[Path, typer.Argument(metavar="NET", help="A .nnue file, or with --format one of that format.")]
 ReadFormat = Annotated[
@@ -165,7 +173,7 @@ def _read(
 
     if file_format is None or file_format == "nnue":
         if model is not None:
-            raise UserError(f"--model: expected --format with it, as {shown(path)} says what it is")
+            raise UserError("--model: expected --format raw, or --format FILE.yaml, with it: the format of the file")
         return read_net(path, arch, note), None
     chosen, net = _format(file_format)
     if model is not None:
@@ -185,6 +193,22 @@ def _read(
         if not same:
             note(f"{path}: exported again it is another file, as its numbers are not those of the net")
     return quantized, checkpoint
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is the folder of a run, or by its name a checkpoint."""
+    return path.is_dir() or path.suffix == ".safetensors"
+
+
+def _exported(path: Path) -> QuantizedNet:
+    """The net of a checkpoint, as `nnue export --any-l1` writes it."""
+    from nnue_trainer import checkpoint as checkpoints
+    from nnue_trainer.export import net_from_checkpoint
+
+    if path.is_dir():
+        path = checkpoints.of_run(path)
+        note(f"evaluating {path}")
+    return net_from_checkpoint(checkpoints.load(path, ("model", "net")), str(path), any_l1=True)
 
 
 def _architecture(path: Path) -> Net:
@@ -240,7 +264,7 @@ def import_command(
 
 
 def eval_command(
-    net: ReadNet,
+    net: NetOrCheckpoint,
     fen: Fen = None,
     fens: Fens = None,
     data: Annotated[
@@ -264,7 +288,9 @@ def eval_command(
     if not fen and fens is None and data is None:
         raise UserError("nothing to evaluate: give --fen FEN, --fens FILE or --data FILE")
     plugins.load(plugin)
-    quantized, _ = _read(net, arch, file_format, model)
+    quantized = _exported(net) if file_format is None and is_checkpoint(net) else None
+    if quantized is None:
+        quantized, _ = _read(net, arch, file_format, model)
     evaluator = Evaluator(quantized, threads=threads)
     given = chain(fen or [], _read_fens(fens) if fens else [], _fens_of_data(data) if data else [])
     at_hand = islice(given, positions)

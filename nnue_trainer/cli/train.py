@@ -16,14 +16,13 @@ import typer
 
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.status import INTERRUPTED
 from nnue_trainer.errors import UserError, quoted
 from nnue_trainer.parallel import is_first
 
 if TYPE_CHECKING:
     from nnue_trainer.config import Recipe
     from nnue_trainer.training.trainer import Summary
-
-INTERRUPTED = 130  # exit status, as shells know it from SIGINT
 
 
 Preset = Annotated[
@@ -261,7 +260,7 @@ def _recipe_path(
     named = [] if option is None else [option]
     if preset is not None:
         named.append(presets.path(preset))
-    if overrides and "=" not in overrides[0]:
+    if overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file()):
         named.append(Path(overrides.pop(0)))
         if not named[-1].exists() and str(named[-1]) in presets.names():
             raise UserError(f"{named[-1]}: no such file; the preset of this name is --preset {named[-1]}")

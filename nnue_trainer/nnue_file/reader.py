@@ -135,7 +135,12 @@ class NetFile:
             if self.size > 8 and self.take(8, 1, "") == b"{":
                 raise UserError(f"{self.path}: found a checkpoint, expected a net; `nnue export` makes one of it")
             expected = ", ".join(f"0x{known:08X}" for known in versions)
-            raise self.error(0, "version", f"found 0x{version:08X}, expected one of {expected}")
+            raise self.error(
+                0,
+                "version",
+                f"found 0x{version:08X}, expected one of {expected}; a raw net, which has no version, is read with "
+                "--format raw --model FILE",
+            )
         file_hash = self.u32(4, "file hash")
         length = self.u32(8, "description length")
         self.check(12, length, "description")

@@ -63,11 +63,11 @@ def test_export_takes_the_folder_of_a_run(nnue, tmp_path) -> None:
     for seed, name in ((1, "last"), (2, "best")):
         saved = random_checkpoint({"kind": "sfnnv5", "l1": 128}, seed=seed)
         checkpoint.save(run / "checkpoints" / f"{name}.safetensors", saved)
-        done = nnue("export", run, tmp_path / "out.nnue")
+        done = nnue("export", run, tmp_path / f"{name}.nnue")
         assert done.returncode == 0, done.stderr
         assert f"exporting {run}/checkpoints/{name}.safetensors" in done.stderr
-        nnue("export", run / "checkpoints" / f"{name}.safetensors", tmp_path / "named.nnue")
-        assert (tmp_path / "out.nnue").read_bytes() == (tmp_path / "named.nnue").read_bytes()
+        nnue("export", run / "checkpoints" / f"{name}.safetensors", tmp_path / f"named-{name}.nnue")
+        assert (tmp_path / f"{name}.nnue").read_bytes() == (tmp_path / f"named-{name}.nnue").read_bytes()
 
 
 def test_export_refuses_what_does_not_fit(nnue, tmp_path) -> None:

@@ -37,7 +37,7 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Export:
         checkpoint.save("c.safetensors", source)
         if layout:
             Path("mine.yaml").write_text(layout)
-        result = CliRunner().invoke(app, ["export", "c.safetensors", "net.bin", *options])
+        result = CliRunner().invoke(app, ["export", "c.safetensors", "net.bin", "--overwrite", *options])
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == 0, result.output

@@ -66,6 +66,7 @@ def test_a_raw_net_is_read_back(name: str, made: Made) -> None:
     made(NETS[name], "raw")
     expected = scores("net.nnue")
     assert len(set(expected)) > 20
+    assert scores("c.safetensors") == scores("run") == expected  # of a checkpoint what would be exported
     for model in ("model.yaml", "c.safetensors", "run", "net.nnue"):
         assert scores("net.bin", "--format", "raw", "--model", model) == expected
     assert "note" not in nnue("import", "net.bin", "again.safetensors", "--format", "raw", "--model", "model.yaml")
@@ -114,7 +115,8 @@ def test_truncated_numbers_are_cut_to_themselves_again(made: Made, tmp_path: Pat
     [
         (["net.bin", "--format", "raw"], "--format raw: says nothing of the net itself: give --model FILE"),
         (["net.bin", "--format", "mine.yaml"], "--format mine.yaml: says nothing of the net itself: give --model FILE"),
-        (["net.nnue", "--model", "model.yaml"], "--model: expected --format with it, as net.nnue says what it is"),
+        (["net.nnue", "--model", "model.yaml"], "--model: expected --format raw, or --format FILE.yaml, with it"),
+        (["net.bin"], "a raw net, which has no version, is read with --format raw --model FILE"),
         (["net.bin", "--format", "raw", "--model", "mine.yaml"], "mine.yaml: found no section model"),
         (["net.bin", "--format", "raw", "--model", "none.yaml"], "none.yaml: No such file"),
         (
