@@ -11,6 +11,8 @@ import hashlib
 import importlib
 import json
 import os
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,11 +30,15 @@ from nnue_trainer.parallel.watch import Watch
 _SECONDS_BETWEEN = 0.2  # the intended time between two exchanges of `agree`
 _MOST_BETWEEN = 256  # the largest number of calls of `agree` between two exchanges
 _SECONDS_TO_MEET = 10.0
+_SECONDS_TO_SAY = 10.0  # before a line says who is missing
+_SECONDS_TO_JOIN = 300.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _default_group: Callable[[], dist.ProcessGroup] = dist.distributed_c10d._get_default_group
 # torch 2.13 has a new name for this function, and warns about the old name.
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _AllgatherOptions: Any = dist.distributed_c10d.AllgatherOptions  # type: ignore[attr-defined]
 
 
@@ -309,12 +315,49 @@ def _join() -> Ranks:
         return int(numbers[0]), int(numbers[1])
 
     try:
-        dist.init_process_group(backend, rank=rank, world_size=size)
+        dist.init_process_group(backend, store=_meet(rank, size), rank=rank, world_size=size)
         watch = Watch(rank, size, host, exchange)
     except (RuntimeError, ValueError) as error:
         what = f"train: rank {rank} of {size} cannot join the others: {shown(first_line(error))[:200]}"
         raise UserError(what) from None
     return Ranks(rank, size, local_rank, local_size, watch)
+
+
+def _meet(rank: int, size: int) -> Any:
+    """The store of all ranks, when all have come. After ten seconds a line names the address that does not answer or
+    the ranks that are missing. UserError if some do not come in time."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # otherwise torchrun does
+    limit = timedelta(seconds=_SECONDS_TO_JOIN)
+    address = f"{shown(host)}, port {port} (MASTER_ADDR, MASTER_PORT)"
+    with _saying(f"rank {rank} of {size} still tries to reach rank 0 at {address}"):
+        store = _TCPStore(host, port, size, serves, timeout=limit, wait_for_workers=False)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = _PrefixStore(f"nnue/{attempt}", store)
+    own.set(f"here/{rank}", "")
+    began, said = time.monotonic(), False
+    while missing := [other for other in range(size) if not own.check([f"here/{other}"])]:
+        waited = time.monotonic() - began
+        which = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing[:20]))} of {size}"
+        if waited > _SECONDS_TO_JOIN:
+            raise UserError(f"train: {which} did not come to {address} within {_SECONDS_TO_JOIN:.0f} seconds")
+        if waited > _SECONDS_TO_SAY and not said and rank in (0, 1 if 0 in missing else 0):
+            said = True
+            print(f"nnue: waiting for {which} at {address}", file=sys.stderr, flush=True)
+        time.sleep(0.02)
+    return own
+
+
+@contextmanager
+def _saying(what: str) -> Iterator[None]:
+    """Prints a line if the block takes longer than ten seconds."""
+    timer = threading.Timer(_SECONDS_TO_SAY, lambda: print(f"nnue: {what}", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _numbers() -> tuple[int, int, int, int]:

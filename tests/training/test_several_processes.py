@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -274,6 +275,32 @@ def test_processes_that_would_train_different_things_are_refused(tmp_path, recip
         "error: train: the processes do not have the same recipe and weights and data files"
     ]
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def _missing(wrong_port: bool) -> None:
+    """Rank 1 does not come, or looks for rank 0 at a port where nobody listens."""
+    ranks_module._SECONDS_TO_SAY, ranks_module._SECONDS_TO_JOIN = 0.5, 3.0
+    if os.environ["RANK"] == "1":
+        if not wrong_port:
+            return
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    several._nnue("train", "recipe.yaml", "--run-dir", "run")
+
+
+@pytest.mark.parametrize("wrong_port", [False, True])
+def test_who_is_missing_is_named(tmp_path, wrong_port):
+    run = several.Processes(2, tmp_path / "a", _missing, wrong_port)
+    codes = run.wait()
+    said = run.said()
+    assert codes == ([1, 1] if wrong_port else [1, 0])
+    address = r"127\.0\.0\.1, port \d+ \(MASTER_ADDR, MASTER_PORT\)"
+    assert len(re.findall(rf"nnue: waiting for rank 1 of 2 at {address}", said)) == 1
+    assert re.search(rf"error: train: rank 1 of 2 did not come to {address} within 3 seconds", said)
+    if wrong_port:
+        assert re.search(rf"nnue: rank 1 of 2 still tries to reach rank 0 at {address}", said)
+        assert "error: train: rank 1 of 2 cannot join the others" in said
 
 
 def _of_its_own_copy(folder: str) -> None:
