@@ -111,7 +111,12 @@ def differences(one: Path, other: Path) -> list[str]:
     for name in sorted(a.keys() & b.keys()):
         same = torch.equal(a[name], b[name]) if isinstance(a[name], torch.Tensor) else a[name] == b[name]
         found += [] if same else [name]
-    return found + ([] if records_a == records_b else ["metrics.jsonl"])
+    if len(records_a) != len(records_b):
+        found.append(f"metrics.jsonl: {len(records_a)} and {len(records_b)} records")
+    for one_record, other_record in zip(records_a, records_b, strict=False):
+        keys = [key for key in one_record.keys() | other_record.keys() if one_record.get(key) != other_record.get(key)]
+        found += [f"metrics.jsonl, step {one_record['step']}: {', '.join(sorted(keys))}"] if keys else []
+    return found
 
 
 def main() -> int:
