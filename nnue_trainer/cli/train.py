@@ -224,6 +224,16 @@ def config(
         ),
     ] = None,
     preset: Preset = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Translate a recipe of nettest (Stockfish's chains of nnue-pytorch) and print it; what it lacks is in "
+            "comments at the top.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     reference: Annotated[
         bool,
         typer.Option("--reference", help="Print all fields, those of --plugin files and of the recipe's included."),
@@ -234,6 +244,13 @@ def config(
     from nnue_trainer import config as recipes
 
     plugins.load(plugin)
+    if source is not None:
+        from nnue_trainer import nettest
+
+        data, notes = nettest.translate(recipes.read_yaml(source), str(source))
+        translated = recipes.parse(data, arguments or [], str(source))
+        print("\n".join([*(f"# {note}" for note in notes), recipes.to_yaml(translated).rstrip()]))
+        return
     path, overrides = _recipe_path(arguments, None, preset, "config")
     if path is None and overrides:
         raise UserError(f"config: {quoted(overrides[0])}: expected a RECIPE or --preset NAME before it")

@@ -1,0 +1,154 @@
+"""Recipes of nettest, read as recipes of ours."""
+
+import re
+from pathlib import Path
+
+import pytest
+from command import nnue
+
+from nnue_trainer import config, nettest, presets, schema
+from nnue_trainer.errors import UserError
+
+# The options of the recipe of September 2026, as the specification has them; the second step halves the batch by a key
+# that is spelt in another way.
+RECIPE = """
+training:
+  steps:
+    - run: &first
+        resume: none
+        max_epochs: 4500
+        binpacks: [data/train.binpack]
+        options: &options
+          features: Full_Threats+PP_3Wide+HalfKAv2_hm^
+          l1: 1024
+          l2: 32
+          optimizer-name: adamw
+          epoch-size: 134217728
+          batch-size: 131072
+          validation-size: 268435456
+          validation-data: data/validation.binpack
+          random-fen-skipping: 10
+          early-fen-skipping: 18
+          soft-early-fen-skipping: 32
+          pc-y0: -0.20
+          pc-y1: 0.45
+          pc-y2: 1.0
+          pc-y3: 0.95
+          pc-y4: 0.75
+          ply-x1: 0
+          ply-y1: 0.025
+          ply-x2: 22
+          ply-y2: 0.05
+          ply-x3: 25.5
+          ply-y3: 0.20
+          ply-x4: 29.5
+          ply-y4: 0.80
+          pow-exp: 2.4340402395048404
+          qp-asymmetry: 0.22866886710086187
+          in-scaling: 295.6539508488627
+          in-offset: 285.2706341467852
+          out-scaling: 379.98724077106635
+          out-offset: 289.1258344152218
+          w1: 0
+          w2: 0.5
+          lr: 0.4e-3
+          one-cycle-steps: 5108000
+          one-cycle-warmup-pct: 0.05
+          one-cycle-final-div: 1e3
+          start-lambda: 1.0
+          end-lambda: 1.0
+          lambda-schedule-steps: 5052000
+          lambda-cycle-delta: -0.3
+          lambda-cycle-warmup-pct: 0.25
+          lambda-cycle-jitter: true
+          jitter-lambda-sample: 0.0035
+          jitter-lambda-batch: 0.0070
+          jitter-lambda-decay: 0.999
+          factorized-weight-decay: 4e-5
+    - run:
+        <<: *first
+        resume: previous_checkpoint
+        max_epochs: 4750
+        options:
+          <<: *options
+          batch_size: 65536
+"""
+
+
+def read(tmp_path: Path, text: str) -> tuple[config.Recipe, list[str]]:
+    path = tmp_path / "threats.yaml"
+    path.write_text(text, encoding="utf-8")
+    data, notes = nettest.translate(config.read_yaml(path), str(path))
+    return config.parse(data), notes
+
+
+def test_the_published_recipe_is_the_preset(tmp_path: Path) -> None:
+    found, notes = read(tmp_path, RECIPE)
+    preset = config.load(presets.path("nettest"))
+    ours = {"training": {"validate_every", "checkpoint_every"}, "data": {"shuffle_buffer"}}
+    for one, other in zip(config.stage_recipes(found), config.stage_recipes(preset), strict=True):
+        a, b = schema.to_data(one), schema.to_data(other)
+        for section, keys in ours.items():
+            for key in keys:
+                a[section].pop(key), b[section].pop(key)
+        for section in ("model", "data", "loss", "lambda", "optimizer", "training"):
+            assert a[section] == b[section], section
+        assert a["schedule"].keys() == b["schedule"].keys()
+        for key in ("kind", "steps", "rise", "warmup_steps", "stairs"):
+            assert a["schedule"][key] == b["schedule"][key]
+        assert a["schedule"]["start_lr"] == pytest.approx(1.6e-5)
+        assert a["schedule"]["final_lr"] == pytest.approx(1.6e-8)
+    assert found.stages[1].carry == "optimizer"
+    assert [re.sub(r"^.*: step", "step", note) for note in notes] == [
+        f"step {number}: factorized-weight-decay 4e-05: has no counterpart here" for number in (1, 2)
+    ]
+
+
+def test_steps_that_repeat_the_last_one(tmp_path: Path) -> None:
+    text = """
+training:
+  steps:
+    - run:
+        resume: none
+        max_epochs: 10
+        binpacks: [a.binpack]
+        other_options:
+          - --features=Full_Threats+HalfKAv2_hm^
+          - --l1=1024
+          - --l2=31
+          - --batch-size=65536
+          - --start-lambda=1.0
+          - --end-lambda=0.75
+    - <repeat_last>:
+        run:
+          resume: previous_model
+          binpacks: [b.binpack, c.binpack]
+          other_options: [--lr=0.001, --pow-exp=2.44]
+    - <repeat_last>:
+"""
+    found, _ = read(tmp_path, text)
+    first, second, third = config.stage_recipes(found)
+    assert first.model.kind == "sfnnv14.1"
+    assert (first.data.train, second.data.train, third.data.train) == (["a.binpack"], *[["b.binpack", "c.binpack"]] * 2)
+    assert (first.optimizer.lr, second.optimizer.lr, third.optimizer.lr) == (8.75e-4, 0.001, 0.001)
+    assert second.loss.power == 2.44
+    assert schema.to_data(third.lambda_)["end"] == 0.75
+    assert [stage.carry for stage in found.stages] == ["weights"] * 3
+    assert first.training.positions_per_epoch == 1525 * 65536
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "threats.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    output = nnue("config", "--from", path, "model.l1=128")
+    assert "factorized-weight-decay 4e-05: has no counterpart here" in output
+    (tmp_path / "ours.yaml").write_text(output, encoding="utf-8")
+    assert config.load(tmp_path / "ours.yaml").model.l1 == 128
+    for text, message in (
+        ("a: 1", "training.steps: found nothing, expected the steps of a recipe of nettest"),
+        ("training: {steps: [{<repeat_last>: }]}", "step 1: <repeat_last>, but there is no step before it"),
+        ("training: {steps: [{run: {options: {features: X}}}]}", "step 1: features 'X', expected one of Full_Thr"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            nnue("config", "--from", path)
