@@ -10,6 +10,7 @@
 //   score          int16 [B]      engine units, side to move's view
 //   result         int8 [B]       -1 loss, 0 draw, 1 win, side to move's view
 //   piece_count    uint8 [B]      2 to 32
+//   material       uint8 [B]      4 · min(3, queens of the side to move) + min(3, queens of the other side)
 //
 // These are the fields of a batch, in the order of their table (features/batch_layout.h). expand_features returns new
 // tensors; expand_features_into writes to the contiguous tensors in the list `fields`, in that order.
@@ -57,7 +58,7 @@ constexpr const char* kName = "expand_features";
 constexpr int64_t kRecordBytes = sizeof(data::Record);
 
 // The fields of a batch as expand_features returns them.
-using FieldTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using FieldTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // FNV-1a. Handles are not negative.
 inline int64_t handle_of(std::string_view name) {

@@ -48,7 +48,7 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def(
         "expand_features(Tensor records, int feature_set, bool check_records=True) -> "
         "(Tensor white, Tensor black, Tensor counts, Tensor black_to_move, Tensor score, Tensor result, Tensor "
-        "piece_count)");
+        "piece_count, Tensor material)");
     m.def("expand_features_into(Tensor records, int feature_set, Tensor(a!)[] fields, bool check_records=True) -> ()");
 
     m.def("name_feature_set(Tensor name) -> int");

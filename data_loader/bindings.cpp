@@ -216,16 +216,21 @@ PYBIND11_MODULE(_data, m) {
 
     m.def("isa", [] { return kernels().isa; });
     m.def("basic_feature_sets", &basic_feature_sets);
+    // The fields of FeaturePart (nnue_trainer/data/features.py).
     m.def("describe_feature_set", [](const std::string& name) {
         const FeatureSet& set = feature_set(name);
         py::list parts;
         for (const FeaturePart& part : set.parts) {
+            py::list states;
+            for (const StateCounter& counter : part.tables.counters) {
+                if (counter.most > 0) states.append(py::make_tuple(counter.codes[0], counter.most));
+            }
             parts.append(py::make_tuple(part.name, part.first_feature, part.num_features, part.max_active,
-                                        part.bucket_size, part.num_virtual));
+                                        part.bucket_size, part.num_virtual, part.virtual_span, py::tuple(states)));
         }
         for (const AppendedPart& part : set.appended) {
             parts.append(py::make_tuple(part.name, part.first_feature, part.is.num_features, part.is.max_active,
-                                        part.is.bucket_size, part.is.num_virtual));
+                                        part.is.bucket_size, part.is.num_virtual, part.is.num_features, py::tuple()));
         }
         return parts;
     });

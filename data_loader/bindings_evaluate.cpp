@@ -26,16 +26,18 @@ class EvaluatorHandle {
 
     py::tuple evaluate_rows(const Array<std::int32_t>& white, const Array<std::int32_t>& black,
                             const Array<std::uint8_t>& black_to_move, const Array<std::uint8_t>& piece_count,
-                            bool every_stack, int threads, const std::string& isa) const {
+                            const Array<std::uint8_t>& material, bool every_stack, int threads,
+                            const std::string& isa) const {
         const py::ssize_t n = piece_count.size();
         if (white.ndim() != 2 || black.ndim() != 2 || white.shape(0) != n || black.shape(0) != n ||
-            white.shape(1) != black.shape(1) || black_to_move.size() != n) {
+            white.shape(1) != black.shape(1) || black_to_move.size() != n || material.size() != n) {
             throw FormatError("evaluate: the rows of a batch have different sizes");
         }
         const IndexRows rows{white.data(),
                              black.data(),
                              black_to_move.data(),
                              piece_count.data(),
+                             material.data(),
                              static_cast<std::size_t>(n),
                              static_cast<std::size_t>(white.shape(1))};
         return run(rows.n, every_stack, threads, isa, [&](const Evaluations& out, const EvaluateOptions& options) {
@@ -178,8 +180,8 @@ void bind_evaluate(py::module_& m) {
         .def("evaluate_records", &EvaluatorHandle::evaluate_records, py::arg("records"), py::arg("every_stack"),
              py::arg("threads"), py::arg("isa") = "")
         .def("evaluate_rows", &EvaluatorHandle::evaluate_rows, py::arg("white"), py::arg("black"),
-             py::arg("black_to_move"), py::arg("piece_count"), py::arg("every_stack"), py::arg("threads"),
-             py::arg("isa") = "")
+             py::arg("black_to_move"), py::arg("piece_count"), py::arg("material"), py::arg("every_stack"),
+             py::arg("threads"), py::arg("isa") = "")
         .def("first_active", &EvaluatorHandle::first_active, py::arg("records"), py::arg("threads"),
              py::arg("isa") = "");
 

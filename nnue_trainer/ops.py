@@ -115,7 +115,7 @@ def _expand_fake(records: Tensor, feature_set: int, check_records: bool = True) 
     known = feature_set in _names_of_handles
     _expect(EXPAND, "feature_set", known, f"the unknown handle {feature_set}", "one of ops.feature_set_handle")
     rows = records.shape[0]
-    shapes = ((rows, described(_names_of_handles[feature_set]).max_active),) * 2 + ((rows,),) * 5
+    shapes = ((rows, described(_names_of_handles[feature_set]).max_active),) * 2 + ((rows,),) * 6
     return tuple(records.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _EXPANDED_DTYPES, strict=True))
 
 
@@ -123,7 +123,16 @@ def _expand_into_fake(records: Tensor, feature_set: int, fields: Sequence[Tensor
     _expect_records(records)
 
 
-_EXPANDED_DTYPES = (torch.int32, torch.int32, torch.int16, torch.uint8, torch.int16, torch.int8, torch.uint8)
+_EXPANDED_DTYPES = (
+    torch.int32,
+    torch.int32,
+    torch.int16,
+    torch.uint8,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint8,
+)
 
 torch.library.register_fake(FORWARD, _forward_fake)
 torch.library.register_fake(BACKWARD, _backward_fake)
@@ -342,7 +351,8 @@ class Expanded(NamedTuple):
     """B positions as index rows, with the fields of `nnue_trainer.data.Batch`: `Batch(*expanded)` makes a batch.
 
     `white` and `black` are int32 [B, K], the others [B]: `counts` int16 (entries per row), `black_to_move` uint8,
-    `score` int16 (engine units) and `result` int8 (−1, 0, 1) from the side to move's view, `piece_count` uint8.
+    `score` int16 (engine units) and `result` int8 (−1, 0, 1) from the side to move's view, `piece_count` uint8,
+    `material` uint8 (4 · min(3, queens of the side to move) + min(3, queens of the other side)).
     """
 
     white: Tensor
@@ -352,6 +362,7 @@ class Expanded(NamedTuple):
     score: Tensor
     result: Tensor
     piece_count: Tensor
+    material: Tensor
 
 
 _handles: dict[str, int] = {}

@@ -43,6 +43,7 @@ void expand(const data::FeatureSet& set, const uint8_t* records, int64_t rows, c
             out.score[b] = static_cast<int16_t>(data::record_score(record));
             out.result[b] = static_cast<int8_t>(data::record_result(record));
             out.piece_count[b] = static_cast<uint8_t>(pieces.count);
+            out.material[b] = static_cast<uint8_t>(data::record_material(record, pieces.black_to_move));
         }
         if (set.appended.empty()) return;
         const int64_t first_index = begin * set.max_active;

@@ -38,14 +38,15 @@ constexpr int kMaxPairs = std::max(data::PP3Wide::kMaxActive, Version::kMaxThrea
 template <>
 constexpr int kMaxPairs<void> = data::PP3Wide::kMaxActive;
 
-// What the kernel is compiled for: one piece-square set (`Single`), a sum of several, or a sum with sets of pairs.
-// `Version` is the version of Full_Threats, of which a sum has at most one, or void. Everything else about the set is
-// known at run time.
-template <class V, bool Pairs, bool Single = false>
+// What the kernel is compiled for: one piece-square set (`Single`), with or without states, a sum of several, or a sum
+// with sets of pairs. `Version` is the version of Full_Threats, of which a sum has at most one, or void. Everything
+// else about the set is known at run time.
+template <class V, bool Pairs, bool Single = false, bool States = false>
 struct Shape {
     using Version = V;
     static constexpr bool kPairs = Pairs;
     static constexpr bool kSingle = Single;
+    [[maybe_unused]] static constexpr bool kStates = States;  // of a single set
     // Both are small enough that a batch of 16,384 positions occupies every multiprocessor.
     static constexpr int kWarps = Pairs ? 8 : 4;       // per thread block; with pairs they share tables
     static constexpr int kPositions = Pairs ? 8 : 16;  // per warp
@@ -140,6 +141,7 @@ __device__ void expand_head(const uint4 (&record)[2], const uint8_t (&squares)[k
     out.score[row] = static_cast<int16_t>(data::record_score(bytes));
     out.result[row] = static_cast<int8_t>(result);
     out.piece_count[row] = static_cast<uint8_t>(min(max(scan.count, 1), data::kMaxPieces));
+    out.material[row] = static_cast<uint8_t>(data::material_of(first, second, scan.black_to_move));
 }
 
 __device__ inline int piece_code(const uint8_t* record, int piece, uint8_t square) {
@@ -155,6 +157,18 @@ struct Position {
     int code, square;  // of the piece; lanes from `count` on have none
 };
 
+// What the pieces on the board add to a perspective's features. Called by a whole warp, one lane per piece.
+__device__ inline int state_offset(const data::PieceSquareTables& tables, int perspective, int code, bool is_piece) {
+    int offset = 0;
+#pragma unroll
+    for (int k = 0; k < data::kMaxCounters; ++k) {
+        const data::StateCounter& counter = tables.counters[k];
+        const unsigned counted = __ballot_sync(kAllLanes, is_piece && (counter.codes[perspective] >> code & 1));
+        offset += counter.stride * min(__popc(counted), int(counter.most));
+    }
+    return offset;
+}
+
 // Writes the features of a piece-square part to the rows, from entry `count` on. Called by a whole warp, one lane per
 // piece. Returns the number of entries afterwards.
 __device__ inline int write_piece_squares(const data::PieceSquareTables& tables, int first_feature, const Position& p,
@@ -164,10 +178,12 @@ __device__ inline int write_piece_squares(const data::PieceSquareTables& tables,
     const unsigned all = __ballot_sync(kAllLanes, listed);
     const int slot = count + __popc(all & ((1u << p.lane) - 1));
     int32_t* const rows[2] = {white, black};
+    const bool has_states = tables.counters[0].most > 0;  // the same in all lanes
 #pragma unroll
     for (int perspective = 0; perspective < 2; ++perspective) {
         const int king = p.king[perspective];
-        const int index = first_feature + tables.offset[perspective][king] + tables.plane[perspective][code] +
+        const int state = has_states ? state_offset(tables, perspective, code, p.lane < p.count) : 0;
+        const int index = first_feature + tables.offset[perspective][king] + state + tables.plane[perspective][code] +
                           (p.square ^ tables.orientation[perspective][king]);
         if (listed) rows[perspective][slot] = index;
     }
@@ -236,6 +252,7 @@ __device__ int write_pairs(const DeviceSet::Part& part, const Position& p, Pairs
 // Called by a whole warp: expands both rows of a position in a set that is one piece-square part, whose rows have at
 // most 32 entries. There is no branch, so that the compiler can interleave several positions. Returns how many entries
 // the rows have.
+template <bool States>
 __device__ inline int expand_single(const uint4 (&record)[2], const uint8_t (&squares)[kWarp], Head head, int lane,
                                     int max_active, const data::PieceSquareTables& tables, int32_t* white,
                                     int32_t* black) {
@@ -250,7 +267,9 @@ __device__ inline int expand_single(const uint4 (&record)[2], const uint8_t (&sq
 #pragma unroll
     for (int perspective = 0; perspective < 2; ++perspective) {
         const int king = head.king[perspective] & 63;  // any value where there is no position
-        const int index = tables.offset[perspective][king] + tables.plane[perspective][code] +
+        int state = 0;
+        if constexpr (States) state = state_offset(tables, perspective, code, lane < head.count);
+        const int index = tables.offset[perspective][king] + state + tables.plane[perspective][code] +
                           (square ^ tables.orientation[perspective][king]);
         if (slot < max_active) rows[perspective][slot] = listed ? index : -1;
     }
@@ -263,7 +282,8 @@ __device__ int expand_rows(const uint4 (&record)[2], const uint8_t (&squares)[kW
                            const DeviceSet& set, const data::PieceSquareTables* piece_squares, Stage<Shape>& warp_stage,
                            const Tables& tables, int32_t* white, int32_t* black) {
     if constexpr (Shape::kSingle) {
-        return expand_single(record, squares, head, lane, set.max_active, piece_squares[0], white, black);
+        return expand_single<Shape::kStates>(record, squares, head, lane, set.max_active, piece_squares[0], white,
+                                             black);
     }
     int count = 0;
     if (head.count > 0) {
@@ -408,6 +428,8 @@ void with_shape(const data::FeatureSet& set, Visit&& visit) {
         visit.template operator()<Shape<void, true>>();
     } else if (!set.is_single()) {
         visit.template operator()<Shape<void, false>>();
+    } else if (set.parts[0].tables.has_states()) {
+        visit.template operator()<Shape<void, false, true, true>>();
     } else {
         visit.template operator()<Shape<void, false, true>>();
     }

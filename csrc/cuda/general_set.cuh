@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(general_set::kLanes* general_set::kWarps)
         for (int perspective = 0; perspective < 2; ++perspective) {
             int32_t* row = (perspective ? rows.black : rows.white) + position * rows.length;
             const int king = __shfl_sync(kAll, square, scan.king_rank[perspective]);
-            const int orientation = Set::orientation(perspective, king), offset = Set::offset(perspective, king);
+            const int orientation = Set::orientation(perspective, king);
+            const int offset = data::general_offset<Set>(perspective, king, board);
             const auto index_of = [&](data::Bitboard all) {
                 return data::general_index<Set>(board, perspective, orientation, offset, code, square,
                                                 data::lowest(all));

@@ -109,9 +109,9 @@ int main(int argc, char** argv) {
         std::vector<std::int32_t> white(n * static_cast<std::size_t>(set.max_active)), black(white.size());
         std::vector<std::int16_t> entries(n), score(n);
         std::vector<std::int8_t> result(n);
-        std::vector<std::uint8_t> side(n), count(n);
+        std::vector<std::uint8_t> side(n), count(n), material(n);
         const BatchRows rows{white.data(), black.data(),  entries.data(), side.data(),
-                             score.data(), result.data(), count.data()};
+                             score.data(), result.data(), count.data(),   material.data()};
         std::vector<std::uint32_t> order(n);
         std::printf("%s, first chunk: %zu positions, %zu chains, %s\n", argv[1], n, all.chains, set.name);
         {

@@ -21,7 +21,7 @@
 namespace nnue::data {
 namespace {
 
-constexpr std::size_t kPieceCounts = kMaxPieces + 1;
+constexpr std::size_t kMaterials = 16, kStackEntries = (kMaxPieces + 1) * kMaterials;
 constexpr std::size_t kChunk = 64;  // positions that a thread takes at a time
 constexpr int kMost16 = std::numeric_limits<std::int16_t>::max();
 constexpr double kMost32 = 2147483648.0;
@@ -77,11 +77,12 @@ struct Scratch {
     std::vector<std::int32_t> white, black;  // index rows of a chunk
     std::vector<std::int16_t> counts, score;
     std::vector<std::int8_t> result;
-    std::vector<std::uint8_t> black_to_move, piece_count;
+    std::vector<std::uint8_t> black_to_move, piece_count, material;
     std::vector<const std::int8_t*> rows8;
     std::vector<const std::int16_t*> rows16;
     std::vector<std::uint16_t> accumulator;          // both perspectives', padded
     std::vector<std::vector<std::int16_t>> vectors;  // 0: the first activations, shifted by 32768 where they must be
+    std::vector<std::int64_t> wide;                  // vector 0 where it does not fit 16 bits
     std::vector<std::int16_t> joined;                // of several vectors
     std::vector<std::vector<std::int64_t>> sums;     // of each layer
     std::vector<std::uint32_t> products;
@@ -98,8 +99,8 @@ class Evaluator::Impl {
         if (forward_.first.activation != FirstActivation::kCrelu) {
             first_largest = std::floor(first_largest * first_largest / std::ldexp(1.0, forward_.first.product_shift));
         }
-        require(first_largest < 2 * kHalf16, "the first activations do not fit 16 bits");
-        shifted_ = first_largest > kMost16;
+        wide_ = first_largest >= 2 * kHalf16;
+        shifted_ = !wide_ && first_largest > kMost16;
         pack_layers(first_largest);
         check_results();
     }
@@ -117,8 +118,10 @@ class Evaluator::Impl {
         s.result.resize(kChunk);
         s.black_to_move.resize(kChunk);
         s.piece_count.resize(kChunk);
+        s.material.resize(kChunk);
         s.accumulator.resize(2 * padded(width_));
         s.vectors.emplace_back(padded(vector_sizes_[0]));
+        s.wide.resize(wide_ ? vector_sizes_[0] : 0);
         std::size_t most_outputs = 1, most_columns = 0;
         for (std::size_t k = 0; k < layers_.size(); ++k) {
             s.vectors.emplace_back(padded(vector_sizes_[k + 1]));
@@ -147,7 +150,7 @@ class Evaluator::Impl {
         for (int side = 0; side < 2; ++side) accumulate(sides[side], rows.max_active, i, side, 0, 0, kernels, s);
         first_activation(kernels, s);
         const std::int16_t zero = shifted_ ? std::numeric_limits<std::int16_t>::min() : std::int16_t{0};
-        for (std::size_t c = 0; c < columns(); ++c) out[c] = s.vectors[0][c] != zero;
+        for (std::size_t c = 0; c < columns(); ++c) out[c] = wide_ ? s.wide[c] != 0 : s.vectors[0][c] != zero;
     }
 
   private:
@@ -184,8 +187,8 @@ class Evaluator::Impl {
         require(first.accumulator_shift >= 0 && first.accumulator_shift <= 15,
                 "an accumulator shift that is not in 0 … 15");
         require(first.activation != FirstActivation::kPairwise || width_ % 2 == 0, "pairs of an odd width");
-        require(forward_.stacks.size() == kPieceCounts,
-                "stacks for " + std::to_string(forward_.stacks.size()) + " numbers of pieces, expected 33");
+        require(forward_.stacks.size() == kStackEntries,
+                "a table of " + std::to_string(forward_.stacks.size()) + " stacks, expected 528");
         for (const int stack : forward_.stacks) {
             require(stack >= 0 && stack < forward_.num_stacks,
                     "stack " + std::to_string(stack) + " of " + std::to_string(forward_.num_stacks));
@@ -213,7 +216,7 @@ class Evaluator::Impl {
             require(!layer.inputs.empty(), name + "no inputs");
             for (const int input : layer.inputs) {
                 require(input >= 0 && static_cast<std::size_t>(input) <= k, name + "an input that comes later");
-                require(!(shifted_ && input == 0) || layer.inputs.size() == 1,
+                require(!((shifted_ || wide_) && input == 0) || layer.inputs.size() == 1,
                         name + "first activations of 16 bits and others");
                 packed.inputs += vector_sizes_[static_cast<std::size_t>(input)];
                 most_input = std::max(most_input, largest[static_cast<std::size_t>(input)]);
@@ -274,6 +277,8 @@ class Evaluator::Impl {
             packed.exact_columns =
                 static_cast<std::size_t>(std::floor((kMost32 - 1) / each / kEvaluateLanes)) * kEvaluateLanes;
         }
+        require(static_cast<double>(most_row) * most_input < kMost64,
+                name + "sums may reach " + std::to_string(static_cast<double>(most_row) * most_input));
         // Shifted inputs have twice the magnitude.
         return static_cast<double>(most_row) * most_input * (shifted ? 2 : 1) / static_cast<double>(layer.divide) +
                static_cast<double>(most_bias);
@@ -314,8 +319,14 @@ class Evaluator::Impl {
             throw FormatError("position " + std::to_string(i) + ": " + std::to_string(pieces) +
                               " pieces, expected at most 32");
         }
+        const std::size_t material = rows.material[row];
+        if (material >= kMaterials) {
+            throw FormatError("position " + std::to_string(i) + ": material " + std::to_string(material) +
+                              ", expected at most 15");
+        }
         const auto sides = sides_of(rows, row);
-        const auto used = static_cast<std::size_t>(forward_.stacks[static_cast<std::size_t>(pieces)]);
+        const auto used =
+            static_cast<std::size_t>(forward_.stacks[static_cast<std::size_t>(pieces) * kMaterials + material]);
         const auto num_stacks = static_cast<std::size_t>(forward_.num_stacks);
         const std::size_t begin = out.every_stack ? 0 : used, end = out.every_stack ? num_stacks : used + 1;
         const std::size_t stride = end - begin;
@@ -387,6 +398,12 @@ class Evaluator::Impl {
             const bool pairs = first.activation == FirstActivation::kPairwise;
             const std::size_t n = pairs ? width_ / 2 : width_;
             const std::uint16_t* b = pairs ? a + n : a;
+            if (wide_) {
+                for (std::size_t i = 0; i < n; ++i) {
+                    s.wide[side * n + i] = std::int64_t{a[i]} * b[i] >> first.product_shift;
+                }
+                continue;
+            }
             (narrow ? kernels.narrow_products : kernels.products)(a, b, x, n, first.product_shift);
             x += n;
         }
@@ -429,7 +446,12 @@ class Evaluator::Impl {
         const std::size_t first = stack * layer.outputs;
         const std::int16_t* weight = layer.weight.data() + first * layer.columns;
         std::vector<std::int64_t>& sums = s.sums[k];
-        if (layer.exact_columns >= layer.columns) {
+        if (wide_ && forward_.layers[k].inputs[0] == 0) {
+            for (std::size_t o = 0; o < layer.outputs; ++o) {
+                sums[o] = 0;
+                for (std::size_t i = 0; i < layer.inputs; ++i) sums[o] += s.wide[i] * weight[o * layer.columns + i];
+            }
+        } else if (layer.exact_columns >= layer.columns) {
             kernels.multiply(x, weight, layer.columns, layer.outputs, s.products.data());
             for (std::size_t o = 0; o < layer.outputs; ++o) sums[o] = static_cast<std::int32_t>(s.products[o]);
         } else {
@@ -492,6 +514,7 @@ class Evaluator::Impl {
     };
     std::vector<Range> parts_;
     std::size_t width_ = 0;
+    bool wide_ = false;     // the first activations need more than 16 bits
     bool shifted_ = false;  // the first activations need all 16 bits, and are kept 32768 lower
     std::vector<PackedLayer> layers_;
     std::vector<std::size_t> vector_sizes_;
@@ -568,10 +591,11 @@ void of_records(std::span<const Record> records, const Impl& impl, const Evaluat
                     throw FormatError("record " + std::to_string(i) + ": " + what);
                 }
             }
-            const BatchRows rows{s.white.data(), s.black.data(),  s.counts.data(),     s.black_to_move.data(),
-                                 s.score.data(), s.result.data(), s.piece_count.data()};
+            const BatchRows rows{s.white.data(), s.black.data(),  s.counts.data(),      s.black_to_move.data(),
+                                 s.score.data(), s.result.data(), s.piece_count.data(), s.material.data()};
             expand_positions(records.data() + begin, nullptr, end - begin, set, rows, expanding);
-            body(IndexRows{rows.white, rows.black, rows.black_to_move, rows.piece_count, end - begin, max_active},
+            body(IndexRows{rows.white, rows.black, rows.black_to_move, rows.piece_count, rows.material, end - begin,
+                           max_active},
                  begin, end, s);
         });
 }

@@ -21,6 +21,7 @@ struct IndexRows {
     const std::int32_t* black;
     const std::uint8_t* black_to_move;
     const std::uint8_t* piece_count;
+    const std::uint8_t* material;  // as in a batch
     std::size_t n, max_active;
 };
 

@@ -51,7 +51,7 @@ struct Forward {
     FirstLayer first;
     std::vector<ForwardLayer> layers;
     int num_stacks = 1;
-    std::vector<int> stacks;  // the stack for each number of pieces, 0 to 32
+    std::vector<int> stacks;  // the stack for each number of pieces, 0 to 32, and each `material` of a batch, 0 to 15
     std::vector<Skip> skips;
     std::int64_t multiply = 1, divide = 1;
     std::int64_t score_multiply = 1, score_divide = 1;

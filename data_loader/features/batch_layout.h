@@ -21,7 +21,8 @@ namespace nnue::data {
     FIELD(black_to_move, std::uint8_t, false) /* 0, 1 */                  \
     FIELD(score, std::int16_t, false)         /* engine units */          \
     FIELD(result, std::int8_t, false)         /* -1, 0, 1 */              \
-    FIELD(piece_count, std::uint8_t, false)   /* 2 to 32 */
+    FIELD(piece_count, std::uint8_t, false)   /* 2 to 32 */               \
+    FIELD(material, std::uint8_t, false)      /* queens: 4 · own + enemy, up to 3 each */
 
 // The memory for a batch, which belongs to the caller.
 struct BatchRows {

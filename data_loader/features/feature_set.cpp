@@ -53,6 +53,7 @@ PieceSquareTables tables_of() {
             tables.plane[perspective][code] = listed ? 64 * Set::plane(code, perspective) : -1;
         }
     }
+    if constexpr (Set::kHasStates) std::copy_n(Set::counters(), kMaxCounters, tables.counters);
     return tables;
 }
 
@@ -60,7 +61,9 @@ std::optional<FeaturePart> basic_part(std::string_view name) {
     std::optional<FeaturePart> found;
     BasicSets::for_each([&]<class Set>(int number) {
         if (name != Set::kName) return;
-        found = FeaturePart{std::string(name), 0, Set::kNumFeatures, Set::kMaxActive, 0, Set::kNumVirtual, number, {}};
+        found = FeaturePart{std::string(name), 0,      Set::kNumFeatures,
+                            Set::kMaxActive,   0,      Set::kNumVirtual,
+                            Set::kNumFeatures, number, {}};
         if constexpr (Set::kKind == SetKind::kPieceSquare) {
             found->bucket_size = Set::kBucketSize;
             found->tables = tables_of<Set>();
@@ -88,16 +91,55 @@ std::vector<int> parse_kings(std::string_view name, std::string_view text) {
     return kings;
 }
 
+// What a set counts: "eQ:1", "eR:1.eQ:1", "eReQ:3". Pieces are o or e (own, enemy) and a letter. The states are numbers
+// of mixed radix, the first counter's digit being the highest; a state is `bucket_size` features.
+int parse_states(std::string_view name, std::string_view text, int bucket_size, PieceSquareTables& tables) {
+    constexpr std::string_view kLetters = "PNBRQ";
+    const std::vector<std::string_view> words = split(text, '.');
+    const auto wrong = [&](std::string_view word) {
+        refuse(name, "states has " + quoted(word) +
+                         ", expected one or two counters such as eQ:1 or oReR:3 (o, e: own, enemy; P N B R Q; the most "
+                         "that is counted), joined by a point");
+    };
+    if (words.size() > kMaxCounters) wrong(text);
+    int states = 1;
+    for (std::size_t number = words.size(); number-- > 0;) {
+        const std::string_view word = words[number];
+        const std::size_t colon = word.find(':');
+        int most = 0;
+        if (colon == word.npos || colon == 0 || colon % 2) wrong(word);
+        const auto [end, error] = std::from_chars(word.data() + colon + 1, word.data() + word.size(), most);
+        if (error != std::errc() || end != word.data() + word.size() || most < 1 || most >= kMaxStates) wrong(word);
+        StateCounter& counter = tables.counters[number];
+        for (std::size_t at = 0; at < colon; at += 2) {
+            const std::size_t type = kLetters.find(word[at + 1]);
+            if ((word[at] != 'o' && word[at] != 'e') || type == kLetters.npos) wrong(word);
+            for (const unsigned perspective : {0u, 1u}) {
+                const unsigned code = 2 * static_cast<unsigned>(type) + ((word[at] == 'e') ^ perspective);
+                counter.codes[perspective] = static_cast<std::uint16_t>(counter.codes[perspective] | 1u << code);
+            }
+        }
+        counter.most = static_cast<std::uint16_t>(most);
+        counter.stride = states * bucket_size;
+        states *= most + 1;
+    }
+    if (states > kMaxStates) {
+        refuse(name,
+               "states gives " + std::to_string(states) + " states, expected at most " + std::to_string(kMaxStates));
+    }
+    return states;
+}
+
 FeaturePart declared_part(std::string_view name) {
-    std::map<std::string_view, std::string_view> fields{
-        {"planes", "12"}, {"order", "grouped"}, {"mirror", "none"}, {"kings", {}}};
+    std::map<std::string_view, std::string_view> fields{{"planes", "12"}, {"order", "grouped"}, {"mirror", "none"},
+                                                        {"kings", {}},    {"states", {}},       {"virtual", "both"}};
     if (name.back() != ')') refuse(name, "expected a ')' at its end");
     const std::string_view inside = name.substr(kDeclaredName.size() + 1, name.size() - kDeclaredName.size() - 2);
     for (const std::string_view field : split(inside, ',')) {
         const std::size_t equals = field.find('=');
         const auto known = fields.find(field.substr(0, equals));
         if (equals == field.npos || known == fields.end()) {
-            refuse(name, "has " + quoted(field) + ", expected planes=, order=, mirror= or kings=");
+            refuse(name, "has " + quoted(field) + ", expected planes=, order=, mirror=, kings=, states= or virtual=");
         }
         known->second = field.substr(equals + 1);
     }
@@ -130,6 +172,11 @@ FeaturePart declared_part(std::string_view name) {
     }
 
     PieceSquareTables tables{};
+    const int bucket_size = 64 * planes;
+    const int states = fields["states"].empty() ? 1 : parse_states(name, fields["states"], bucket_size, tables);
+    if (buckets * states > 255) {
+        refuse(name, "kings and states give " + std::to_string(buckets * states) + " buckets, expected at most 255");
+    }
     for (const int perspective : {0, 1}) {
         for (int king = 0; king < 64; ++king) {
             const bool east = king % 8 >= 4;  // on files e to h
@@ -138,7 +185,7 @@ FeaturePart declared_part(std::string_view name) {
             const int seen = king ^ orientation;
             const int place = half ? 4 * (seen / 8) + seen % 8 - (mirror == 2 ? 4 : 0) : seen;
             tables.orientation[perspective][king] = static_cast<std::uint8_t>(orientation);
-            tables.offset[perspective][king] = 64 * planes * kings[static_cast<std::size_t>(place)];
+            tables.offset[perspective][king] = states * bucket_size * kings[static_cast<std::size_t>(place)];
         }
         for (int code = 0; code < 12; ++code) {
             const int type = code / 2, enemy = code % 2 ^ perspective;
@@ -150,9 +197,15 @@ FeaturePart declared_part(std::string_view name) {
         }
     }
     const int max_active = planes == 10 ? kMaxPieces - 2 : kMaxPieces;
-    return {
-        std::string(name),      0,     64 * planes * buckets, max_active, 64 * planes, buckets > 1 ? 64 * planes : 0,
-        FeaturePart::kDeclared, tables};
+    const int num_features = bucket_size * buckets * states;
+    // Rows that differ in the king bucket lie a multiple of states · bucket_size apart, those of one king bucket lie
+    // together.
+    const int shared = choose("virtual", {"both", "kings", "states"});
+    int num_virtual = shared == 1 ? states * bucket_size : bucket_size;
+    const int span = shared == 2 ? states * bucket_size : num_features;
+    if (num_virtual == span) num_virtual = 0;  // nothing would be shared
+    return {std::string(name), 0,    num_features,           max_active, bucket_size,
+            num_virtual,       span, FeaturePart::kDeclared, tables};
 }
 
 // ---- sets that are appended -----------------------------------------------------------------------------------------

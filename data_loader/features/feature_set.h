@@ -4,7 +4,7 @@
 // A part is one of the built-in sets (feature_sets.h, general_sets.h), a set from outside (appended.h), or a
 // piece-square set that its own name describes:
 //
-//     PieceSquare(planes=12,order=grouped,mirror=a-d,kings=0.1.2.3. ...)
+//     PieceSquare(planes=12,order=grouped,mirror=a-d,kings=0.1.2.3. ...,states=eQ:1,virtual=both)
 //
 // Everything that is given such a name, operators and exported graphs included, makes the same set from it.
 #pragma once
@@ -21,22 +21,38 @@
 
 namespace nnue::data {
 
+// Counts pieces on the board for the state of a row: min(count, most) moves the row by that many strides.
+struct StateCounter {
+    std::int32_t stride;     // features
+    std::uint16_t codes[2];  // by perspective: bit c is set where pieces of code c count
+    std::uint16_t most;      // 0: this counter is not used, nor are those after it
+};
+
+constexpr int kMaxCounters = 2;
+constexpr int kMaxStates = 4;
+
 // A piece-square set as numbers: a piece of code c on square s gives a perspective p, whose own king stands on k, the
-// feature offset[p][k] + plane[p][c] + (s ^ orientation[p][k]); none where the plane is negative.
+// feature offset[p][k] + state + plane[p][c] + (s ^ orientation[p][k]); none where the plane is negative. `state` is
+// what the counters add.
 struct PieceSquareTables {
     std::int32_t offset[2][64];
     std::int32_t plane[2][12];  // 64 · plane
+    StateCounter counters[kMaxCounters];
     std::uint8_t orientation[2][64];
+
+    bool has_states() const { return counters[0].most > 0; }
 };
 
 struct FeaturePart {
     std::string name;
     int first_feature;  // in the whole set
     int num_features;
-    int max_active;   // the most entries that a row can have
-    int bucket_size;  // features per king bucket (those of a row all lie in one); 0: the part is unbucketed
-    int num_virtual;  // virtual rows of a factoriser: feature r of the part shares row r mod num_virtual; 0: none
-    int basic;        // its place in BasicSets, or kDeclared
+    int max_active;    // the most entries that a row can have
+    int bucket_size;   // features per bucket (those of a row all lie in one); 0: the part is unbucketed
+    int num_virtual;   // virtual rows of a factoriser for each virtual_span features, feature r of which shares row r
+                       // mod num_virtual; 0: none
+    int virtual_span;  // a multiple of num_virtual; num_features where all features share the same virtual rows
+    int basic;         // its place in BasicSets, or kDeclared
 
     static constexpr int kDeclared = -1;
 

@@ -2,6 +2,7 @@
 //
 // A piece-square set, king-bucketed or plain, is three small functions of (perspective, own king): an index is
 //     offset + 64 · plane(piece) + (square ^ orientation).
+// A set with states adds what its counters give for the pieces on the board (StateCounter) to the offset.
 // Sets of pairs of pieces are made in pairs.h. Sums of sets, and piece-square sets that a recipe declares, are put
 // together at run time (feature_set.h). Index layouts: docs/data.md, "Feature sets". Perspective 0 is white, 1 is
 // black.
@@ -110,11 +111,32 @@ NNUE_HOST_DEVICE inline Pieces pieces_of_record(const std::uint8_t* record) {
     return p;
 }
 
+// Which queens there are: 4 · min(3, those of the side to move) + min(3, those of the other side). `first` and `second`
+// are the nibbles of a record, the first piece in the lowest bits.
+NNUE_HOST_DEVICE inline int material_of(std::uint64_t first, std::uint64_t second, bool black_to_move) {
+    constexpr std::uint64_t kOnes = 0x1111111111111111ULL;
+    constexpr std::uint64_t kWhiteQueen = 2 * kQueen + kWhite, kBlackQueen = 2 * kQueen + kBlack;
+    const auto count = [&](std::uint64_t code) {
+        const std::uint64_t differs = kOnes * (15 ^ code);
+        const int found = popcount(fifteens(first ^ differs)) + popcount(fifteens(second ^ differs));
+        return found < 3 ? found : 3;
+    };
+    const int white = count(kWhiteQueen), black = count(kBlackQueen);
+    return black_to_move ? 4 * black + white : 4 * white + black;
+}
+
+inline int record_material(const std::uint8_t* record, bool black_to_move) {
+    std::uint64_t nibbles[2];
+    std::memcpy(nibbles, record + 8, sizeof nibbles);
+    return material_of(nibbles[0], nibbles[1], black_to_move);
+}
+
 enum class SetKind { kPieceSquare, kThreats, kPawnPairs };
 
 struct PieceSquareSet {
     static constexpr SetKind kKind = SetKind::kPieceSquare;
     using Version = void;  // of Full_Threats
+    static constexpr bool kHasStates = false;
 };
 
 struct Chess768 : PieceSquareSet {
@@ -190,6 +212,41 @@ struct HalfKAv2Hm11 : HalfKAv2HmBase<11> {
     static constexpr const char* kName = "HalfKAv2_hm_11";
 };
 
+// HalfKAv2_hm where the bucket of a row is that of its king and of whether the enemy has a queen. `BucketOf` has the
+// king's, on files e–h, rank by rank.
+template <int Planes, int NumKings, const std::uint8_t (&BucketOf)[32]>
+struct QueenBuckets : HalfKAv2HmBase<Planes> {
+    using Base = HalfKAv2HmBase<Planes>;
+    static constexpr int kNumFeatures = 2 * NumKings * 64 * Planes;
+    static constexpr bool kHasStates = true;
+    static constexpr int offset(int perspective, int king) {
+        const int k = king ^ Base::orientation(perspective, king);
+        return 2 * 64 * Planes * BucketOf[4 * (k >> 3) + (k & 7) - 4];
+    }
+    static constexpr StateCounter kCounters[kMaxCounters] = {
+        {64 * Planes, {1 << (2 * kQueen + kBlack), 1 << (2 * kQueen + kWhite)}, 1}, {}};
+    static constexpr const StateCounter* counters() { return kCounters; }
+};
+
+// The buckets of HalfKAv2_hm: h8 0, g8 1, … e1 31.
+inline constexpr std::uint8_t kK32Buckets[32] = {31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16,
+                                                 15, 14, 13, 12, 11, 10, 9,  8,  7,  6,  5,  4,  3,  2,  1,  0};
+inline constexpr std::uint8_t kK16Buckets[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 8,  9,  10, 11,
+                                                 12, 12, 13, 13, 12, 12, 13, 13, 14, 14, 15, 15, 14, 14, 15, 15};
+
+struct K32Q2 : QueenBuckets<12, 32, kK32Buckets> {
+    static constexpr const char* kName = "K32Q2";
+};
+struct K32Q2Planes11 : QueenBuckets<11, 32, kK32Buckets> {
+    static constexpr const char* kName = "K32Q2_11";
+};
+struct K16Q2 : QueenBuckets<12, 16, kK16Buckets> {
+    static constexpr const char* kName = "K16Q2";
+};
+struct K16Q2Planes11 : QueenBuckets<11, 16, kK16Buckets> {
+    static constexpr const char* kName = "K16Q2_11";
+};
+
 template <class V>
 struct FullThreats {
     using Version = V;
@@ -197,6 +254,10 @@ struct FullThreats {
     static constexpr int kNumFeatures = Version::kNumFeatures, kMaxActive = Version::kMaxThreats, kNumVirtual = 0;
 };
 
+// Stockfish's proposal "Full_Threatsv2": the pairs of v12 without rows that no position uses.
+struct FullThreatsV2 : FullThreats<ThreatsV2> {
+    static constexpr const char* kName = "Full_Threats_v2";
+};
 struct FullThreatsV10 : FullThreats<ThreatsV10> {
     static constexpr const char* kName = "Full_Threats_v10";
 };
@@ -238,15 +299,18 @@ struct BasicSetList {
         (void)((at++ == number && (visit(Sets{}), true)) || ...);
     }
 };
-using BasicSets = BasicSetList<Chess768, HalfKP, HalfKA, HalfKAv2, HalfKAv2Hm, HalfKAv2Hm11, FullThreatsV10,
-                               FullThreatsV11, FullThreatsV12, FullThreatsV14, FullThreatsV16, PP3Wide>;
+using BasicSets = BasicSetList<Chess768, HalfKP, HalfKA, HalfKAv2, HalfKAv2Hm, HalfKAv2Hm11, K32Q2, K32Q2Planes11,
+                               K16Q2, K16Q2Planes11, FullThreatsV2, FullThreatsV10, FullThreatsV11, FullThreatsV12,
+                               FullThreatsV14, FullThreatsV16, PP3Wide>;
 
 // A piece-square set that is known at run time only, with the functions of the others.
 struct DeclaredSet {
     static constexpr SetKind kKind = SetKind::kPieceSquare;
     static constexpr bool kHasKings = false;  // it may leave pieces out
+    static constexpr bool kHasStates = true;  // it may have some
     const PieceSquareTables* tables;
 
+    const StateCounter* counters() const { return tables->counters; }
     NNUE_HOST_DEVICE int orientation(int perspective, int king) const { return tables->orientation[perspective][king]; }
     NNUE_HOST_DEVICE int offset(int perspective, int king) const { return tables->offset[perspective][king]; }
 };
@@ -265,6 +329,22 @@ inline void with_set(const FeaturePart& part, Visit&& visit) {
 template <class Set>
 NNUE_HOST_DEVICE constexpr int feature_index(int code, int square, int perspective, int orientation, int offset) {
     return offset + 64 * Set::plane(code, perspective) + (square ^ orientation);
+}
+
+// The first feature of the bucket that a perspective's row lies in: by its king, and by the state of the board.
+template <class Set>
+inline int bucket_offset(Set set, const Pieces& p, int perspective) {
+    int offset = set.offset(perspective, p.king[perspective]);
+    if constexpr (Set::kHasStates) {
+        for (int k = 0; k < kMaxCounters && set.counters()[k].most > 0; ++k) {
+            const StateCounter& counter = set.counters()[k];
+            const unsigned codes = counter.codes[perspective];
+            int count = 0;
+            for (int i = 0; i < kMaxPieces; ++i) count += static_cast<int>(codes >> p.code[i] & 1) & (i < p.count);
+            offset += counter.stride * (count < counter.most ? count : counter.most);
+        }
+    }
+    return offset;
 }
 
 // Both rows of a position from its next free entries on, while its features are written on the CPU.
@@ -350,7 +430,7 @@ inline int write_piece_squares(Set set, const Pieces& p, RowEnds rows) {
     int count = p.count;
     for (const int perspective : {0, 1}) {
         const int orientation = set.orientation(perspective, p.king[perspective]);
-        const int offset = rows.first_feature + set.offset(perspective, p.king[perspective]);
+        const int offset = rows.first_feature + bucket_offset(set, p, perspective);
         if constexpr (std::is_same_v<Set, DeclaredSet>) {
             const std::int32_t* plane = set.tables->plane[perspective];
             count = 0;
@@ -418,7 +498,7 @@ inline int expand_rows(const FeatureSet& set, const std::uint8_t* record, const 
 template <class Set>
 inline void write_whole_row(Set set, const Pieces& p, int perspective, std::int32_t* __restrict row) {
     const int orientation = set.orientation(perspective, p.king[perspective]);
-    const int offset = set.offset(perspective, p.king[perspective]);
+    const int offset = bucket_offset(set, p, perspective);
     for (int i = 0; i < Set::kMaxActive; ++i) {
         const int index = feature_index<Set>(p.code[i], p.square[i], perspective, orientation, offset);
         row[i] = i < p.count ? index : -1;

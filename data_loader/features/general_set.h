@@ -17,7 +17,8 @@
 // - orientation(perspective, king): how a perspective (0 white, 1 black) turns the board. Every square is xored with
 // it:
 //   56 swaps the ranks, 7 swaps the files. `king` is the square of its own king.
-// - offset(perspective, king): the first feature of its king bucket, 0 for sets without king buckets.
+// - offset(perspective, king): the first feature of its bucket, 0 for sets without buckets. Where the bucket depends on
+//   more than the king, write offset(perspective, king, board) instead, with `const CodePlanes& board` in white's view.
 // - partners(board, code, square): the features of one piece, as a bitboard. Each square in it makes one feature: a
 //   piece-square set gives the square of the piece itself, a set of pairs gives the squares of the other pieces. The
 //   code is 2·type + colour with types P N B R Q K = 0 … 5. White and black see the same features, so this function
@@ -58,10 +59,15 @@ struct GeneralSetCheck {
         },
         "a feature set needs: NNUE_HOST_DEVICE static int orientation(int perspective, int king)");
     static_assert(
-        requires(int perspective, int king) {
-            { Set::offset(perspective, king) } -> std::convertible_to<int>;
+        requires(int perspective, int king, const CodePlanes& board) {
+            requires requires {
+                { Set::offset(perspective, king) } -> std::convertible_to<int>;
+            } || requires {
+                { Set::offset(perspective, king, board) } -> std::convertible_to<int>;
+            };
         },
-        "a feature set needs: NNUE_HOST_DEVICE static int offset(int perspective, int king)");
+        "a feature set needs: NNUE_HOST_DEVICE static int offset(int perspective, int king), or with a third parameter "
+        "const CodePlanes& board");
     static_assert(
         requires(const CodePlanes& board, int code, int square) {
             { Set::partners(board, code, square) } -> std::convertible_to<Bitboard>;
@@ -75,6 +81,16 @@ struct GeneralSetCheck {
         "a feature set needs: NNUE_HOST_DEVICE static int index(int piece, int from, int partner, int to)");
     static constexpr SetDescription kIs{Set::kNumFeatures, Set::kMaxActive, Set::kBucketSize, Set::kNumVirtual};
 };
+
+// The first feature of the bucket of a perspective's row.
+template <class Set>
+NNUE_HOST_DEVICE inline int general_offset(int perspective, int king, const CodePlanes& board) {
+    if constexpr (requires { Set::offset(perspective, king, board); }) {
+        return Set::offset(perspective, king, board);
+    } else {
+        return Set::offset(perspective, king);
+    }
+}
 
 // The feature that the piece `code` on `square` and one of its partners make for a perspective, offset included; −1
 // where they make none. `kings` are squares by colour.
@@ -129,7 +145,8 @@ inline BadRow append_general(const std::uint8_t* records, std::size_t n, AppendR
             std::int32_t* row = (perspective ? rows.black : rows.white) + i * static_cast<std::size_t>(rows.length);
             std::int32_t end = row_end(row, rows.length);
             const int king = pieces.king[perspective];
-            const int orientation = Set::orientation(perspective, king), offset = Set::offset(perspective, king);
+            const int orientation = Set::orientation(perspective, king);
+            const int offset = general_offset<Set>(perspective, king, board);
             const auto bad = [&](SetFault fault, int value) {
                 return BadRow{static_cast<std::int64_t>(i), perspective, fault, value};
             };

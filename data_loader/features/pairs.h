@@ -11,10 +11,22 @@
 
 namespace nnue::data {
 
+// What the versions have in common. slot(attacker, victim), of codes as the perspective sees them, numbers the blocks
+// of an attacker's features, of which it has slots(attacker); −1: no feature.
+template <class Version>
+struct PlainSlots {
+    static constexpr bool kMerged = false;
+    static constexpr int slots(int attacker) { return Version::kSlots[attacker / 2]; }
+    static constexpr int slot(int attacker, int victim) {
+        const int own = Version::kVictims[attacker / 2][victim / 2];
+        return own < 0 ? -1 : victim % 2 * (slots(attacker) / 2) + own;
+    }
+};
+
 // One version of Full_Threats: kVictims[attacker][victim] numbers the victims of each attacking piece type, −1 for a
 // pair that is no feature. kSlots[attacker] counts own and enemy victims together; with kPushes a pawn also "attacks" a
 // pawn on the square ahead. kMaxThreats: no record has more, whatever its pieces are. tools/threat_bound.cpp proves it.
-struct ThreatsV10 {
+struct ThreatsV10 : PlainSlots<ThreatsV10> {
     static constexpr int kNumFeatures = 79856, kMaxThreats = 192;
     static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 12, 10, 10, 12, 8};
@@ -22,7 +34,7 @@ struct ThreatsV10 {
                                            {0, 1, 2, 3, -1, 4},   {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, -1, -1}};
 };
 
-struct ThreatsV11 {
+struct ThreatsV11 : PlainSlots<ThreatsV11> {
     static constexpr int kNumFeatures = 66864, kMaxThreats = 168;
     static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 10, 8, 8, 10, 8};
@@ -30,7 +42,7 @@ struct ThreatsV11 {
                                            {0, 1, 2, 3, -1, -1},  {0, 1, 2, 3, 4, -1}, {0, 1, 2, 3, -1, -1}};
 };
 
-struct ThreatsV12 {
+struct ThreatsV12 : PlainSlots<ThreatsV12> {
     static constexpr int kNumFeatures = 60144, kMaxThreats = 160;
     static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {6, 10, 8, 8, 10, 0};
@@ -38,12 +50,36 @@ struct ThreatsV12 {
                                            {0, 1, 2, 3, -1, -1},  {0, 1, 2, 3, 4, -1}, {-1, -1, -1, -1, -1, -1}};
 };
 
+// v12 in fewer rows. Pairs of one type other than pawns are listed from the higher square, so that those of different
+// colours find room in the cells "from below to above" of the block of pairs of the same colour (kMerged). Of two
+// opposing pawns the enemy's attacks.
+struct ThreatsV2 : ThreatsV12 {
+    static constexpr int kNumFeatures = 53564;
+    static constexpr bool kMerged = true;
+    static constexpr int slots(int attacker) {
+        constexpr int kSlotsOf[12] = {5, 6, 9, 9, 7, 7, 7, 7, 9, 9, 0, 0};
+        return kSlotsOf[attacker];
+    }
+    // Victims are own P, enemy P, own N, enemy N, …
+    static constexpr int slot(int attacker, int victim) {
+        constexpr int kOwnPawn[12] = {0, -1, 1, 3, -1, -1, 2, 4, -1, -1, -1, -1};
+        constexpr int kEnemyPawn[12] = {0, 3, 1, 4, -1, -1, 2, 5, -1, -1, -1, -1};
+        constexpr int kPiece[6][12] = {{},
+                                       {0, 5, 1, 1, 2, 6, 3, 7, 4, 8, -1, -1},
+                                       {0, 4, 1, 5, 2, 2, 3, 6, -1, -1, -1, -1},
+                                       {0, 4, 1, 5, 2, 6, 3, 3, -1, -1, -1, -1},
+                                       {0, 5, 1, 6, 2, 7, 3, 8, 4, 4, -1, -1},
+                                       {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
+        return attacker == 0 ? kOwnPawn[victim] : attacker == 1 ? kEnemyPawn[victim] : kPiece[attacker / 2][victim];
+    }
+};
+
 struct ThreatsV14 : ThreatsV12 {
     static constexpr int kNumFeatures = 60720;
     static constexpr bool kPushes = true;
 };
 
-struct ThreatsV16 {
+struct ThreatsV16 : PlainSlots<ThreatsV16> {
     static constexpr int kNumFeatures = 59808, kMaxThreats = 160;
     static constexpr bool kPushes = false;
     static constexpr int kSlots[6] = {4, 10, 8, 8, 10, 0};
@@ -129,12 +165,10 @@ struct alignas(16) ThreatTables {
             for (int type = kPawn; type <= kKing; ++type) {
                 const int attacker = 2 * type + enemy;
                 for (int victim = 0; victim < 12; ++victim) {
-                    const int slot = Version::kVictims[type][victim / 2];
-                    if (slot < 0) continue;
-                    block[attacker][victim] =
-                        next + (victim % 2 * (Version::kSlots[type] / 2) + slot) * total[attacker];
+                    const int slot = Version::slot(attacker, victim);
+                    if (slot >= 0) block[attacker][victim] = next + slot * total[attacker];
                 }
-                next += Version::kSlots[type] * total[attacker];
+                next += Version::slots(attacker) * total[attacker];
             }
         }
         // Throwing here means that a wrong table does not compile.
@@ -213,6 +247,12 @@ NNUE_HOST_DEVICE inline int threat_index(const ThreatTables<Version>& tables, in
     if (mutual && f < t) {
         const int a0 = a, f0 = f;
         a = v, v = a0, f = t, t = f0;
+    }
+    if constexpr (Version::kMerged) {
+        if (a != v && mutual && a >= 2) {
+            const int f0 = f;
+            f = t, t = f0;
+        }
     }
     return tables.block[a][v] + tables.offset[a][f] + popcount(tables.reach[a][f] & below(t));
 }

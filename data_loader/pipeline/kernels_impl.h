@@ -114,6 +114,7 @@ inline void expand_batch(const Record* records, const std::uint32_t* order, std:
         rows.result[i] = static_cast<std::int8_t>(record_result(record));
         rows.black_to_move[i] = p.black_to_move;
         rows.piece_count[i] = static_cast<std::uint8_t>(p.count);
+        rows.material[i] = static_cast<std::uint8_t>(record_material(record, p.black_to_move));
     }
 }
 

@@ -37,7 +37,7 @@ struct Rows {
     std::vector<std::int32_t> white, black;
     std::vector<std::int16_t> counts, score;
     std::vector<std::int8_t> result;
-    std::vector<std::uint8_t> black_to_move, piece_count;
+    std::vector<std::uint8_t> black_to_move, piece_count, material;
 
     Rows(std::size_t n, const FeatureSet& set)
         : white(n * static_cast<std::size_t>(set.max_active), 12345),
@@ -46,10 +46,11 @@ struct Rows {
           score(n),
           result(n),
           black_to_move(n),
-          piece_count(n) {}
+          piece_count(n),
+          material(n) {}
     BatchRows batch() {
-        return {white.data(), black.data(),  counts.data(),     black_to_move.data(),
-                score.data(), result.data(), piece_count.data()};
+        return {white.data(), black.data(),  counts.data(),      black_to_move.data(),
+                score.data(), result.data(), piece_count.data(), material.data()};
     }
     bool operator==(const Rows&) const = default;
 };

@@ -52,6 +52,7 @@ _SQUARES = 64
 _OWN = ("own pawn", "own knight", "own bishop", "own rook", "own queen", "own king")
 _PIECES = (*_OWN, *(name.replace("own", "enemy") for name in _OWN))
 _LETTERS = "PNBRQKpnbrqk"
+_BY_CODE = [name for pair in zip(_PIECES[:6], _PIECES[6:], strict=True) for name in pair]
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,13 @@ class TensorFacts:
 class WeightMap:
     """Mean magnitude of a piece-square part's weights over all neurons, fp64 [buckets, planes, 64], in units of the
     float model; `planes` says which piece a plane stands for, `king_buckets` [64] the bucket of an own king on each
-    square, −1 where none was found."""
+    square, −1 where none was found; `states` names the states of a king bucket, whose buckets follow one another."""
 
     part: str
     sizes: Floats
     planes: list[str]
     king_buckets: npt.NDArray[np.int64]
+    states: list[str]
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ def weight_map(part: FeaturePart, weight: torch.Tensor) -> WeightMap:
         sizes[bucket] = weight[begin : begin + part.bucket_size].abs().mean(1, dtype=torch.float64).numpy()
     # Bucket sizes that are no multiple of 64 begin with an unused slot.
     boards = sizes[:, part.bucket_size % _SQUARES :].reshape(buckets, -1, _SQUARES)
-    return WeightMap(part.name, boards, plane_names(part), king_buckets(part))
+    return WeightMap(part.name, boards, plane_names(part), king_buckets(part), state_names(part))
 
 
 def _indices(part: FeaturePart, fen_board: str) -> set[int]:
@@ -344,22 +346,26 @@ def plane_names(part: FeaturePart) -> list[str]:
     planes = part.bucket_size // _SQUARES
     meanings: list[list[str]] = [[] for _ in range(planes)]
 
-    def plane_of(index: int) -> int:
-        return (index % part.bucket_size - part.bucket_size % _SQUARES) // _SQUARES
+    def plane_of(place: int) -> int:
+        return (place - part.bucket_size % _SQUARES) // _SQUARES
+
+    def places(pieces: dict[int, str]) -> set[int]:
+        """Places in a bucket, whichever it is: a piece may move the position to another one."""
+        return {index % part.bucket_size for index in _indices(part, _board(pieces))}
 
     kings = {_E1: "K", _E8: "k"}
     try:
-        base = _indices(part, _board(kings))
+        base = places(kings)
         for letter, name in zip(_LETTERS, _PIECES, strict=True):
             if letter in "Kk":
                 continue
-            for index in _indices(part, _board(kings | {_D4: letter})) - base:
-                meanings[plane_of(index)].append(name)
-        moved = _indices(part, _board({_E1: "K", _G8: "k"}))
-        for index in moved - base:
-            meanings[plane_of(index)].append("enemy king")
-        for index in moved & base:
-            meanings[plane_of(index)].append("own king")
+            for place in places(kings | {_D4: letter}) - base:
+                meanings[plane_of(place)].append(name)
+        moved = places({_E1: "K", _G8: "k"})
+        for place in moved - base:
+            meanings[plane_of(place)].append("enemy king")
+        for place in moved & base:
+            meanings[plane_of(place)].append("own king")
     except (UserError, IndexError):
         pass
     return [" and ".join(sorted(set(names), key=names.index)) or f"plane {i}" for i, names in enumerate(meanings)]
@@ -377,8 +383,19 @@ def king_buckets(part: FeaturePart) -> npt.NDArray[np.int64]:
         except UserError:
             continue
         if indices:
-            found[square] = min(indices) // part.bucket_size
+            found[square] = min(indices) // part.bucket_size // part.num_states
     return found
+
+
+def state_names(part: FeaturePart) -> list[str]:
+    """What each state of a king bucket stands for, such as "enemy queens 0" and "enemy queens 1+"; [""] if there is
+    only one."""
+    names = [""]
+    for pieces, most in part.states:
+        counted = " and ".join(f"{name}s" for code, name in enumerate(_BY_CODE) if pieces >> code & 1)
+        digits = [f"{counted} {count}{'+' * (count == most)}" for count in range(most + 1)]
+        names = [", ".join(filter(None, (name, digit))) for name in names for digit in digits]
+    return names
 
 
 # ---- on positions ----------------------------------------------------------------------------------------------------
@@ -764,7 +781,7 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
         yield Plot(
             f"Size of weights by piece and square: {each.part}",
             pieces,
-            note="Mean magnitude over all neurons" + (" and king buckets" if several else "") + ", own side below.",
+            note="Mean magnitude over all neurons" + (" and buckets" if several else "") + ", own side below.",
             plain=True,
             height=1.75,
         )
@@ -772,7 +789,7 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
             continue
 
         def kings(axes: Axes, each: WeightMap = each) -> None:
-            by_bucket = each.sizes.mean((1, 2))
+            by_bucket = each.sizes.mean((1, 2)).reshape(-1, len(each.states)).mean(1)
             board = np.where(each.king_buckets >= 0, by_bucket[np.maximum(each.king_buckets, 0)], np.nan).reshape(8, 8)
             image = axes.imshow(board, origin="lower", cmap="viridis", aspect="equal")
             middle = (np.nanmin(board) + np.nanmax(board)) / 2
@@ -798,11 +815,20 @@ def _map_plots(found: Inspection) -> Iterator[Plot]:
             image = axes.imshow(each.sizes.mean(2)[:, list(order)].T, cmap="viridis", aspect="auto")
             axes.set_yticks(range(len(order)), [_short(each.planes[i]) for i in order])
             axes.tick_params(length=0, labelsize=6.5)
-            axes.set_xlabel("king bucket")
-            axes.set_xticks(range(0, len(each.sizes), max(1, len(each.sizes) // 8)))
+            states = len(each.states)
+            axes.set_xlabel("king bucket" if states == 1 else "king bucket, state")
+            ticks = range(0, len(each.sizes), max(1, len(each.sizes) // 8))
+            axes.set_xticks(ticks, [str(i) if states == 1 else f"{i // states}, {i % states}" for i in ticks])
             axes.figure.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
 
-        yield Plot(f"Size of weights by king bucket and piece: {each.part}", table, note="", plain=True, height=2.6)
+        states = "; ".join(f"{number}: {name}" for number, name in enumerate(each.states) if name)
+        yield Plot(
+            f"Size of weights by king bucket and piece: {each.part}",
+            table,
+            note=f"States: {states}." if states else "",
+            plain=True,
+            height=2.6,
+        )
 
 
 def check_neurons(found: Inspection, neurons: Sequence[int]) -> None:

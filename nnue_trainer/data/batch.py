@@ -30,7 +30,8 @@ class Batch:
     `white` and `black` are int32 [B, max_active]: the active features of each perspective, left-packed, the first −1
     ends a row. The other fields are [B]: `counts` int16 (entries of either row: both have as many), `black_to_move`
     uint8 (0 white to move, 1 black), `score` int16 (engine units, side to move's view), `result` int8 (−1 loss, 0 draw,
-    1 win, side to move's view), `piece_count` uint8 (2…32).
+    1 win, side to move's view), `piece_count` uint8 (2…32), `material` uint8 (4 · min(3, queens of the side to move) +
+    min(3, queens of the other side)).
 
     `storage`, where there is one, is the uint8 allocation that all fields are views of; `to` and `clone` then make a
     single copy. Where batches take turns in a few buffers, `buffer` is the number of the one that holds this batch.
@@ -45,6 +46,7 @@ class Batch:
     score: Tensor
     result: Tensor
     piece_count: Tensor
+    material: Tensor
     storage: Tensor | None = field(default=None, repr=False, compare=False)
     buffer: int | None = field(default=None, repr=False, compare=False)
     plans: tuple[Any, ...] = field(default=(), repr=False, compare=False)
@@ -84,6 +86,12 @@ class Batch:
         """int64 [B]: the output bucket of a position (layer stack, PSQT column), one of eight, which follows from its
         number of pieces as in Stockfish: (piece_count − 1) // 4."""
         return (self.piece_count.long() - 1) >> 2
+
+    @property
+    def stack_entry(self) -> Tensor:
+        """int64 [B]: piece_count · 16 + material, the entry of a position in a table of stacks
+        (`nnue_trainer.nets.integer_forward.stack_table`)."""
+        return self.piece_count.long() * 16 + self.material
 
     def fields(self) -> dict[str, Tensor]:
         """The tensors by name."""

@@ -1,25 +1,28 @@
 """Finds the features of one set in another set: where a row of weights that was trained for one set can be used in the
 other.
 
-Parts of the same name are the same. Piece-square parts, whatever their king buckets, planes, order and mirror, are
-compared by the feature that they give every piece on every square, for every square of the own king. The compiled sets
-expand small positions for this, so it works for any piece-square set. Versions of Full_Threats are compared by the
-names of their features. Any other part is new.
+Parts of the same name are the same. Piece-square parts, whatever their buckets, planes, order and mirror, are compared
+by the feature that they give every piece on every square, for every square of the own king and in every state of the
+board that either of them distinguishes. The sets expand small positions for this, so it works for any piece-square set.
+A set from outside may have buckets by anything; only what its positions have shown is used. Versions of Full_Threats
+are compared by the names of their features. Any other part is new.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import combinations_with_replacement, product
 
 import numpy as np
 
-from nnue_trainer._data import records_from_fens
-from nnue_trainer.data.features import FeaturePart, expand, feature_set
+from nnue_trainer.data.features import BASIC_FEATURE_SETS, FeaturePart, expand, feature_set
+from nnue_trainer.data.fields import pack
 
 SQUARES = 64
 _PIECES = "PpNnBbRrQqKk"  # by code: 2 · type + (0 own, 1 enemy)
+_QUEENS = (8, 9)
 _OWN_KING, _ENEMY_KING = 10, 11
 NONE = -1
 
@@ -84,8 +87,15 @@ def _short(part: FeaturePart) -> str:
 
 def _comparable(part: FeaturePart, other: FeaturePart) -> bool:
     if part.bucket_size and other.bucket_size:
-        return piece_square_table(part.name) is not None and piece_square_table(other.name) is not None
+        return _tables(part, other) is not None
     return threat_names(part.name) is not None and threat_names(other.name) is not None
+
+
+def _tables(part: FeaturePart, other: FeaturePart) -> tuple[PieceSquareTable, PieceSquareTable] | None:
+    """Both in the same settings; None if one of them is no piece-square set."""
+    settings = tuple(dict.fromkeys([*settings_of(part), *settings_of(other)]))
+    table, others = piece_square_table(part.name, settings), piece_square_table(other.name, settings)
+    return None if table is None or others is None else (table, others)
 
 
 _Match = tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], str]
@@ -98,10 +108,13 @@ def _match_parts(part: FeaturePart, other: FeaturePart) -> _Match:
     if part.name == other.name:
         return np.arange(part.num_features), nothing, "the same"
     if part.bucket_size:
-        table, others = piece_square_table(part.name), piece_square_table(other.name)
-        assert table is not None
-        assert others is not None
-        return _match_tables(part, other, table.reshape(-1), others.reshape(-1))
+        tables = _tables(part, other)
+        assert tables is not None
+        table, others = tables
+        # Settings in which both parts have the buckets that they have in another one add nothing.
+        buckets = np.concatenate([table.buckets, others.buckets], axis=3).swapaxes(0, 2)
+        _, kept = np.unique(buckets.reshape(len(buckets), -1), axis=0, return_index=True)
+        return _match_tables(part, other, *(one.features(sorted(kept)).reshape(-1) for one in tables))
     names, known = threat_names(part.name), threat_names(other.name)
     assert names is not None
     assert known is not None
@@ -137,14 +150,45 @@ def _match_tables(part: FeaturePart, other: FeaturePart, table: np.ndarray, othe
 
 # ---- piece-square parts ----------------------------------------------------------------------------------------------
 
+Setting = tuple[int, ...]
+"""Pieces, 2 · type + (0 own, 1 enemy), that stand on the board besides the kings and the piece that is looked at."""
+
+
+@dataclass(frozen=True)
+class PieceSquareTable:
+    """Where a piece-square part has its features, found by expanding positions. The dimensions are the perspective (0
+    white; 1 black, with the board turned upside down, so that both see their own pieces below), the square of its king,
+    the setting, the piece (2 · type + (0 own, 1 enemy)) and its square."""
+
+    buckets: np.ndarray
+    """int64 [2, 64, S, 12]: the bucket of a row where that piece is on the board too"""
+    places: np.ndarray
+    """int64 [2, 64, 12, 64]: the feature within its bucket, −1 for none and for what no position has"""
+    bucket_size: int
+
+    def features(self, settings: Sequence[int]) -> np.ndarray:
+        """int64 [2, 64, settings, 12, 64]: the feature of the part; −1 for none."""
+        places = self.places[:, :, np.newaxis]
+        found = self.buckets[:, :, settings, :, np.newaxis] * self.bucket_size + places
+        return np.where(places < 0, NONE, found)
+
+
+def settings_of(part: FeaturePart) -> list[Setting]:
+    """Settings in which the part is in each of its states; of a set from outside, some in which it may be."""
+    sums = [(pieces, most) for pieces, most in part.states]
+    if not sums and part.name.partition("(")[0] in (*BASIC_FEATURE_SETS, "PieceSquare"):
+        return [()]
+    codes = [code for code in range(_OWN_KING) if any(pieces >> code & 1 for pieces, _ in sums)] or list(_QUEENS)
+    most = sum(most for _, most in sums) or 3
+    found = [setting for size in range(most + 1) for setting in combinations_with_replacement(codes, size)]
+    return found if sums else found + [(code,) for code in range(_OWN_KING) if code not in _QUEENS]
+
 
 @cache
-def piece_square_table(name: str) -> np.ndarray | None:
-    """The feature that a piece-square part of this name makes of a piece: int64 [2, 64, 12, 64], −1 for none and for
-    what no position has. The dimensions are the perspective (0 white; 1 black, with the board turned upside down, so
-    that both see their own pieces below), the square of its king, the piece (2 · type + (0 own, 1 enemy)) and its
-    square. None where a piece makes more than one feature, so that the part is no piece-square set."""
-    table = np.full((2, SQUARES, len(_PIECES), SQUARES), NONE, np.int64)
+def piece_square_table(name: str, settings: tuple[Setting, ...] = ((),)) -> PieceSquareTable | None:
+    """Of the part of this name. None if it is no piece-square set: if a piece makes more than one feature, if features
+    depend on anything but the own king, or buckets on anything but the own king and the pieces that there are."""
+    (part,) = feature_set(name).parts
     others = [_far_kings(king) for king in range(SQUARES)]
     bare = [(king, enemy) for king in range(SQUARES) for enemy in others[king]]
     place = {pair: number for number, pair in enumerate(bare)}
@@ -154,44 +198,88 @@ def piece_square_table(name: str) -> np.ndarray | None:
         if king != square and not (code < 2 and square // 8 in (0, 7))
     ]
     kings, _, codes, squares = np.array(probes).T
+    pieces = [[(king, _OWN_KING), (enemy, _ENEMY_KING)] for king, enemy in bare]
+    pieces += [[(king, _OWN_KING), (enemy, _ENEMY_KING), (at, code)] for king, enemy, code, at in probes]
+    base = np.array([place[king, enemy] for king, enemy, _, _ in probes])
+    places = np.full((2, SQUARES, len(_PIECES), SQUARES), NONE, np.int64)
+    buckets = np.zeros((2, SQUARES, len(settings), len(_PIECES)), np.int64)
     for perspective in range(2):
-        fens = [_fen({king: _OWN_KING, enemy: _ENEMY_KING}, perspective) for king, enemy in bare]
-        fens += [_fen({king: _OWN_KING, enemy: _ENEMY_KING, at: code}, perspective) for king, enemy, code, at in probes]
-        batch = expand(records_from_fens(fens), name)
-        rows = (batch.black if perspective else batch.white).numpy().astype(np.int64)
-        counts, sums = (rows >= 0).sum(1), np.where(rows >= 0, rows, 0).sum(1)
-        base = np.array([place[king, enemy] for king, enemy, _, _ in probes])
+        rows = _rows(part, pieces, perspective)
+        local = np.where(rows >= 0, rows % part.bucket_size, NONE)
+        counts, sums = (rows >= 0).sum(1), np.where(rows >= 0, local, 0).sum(1)
         more = counts[len(bare) :] - counts[base]
         if more.min() < 0 or more.max() > 1 or counts[: len(bare)].max() > 2:
             return None
-        feature = sums[len(bare) :] - sums[base]
-        table[perspective, kings, codes, squares] = np.where(more == 1, feature, NONE)
+        found_places = sums[len(bare) :] - sums[base]
+        places[perspective, kings, codes, squares] = np.where(more == 1, found_places, NONE)
         for king in range(SQUARES):
-            found = {enemy: set(rows[place[king, enemy]]) - {NONE} for enemy in others[king]}
+            found = {enemy: set(local[place[king, enemy]]) - {NONE} for enemy in others[king]}
             own = set.intersection(*found.values())
             if len(own) > 1:
                 return None
-            table[perspective, king, _OWN_KING, king] = next(iter(own), NONE)
+            places[perspective, king, _OWN_KING, king] = next(iter(own), NONE)
             for enemy, features in found.items():
-                table[perspective, king, _ENEMY_KING, enemy] = next(iter(features - own), NONE)
-    return table
+                places[perspective, king, _ENEMY_KING, enemy] = next(iter(features - own), NONE)
+        buckets[perspective] = _buckets(part, settings, perspective)
+    table = PieceSquareTable(buckets, places, part.bucket_size)
+    return table if _holds(part, table) else None
 
 
+def _rows(part: FeaturePart, pieces: Sequence[Sequence[tuple[int, int]]], perspective: int) -> np.ndarray:
+    """Index rows int64 [B, K] of a perspective, for boards of (square, piece) as it sees them."""
+    boards = np.zeros((len(pieces), SQUARES), np.uint8)
+    for board, listed in zip(boards, pieces, strict=True):
+        for square, code in listed:
+            board[square ^ 56 if perspective else square] = 1 + (code ^ perspective)
+    batch = expand(pack(boards, np.zeros(len(boards), bool), scores=0, results=0), part.name)
+    rows: np.ndarray = (batch.black if perspective else batch.white).numpy().astype(np.int64)
+    return rows
+
+
+def _buckets(part: FeaturePart, settings: Sequence[Setting], perspective: int) -> np.ndarray:
+    """The bucket of each row: int64 [64, settings, 12]. Rows without features are in bucket 0."""
+    pieces = []
+    for king, setting, code in product(range(SQUARES), settings, range(len(_PIECES))):
+        enemy = _far_kings(king)[0]
+        free = (square for square in range(8, 56) if square not in (king, enemy))
+        listed = (*setting, code) if code < _OWN_KING else setting
+        pieces.append([(king, _OWN_KING), (enemy, _ENEMY_KING), *zip(free, listed, strict=False)])
+    rows = _rows(part, pieces, perspective)
+    return np.where(rows[:, 0] >= 0, rows[:, 0] // part.bucket_size, 0).reshape(SQUARES, len(settings), len(_PIECES))
+
+
+def _holds(part: FeaturePart, table: PieceSquareTable, positions: int = 1000) -> bool:
+    """Whether the table describes the rows of random positions."""
+    random = np.random.default_rng(7)
+    pieces = []
+    for number in range(positions):
+        count = 2 + number % 29
+        king, enemy = int(random.integers(SQUARES)), int(random.integers(32))
+        kings = [king, _far_kings(king)[enemy]]
+        squares = (
+            kings + [square for square in random.permutation(SQUARES).tolist() if square not in kings][: count - 2]
+        )
+        codes = [_OWN_KING, _ENEMY_KING, *random.integers(2, _OWN_KING, count - 2).tolist()]
+        free = [square for square in random.permutation(np.arange(8, 56)).tolist() if square not in squares]
+        pawns = [(square, int(random.integers(2))) for square in free[: min(6, 32 - count)]]
+        pieces.append([*zip(squares, codes, strict=True), *pawns])
+    for perspective in range(2):
+        rows = _rows(part, pieces, perspective)
+        for row, listed in zip(rows, pieces, strict=True):
+            found, own = row[row >= 0], listed[0][0]
+            expected = [table.places[perspective, own, code, square] for square, code in listed]
+            if sorted(found % part.bucket_size) != sorted(place for place in expected if place >= 0):
+                return False
+            if not set((found // part.bucket_size).tolist()) <= set(table.buckets[perspective, own].flat):
+                return False
+    return True
+
+
+@cache
 def _far_kings(king: int) -> list[int]:
     """Squares of an enemy king that is not next to this one, far ones first."""
     distance = [max(abs(king % 8 - at % 8), abs(king // 8 - at // 8)) for at in range(SQUARES)]
     return sorted((at for at in range(SQUARES) if distance[at] > 1), key=lambda at: -distance[at])
-
-
-def _fen(pieces: dict[int, int], perspective: int) -> str:
-    """Own pieces are white's, or, for perspective 1, black's on the board turned upside down. The enemy is to move,
-    except where the piece is the enemy's: so the side that is not to move is never in check."""
-    board = ["1"] * SQUARES
-    for square, code in pieces.items():
-        board[square ^ 56 if perspective else square] = _PIECES[code ^ perspective]
-    ranks = ("".join(board[8 * rank : 8 * rank + 8]) for rank in range(7, -1, -1))
-    last = list(pieces.values())[-1]
-    return f"{'/'.join(ranks)} {'bw'[(last & 1) ^ perspective]} - - 0 1"
 
 
 # ---- versions of Full_Threats ----------------------------------------------------------------------------------------
@@ -219,6 +307,8 @@ def threat_names(name: str) -> list[ThreatName] | None:
     """What each feature of a version of Full_Threats is: (attacker's side, type, victim's side, type, from, to). Sides
     are 0 own and 1 enemy, types P N B R Q K = 0 … 5; the own king is on files a–d. None for other parts."""
     version = name.removeprefix("Full_Threats_")
+    if name == "Full_Threats_v2":
+        return _merged_threat_names()
     if version == name or version not in _VICTIMS:
         return None
     names = [
@@ -229,6 +319,34 @@ def threat_names(name: str) -> list[ThreatName] | None:
         for to in _attacks(attacker, side, origin, pushes=version == "v14")
     ]
     return names if len(names) == feature_set(name).num_features else None
+
+
+# The victims of v2, by attacker, in the order of their slots: o own, e enemy. Of two pieces of one type and of
+# different colours the attacker stands on the higher square; they take the cells of the slot of the own victim that are
+# free.
+_MERGED_VICTIMS = {"oP": "oP oN oR eN eR", "eP": "oP oN oR eP eN eR"}
+_MERGED_VICTIMS |= dict.fromkeys(("oN", "eN"), "oP oN oB oR oQ eP eB eR eQ")
+_MERGED_VICTIMS |= dict.fromkeys(("oB", "eB"), "oP oN oB oR eP eN eR")
+_MERGED_VICTIMS |= dict.fromkeys(("oR", "eR"), "oP oN oB oR eP eN eB")
+_MERGED_VICTIMS |= dict.fromkeys(("oQ", "eQ"), "oP oN oB oR oQ eP eN eB eR")
+
+
+def _merged_threat_names() -> list[ThreatName]:
+    """Of v2."""
+    names: list[ThreatName] = []
+    for side, attacker in product(range(2), range(5)):
+        for victim in _MERGED_VICTIMS["oe"[side] + "PNBRQ"[attacker]].split():
+            victim_side, kind = "oe".index(victim[0]), "PNBRQ".index(victim[1])
+            for origin in range(SQUARES):
+                for to in _attacks(attacker, side, origin, pushes=False):
+                    if kind == attacker > 0:
+                        # From below to above: the pair of different colours, listed from above.
+                        same = origin > to
+                        seen = side if same else 1 - side
+                        names.append((side, attacker, seen, kind, max(origin, to), min(origin, to)))
+                    else:
+                        names.append((side, attacker, victim_side, kind, origin, to))
+    return names
 
 
 @cache

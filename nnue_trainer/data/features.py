@@ -7,6 +7,7 @@ sum of such sets in any order, "A+B+C". Operators and exported graphs know a set
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Literal, NamedTuple
@@ -23,9 +24,15 @@ from nnue_trainer.data.feature_sets import base
 class FeaturePart(NamedTuple):
     """One part of a set: the features [first_feature, first_feature + num_features) of the whole set.
 
-    A row has up to `max_active` of them. `bucket_size` is the number of features per king bucket; the features of a row
-    all lie in one bucket. It is 0 where the part is unbucketed. `num_virtual` is the number of virtual rows of the
-    factoriser: feature r of the part shares virtual row r mod num_virtual. It is 0 where the part has no factoriser.
+    A row has up to `max_active` of them. `bucket_size` is the number of features per bucket; the features of a row all
+    lie in one bucket. It is 0 where the part is unbucketed. `num_virtual` is the number of virtual rows of the
+    factoriser for each `virtual_span` features: feature r of these shares virtual row r mod num_virtual. It is 0 where
+    the part has no factoriser.
+
+    `states` is what a piece-square part counts on the board: (pieces, most) for each counter. Bit c of `pieces` is set
+    where pieces c count, 2 · type + (0 own, 1 enemy). Counts are clipped at `most`, and the state of a row is the
+    number of mixed radix that they form. Its bucket is num_states · king bucket + state. Of a set from outside nothing
+    is known: its buckets may depend on anything.
     """
 
     name: str
@@ -34,6 +41,13 @@ class FeaturePart(NamedTuple):
     max_active: int
     bucket_size: int
     num_virtual: int
+    virtual_span: int
+    states: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_states(self) -> int:
+        """How many buckets there are for each king bucket."""
+        return math.prod(most + 1 for _, most in self.states)
 
     @property
     def short_name(self) -> str:
@@ -119,10 +133,13 @@ def piece_square_set(
     mirror: Literal["none", "a-d", "e-h"] = "none",
     planes: Literal[10, 11, 12] = 12,
     order: Literal["grouped", "interleaved"] = "grouped",
+    states: Sequence[str] = (),
+    virtual: Literal["both", "kings", "states"] = "both",
 ) -> str:
-    """The name of a piece-square set with any king buckets.
+    """The name of a piece-square set with any buckets.
 
-    index = 64 · (planes · bucket + plane) + square. Black sees the board upside down (square ^ 56).
+    index = 64 · (planes · bucket + plane) + square. Black sees the board upside down (square ^ 56). The bucket is that
+    of the own king, or with states: number of states · king bucket + state.
 
     Args:
         kings: the bucket of the own king for each of 64 squares, a1 first. Where the board is mirrored, 32 numbers are
@@ -131,6 +148,11 @@ def piece_square_set(
         planes: 12; 11: both kings share the last plane; 10: kings are no features.
         order: "grouped": own pawn … own king, enemy pawn … enemy king (Chess768 and its kin); "interleaved": own pawn,
             enemy pawn, own knight, … (HalfKAv2_hm and its kin).
+        states: one or two counters of pieces on the board, such as "eQ:1" (whether the enemy has a queen) or "oReR:3"
+            (rooks of both sides, 0 to 3): own or enemy pieces, and the most that is counted. Together they give at most
+            4 states; the first counter is the higher digit of the state. Empty: one state.
+        virtual: which rows share the virtual rows of the factoriser: those of all king buckets and states ("both"), of
+            all king buckets in the same state ("kings"), or of all states of the same king bucket ("states").
 
     Raises:
         UserError: the numbers do not fit; the message is that for a name in a recipe.
@@ -138,6 +160,10 @@ def piece_square_set(
     fields = [f"planes={planes}", f"order={order}", f"mirror={mirror}"]
     if len(kings) > 0:
         fields.append("kings=" + ".".join(str(int(bucket)) for bucket in kings))
+    if len(states) > 0:
+        fields.append("states=" + ".".join(states))
+    if virtual != "both":
+        fields.append(f"virtual={virtual}")
     return feature_set(f"PieceSquare({','.join(fields)})").name
 
 

@@ -59,9 +59,15 @@ class Evaluator:
             return self._in_python(positions, every_stack)
         how = every_stack, self._threads, self._isa
         if isinstance(positions, Batch):
-            white, black = positions.white.numpy(), positions.black.numpy()
-            mover, pieces = positions.black_to_move.numpy(), positions.piece_count.numpy()
-            return Evaluation(*self._compiled.evaluate_rows(white, black, mover, pieces, *how))
+            rows = (
+                positions.white,
+                positions.black,
+                positions.black_to_move,
+                positions.piece_count,
+                positions.material,
+            )
+            white, black, mover, pieces, material = (field.numpy() for field in rows)
+            return Evaluation(*self._compiled.evaluate_rows(white, black, mover, pieces, material, *how))
         return Evaluation(*self._compiled.evaluate_records(positions, *how))
 
     def _in_python(self, positions: Batch | npt.NDArray[np.uint8], every_stack: bool) -> Evaluation:

@@ -23,15 +23,18 @@ from nnue_trainer.data.features import feature_set
 from nnue_trainer.errors import UserError
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import Net, NnueModel
+from nnue_trainer.nets.integer_forward import depends_on_queens
 
 INPUTS = ("white", "black", "black_to_move", "piece_count")
+MATERIAL = "material"  # one more input, of nets whose stacks depend on queens
 OUTPUT = "score"
 
 
 def onnx_graph(net: Net, tensors: Mapping[str, Tensor], where: str) -> bytes:
     """The file of a graph. Its inputs are white and black int64 [B, K] (index rows, −1 behind the last feature),
-    black_to_move int64 [B] (0 or 1) and piece_count int64 [B]; its output is score fp32 [B], engine units from the side
-    to move. `tensors` are the parameters. UserError that begins with `where` if the packages for it are missing."""
+    black_to_move int64 [B] (0 or 1), piece_count int64 [B], and material int64 [B] where the layer stack depends on
+    queens; its output is score fp32 [B], engine units from the side to move. `tensors` are the parameters. UserError
+    that begins with `where` if the packages for it are missing."""
     for package in ("onnx", "onnxscript"):
         try:
             importlib.import_module(package)
@@ -45,19 +48,23 @@ def onnx_graph(net: Net, tensors: Mapping[str, Tensor], where: str) -> bytes:
     graph = _Graph(model).eval()
     rows = torch.full((2, feature_set(net.feature_set).max_active), -1, dtype=torch.int64)
     rows[:, 0] = 0
-    example = (rows, rows.clone(), torch.tensor([0, 1]), torch.tensor([32, 2]))
+    example = [rows, rows.clone(), torch.tensor([0, 1]), torch.tensor([32, 2])]
+    inputs, forward = list(INPUTS), net.integer_forward()
+    if forward is not None and depends_on_queens(forward.stacks):
+        inputs.append(MATERIAL)
+        example.append(torch.tensor([5, 0]))
     batch = torch.export.Dim("batch", min=1)
     # The exporter talks on all channels.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _quiet():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             graph,
-            example,
+            tuple(example),
             dynamo=True,
             verbose=False,
-            input_names=INPUTS,
+            input_names=inputs,
             output_names=[OUTPUT],
-            dynamic_shapes={name: {0: batch} for name in INPUTS},
+            dynamic_shapes={name: {0: batch} for name in inputs},
         )
     assert program is not None
     proto = program.model_proto
@@ -97,9 +104,17 @@ class _Graph(nn.Module):
             if isinstance(module, PerspectiveTransformer):
                 model.set_submodule(name, _Transformer(module))
 
-    def forward(self, white: Tensor, black: Tensor, black_to_move: Tensor, piece_count: Tensor) -> Tensor:
+    def forward(
+        self,
+        white: Tensor,
+        black: Tensor,
+        black_to_move: Tensor,
+        piece_count: Tensor,
+        material: Tensor | None = None,
+    ) -> Tensor:
         nothing = torch.zeros_like(piece_count)
-        batch = _Batch(white, black, nothing, black_to_move, nothing, nothing, piece_count)
+        queens = nothing if material is None else material
+        batch = _Batch(white, black, nothing, black_to_move, nothing, nothing, piece_count, queens)
         output: Tensor = self.model(batch)
         return output * self.scale
 

@@ -208,7 +208,8 @@ class Net(ABC):
 
     def layouts(self) -> Sequence[FileLayout]:
         """The files that the net may lie in; the first is the one that is written."""
-        return [own_layout([tensor.piece() for tensor in self.tensors()])]
+        own = own_layout([tensor.piece() for tensor in self.tensors()])
+        return [own, own.in_zlib()]
 
     def header(self) -> str | None:
         """The sizes of the net as a C++ header for the inference of examples/engine, which reads the raw file; None for
@@ -503,9 +504,10 @@ def king_buckets(features: FeatureSet) -> tuple[int, int] | None:
 def virtual_rows(features: str | FeatureSet) -> list[VirtualRows]:
     """The row ranges of a first layer's parameters that share virtual rows."""
     return [
-        VirtualRows(part.first_feature, part.num_features, part.num_virtual)
+        VirtualRows(part.first_feature + begin, part.virtual_span, part.num_virtual)
         for part in find_feature_set(features).parts
         if part.num_virtual
+        for begin in range(0, part.num_features, part.virtual_span)
     ]
 
 

@@ -10,7 +10,7 @@ The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and 
 2. The first activation clips accumulators to [0, clip] and takes them as they are (crelu), their squares (screlu) or
    the products of their halves (pairwise), squares and products `>> product_shift`. Those of the side to move come
    first, then those of the other side: vector 0.
-3. The number of pieces chooses the stack of layers, and the PSQT column (`stacks`).
+3. The number of pieces and the queens of both sides choose the stack of layers, and the PSQT column (`stacks`).
 4. Each layer: y = tdiv(Σ weight · x, divide) + bias, int32, where x are the vectors that it names, one after another.
    The activations of its first `activated` outputs are the next vector: vector k + 1 behind layer k.
 5. The last layer has one output. The values of the skip connections are added to it, then
@@ -21,7 +21,7 @@ The stages, for one position. `tdiv` divides toward zero, `>>` rounds down, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -31,7 +31,27 @@ if TYPE_CHECKING:
     from nnue_trainer.data.batch import Batch
 
 PIECE_COUNTS = 33  # 0 … 32 pieces
+MATERIALS = 16  # values of `Batch.material`: queens of both sides
 INT16_MIN, INT16_MAX = -(2**15), 2**15 - 1
+
+
+def stack_table(by_pieces: Sequence[int], of_queens: Callable[[int, int, int], int] | None = None) -> tuple[int, ...]:
+    """The stack for each number of pieces and each `Batch.material`, in this order: 33 · 16 numbers.
+
+    `by_pieces` is for 0 … 32 pieces; `of_queens(stack, own, other)` makes another stack of one, for the numbers of
+    queens of the side to move and of the other side, 3 standing for 3 and more."""
+    choose = of_queens or (lambda stack, own, other: stack)
+    return tuple(choose(stack, *divmod(material, 4)) for stack in by_pieces for material in range(MATERIALS))
+
+
+def by_queens(stack: int, own: int, other: int) -> int:
+    """Four stacks for each one: by which sides have queens."""
+    return 4 * stack + 2 * (own > 0) + (other > 0)
+
+
+def depends_on_queens(table: Sequence[int]) -> bool:
+    """Whether a table of stacks depends on more than the number of pieces."""
+    return any(len(set(table[begin : begin + MATERIALS])) > 1 for begin in range(0, len(table), MATERIALS))
 
 
 @dataclass(frozen=True)
@@ -103,7 +123,8 @@ class IntegerForward:
     """the last one has one output"""
     num_stacks: int = 1
     stacks: tuple[int, ...] = (0,) * PIECE_COUNTS
-    """the stack for each number of pieces, 0 to 32"""
+    """the stack for each number of pieces, 0 to 32, and each value of `Batch.material`: 33 · 16 numbers. 33 numbers are
+    repeated for every material"""
     skips: tuple[Skip, ...] = ()
     multiply: int = 1
     divide: int = 1
@@ -112,6 +133,10 @@ class IntegerForward:
     score_apart: bool = False
     """PSQT and layers are scaled each by itself"""
 
+    def __post_init__(self) -> None:
+        if len(self.stacks) == PIECE_COUNTS:
+            object.__setattr__(self, "stacks", stack_table(self.stacks))
+
     def score(self, psqt: np.ndarray, positional: np.ndarray) -> np.ndarray:
         """Stage 7, int64."""
         parts = (psqt, positional) if self.score_apart else (psqt + positional,)
@@ -119,7 +144,7 @@ class IntegerForward:
 
     def stack(self, batch: Batch) -> np.ndarray:
         """Stage 3: int64 [B]."""
-        stack: np.ndarray = np.asarray(self.stacks, np.int64)[batch.piece_count.numpy()]
+        stack: np.ndarray = np.asarray(self.stacks, np.int64)[batch.stack_entry.numpy()]
         return stack
 
 
@@ -232,8 +257,9 @@ def _stack(forward: IntegerForward, tensors: Mapping[str, np.ndarray], stack: in
         columns = tensors[layer.weight].shape[-1]
         weight = tensors[layer.weight].reshape(-1, layer.outputs, columns)[stack, :, : inputs.shape[1]]
         bias = tensors[layer.bias].reshape(-1, layer.outputs)[stack].astype(np.int64)
-        # Inputs have at most 16 bits and weights too: sums are far below 2^53, so they are exact in float64, and fast.
-        total = (inputs.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int64)
+        # Where inputs have at most 16 bits, as weights do, sums are far below 2^53: exact in float64, and fast.
+        exact = np.int64 if forward.first.largest >= 2**16 else np.float64
+        total = (inputs.astype(exact) @ weight.astype(exact).T).astype(np.int64)
         sums.append(wrap32(tdiv(total, layer.divide) + bias))
         vectors.append(_activated(layer, sums[-1][:, : layer.activated]))
     output = sums[-1][:, 0]

@@ -42,7 +42,16 @@ from nnue_trainer.nets.base import (
     transformer,
     virtual_rows,
 )
-from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer, Skip
+from nnue_trainer.nets.integer_forward import (
+    MATERIALS,
+    PIECE_COUNTS,
+    FirstLayer,
+    IntegerForward,
+    IntegerLayer,
+    Skip,
+    by_queens,
+    stack_table,
+)
 from nnue_trainer.nets.meaning import (
     OUTPUT,
     Key,
@@ -63,6 +72,9 @@ from nnue_trainer.schema import section
 # product of an activation at scale 255 and a weight at scale 64.
 LARGEST_WEIGHT = 127 / 64
 
+# A clip further above 1.0 is none.
+_LARGEST_CLIP = 8
+
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4"}
 LIMITS = {"i8": INT8_MAX, "i16": INT16_MAX, "i32": INT32_MAX}
 
@@ -75,7 +87,7 @@ Limit = Annotated[int | None, Field(ge=1, le=INT16_MAX)]
 
 @section
 class PieceSquares:
-    """A piece-square feature set with king buckets of your own."""
+    """A piece-square feature set with king buckets and states of your own."""
 
     kings: list[int] = Field(default_factory=list)
     """the king bucket for each square of the own king: 64 numbers, from a1, b1, … to h8; or 32 with `mirror`, rank by
@@ -88,6 +100,13 @@ class PieceSquares:
     order: Literal["grouped", "interleaved"] = "grouped"
     """order of the planes. grouped: own pawn … own king, enemy pawn … enemy king; interleaved: own pawn, enemy pawn,
     own knight, …"""
+    states: list[str] = Field(default_factory=list)
+    """one or two counters of pieces on the board, for buckets by king and state: own (o) or enemy (e) pieces P N B R Q
+    and the most that is counted. [eQ:1]: whether the enemy has a queen; [oQ:1, eQ:1]: the same for both sides, 4
+    states; [eReQ:3]: enemy rooks and queens, 0 to 3; empty: buckets by king only"""
+    virtual: Literal["both", "kings", "states"] = "both"
+    """with factorised: the buckets that share weights. both: all of them; kings: those of the same state; states: those
+    of the same king bucket"""
 
     @model_validator(mode="after")
     def _check(self) -> PieceSquares:
@@ -98,7 +117,14 @@ class PieceSquares:
     def name(self) -> str:
         """The name of the feature set, which contains its whole definition."""
         try:
-            return piece_square_set(self.kings, mirror=self.mirror, planes=self.planes, order=self.order)
+            return piece_square_set(
+                self.kings,
+                mirror=self.mirror,
+                planes=self.planes,
+                order=self.order,
+                states=self.states,
+                virtual=self.virtual,
+            )
         except UserError as error:
             raise ValueError(str(error)) from None
 
@@ -131,37 +157,48 @@ Input = Annotated[
 
 @section
 class OutputBuckets:
-    """How the number of pieces, kings included, chooses the layer stack and the PSQT column of a position."""
+    """How the number of pieces, kings included, and the queens choose the layer stack and the PSQT column of a
+    position."""
 
-    count: int = Field(1, ge=1, le=32)
+    count: int = Field(1, ge=1, le=64)
     """number of buckets; each has its own weights of all layers behind the first, and its own PSQT column"""
-    rule: Literal["stockfish", "bullet", "table"] = "stockfish"
+    rule: Literal["stockfish", "bullet", "queens", "table"] = "stockfish"
     """the bucket of a position. stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div
-    ceil(32 / count); table: as `table` says"""
+    ceil(32 / count); queens: 4 · ((pieces − 1) div ceil(128 / count)) + 2 if the side to move has a queen + 1 if the
+    other side has one, with a count that is a multiple of 4; table: as `table` says"""
     table: list[int] = Field(default_factory=list)
     """only for rule table: the bucket for each number of pieces, 33 numbers for 0 … 32 pieces (those for 0 and 1 are
-    never used)"""
+    never used); or 33 · 16 numbers, where each number of pieces has 16, one for each 4 · own + enemy queens, at most 3
+    of either (own: the side to move)"""
 
     @model_validator(mode="after")
     def _check(self) -> OutputBuckets:
         if self.rule != "table":
             if self.table:
                 raise ValueError(f"a table is given, but the rule is {self.rule}; expected rule: table")
+            if self.rule == "queens" and self.count % 4:
+                raise ValueError(f"count is {self.count}, expected a multiple of 4 for rule: queens")
             return self
-        if len(self.table) != PIECE_COUNTS:
-            raise ValueError(f"a table of {len(self.table)} numbers, expected {PIECE_COUNTS}, for 0 … 32 pieces")
+        if len(self.table) not in (PIECE_COUNTS, PIECE_COUNTS * MATERIALS):
+            raise ValueError(
+                f"a table of {len(self.table)} numbers, expected {PIECE_COUNTS}, for 0 … 32 pieces, or "
+                f"{PIECE_COUNTS * MATERIALS}, for the queens as well"
+            )
         wrong = [bucket for bucket in self.table if not 0 <= bucket < self.count]
         if wrong:
             raise ValueError(f"a table with bucket {wrong[0]}, expected 0 … {self.count - 1} as count says")
         return self
 
     @property
-    def by_pieces(self) -> list[int]:
-        """The bucket for each number of pieces, 33 entries."""
+    def stacks(self) -> tuple[int, ...]:
+        """The bucket for each number of pieces and each material, a table of `integer_forward.stack_table`."""
         if self.rule == "table":
-            return list(self.table)
-        divisor, first = math.ceil(32 / self.count), 1 if self.rule == "stockfish" else 2
-        return [max(pieces - first, 0) // divisor for pieces in range(PIECE_COUNTS)]
+            return stack_table(self.table) if len(self.table) == PIECE_COUNTS else tuple(self.table)
+        queens = self.rule == "queens"
+        divisor, first = math.ceil((128 if queens else 32) / self.count), 2 if self.rule == "bullet" else 1
+        return stack_table(
+            [max(pieces - first, 0) // divisor for pieces in range(PIECE_COUNTS)], by_queens if queens else None
+        )
 
 
 def _check_limit(limit: int | None, kind: str) -> None:
@@ -226,7 +263,8 @@ class FirstQuantisation:
     scale: Scale = 255
     """the integer for 1.0 of an accumulator (QA)"""
     clip: int | None = Field(None, ge=1, le=INT16_MAX)
-    """the largest integer of a clamped accumulator; null: the same as scale"""
+    """the largest integer of a clamped accumulator; null: the same as scale; 32767: none, so that crelu is ReLU and
+    screlu squared ReLU"""
     type: Literal["i8", "i16"] = "i16"
     """integer type of the weights of features in king buckets, which include all piece-square features"""
     unbucketed_type: Literal["i8", "i16"] = "i16"
@@ -394,7 +432,7 @@ class Layered(Net):
         if first.product_shift and self.activation == "crelu":
             raise ValueError("quantisation.first.product_shift is given, but crelu makes no products")
         plan, largest = self.plan(), self.plan().first_largest
-        most = INT16_MAX if first.product_shift else 2**16 - 1
+        most = INT16_MAX if first.product_shift else INT16_MAX**2
         if largest > most:
             raise ValueError(
                 f"products of the first layer may reach {largest}, expected at most {most}; raise "
@@ -408,7 +446,9 @@ class Layered(Net):
             if number == len(self.layers):
                 largest = max(largest, kept)
             reach = step.inputs * largest * tensor.limit // step.divide
-            if reach > INT32_MAX:
+            # Without a clip only the weights of a trained net bound the sums; engines let them wrap around.
+            unclipped = number == 0 and plan.first_clip > _LARGEST_CLIP * first.scale
+            if reach > INT32_MAX and not unclipped:
                 raise ValueError(f"{what}: its sums may reach {reach}, which 32 bits do not hold; lower scale or clip")
             largest = step.largest
             if number < len(self.layers) and largest > INT16_MAX + (step.activation == "none"):
@@ -545,7 +585,7 @@ class Layered(Net):
             yield NetTensor(f"{name}.bias", DTYPES[bias], shape, step.one, LIMITS[bias])
 
     def meaning(self) -> NetMeaning:
-        stacks = buckets(self.output_buckets.by_pieces, self.num_stacks)
+        stacks = buckets(self.output_buckets.stacks, self.num_stacks)
         parameters = first_layer(self.feature_set, self.hidden, self.activation, stacks if self.psqt else None)
         facts = {"activation": self.activation, "score_scale": str(self.score_scale)}
         inputs, kept = first_activations(self.hidden, self.activation), list[Key]()
@@ -601,7 +641,7 @@ class Layered(Net):
             first,
             (*layers, output),
             self.num_stacks,
-            tuple(self.output_buckets.by_pieces),
+            self.output_buckets.stacks,
             tuple(skips),
             score_multiply=self.score_scale,
             score_divide=plan.output.one,
@@ -613,7 +653,7 @@ class LayeredModel(StackedModel):
     [hidden] and, with PSQT, feature_transformer.psqt [F, stacks]; and for each of layers.N and for output, weight
     [stacks, out, in] and bias [stacks, out]."""
 
-    by_pieces: Tensor
+    stack_table: Tensor
 
     def __init__(self, net: Layered) -> None:
         super().__init__(net)
@@ -635,10 +675,10 @@ class LayeredModel(StackedModel):
         )
         self.output = StackedLinear(net.num_stacks, self.plan.output.inputs, 1)
         nn.init.zeros_(self.output.bias)
-        self.register_buffer("by_pieces", torch.tensor(net.output_buckets.by_pieces), persistent=False)
+        self.register_buffer("stack_table", torch.tensor(net.output_buckets.stacks), persistent=False)
 
     def buckets(self, batch: Batch) -> Tensor:
-        return self.by_pieces[batch.piece_count.long()]
+        return self.stack_table[batch.stack_entry]
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
         bucket = self.buckets_of(batch)

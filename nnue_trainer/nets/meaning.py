@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from nnue_trainer.nets.integer_forward import PIECE_COUNTS, stack_table
+
 Key = tuple[Hashable, ...]
 
 
@@ -26,10 +28,10 @@ class Features:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Along this axis lie buckets: a position with n pieces takes bucket `by_pieces[n]`, n = 0 … 32."""
+    """Along this axis lie buckets: a position takes bucket `table[entry]`, see `integer_forward.stack_table`."""
 
     count: int
-    by_pieces: tuple[int, ...]
+    table: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,10 @@ class NetMeaning:
 OUTPUT = Units((("output",),), outputs=True)
 
 
-def buckets(by_pieces: Iterable[int], count: int) -> Buckets:
-    return Buckets(count, tuple(by_pieces))
+def buckets(table: Iterable[int], count: int) -> Buckets:
+    """`table` is one of `integer_forward.stack_table`, or has a bucket for each number of pieces, 0 … 32."""
+    found = tuple(table)
+    return Buckets(count, stack_table(found) if len(found) == PIECE_COUNTS else found)
 
 
 def first_layer(features: str, hidden: int, activation: str, psqt: Buckets | None = None) -> dict[str, Meaning]:

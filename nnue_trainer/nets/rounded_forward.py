@@ -85,7 +85,7 @@ class RoundedForward:
         module = dict(model.named_modules()).get(self.transformer)
         if not isinstance(module, PerspectiveTransformer):
             raise ValueError(f"its first layer, {self.transformer}, is no PerspectiveTransformer")
-        self.by_pieces = torch.tensor(forward.stacks, device=next(model.parameters()).device)
+        self.stack_table = torch.tensor(forward.stacks, device=next(model.parameters()).device)
         largest = [forward.first.largest, *(_largest(layer) for layer in forward.layers)]
         names = [self.parameters[layer.weight] for layer in forward.layers]
         self.limits = [
@@ -150,9 +150,9 @@ class RoundedForward:
 
     def _first_layer(self, model: NnueModel, batch: Batch) -> FirstOutputs:
         """Activations fp32 [B, N] and the PSQT part fp32 [B], neither of them rounded yet."""
-        if self.by_pieces.device != batch.white.device:
-            self.by_pieces = self.by_pieces.to(batch.white.device)
-        stack = self.by_pieces[batch.piece_count.long()]
+        if self.stack_table.device != batch.white.device:
+            self.stack_table = self.stack_table.to(batch.white.device)
+        stack = self.stack_table[batch.stack_entry]
         first, transformer = self.forward.first, model.get_submodule(self.transformer)
         assert isinstance(transformer, PerspectiveTransformer)
         parameters = {"weight": transformer.weight, "bias": transformer.bias}

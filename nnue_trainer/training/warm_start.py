@@ -30,6 +30,7 @@ from nnue_trainer.errors import UserError, shown
 from nnue_trainer.export import checkpoint_from_net, read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 from nnue_trainer.nets.base import Net, NnueModel
+from nnue_trainer.nets.integer_forward import MATERIALS
 from nnue_trainer.nets.meaning import Axis, Buckets, Features, Key, Meaning, Units
 
 _CHUNK = 4096  # rows of a parameter that are copied at once, to limit the memory of temporary tensors
@@ -151,9 +152,13 @@ def _match(target: Axis, source: Axis, stale: set[object]) -> _Match | None:
 
 
 def _most_common_bucket(bucket: int, target: Buckets, source: Buckets) -> tuple[int, bool]:
-    """For the numbers of pieces that the target puts into `bucket`: the source's bucket of most of them, and whether it
-    is the bucket of all of them."""
-    had = [source.by_pieces[pieces] for pieces in range(2, 33) if target.by_pieces[pieces] == bucket]
+    """For the numbers of pieces and queens that the target puts into `bucket`: the source's bucket of most of them, and
+    whether it is the bucket of all of them."""
+    had = [
+        old
+        for entry, (new, old) in enumerate(zip(target.table, source.table, strict=True))
+        if new == bucket and entry >= 2 * MATERIALS
+    ]
     if not had:
         return min(bucket, source.count - 1), True
     return max(sorted(set(had)), key=had.count), len(set(had)) == 1

@@ -13,7 +13,7 @@ import torch
 from nnue_trainer import checkpoint, data, nets
 from nnue_trainer.analysis import net_inspect
 from nnue_trainer.analysis.agreement import Positions, built_in_positions, spread
-from nnue_trainer.analysis.net_inspect import king_buckets, plane_names, weight_map
+from nnue_trainer.analysis.net_inspect import king_buckets, plane_names, state_names, weight_map
 from nnue_trainer.analysis.page import render
 from nnue_trainer.checkpoint import Checkpoint
 from nnue_trainer.data import feature_set
@@ -108,8 +108,9 @@ def test_planes_and_buckets_are_found_by_expanding_positions(name):
         grouped = "".join(names[:2]) == "own pawnown knight"
         assert names.index("enemy pawn") == (5 if grouped and len(names) == 10 else 6 if grouped else 1)
         buckets = king_buckets(part)
-        assert buckets.max() < part.num_features // part.bucket_size
-        if name == "HalfKAv2_hm":
+        assert buckets.max() < part.num_features // part.bucket_size // part.num_states
+        assert state_names(part) == (["enemy queens 0", "enemy queens 1+"] if name.startswith(("K32", "K16")) else [""])
+        if name in ("HalfKAv2_hm", "K32Q2"):
             assert buckets.tolist() == [king_bucket(square) for square in range(64)]
 
 

@@ -7,13 +7,67 @@ import pytest
 
 from nnue_trainer.data import RecordLoader, expand, feature_set, piece_square_set
 from nnue_trainer.data.feature_match import match_features, piece_square_table, threat_names
+from nnue_trainer.registry import load_plugin
 
+OUTSIDE = "queen_buckets.py:QueenBuckets"
 KINGS = [0, 1, 2, 2] + [3] * 12 + [4] * 16
 
 
 @pytest.fixture(scope="module")
 def records(project_root: Path) -> np.ndarray:
     return next(iter(RecordLoader([str(project_root / "samples" / "val.binpack")], 2000, seed=3))).numpy().copy()
+
+
+@pytest.fixture(autouse=True)
+def outside(tmp_path: Path) -> None:
+    """K32Q2 as a set in Python: nothing but its indices says that its buckets depend on queens."""
+    path = tmp_path / "queen_buckets.py"
+    path.write_text(
+        """
+import numpy as np
+from nnue_trainer.data.feature_sets import Features
+from nnue_trainer.schema import section
+
+@section
+class QueenBuckets(Features):
+    num_features, max_active, bucket_size, num_virtual = 49152, 32, 768, 768
+
+    def indices(self, view):
+        turn = np.where(view.king % 8 < 4, 7, 0)
+        king = view.king ^ turn
+        bucket = 2 * (4 * (7 - king // 8) + 7 - king % 8) + (view.piece == 9).any(1)
+        index = 768 * bucket[:, None] + 64 * view.piece + (view.square ^ turn[:, None])
+        return np.where(view.present, index, -1)
+
+@section
+class PawnBuckets(Features):
+    num_features, max_active, bucket_size, num_virtual = 1536, 32, 768, 768
+
+    def indices(self, view):
+        bucket = view.board[:, 35] == 0
+        return np.where(view.present, 768 * bucket[:, None] + 64 * view.piece + view.square, -1)
+"""
+    )
+    load_plugin(str(path))
+
+
+def test_buckets_by_what_no_probe_shows_are_not_matched() -> None:
+    """A pawn on d5 decides: no piece-square set of any other net has that."""
+    match = match_features("HalfKAv2_hm", "queen_buckets.py:PawnBuckets")
+    assert (match.source == -1).all()
+    assert match.notes == ("HalfKAv2_hm: new", "queen_buckets.py:PawnBuckets: left out")
+
+
+def test_rows_of_states_that_a_set_does_not_distinguish_are_means() -> None:
+    match = match_features("HalfKAv2_hm", "K32Q2")
+    rows, sources, shares = match.averaged
+    king, pawn = 9, 64 * 0 + 8
+    here = rows == 768 * king + pawn
+    assert sources[here].tolist() == [768 * 2 * king + pawn, 768 * (2 * king + 1) + pawn]
+    np.testing.assert_allclose(shares[here], [0.5, 0.5])
+    queen = 768 * king + 64 * 9 + 30  # an enemy queen is only seen where there is one
+    assert match.source[queen] == 768 * (2 * king + 1) + 64 * 9 + 30
+    assert queen not in rows
 
 
 def rows(records: np.ndarray, name: str) -> list[list[int]]:
@@ -31,12 +85,29 @@ def rows(records: np.ndarray, name: str) -> list[list[int]]:
         ("HalfKAv2_hm", "HalfKAv2_hm_11"),
         ("HalfKAv2", piece_square_set(KINGS, mirror="a-d", planes=11)),
         ("HalfKAv2_hm+PP_3Wide", "PP_3Wide+HalfKAv2_hm"),
+        ("K32Q2", "HalfKAv2_hm"),
+        ("K32Q2", "K16Q2"),
+        ("K32Q2_11", "K32Q2"),
+        (piece_square_set(KINGS, mirror="a-d", states=["oReR:3"]), piece_square_set(KINGS, mirror="a-d")),
+        (piece_square_set(states=["oR:1", "eR:1"]), piece_square_set(states=["eR:1"])),
+        (OUTSIDE, "K32Q2"),
+        ("K32Q2", OUTSIDE),
     ],
 )
 def test_positions_have_the_very_features_that_they_had(name: str, other: str, records: np.ndarray) -> None:
     match = match_features(name, other)
     assert match.averaged[0].size == 0
     assert [sorted(match.source[row].tolist()) for row in rows(records, name)] == rows(records, other)
+
+
+@pytest.mark.parametrize("other", ["v12", "v10"])
+def test_merged_threats_are_those_of_the_other_versions(other: str, records: np.ndarray) -> None:
+    match = match_features("Full_Threats_v2", f"Full_Threats_{other}")
+    assert (match.source >= 0).all()
+    shared = set(match.source.tolist())
+    for ours, theirs in zip(rows(records, "Full_Threats_v2"), rows(records, f"Full_Threats_{other}"), strict=True):
+        assert sorted(match.source[ours].tolist()) == [feature for feature in theirs if feature in shared]
+        assert other != "v12" or len(ours) == len(theirs)
 
 
 @pytest.mark.parametrize(("name", "other"), [("v16", "v10"), ("v10", "v16"), ("v12", "v14"), ("v11", "v10")])
@@ -85,7 +156,8 @@ def test_names_are_the_indices_of_the_documentation() -> None:
 
 @pytest.mark.parametrize("name", ["HalfKAv2_hm", "HalfKP", "Chess768"])
 def test_a_table_names_every_feature_once(name: str) -> None:
-    table = piece_square_table(name)
-    assert table is not None
+    found = piece_square_table(name)
+    assert found is not None
+    table = found.features([0])
     assert table.max() < feature_set(name).num_features
     assert (table[0] == table[1]).all() == (name != "HalfKP"), "HalfKP turns the board, the others flip it"

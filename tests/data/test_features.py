@@ -3,14 +3,25 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 
 from nnue_trainer import _data
-from nnue_trainer.data import BASIC_FEATURE_SETS, Batch, expand, feature_set, piece_square_set, records_from_fens
+from nnue_trainer.data import (
+    BASIC_FEATURE_SETS,
+    Batch,
+    RecordLoader,
+    expand,
+    feature_set,
+    fields,
+    piece_square_set,
+    records_from_fens,
+)
 from nnue_trainer.errors import UserError
+from nnue_trainer.nets.base import virtual_rows
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
@@ -19,7 +30,7 @@ SUMS = ["HalfKAv2_hm+Full_Threats_v16+PP_3Wide", "PP_3Wide+Full_Threats_v10+Half
 
 
 def test_sizes() -> None:
-    sizes = {name: feature_set(name).parts[0][2:] for name in BASIC_FEATURE_SETS}
+    sizes = {name: feature_set(name).parts[0][2:6] for name in BASIC_FEATURE_SETS}
     assert sizes == {
         "Chess768": (768, 32, 768, 0),
         "HalfKP": (41_024, 30, 641, 641),
@@ -27,6 +38,11 @@ def test_sizes() -> None:
         "HalfKAv2": (45_056, 32, 704, 704),
         "HalfKAv2_hm": (24_576, 32, 768, 768),
         "HalfKAv2_hm_11": (22_528, 32, 704, 704),
+        "K32Q2": (49_152, 32, 768, 768),
+        "K32Q2_11": (45_056, 32, 704, 704),
+        "K16Q2": (24_576, 32, 768, 768),
+        "K16Q2_11": (22_528, 32, 704, 704),
+        "Full_Threats_v2": (53_564, 160, 0, 0),
         "Full_Threats_v10": (79_856, 192, 0, 0),
         "Full_Threats_v11": (66_864, 168, 0, 0),
         "Full_Threats_v12": (60_144, 160, 0, 0),
@@ -48,7 +64,7 @@ def test_a_declared_set_says_itself() -> None:
     name = piece_square_set(kings, mirror="a-d")
     assert name == "PieceSquare(planes=12,order=grouped,mirror=a-d,kings=" + ".".join(map(str, kings)) + ")"
     (part,) = feature_set(name).parts
-    assert part[2:] == (3 * 768, 32, 768, 768)
+    assert part[2:] == (3 * 768, 32, 768, 768, 3 * 768, ())
     # King e1 stands for d1 with files swapped: bucket 1. The pawn on a2 is seen on h2.
     batch = expand(records_from_fens(["4k3/8/8/8/8/8/P7/4K3 w - - 0 1"]), name)
     assert batch.white[0, :4].tolist() == [768 + 64 * 5 + 3, 768 + 15, 768 + 64 * 11 + 59, -1]
@@ -57,6 +73,103 @@ def test_a_declared_set_says_itself() -> None:
         piece_square_set(kings)
     with pytest.raises(UserError, match="kings has '-1', expected king buckets from 0 to 63"):
         piece_square_set([-1] * 64)
+
+
+def test_states_count_pieces_as_the_side_sees_them() -> None:
+    name = piece_square_set(states=["oQ:1", "eQ:1"])
+    assert name == "PieceSquare(planes=12,order=grouped,mirror=none,states=oQ:1.eQ:1)"
+    (part,) = feature_set(name).parts
+    assert part[2:] == (4 * 768, 32, 768, 768, 4 * 768, ((1 << 8, 1), (1 << 9, 1)))
+    fens = [
+        f"{board} w - - 0 1" for board in ("4k3/8/8/8/8/8/8/4K3", "4k3/8/8/3Q4/8/8/8/4K3", "4k3/8/8/qqQQ4/8/8/8/4K3")
+    ]
+    batch = expand(records_from_fens(fens), name)
+    assert (batch.white[:, 0] // 768).tolist() == [0, 2, 3]
+    assert (batch.black[:, 0] // 768).tolist() == [0, 1, 3]
+    counted = piece_square_set([0] * 32 + [1] * 32, states=["eReQ:3"])
+    fens = ["4k3/8/8/q7/8/8/8/r3K3 w - - 0 1", "4k3/8/8/qq6/8/8/8/rr2K3 w - - 0 1"]
+    assert (expand(records_from_fens(fens), counted).white[:, 0] // 768).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        (["eK:1"], "states has 'eK:1', expected one or two counters"),
+        (["Q:1"], "states has 'Q:1'"),
+        (["eQ:0"], "states has 'eQ:0'"),
+        (["eQ:4"], "states has 'eQ:4'"),
+        (["eQ:3", "oQ:1"], "states gives 8 states, expected at most 4"),
+        (["eQ:1", "oQ:1", "eR:1"], "states has 'eQ:1.oQ:1.eR:1'"),
+    ],
+)
+def test_wrong_states_are_refused(states: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        piece_square_set(states=states)
+
+
+def test_too_many_buckets_are_refused() -> None:
+    with pytest.raises(UserError, match="kings and states give 256 buckets, expected at most 255"):
+        piece_square_set(range(64), states=["eQ:3"])
+
+
+@pytest.mark.parametrize("virtual", ["both", "kings", "states"])
+def test_virtual_rows_are_shared_by_what_the_set_says(virtual: Literal["both", "kings", "states"]) -> None:
+    """Of 2 king buckets with 4 states each: rows of a group have a virtual row in common."""
+    name = piece_square_set([0] * 32 + [1] * 32, states=["eQ:3"], virtual=virtual)
+    groups: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for number, part in enumerate(virtual_rows(name)):
+        for row in range(part.first, part.first + part.rows):
+            king, state = divmod(row // 768, 4)
+            groups.setdefault((number, (row - part.first) % part.virtual), set()).add((king, state))
+    every = [{(king, state) for king in range(2) for state in range(4)}]
+    by_state = [{place for place in every[0] if place[1] == state} for state in range(4)]
+    by_king = [{place for place in every[0] if place[0] == king} for king in range(2)]
+    expected = {"both": every, "kings": by_state, "states": by_king}[virtual]
+    assert sorted(map(sorted, {frozenset(group) for group in groups.values()})) == sorted(map(sorted, expected))
+    assert len(groups) == 768 * len(expected)
+
+
+def test_queens_of_both_sides_are_in_the_batch(project_root: Path) -> None:
+    fens = [
+        "4k3/8/8/3Q4/8/8/8/4K3 w - - 0 1",
+        "4k3/8/8/3Q4/8/8/8/4K3 b - - 0 1",
+        "4k3/8/8/qqqqq3/8/8/QQQ5/r3K2R b - - 0 1",
+        "4k3/8/8/qqqq4/8/8/QQ6/r3K2R w K - 0 1",
+    ]
+    assert expand(records_from_fens(fens), "HalfKP").material.tolist() == [4, 1, 15, 11]
+    batch = next(iter(RecordLoader([str(project_root / "samples" / "val.binpack")], 500, seed=3))).numpy().copy()
+    squares, black = fields.boards(batch), fields.black_to_move(batch)
+    queens = [np.minimum((squares == 9 + (black ^ side)[:, None]).sum(1), 3) for side in (False, True)]
+    found = expand(batch, "HalfKP")
+    assert found.material.tolist() == (4 * queens[0] + queens[1]).tolist()
+    assert found.stack_entry.tolist() == (16 * found.piece_count.long() + found.material).tolist()
+
+
+@pytest.mark.parametrize("name", ["K32Q2_11", "K32Q2", "K16Q2", "Full_Threats_v2"])
+def test_vectors_of_sets_with_states(project_root: Path, name: str) -> None:
+    positions = json.loads((project_root / "tests" / "vectors" / "features_next.json").read_text())["positions"]
+    batch = expand(records_from_fens([p["fen"] for p in positions]), name)
+    for i, position in enumerate(positions):
+        for perspective in ("white", "black"):
+            row = getattr(batch, perspective)[i]
+            assert sorted(row[row >= 0].tolist()) == position[perspective][name], (position["fen"], perspective)
+
+
+@pytest.mark.parametrize("name", ["K32Q2", "K16Q2", "K32Q2_11"])
+def test_sets_with_states_can_be_declared(project_root: Path, name: str) -> None:
+    files = list(range(4))
+    if name == "K16Q2":
+        kings = [*files, *(4 + f for f in files), *(8 + f for f in files), *(8 + f for f in files)]
+        kings += [12, 12, 13, 13] * 2 + [14, 14, 15, 15] * 2
+    else:
+        kings = [4 * (7 - rank) + 3 - f for rank in range(8) for f in files]
+    planes: Literal[11, 12] = 11 if name.endswith("_11") else 12
+    declared = piece_square_set(kings, mirror="e-h", planes=planes, order="interleaved", states=["eQ:1"])
+    records = next(iter(RecordLoader([str(project_root / "samples" / "val.binpack")], 2000, seed=3))).numpy().copy()
+    one, other = expand(records, name), expand(records, declared)
+    assert torch.equal(one.white, other.white)
+    assert torch.equal(one.black, other.black)
+    assert feature_set(name).parts[0][2:] == feature_set(declared).parts[0][2:]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +223,7 @@ def test_rows_are_left_packed_and_in_range(name: str) -> None:
         "Full_Threats_v10": [38, 0, 6],
         "Full_Threats_v11": [36, 0, 2],
     }
-    of_part |= {f"Full_Threats_v{version}": [28, 0, 2] for version in (12, 14, 16)}
+    of_part |= {f"Full_Threats_v{version}": [28, 0, 2] for version in (2, 12, 14, 16)}
     counts = np.sum([of_part.get(part, [32, 2, 6]) for part in name.split("+")], axis=0).tolist()
     batch = expand(records_from_fens(fens), name)
     for rows in (batch.white, batch.black):

@@ -33,6 +33,7 @@ def random_batch(num_features: int, size: int, seed: int = 0) -> Batch:
         score=torch.zeros(size, dtype=torch.int16),
         result=torch.zeros(size, dtype=torch.int8),
         piece_count=piece_count.to(torch.uint8),
+        material=torch.randint(0, 16, (size,), generator=generator, dtype=torch.uint8),
     )
 
 
@@ -133,9 +134,11 @@ def test_material_psqt_counts_material() -> None:
     rows_them = torch.tensor([[3 * 64 + 44, 10 * 64 + 4, 11 * 64 + 60, -1]], dtype=torch.int32)
     zero = torch.zeros(1)
     three = torch.tensor([3], dtype=torch.uint8)
-    white = Batch(rows_us, rows_them, three.short(), zero.to(torch.uint8), zero.short(), zero.to(torch.int8), three)
+    white = Batch(
+        rows_us, rows_them, three.short(), zero.to(torch.uint8), zero.short(), zero.to(torch.int8), three, three
+    )
     black = Batch(
-        rows_them, rows_us, three.short(), (zero + 1).to(torch.uint8), zero.short(), zero.to(torch.int8), three
+        rows_them, rows_us, three.short(), (zero + 1).to(torch.uint8), zero.short(), zero.to(torch.int8), three, three
     )
     for batch in (white, black):
         assert model(batch).item() * model.score_scale == pytest.approx(781, abs=1e-3)

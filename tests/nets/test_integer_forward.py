@@ -133,7 +133,8 @@ def hold_against_the_reference(name: str, forward: IntegerForward, tensors: dict
     stack = forward.stack(batch)
     used = np.arange(len(stack)), stack
     score = forward.score(psqt[used], positional[used])
-    rows = batch.white.numpy(), batch.black.numpy(), batch.black_to_move.numpy(), batch.piece_count.numpy()
+    fields = batch.white, batch.black, batch.black_to_move, batch.piece_count, batch.material
+    rows = [field.numpy() for field in fields]
     for isa in _data.isas():
         for found in (evaluator.evaluate_records(RECORDS, True, 2, isa), evaluator.evaluate_rows(*rows, True, 1, isa)):
             for ours, theirs in zip(found, (stack, psqt, positional, score), strict=True):
@@ -212,7 +213,7 @@ def test_sums_of_squares_are_whole_before_they_are_divided(divide: int) -> None:
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"num_stacks": 2}, "lw: int16 [1, 16], expected int8 or int16 [2, 16 or more]"),
-    ({"stacks": (0,) * 32}, "stacks for 32 numbers of pieces, expected 33"),
+    ({"stacks": (0,) * 32}, "a table of 32 stacks, expected 528"),
     ({"stacks": (0,) * 32 + (1,)}, "stack 1 of 1"),
     ({"layers": ()}, "no last layer with one output"),
     ({"layers": (IntegerLayer("lw", "lb", 1, (1,)),)}, "layer 0: an input that comes later"),
@@ -222,7 +223,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"skips": (Skip(0, 1),)}, "a skip of no output"),
     ({"skips": (Skip(0, 0, multiply=2**62),)}, "a skip connection may reach"),
     ({"score_multiply": 2**62}, "the score may reach"),
-    ({"first": FirstLayer("bias", ("w",), "screlu", 300)}, "the first activations do not fit 16 bits"),
+    ({"first": FirstLayer("bias", ("w",), "screlu", 40_000)}, "a first clip that is not in 0 … 32767"),
     ({"first": FirstLayer("bias", ("w", "w"), "crelu", 255)}, "2 first weights, expected 1"),
     ({"first": FirstLayer("bias", ("lw",), "crelu", 255)}, "lw: int16 [1, 16], expected int8 or int16 [768, 8]"),
     ({"first": FirstLayer("bias", ("w",), "crelu", 255, psqt=("w",))}, "w: int16 [768, 8], expected int32 [768, 1]"),
@@ -244,15 +245,17 @@ def test_bad_rows_and_records_are_named() -> None:
     evaluator = compiled(*simple())
     batch = data.expand(RECORDS, "Chess768")
     white, black = batch.white.numpy(), batch.black.numpy()
-    mover, pieces = batch.black_to_move.numpy(), batch.piece_count.numpy()
+    mover, pieces, queens = batch.black_to_move.numpy(), batch.piece_count.numpy(), batch.material.numpy()
     wrong = white.copy()
     wrong[66, 1] = 768
     with pytest.raises(UserError, match="position 66: index 768, expected 0 … 767"):
-        evaluator.evaluate_rows(wrong, black, mover, pieces, True, 2)
+        evaluator.evaluate_rows(wrong, black, mover, pieces, queens, True, 2)
     with pytest.raises(UserError, match="position 0: 33 pieces"):
-        evaluator.evaluate_rows(white, black, mover, np.full_like(pieces, 33), True, 1)
+        evaluator.evaluate_rows(white, black, mover, np.full_like(pieces, 33), queens, True, 1)
+    with pytest.raises(UserError, match="position 0: material 16"):
+        evaluator.evaluate_rows(white, black, mover, pieces, np.full_like(pieces, 16), True, 1)
     with pytest.raises(UserError, match="different sizes"):
-        evaluator.evaluate_rows(white, black, mover, pieces[:-1], True, 1)
+        evaluator.evaluate_rows(white, black, mover, pieces[:-1], queens, True, 1)
     records = RECORDS.copy()
     records[69] = 255
     with pytest.raises(UserError, match="record 69: more than 32 pieces"):

@@ -52,7 +52,24 @@ WHOLE_PRODUCTS = {
     "activation": "pairwise",
     "layers": [{"outputs": 8, "activation": "screlu"}, {"outputs": 8, "activation": "dual", "to_output": True}],
 }
-ALL = {"simple": SIMPLE, "buckets": BUCKETS, "deep": DEEP, "table": TABLE, "whole products": WHOLE_PRODUCTS}
+QUEENS = {
+    **SIMPLE,
+    "inputs": {"kings": KINGS, "mirror": "a-d", "states": ["eQ:1"], "virtual": "kings"},
+    "psqt": True,
+    "output_buckets": {"count": 8, "rule": "queens"},
+}
+UNCLIPPED = {**SIMPLE, "quantisation": {"first": {"scale": 255, "clip": 32767, "limit": 1000}}}
+ALL = {
+    "simple": SIMPLE,
+    "buckets": BUCKETS,
+    "deep": DEEP,
+    "table": TABLE,
+    "whole products": WHOLE_PRODUCTS,
+    "queens": QUEENS,
+    "squares of 17 bits": {**SIMPLE, "quantisation": {"first": {"scale": 256}}},
+    "squared relu": UNCLIPPED,
+    "relu": {**UNCLIPPED, "activation": "crelu"},
+}
 
 
 def made(architecture: dict[str, Any]) -> tuple[Checkpoint, QuantizedNet]:
@@ -235,17 +252,23 @@ def test_it_can_be_the_net_of_stockfish_19() -> None:
 
 
 def test_output_buckets_follow_the_rules_of_the_field() -> None:
-    stockfish = OutputBuckets(count=8).by_pieces
+    stockfish = OutputBuckets(count=8).stacks[::16]
     assert [stockfish[n] for n in (2, 4, 5, 8, 9, 32)] == [0, 0, 1, 1, 2, 7]
-    bullet = OutputBuckets(count=8, rule="bullet").by_pieces
+    bullet = OutputBuckets(count=8, rule="bullet").stacks[::16]
     assert [bullet[n] for n in (2, 5, 6, 9, 10, 32)] == [0, 0, 1, 1, 2, 7]
     for count in range(1, 33):
         for rule in ("stockfish", "bullet"):
-            table = OutputBuckets(count=count, rule=rule).by_pieces
-            assert len(table) == 33
+            table = OutputBuckets(count=count, rule=rule).stacks
+            assert len(table) == 33 * 16
             assert 0 <= min(table) <= max(table) < count
     table = [0] * 10 + [2] * 12 + [1] * 11
-    assert OutputBuckets(count=3, rule="table", table=table).by_pieces == table
+    assert OutputBuckets(count=3, rule="table", table=table).stacks == tuple(np.repeat(table, 16))
+    by_queens = OutputBuckets(count=32, rule="queens").stacks
+    assert by_queens == OutputBuckets(count=32, rule="table", table=list(by_queens)).stacks
+    # 10 pieces; neither side, the other side, the side to move (with three), both have queens.
+    assert [by_queens[16 * 10 + material] for material in (0, 2, 12, 5)] == [8, 9, 10, 11]
+    with pytest.raises(ValueError, match="expected a multiple of 4"):
+        OutputBuckets(count=6, rule="queens")
 
 
 def test_bounds_follow_from_the_quantisation_and_cover_every_parameter() -> None:
@@ -309,7 +332,7 @@ def test_every_parameter_learns_and_stacks_start_alike() -> None:
         ({"output_buckets": {"count": 2, "rule": "table", "table": [2] * 33}}, "bucket 2, expected 0 … 1 as count"),
         ({"output_buckets": {"count": 2, "rule": "table", "table": [0]}}, "a table of 1 numbers, expected 33"),
         ({"output_buckets": {"count": 2, "table": [0] * 33}}, "the rule is stockfish; expected rule: table"),
-        ({"quantisation": {"first": {"scale": 300}}}, "may reach 90000, expected at most 65535"),
+        ({"quantisation": {"first": {"scale": 300, "product_shift": 1}}}, "may reach 45000, expected at most 32767"),
         ({"layers": [{"outputs": 4, "scale": 32768}], "hidden": 4096}, "layers.0: its sums may reach"),
         ({"activation": "crelu", "quantisation": {"first": {"product_shift": 9}}}, "crelu makes no products"),
     ],

@@ -23,6 +23,8 @@ SETS = [
     "PieceSquare(planes=10,order=interleaved)",
     "PieceSquare(mirror=e-h,kings=0.0.1.1.0.0.1.1.2.2.2.2.2.2.2.2.3.3.3.3.3.3.3.3.3.3.3.3.3.3.3.3)",
     "Full_Threats_v16+PieceSquare(planes=11,mirror=a-d)+PieceSquare(planes=10)",
+    "PieceSquare(planes=10,states=oQ:1.eQ:1)",
+    "K32Q2+Full_Threats_v2+PieceSquare(states=oReR:3)",
 ]
 FULL = "HalfKAv2_hm+Full_Threats_v16+PP_3Wide"  # the input of SFNNv16
 SPECIAL = [

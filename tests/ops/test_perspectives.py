@@ -275,7 +275,7 @@ def test_choice_of_kernels_on_cuda(cuda: torch.device, caplog: pytest.LogCapture
     """A plan keeps the kernels that it was made for; what is not fused says so once."""
     pair = make_pair(outputs=48, device=cuda)
     given = dict(zip(("white", "black", "black_to_move"), pair.arguments[:3], strict=True))
-    rest = dict.fromkeys(("counts", "score", "result", "piece_count"), given["white"][:, 0])
+    rest = dict.fromkeys(("counts", "score", "result", "piece_count", "material"), given["white"][:, 0])
     batch = Batch(**given, **rest)
     module = PerspectiveTransformer(len(pair.weight), 48, "crelu", bucket_size=50).to(cuda)
     own, before = module.plan(batch), set_cuda_kernels("portable")
@@ -556,7 +556,7 @@ def test_a_parametrized_weight() -> None:
             return 2 * weight
 
     pair = make_pair(9, 5, 30, 16)
-    rest = dict.fromkeys(("counts", "score", "result", "piece_count"), torch.zeros(9))
+    rest = dict.fromkeys(("counts", "score", "result", "piece_count", "material"), torch.zeros(9))
     batch = Batch(white=pair.white, black=pair.black, black_to_move=pair.black_to_move, **rest)
     layer, doubled = (PerspectiveTransformer(30, 16, "pairwise") for _ in range(2))
     doubled.load_state_dict({name: value.clone() for name, value in layer.state_dict().items()})
@@ -591,7 +591,7 @@ class Net(nn.Module):
 
 def loss_of(net: nn.Module, pair: PairSample, begin: int, end: int) -> Tensor:
     now = slice(begin, end)
-    rest = dict.fromkeys(("counts", "score", "result", "piece_count"), torch.zeros(end - begin))
+    rest = dict.fromkeys(("counts", "score", "result", "piece_count", "material"), torch.zeros(end - begin))
     batch = Batch(white=pair.white[now], black=pair.black[now], black_to_move=pair.black_to_move[now], **rest)
     assert pair.psqt_bucket is not None
     out: Tensor = net(batch, pair.psqt_bucket[now])

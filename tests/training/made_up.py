@@ -34,6 +34,7 @@ def made_up_batch(index: int, size: int = BATCH) -> Batch:
         score=score.to(torch.int16),
         result=score.sign().to(torch.int8),
         piece_count=counts.squeeze(1).clamp(2, 32).to(torch.uint8),
+        material=torch.zeros(size, dtype=torch.uint8),
     )
 
 

@@ -28,7 +28,7 @@ class PinnedSource(MadeUpSource):
 
     def __next__(self) -> Batch:
         made, slot = super().__next__(), self.slots[self.index % 2]
-        for name in ("white", "black", "counts", "black_to_move", "score", "result", "piece_count"):
+        for name in ("white", "black", "counts", "black_to_move", "score", "result", "piece_count", "material"):
             getattr(slot, name).copy_(getattr(made, name))
         return slot
 

@@ -89,6 +89,12 @@ GROWN = {
         {**BUCKETS, "output_buckets": {"count": 8, "rule": "bullet"}},
     ),
     "more king buckets": (BUCKETS, {**BUCKETS, "inputs": {"kings": list(range(32)), "mirror": "a-d"}}),
+    "states": (BUCKETS, {**BUCKETS, "inputs": {"kings": KINGS, "mirror": "a-d", "states": ["eQ:1"]}}),
+    "more states": (
+        {**BUCKETS, "inputs": {"kings": KINGS, "mirror": "a-d", "states": ["eQ:1"]}},
+        {**BUCKETS, "inputs": {"kings": KINGS, "mirror": "a-d", "states": ["oQ:1", "eQ:1"]}},
+    ),
+    "output buckets by queens": (BUCKETS, {**BUCKETS, "output_buckets": {"count": 16, "rule": "queens"}}),
     "the other half of the board": (
         BUCKETS,
         {
@@ -117,6 +123,7 @@ GROWN = {
     ),
     "sfnnv9, wider": ({"kind": "sfnnv9", "l1": 32}, {"kind": "sfnnv9", "l1": 64}),
     "sfnnv5 → sfnnv6": ({"kind": "sfnnv5", "l1": 32}, {"kind": "sfnnv6", "l1": 64}),
+    "sfnnv17 → sfnnv18": ({"kind": "sfnnv17", "l1": 32}, {"kind": "sfnnv18", "l1": 32}),
     "sfnnv17 → sfnnv16": ({"kind": "sfnnv17", "l1": 32}, {"kind": "sfnnv16", "l1": 32}),
 }
 

@@ -16,7 +16,7 @@ from nnue_trainer.training.batches import DeviceBatches
 from nnue_trainer.training.run import HeldOut, loader_cpus, set_up_torch, training_batches
 from nnue_trainer.training.trainer import Trainer
 
-FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count")
+FIELDS = ("white", "black", "counts", "black_to_move", "score", "result", "piece_count", "material")
 OPTIONS = {"seed": 3, "repeat": True, "shuffle_buffer": 4_000, "threads": 2}
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)

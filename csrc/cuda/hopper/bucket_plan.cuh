@@ -209,7 +209,7 @@ namespace bucket_plan {
 constexpr int kClearThreads = 256;
 constexpr int kCountThreads = 1024, kCountWarps = kCountThreads / 32;
 constexpr int kListThreads = BucketPlan::kChunkRows, kListWarps = kListThreads / 32;
-constexpr int kSharedBuckets = 48;  // up to this number of buckets features are counted in shared memory
+constexpr int kSharedBuckets = 64;  // up to this number of buckets features are counted in shared memory
 constexpr int kCountGrid = 132;
 constexpr int kTileThreads = 256, kTileWarps = kTileThreads / 32, kTileGrid = 4 * 132;
 constexpr int kHalf = kTileThreads / 2, kRanksEach = kBucketFeatures / kHalf;
@@ -313,6 +313,9 @@ struct ChunkShared {
     uint16_t places[kListWarps][kListThreads];  // how many rows of each bucket a warp has; then where they go
     int warp_sums[kListWarps];
 };
+
+static_assert(kSharedBuckets * kBucketFeatures * sizeof(int) + sizeof(ChunkShared) <= 227 * 1024,
+              "the counters of count_rows must fit in the shared memory of a thread block");
 
 // Lists the rows of a chunk by bucket, in their order. Threads 0 … kListThreads − 1 take one row each. Thread b returns
 // how many rows bucket b has.

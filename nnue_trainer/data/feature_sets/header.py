@@ -60,8 +60,8 @@ class HeaderFeatures(Features):
     struct: ClassVar[str]
 
     def _sizes(self) -> tuple[int, ...]:
-        (part,) = _data.describe_feature_set(self.name)
-        return part[2:]
+        ((_, _, *sizes, _, _),) = _data.describe_feature_set(self.name)
+        return tuple(sizes)
 
     @property
     def num_features(self) -> int:
