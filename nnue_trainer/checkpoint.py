@@ -108,6 +108,10 @@ class NetOrigin:
     """one character per byte"""
     layout: str = Field(max_length=80)
     """the name of one of the net's layouts, which export checks"""
+    head: str = Field("", max_length=2**21, pattern=r"^([0-9a-f]{2})*$")
+    """of a raw net: the bytes before its first tensor, in hexadecimal"""
+    tail: str = Field("", max_length=2**13, pattern=r"^([0-9a-f]{2})*$")
+    """the same of the bytes behind the last one"""
 
 
 @section

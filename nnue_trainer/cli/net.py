@@ -93,6 +93,18 @@ def export_command(
         bool, typer.Option("--header", help="With a raw net, write a C++ header with its sizes beside it.")
     ] = False,
     overwrite: Overwrite = False,
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Compression of a .nnue file: raw, leb128, huffman or zlib, as far as the net has it. Default: as it "
+            "was imported, or as the engine's own nets.",
+        ),
+    ] = None,
+    description: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Description in a .nnue file. Default: as it was imported, or made by us."),
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
     """Write the net of a checkpoint. Weights that do not fit the integers are refused by name."""
@@ -107,7 +119,11 @@ def export_command(
         note(f"exporting {checkpoint}")
     loaded = checkpoints.load(checkpoint, ("model", "net"))
     chosen, model = (format_of(loaded, str(checkpoint)), None) if file_format is None else _format(file_format)
-    chosen = _with_header(chosen) if header else chosen
+    if header:
+        chosen = _with_option(chosen, "header", True)
+    for option, value in (("compression", compression), ("description", description)):
+        if value is not None:
+            chosen = _with_option(chosen, option, value)
     quantized = net_from_checkpoint(loaded, str(checkpoint), any_l1=any_l1)
     if model is not None and model != quantized.net:
         raise UserError(f"{file_format}: model: found another net than that of {checkpoint} ({quantized.net.name})")
@@ -230,14 +246,15 @@ def _architecture(path: Path) -> Net:
     return read_net(path, note=note).net
 
 
-def _with_header(chosen: NetFormat) -> NetFormat:
+def _with_option(chosen: NetFormat, option: str, value: bool | str) -> NetFormat:
     from nnue_trainer.export import parse_format
     from nnue_trainer.schema import to_data
 
     data = to_data(chosen)
-    if "header" not in data:
-        raise UserError(f"--header: expected --format raw with it, found format {chosen.kind}")
-    return parse_format({"kind": chosen.kind, **data, "header": True}, "--header")
+    if option not in data:
+        expected = "raw" if option == "header" else "nnue"
+        raise UserError(f"--{option}: expected --format {expected} with it, found format {chosen.kind}")
+    return parse_format({"kind": chosen.kind, **data, option: value}, f"--{option}")
 
 
 def import_command(

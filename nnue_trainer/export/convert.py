@@ -133,7 +133,18 @@ def exported(quantized: QuantizedNet, checkpoint: Checkpoint) -> Exported:
         weights = checkpoint_from_net(quantized, where).tensors["model"] if rounded else model
         return onnx_graph(quantized.net, weights, where)
 
-    return Exported(tensors, quantized.file_layout, quantized.description, graph)
+    around = [_kept_bytes(checkpoint, key) for key in ("head", "tail")]
+    return Exported(tensors, quantized.file_layout, quantized.net.layouts(), quantized.description, graph, *around)
+
+
+def _kept_bytes(checkpoint: Checkpoint, key: str) -> bytes:
+    """Bytes that `read_format` has kept of a file; none where a checkpoint has none."""
+    origin = checkpoint.state.get("net", {})
+    text = origin.get(key, "") if isinstance(origin, dict) else ""
+    try:
+        return bytes.fromhex(str(text))
+    except ValueError:
+        return b""
 
 
 def format_of(checkpoint: Checkpoint, where: str) -> NetFormat:
@@ -242,6 +253,9 @@ def read_format(
         note(f"{where}: {names}: not as the net quantises it, so it is rounded; an engine computes otherwise")
     quantized = QuantizedNet(net, describe(net.name, net.architecture), integers, net.layouts()[0].name)
     checkpoint = checkpoint_from_net(quantized, where)
+    for key, kept in zip(("head", "tail"), file_format.around(data, kinds), strict=True):
+        if any(kept):
+            checkpoint.state["net"][key] = kept.hex()
     for tensor in others:
         values = found[tensor.name].values
         assert values is not None

@@ -59,18 +59,20 @@ def read_net(path: PathLike, arch: str | None = None, note: Callable[[str], None
         if found.alike:
             names = " and ".join(found.alike)
             note(f"{path}: {names} look alike in a file; taken for {found.net.name} (--arch overrules)")
-        tensors = file.tensors(found.places, found.header, found.layout)
+        tensors = found.file.tensors(found.places, found.header, found.layout)
         return QuantizedNet(found.net, found.header.description, tensors, found.layout.name)
 
 
 class Recognised(NamedTuple):
-    """What a file is. `alike`: other nets that the file may hold, if neither user nor description named one."""
+    """What a file is. `alike`: other nets that the file may hold, if neither user nor description named one. `file` is
+    where its tensors are read: the file, or what its zlib envelope holds."""
 
     net: Net
     layout: FileLayout
     header: Header
     places: list[Place]
     alike: list[str]
+    file: NetFile
 
 
 def recognise(file: NetFile, known: Sequence[Candidate], arch: str | None = None) -> Recognised:
@@ -78,10 +80,16 @@ def recognise(file: NetFile, known: Sequence[Candidate], arch: str | None = None
     whole shape of the file, but reads no tensor. UserError as `read_net`."""
     header = file.header(sorted({layout.version for _, layout in known} | {OWN_VERSION}))
     candidates, told = _candidates(file, header, known, arch)
-    fitting = _fitting(file, header, candidates)
+    inflated = file.body(header)
+    of_kind = [candidate for candidate in candidates if candidate[1].zlib == (inflated is not None)]
+    if not of_kind:
+        no_room = " or ".join(dict.fromkeys(net.name for net, _ in candidates))
+        raise file.error(header.end, "body", f"a zlib stream, which files of {no_room} have no room for")
+    file = file if inflated is None else inflated
+    fitting = _fitting(file, header, of_kind)
     net, layout, places = fitting[-1]
     names = sorted({net.name for net, _, _ in fitting})
-    return Recognised(net, layout, header, places, names if len(names) > 1 and not told else [])
+    return Recognised(net, layout, header, places, names if len(names) > 1 and not told else [], file)
 
 
 def known_layouts() -> list[Candidate]:

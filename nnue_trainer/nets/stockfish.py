@@ -1,6 +1,6 @@
-"""The nets of Stockfish, SFNNv1 … SFNNv17 and the small net.
+"""The nets of Stockfish, SFNNv1 … SFNNv18 and the small net.
 
-They are one family: a feature transformer seen from both sides, then three layers, in eight stacks (SFNNv1: one). A
+They are one family: a feature transformer seen from both sides, then three layers, in one, eight or 32 stacks. A
 row of facts, `Design`, distinguishes one net from another; sizes, hashes, file layout, scales, float model and integer
 forward follow from it. A new version is one more class with its row; a new property becomes a field of `Design`.
 
@@ -25,8 +25,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from nnue_trainer.data.batch import Batch
-from nnue_trainer.data.features import FeaturePart
+from nnue_trainer.data.features import FeaturePart, expand
 from nnue_trainer.data.features import feature_set as find_feature_set
+from nnue_trainer.data.fields import pack
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
 from nnue_trainer.modules.stacked_linear import StackedLinear
 from nnue_trainer.nets.base import (
@@ -41,7 +42,15 @@ from nnue_trainer.nets.base import (
     transformer,
     virtual_rows,
 )
-from nnue_trainer.nets.integer_forward import PIECE_COUNTS, FirstLayer, IntegerForward, IntegerLayer, Skip
+from nnue_trainer.nets.integer_forward import (
+    PIECE_COUNTS,
+    FirstLayer,
+    IntegerForward,
+    IntegerLayer,
+    Skip,
+    by_queens,
+    stack_table,
+)
 from nnue_trainer.nets.meaning import (
     OUTPUT,
     NetMeaning,
@@ -53,11 +62,12 @@ from nnue_trainer.nets.meaning import (
     stacked,
 )
 from nnue_trainer.nets.rounded_forward import Awareness
-from nnue_trainer.nnue_file.layout import Block, FileLayout, Word
+from nnue_trainer.nnue_file.layout import Block, Coding, FileLayout, Word
 from nnue_trainer.perspectives import FusedCall
 from nnue_trainer.schema import section
 
 SQUARES = 64
+WHITE_KING, BLACK_KING = 10, 11
 PSQT_BUCKETS = 8
 SCORE_SCALE = 600
 OUTPUT_STEPS = 16  # of an engine unit in PSQT columns and in the output of the layers
@@ -69,6 +79,9 @@ FEATURE_HASH = {
     "HalfKP": 0x5D69D5B8,
     "HalfKAv2": 0x5F234CB8,
     "HalfKAv2_hm_11": 0x7F234CB8,
+    "K32Q2_11": 0x32B5E284,
+    "K16Q2_11": 0x32B5E284,
+    "Full_Threats_v2": 0x8F234CB9,
     "Full_Threats_v10": 0x8F234CB8,
     "Full_Threats_v11": 0x8F234CB8,
     "Full_Threats_v12": 0x8F234CB8,
@@ -76,7 +89,7 @@ FEATURE_HASH = {
     "Full_Threats_v16": 0x2E6B9D04,
     "PP_3Wide": 0x86F2B1DD,
 }
-TRAINED = {"HalfKAv2_hm_11": "HalfKAv2_hm"}
+TRAINED = {"HalfKAv2_hm_11": "HalfKAv2_hm", "K32Q2_11": "K32Q2", "K16Q2_11": "K16Q2"}
 
 V2020 = 0x7AF32F16
 V2021 = 0x7AF32F20
@@ -97,6 +110,11 @@ class Design:
     l3: int = 32
     """outputs of fc1"""
     stacks: int = 8
+    """1; 8: by the number of pieces; with `queens` four times as many"""
+    queens: bool = False
+    """stacks also depend on which sides have queens"""
+    narrow: tuple[str, ...] = ()
+    """sets with buckets whose weights are bytes; those of sets without buckets always are"""
     psqt: bool = True
     """PSQT columns beside the accumulators"""
     pairwise: bool = True
@@ -122,8 +140,26 @@ class Design:
     output_scale: int | None = None
     """integer steps in 1.0 of the layers' output before it is turned into sixteenths of engine units; None: it is
     computed in those"""
+    zlib: bool = False
+    """the engine also reads its raw layout in a zlib stream"""
     sums_parts: bool = False
     """the engine divides PSQT and layers together by 16, not each"""
+
+    def __post_init__(self) -> None:
+        expected = (4, 32) if self.queens else (1, 8)
+        if self.stacks not in expected:
+            raise ValueError(
+                f"a design with {self.stacks} stacks, expected {expected[0]} or {expected[1]} with queens={self.queens}"
+            )
+        if self.queens and self.psqt:
+            raise ValueError("a design with stacks by queens and PSQT columns, which are 8, by the number of pieces")
+
+    @property
+    def stack_table(self) -> tuple[int, ...]:
+        """The stack of a position: a table of `integer_forward.stack_table`."""
+        groups = self.stacks // 4 if self.queens else self.stacks
+        by_pieces = [max(pieces - 1, 0) * groups // 32 for pieces in range(PIECE_COUNTS)]
+        return stack_table(by_pieces, by_queens if self.queens else None)
 
     @property
     def fc2_scale(self) -> float:
@@ -224,7 +260,7 @@ class StockfishNet(Net):
 
     def meaning(self) -> NetMeaning:
         d, activation = self.facts, "pairwise" if self.facts.pairwise else "crelu"
-        stacks = buckets([max(pieces - 1, 0) // 4 if d.stacks > 1 else 0 for pieces in range(PIECE_COUNTS)], d.stacks)
+        stacks = buckets(d.stack_table, d.stacks)
         outputs = [layer_outputs("layers.0", d.l2, d.skip), layer_outputs("layers.1", d.l3, 0)]
         first = activations(outputs[0].keys[: d.hidden], squares=d.squared)
         second = activations(outputs[1].keys, squares=d.dual)
@@ -260,8 +296,8 @@ class StockfishNet(Net):
             read = find_feature_set(name).parts[0]
             source = king_plane_rows(part, read) if name in TRAINED else None
             range_of_rows = {"first_row": part.first_feature, "rows": part.num_features}
-            # Weights of sets without king buckets are bytes.
-            dtype, limit = ("<i2", self.accumulator_limit) if part.bucket_size else ("<i1", INT8_MAX)
+            is_wide = part.bucket_size > 0 and name not in d.narrow
+            dtype, limit = ("<i2", self.accumulator_limit) if is_wide else ("<i1", INT8_MAX)
             yield NetTensor(
                 self._part("feature_transformer.weight", name),
                 dtype,
@@ -352,7 +388,7 @@ class StockfishNet(Net):
             first,
             layers,
             d.stacks,
-            tuple(max(pieces - 1, 0) * d.stacks // 32 for pieces in range(PIECE_COUNTS)),
+            d.stack_table,
             skips,
             1 if d.output_scale is None else steps,
             1 if d.output_scale is None else d.output_scale,
@@ -387,16 +423,21 @@ class StockfishNet(Net):
                 for layer in range(len(layers)):
                     for part in ("bias", "weight"):
                         items.append(Block((tensors[f"fc{layer}.{part}"].piece(stack),)))
-            yield FileLayout(name, d.version, transformer_hash ^ h, tuple(items))
+            layout = FileLayout(name, d.version, transformer_hash ^ h, tuple(items))
+            yield layout
+            if d.zlib and name == "raw":
+                yield layout.in_zlib()
 
     def _transformer_blocks(self, layout: str, tensors: Mapping[str, NetTensor]) -> list[Block]:
         """raw: everything as it is. leb: everything compressed. thr0, thr1: the PSQT columns of all sets in one block
         at the end, and in thr0 the weights of all sets in one. thr2: set by set. From thr1 on bytes are not compressed.
+        huffman: as thr2, and every array is coded.
         """
         d = self.facts
 
         def block(*names: str, compressed: bool) -> Block:
-            return Block(tuple(tensors[name].piece() for name in names), compressed)
+            coding: Coding = "huffman" if layout == "huffman" else "leb128" if compressed else "raw"
+            return Block(tuple(tensors[name].piece() for name in names), coding)
 
         weights = [self._part("feature_transformer.weight", name) for name in d.sets]
         psqt = [self._part("feature_transformer.psqt", name) for name in d.sets] if d.psqt else []
@@ -409,7 +450,7 @@ class StockfishNet(Net):
             case "thr1":
                 blocks += [block(name, compressed=tensors[name].limit > INT8_MAX) for name in weights]
                 blocks.append(block(*psqt, compressed=True))
-            case "thr2":
+            case "thr2" | "huffman":
                 for number, name in enumerate(weights):
                     blocks.append(block(name, compressed=tensors[name].limit > INT8_MAX))
                     blocks += [block(name, compressed=True) for name in psqt[number : number + 1]]
@@ -442,20 +483,32 @@ def _default_width(kind: type[StockfishNet]) -> int:
 def king_plane_rows(trained: FeaturePart, read: FeaturePart) -> np.ndarray:
     """For each feature with a plane for both kings, the one with planes of their own that it takes, int64 [F].
 
-    The shared plane takes the enemy king's rows, except on the square of the own king that the bucket stands for: no
-    position can tell the difference."""
+    The shared plane takes the enemy king's rows, except on the squares of the own king that the bucket stands for: no
+    position can tell the difference, as these squares touch each other."""
     buckets = trained.num_features // trained.bucket_size
     planes = trained.bucket_size // SQUARES
     own_king, enemy_king = planes - 2, planes - 1
     rows = np.arange(trained.num_features).reshape(buckets, planes, SQUARES)
     merged = rows[:, : planes - 1].copy()
     merged[:, own_king] = rows[:, enemy_king]
-    bucket = np.arange(buckets)
-    # Buckets count from h8 to a1 over the files e–h.
-    square = 8 * (7 - bucket // 4) + 7 - bucket % 4
-    merged[bucket, own_king, square] = rows[bucket, own_king, square]
+    for bucket, square in _own_kings(trained.name, own_king):
+        for state in range(trained.num_states):
+            row = bucket // trained.num_states * trained.num_states + state
+            merged[row, own_king, square] = rows[row, own_king, square]
     assert merged.size == read.num_features
     return np.asarray(merged.reshape(-1))
+
+
+def _own_kings(name: str, plane: int) -> set[tuple[int, int]]:
+    """(bucket, square) for each square of the own king: where its feature lies, which is in this plane."""
+    (part,) = find_feature_set(name).parts
+    boards = np.zeros((SQUARES, SQUARES), np.uint8)
+    for king in range(SQUARES):
+        boards[king, king], boards[king, king ^ 63] = 1 + WHITE_KING, 1 + BLACK_KING
+    rows = expand(pack(boards, np.zeros(SQUARES, bool), scores=0, results=0), name).white.numpy()
+    places = rows % part.bucket_size
+    found = (rows >= 0) & (places // SQUARES == plane)
+    return set(zip((rows[found] // part.bucket_size).tolist(), (places[found] % SQUARES).tolist(), strict=True))
 
 
 def material_psqt(part: FeaturePart) -> Tensor:
@@ -470,6 +523,8 @@ def material_psqt(part: FeaturePart) -> Tensor:
 class StockfishModel(StackedModel):
     """Parameters: feature_transformer.{weight [F, l1], bias [l1], psqt [F, 8]}; fc0, fc1, fc2, each {weight
     [stacks, out, in], bias [stacks, out]}."""
+
+    stack_table: Tensor
 
     def __init__(self, net: StockfishNet) -> None:
         super().__init__(net)
@@ -489,6 +544,8 @@ class StockfishModel(StackedModel):
         self.fc1 = StackedLinear(d.stacks, in1, out1)
         self.fc2 = StackedLinear(d.stacks, in2, out2)
         self.stacks = d.layer_stacks(net.l1)
+        if d.queens:
+            self.register_buffer("stack_table", torch.tensor(d.stack_table), persistent=False)
         with torch.no_grad():
             if self.feature_transformer.psqt is not None:
                 for part in features.parts:
@@ -498,6 +555,8 @@ class StockfishModel(StackedModel):
             nn.init.zeros_(self.fc2.bias)
 
     def buckets(self, batch: Batch) -> Tensor:
+        if self.facts.queens:
+            return self.stack_table[batch.stack_entry]
         return batch.bucket if self.facts.stacks > 1 else torch.zeros_like(batch.bucket)
 
     def first_outputs(self, batch: Batch) -> FirstOutputs:
@@ -721,7 +780,9 @@ class SfnnV15(StockfishNet):
 class SfnnV16(StockfishNet):
     """Threats without those of pawns on pawns + pawn pairs + HalfKAv2_hm, layers as SFNNv15 (Stockfish 19)."""
 
-    design: ClassVar = replace(SfnnV15.design, sets=("Full_Threats_v16", "PP_3Wide", "HalfKAv2_hm_11"))
+    design: ClassVar = replace(
+        SfnnV15.design, sets=("Full_Threats_v16", "PP_3Wide", "HalfKAv2_hm_11"), layouts=("thr2", "huffman")
+    )
     l1: Width = 1024
 
 
@@ -731,4 +792,17 @@ class SfnnV17(StockfishNet):
     """SFNNv16 without PSQT columns."""
 
     design: ClassVar = replace(SfnnV16.design, psqt=False)
+    l1: Width = 1024
+
+
+@NETS.register("sfnnv18")
+@section
+class SfnnV18(StockfishNet):
+    """SFNNv17 with K32Q2 in bytes for HalfKAv2_hm, and 32 stacks by pieces and queens: by public sources of October
+    2026; no published net has been read."""
+
+    design: ClassVar = replace(
+        SfnnV17.design, sets=("Full_Threats_v16", "PP_3Wide", "K32Q2_11"), stacks=32,
+        layouts=("raw", "thr2", "huffman"), queens=True, narrow=("K32Q2_11",), zlib=True,
+    )  # fmt: skip
     l1: Width = 1024

@@ -19,6 +19,12 @@ def describe(name: str, architecture: Mapping[str, Any]) -> bytes:
     return f"{name} net trained with nnue-trainer {version}. {json.dumps(facts, separators=(',', ':'))}".encode()
 
 
+def record_in(description: bytes) -> bytes:
+    """The record of the architecture in a description that we wrote; empty for any other description."""
+    start = description.find(_BEGIN)
+    return description[start:] if start >= 0 else b""
+
+
 def described(description: bytes, where: str) -> dict[str, Any] | None:
     """The architecture in a description that we wrote; None for any other description."""
     start = description.find(_BEGIN)

@@ -10,13 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.nnue_file import writer
-from nnue_trainer.nnue_file.layout import FileLayout
+from nnue_trainer.nnue_file.description import record_in
+from nnue_trainer.nnue_file.layout import OWN_VERSION, FileLayout
+from nnue_trainer.nnue_file.reader import MAX_DESCRIPTION_BYTES
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 
@@ -59,8 +61,13 @@ class Exported:
 
     tensors: Sequence[ExportedTensor]
     layout: FileLayout
+    layouts: Sequence[FileLayout]
+    """all that the net may have"""
     description: bytes
     graph: Callable[[bool, str], bytes]
+    head: bytes = b""
+    tail: bytes = b""
+    """what stood before and behind the tensors of the file that the net was imported from (`NetFormat.around`)"""
 
 
 class NetFormat(ABC):
@@ -80,6 +87,11 @@ class NetFormat(ABC):
         """The tensors in a file of this format, whose net has `tensors`. `note` gets a line about anything unusual.
         UserError, beginning with `where`, for a file in another format, and for a format that cannot be read back."""
         raise UserError(f"{where}: files of format {self.kind} cannot be read back")
+
+    def around(self, data: bytes, tensors: Sequence[TensorKind]) -> tuple[bytes, bytes]:
+        """What stands before and behind the tensors in a file that `from_bytes` has read. It is kept at import, and is
+        `head` and `tail` of the net that is exported again."""
+        return b"", b""
 
     def listing(self, net: Exported) -> Iterable[str]:
         """What lies where in the file, a line each: for formats whose files do not say so themselves."""
@@ -105,6 +117,33 @@ class Nnue(NetFormat):
     content."""
 
     suffix = ".nnue"
+    compression: Literal["default", "raw", "leb128", "huffman", "zlib"] = "default"
+    """default: as the net was imported, or as its engine's own nets are. raw: none; leb128: the transformer's 16- and
+    32-bit integers take as few bytes as they need; huffman: its arrays are Huffman-coded, as a proposal for Stockfish
+    has it; zlib: all behind the description is one stream"""
+    description: str | None = None
+    """text of the description in the file, up to 16 MiB; null: as the net was imported, or a sentence and the
+    architecture for `nnue import`"""
 
     def to_bytes(self, net: Exported, where: str) -> bytes:
-        return writer.to_bytes(net.layout, net.description, {tensor.name: tensor.integers for tensor in net.tensors})
+        layout, description = net.layout, net.description
+        if self.compression != "default" and layout.compression != self.compression:
+            fitting = [layout for layout in net.layouts if layout.compression == self.compression]
+            if not fitting:
+                known = ", ".join(dict.fromkeys(layout.compression for layout in net.layouts))
+                raise UserError(f"{where}: compression is {self.compression}, expected one that the net has: {known}")
+            layout = fitting[0]
+        if self.description is not None:
+            description = self._described(net, layout, where)
+        return writer.to_bytes(layout, description, {tensor.name: tensor.integers for tensor in net.tensors})
+
+    def _described(self, net: Exported, layout: FileLayout, where: str) -> bytes:
+        assert self.description is not None
+        text = self.description.encode()
+        if len(text) > MAX_DESCRIPTION_BYTES:
+            raise UserError(
+                f"{where}: a description of {len(text):,} bytes, expected at most {MAX_DESCRIPTION_BYTES:,}"
+            )
+        # A file of our own container is read by the record in its description.
+        record = record_in(net.description) if layout.version == OWN_VERSION else b""
+        return text + (b" " + record if record else b"")

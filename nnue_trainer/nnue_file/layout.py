@@ -1,16 +1,21 @@
-"""The layout of a net file as data: hashes that must be found, and tensors, raw or compressed, one after another."""
+"""The layout of a net file as data: hashes that must be found, and tensors, raw or coded, one after another."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 OWN_VERSION = 0x4E545301
 """The version of this project's container. Its file hash is the CRC-32 of everything after the description."""
+
+
+Coding = Literal["raw", "leb128", "huffman"]
+Compression = Literal["raw", "leb128", "huffman", "zlib"]
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """Pieces next to each other. `compressed`: all their elements are one LEB128 block; otherwise each piece is raw."""
+    """Pieces next to each other: each of them raw, all their elements as one LEB128 block, or one piece as a
+    Huffman-coded array."""
 
     pieces: tuple[Piece, ...]
-    compressed: bool = False
+    coding: Coding = "raw"
 
     @cached_property
     def label(self) -> str:
@@ -61,18 +67,30 @@ class Block:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of an uncompressed block."""
+        """Bytes of a raw block."""
         return sum(piece.size for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """A whole file: version, file hash, description, then `items`. `file_hash` None: the CRC-32 of the items' bytes."""
+    """A whole file: version, file hash, description, then `items`. `file_hash` None: the CRC-32 of the items' bytes.
+    `zlib`: the items are one zlib stream (`envelope`)."""
 
     name: str
     version: int
     file_hash: int | None
     items: tuple[Word | Block, ...]
+    zlib: bool = False
+
+    @cached_property
+    def compression(self) -> Compression:
+        """What `nnue export --compression` calls it."""
+        codings = {item.coding for item in self.items if isinstance(item, Block)} - {"raw"}
+        return "zlib" if self.zlib else next(iter(codings), "raw")
+
+    def in_zlib(self) -> FileLayout:
+        """The same with its items in a zlib stream."""
+        return replace(self, name=f"{self.name} zlib", zlib=True)
 
     def pieces(self) -> Iterator[Piece]:
         for item in self.items:

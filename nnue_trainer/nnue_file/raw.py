@@ -1,4 +1,4 @@
-"""Raw nets: tensors from byte 0, without a header, in the order and types that an engine's code expects.
+"""Raw nets: tensors one after another, without a header, in the order and types that an engine's code expects.
 
 Without a list of tensors the file has all of them in the net's order, as the net quantises them. For nets without
 hidden layers that is the order of bullet's simple nets. With a list, one entry per tensor describes its place and
@@ -21,6 +21,7 @@ from nnue_trainer.schema import section
 
 DTYPES = {"i8": "<i1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
 MAX_PADDING = 4096
+_BULLET = b"bullet" * MAX_PADDING
 
 
 @section
@@ -53,7 +54,11 @@ class Raw(NetFormat):
     tensors: list[RawTensor] = Field(default_factory=list, max_length=10_000)
     """the tensors in the file, in this order; none: every tensor of the net, as in bullet's nets"""
     align: int = Field(64, ge=1, le=MAX_PADDING)
-    """zeros at the end of the file, up to a multiple of this number of bytes"""
+    """padding at the end of the file, up to a multiple of this number of bytes"""
+    padding: Literal["zeros", "bullet"] = "zeros"
+    """what pads the end; bullet: the letters of that word, again and again. What an imported file had is kept"""
+    skip: int = Field(0, ge=0, le=2**20)
+    """number of bytes before the first tensor; zeros, or what an imported file had"""
     header: bool = False
     """write a C++ header with the net's sizes beside it, for examples/engine"""
 
@@ -65,18 +70,21 @@ class Raw(NetFormat):
         lines = self._lines({name: tensor.integers.shape for name, tensor in known.items()}, where)
         if self.header and self.tensors:
             raise UserError(f"{where}: header: expected no list of tensors with it: it is for the order of the net")
-        data = bytearray()
+        data = bytearray(net.head if len(net.head) == self.skip else bytes(self.skip))
         for number, line in enumerate(lines):
             data += _encoded(line, known[line.tensor], f"{where}: tensors.{number}")
             data += bytes(-len(data) % line.align)
-        return bytes(data + bytes(-len(data) % self.align))
+        missing = -len(data) % self.align
+        if len(net.tail) == missing:
+            return bytes(data) + net.tail
+        return bytes(data) + (_BULLET[:missing] if self.padding == "bullet" else bytes(missing))
 
     def from_bytes(
         self, data: bytes, tensors: Sequence[TensorKind], where: str, note: Callable[[str], None]
     ) -> dict[str, ReadTensor]:
         known = {tensor.name: tensor for tensor in tensors}
         found: dict[str, list[tuple[RawTensor, np.ndarray]]] = {}
-        offset = 0
+        offset = self.skip
         for number, line in enumerate(self._lines({tensor.name: tensor.shape for tensor in tensors}, where)):
             values, offset = _decoded(line, known[line.tensor], data, offset, f"{where}: tensors.{number}")
             offset = _skip_zeros(data, offset, -offset % line.align, f"{where}: behind {_named(line)}")
@@ -84,13 +92,25 @@ class Raw(NetFormat):
         end = offset + -offset % self.align
         if len(data) != end:
             raise UserError(f"{where}: {len(data):,} bytes, expected {end:,} of such a net")
-        if any(data[offset:]):
-            note(f"{where}: the last {end - offset} bytes are padding, but not zeros; exported again they are")
         return {tensor.name: _joined(tensor, found[tensor.name], where) for tensor in tensors}
+
+    def around(self, data: bytes, tensors: Sequence[TensorKind]) -> tuple[bytes, bytes]:
+        return data[: self.skip], data[self._end(tensors) :]
+
+    def _end(self, tensors: Sequence[TensorKind]) -> int:
+        """Where the last tensor ends, with its alignment."""
+        known = {tensor.name: tensor for tensor in tensors}
+        offset = self.skip
+        for line in self._lines({tensor.name: tensor.shape for tensor in tensors}, self.kind):
+            shape = known[line.tensor].shape if line.part is None else known[line.tensor].shape[1:]
+            lying = _padded(line, [shape[dimension] for dimension in line.transpose or range(len(shape))] or [1])
+            offset += math.prod(lying) * _dtype(line, known[line.tensor].dtype).itemsize
+            offset += -offset % line.align
+        return offset
 
     def listing(self, net: Exported) -> Iterator[str]:
         known = {tensor.name: tensor for tensor in net.tensors}
-        offset = 0
+        offset = self.skip
         for line in self._lines({name: tensor.integers.shape for name, tensor in known.items()}, self.kind):
             tensor = known[line.tensor]
             dtype = _dtype(line, tensor.integers.dtype.str)

@@ -17,7 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from nnue_trainer.errors import UserError
-from nnue_trainer.nnue_file import leb128
+from nnue_trainer.nnue_file import envelope, huffman, leb128
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
 
 PathLike = str | os.PathLike[str]
@@ -56,7 +56,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a block's bytes; of a compressed block, that of its payload."""
+    """The place of a block's bytes; of a LEB128 block, that of its payload."""
 
     block: Block
     offset: int
@@ -149,6 +149,23 @@ class NetFile:
             raise self.error(8, "description length", f"found {length:,}, {expected}")
         return Header(version, file_hash, bytes(self.take(12, length, "description")), 12 + length)
 
+    def body(self, header: Header) -> NetFile | None:
+        """The file with what its zlib envelope holds in the place of the envelope; None if it has none. UserError for
+        a damaged one."""
+        at = header.end
+        if self.size - at < envelope.HEAD or self.take(at, len(envelope.MAGIC), "body") != envelope.MAGIC:
+            return None
+        try:
+            inflated, stream = envelope.sizes(self.take(at, envelope.HEAD, "body"), self.size - at - envelope.HEAD)
+            if inflated > MAX_FILE_BYTES:
+                raise ValueError(f"{inflated:,} inflated bytes, expected a net of at most {MAX_FILE_BYTES:,}")
+            content = envelope.inflate(self.take(at + envelope.HEAD, stream, "body"), inflated)
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            raise self.error(at, "body", str(error)) from None
+        return _Inflated(self.path, at, content)
+
     def walk(self, layout: FileLayout, header: Header, whose: str) -> list[Place]:
         """The places of the blocks in a file of this layout; reads little more than hashes and byte counts.
 
@@ -171,7 +188,11 @@ class NetFile:
                     evidence += 1
                     offset += 4
                     continue
-                if item.compressed:
+                if item.coding == "huffman":
+                    places.append(Place(item, offset, self._huffman_size(item, offset)))
+                    evidence += 1
+                    begin, size = places[-1].offset, places[-1].size
+                elif item.coding == "leb128":
                     self._expect_magic(item, offset)
                     evidence += 1
                     size = self._byte_count(item, offset + len(leb128.MAGIC))
@@ -196,6 +217,14 @@ class NetFile:
         magic = self.take(offset, len(leb128.MAGIC), block.label)
         if magic != leb128.MAGIC:
             raise self.error(offset, block.label, f"found {bytes(magic)!r}, expected {leb128.MAGIC!r}")
+
+    def _huffman_size(self, block: Block, offset: int) -> int:
+        try:
+            size = huffman.size(lambda at, n: self.take(offset + at, n, block.label), block.count)
+        except huffman.HuffmanError as error:
+            raise self.error(offset + error.offset, block.label, str(error)) from None
+        self.check(offset, size, block.label)
+        return size
 
     def _byte_count(self, block: Block, offset: int) -> int:
         size = self.u32(offset, f"{block.label} byte count")
@@ -227,7 +256,13 @@ class NetFile:
 
     def _decode(self, place: Place, data: bytearray) -> list[np.ndarray]:
         pieces = place.block.pieces
-        if not place.block.compressed:
+        if place.block.coding == "huffman":
+            (piece,) = pieces
+            try:
+                return [huffman.decode(data, piece.count, np.dtype(piece.dtype))]
+            except huffman.HuffmanError as error:
+                raise self.error(place.offset + error.offset, piece.label, str(error)) from None
+        if place.block.coding == "raw":
             values, begin = [], 0
             for piece in pieces:
                 values.append(np.frombuffer(data, piece.dtype, piece.count, begin))
@@ -239,6 +274,25 @@ class NetFile:
         except leb128.LebError as error:
             piece = _piece_of(pieces, error.element)
             raise self.error(place.offset + error.offset, piece.label, str(error)) from None
+
+
+class _Inflated(NetFile):
+    """A net file whose body was inflated: offsets are those of the file without compression."""
+
+    def __init__(self, path: PathLike, begin: int, body: bytes) -> None:
+        self.path, self.size = path, begin + len(body)
+        self._begin, self._body = begin, body
+
+    def error(self, offset: int, what: str, found: str) -> UserError:
+        return UserError(f"{self.path}: offset {offset} of the inflated file: {what}: {found}")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _read_into(self, view: memoryview, offset: int) -> int:
+        part = self._body[offset - self._begin : offset - self._begin + len(view)]
+        view[: len(part)] = part
+        return len(part)
 
 
 def _piece_of(pieces: Sequence[Piece], element: int) -> Piece:

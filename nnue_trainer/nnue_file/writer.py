@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nnue_trainer.nnue_file import leb128
+from nnue_trainer.errors import UserError
+from nnue_trainer.nnue_file import envelope, huffman, leb128
 from nnue_trainer.nnue_file.layout import Block, FileLayout, Piece, Word
 
 
@@ -23,15 +24,24 @@ def to_bytes(layout: FileLayout, description: bytes, tensors: Mapping[str, np.nd
         for part in parts:
             file_hash = zlib.crc32(part, file_hash)
     header = struct.pack("<III", layout.version, file_hash, len(description))
-    return b"".join([header, description, *parts])
+    return b"".join([header, description, *(envelope.wrap(parts) if layout.zlib else parts)])
 
 
 def _block(block: Block, tensors: Mapping[str, np.ndarray]) -> list[bytes]:
     values = [_values(piece, tensors) for piece in block.pieces]
-    if not block.compressed:
+    if block.coding == "raw":
         return [part.tobytes() for part in values]
+    if block.coding == "huffman":
+        return [_huffman(piece, part) for piece, part in zip(block.pieces, values, strict=True)]
     payload = [leb128.encode(part) for part in values]
     return [leb128.MAGIC, struct.pack("<I", sum(map(len, payload))), *payload]
+
+
+def _huffman(piece: Piece, values: np.ndarray) -> bytes:
+    try:
+        return huffman.encode(values)
+    except ValueError as error:
+        raise UserError(f"{piece.label}: cannot be Huffman-coded: {error}") from None
 
 
 def _values(piece: Piece, tensors: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -13,7 +13,7 @@ from nnue_trainer.export import net_from_checkpoint, read_net, to_bytes, write_n
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets import NETS
 from nnue_trainer.nnue_file import leb128
-from nnue_trainer.nnue_file.layout import Word
+from nnue_trainer.nnue_file.layout import Block, Word
 
 # By layout: version, file hash, feature transformer hash, stack hash.
 HASHES = {
@@ -36,7 +36,19 @@ HASHES = {
     "sfnnv15": [(0x6A448AFA, 0x0256ACDF, 0x6165DDC9, 0x63337116)],
     "sfnnv16": [(0x6A448AFA, 0xA85B2205, 0xCB685313, 0x63337116)],
     "sfnnv17": [(0x6A448AFA, 0xA85B2205, 0xCB685313, 0x63337116)],
+    "sfnnv18": [(0x6A448AFA, 0xE5CD8C39, 0x86FEFD2F, 0x63337116)],
 }
+
+
+def test_a_raw_file_of_v18_is_as_long_as_public_sources_say() -> None:
+    (net,) = NETS.find("sfnnv18").known()
+    layout = net.layouts()[0]
+    assert layout.name == "raw"
+    items = [4 if isinstance(item, Word) else item.size for item in layout.items]
+    assert 12 + sum(items) == 113_178_896
+    sizes = [item.size for item in layout.items if isinstance(item, Block)]
+    assert sizes[:4] == [2 * 1024, 59_808 * 1024, 4_560 * 1024, 45_056 * 1024]
+    assert {sum(items[-7 * (n + 1) : len(items) - 7 * n]) for n in range(32)} == {35_208}
 
 
 @pytest.mark.parametrize("name", HASHES)

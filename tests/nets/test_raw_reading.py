@@ -13,6 +13,7 @@ from net_support import random_checkpoint
 
 from nnue_trainer import checkpoint
 from nnue_trainer.errors import UserError
+from nnue_trainer.export import read_net
 from nnue_trainer.export.check_positions import CHECK_POSITIONS
 
 BUCKETS: dict[str, Any] = {
@@ -151,13 +152,34 @@ def test_mistakes_are_one_line(arguments: list[str], words: str, made: Made, tmp
     assert "\n" not in str(caught.value)
 
 
-def test_padding_of_another_program_is_said(made: Made) -> None:
+def test_padding_and_a_header_of_another_program_are_kept(made: Made, tmp_path: Path) -> None:
     made(TWO, "raw")
-    data = bytearray(Path("net.bin").read_bytes())
-    data[-6:] = b"filler"
-    Path("net.bin").write_bytes(data)
-    output = nnue("eval", "net.bin", "--format", "raw", "--model", "model.yaml", "--fen", CHECK_POSITIONS[0])
-    assert "bytes are padding, but not zeros; exported again they are" in output
+    data = Path("net.bin").read_bytes()
+    (tmp_path / "mine.yaml").write_text("skip: 64\n")
+    for head, filler, layout in ((b"", b"bullet", "raw"), (b"\xfe" * 64, b"filler", "mine.yaml")):
+        file = head + data[: -len(filler)] + filler
+        Path("net.bin").write_bytes(file)
+        Path("again.bin").unlink(missing_ok=True)
+        Path("again.safetensors").unlink(missing_ok=True)
+        output = nnue("import", "net.bin", "again.safetensors", "--format", layout, "--model", "model.yaml")
+        assert "exported again" not in output
+        nnue("export", "again.safetensors", "again.bin", "--format", layout)
+        assert Path("again.bin").read_bytes() == file
+
+
+def test_a_file_is_padded_as_bullet_pads_it(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("{padding: bullet, skip: 3}\n")
+    made(TWO, "raw")
+    zeros = Path("net.bin").read_bytes()
+    for name in ("net.bin", "net.nnue"):
+        Path(name).unlink()
+    made(TWO, "mine.yaml")
+    padded = Path("net.bin").read_bytes()
+    assert len(padded) % 64 == 0
+    size = sum(tensor.nbytes for tensor in read_net("net.nnue").tensors.values())
+    assert padded[: 3 + size] == b"\0\0\0" + zeros[:size]
+    missing = padded[3 + size :]
+    assert missing == (b"bullet" * 11)[: len(missing)]
 
 
 def test_the_model_of_a_layout_is_held_against_the_checkpoint(made: Made, tmp_path: Path) -> None:

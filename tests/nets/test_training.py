@@ -58,7 +58,7 @@ def test_a_net_learns_for_200_steps_and_its_integers_agree(kind: str, positions_
     assert np.corrcoef(floating, score)[0, 1] > 0.98
 
 
-@pytest.mark.parametrize("name", ["sfnnv16", "sfnnv17"])
+@pytest.mark.parametrize("name", ["sfnnv16", "sfnnv17", "sfnnv18"])
 def test_recipes_of_full_size_nets_are_what_they_say(name: str, project_root: Path) -> None:
     recipe = config.load(project_root / "configs" / f"{name}.yaml")
     assert recipe.model.name == name, "the width that Stockfish reads"
