@@ -46,7 +46,7 @@ struct Shape {
     using Version = V;
     static constexpr bool kPairs = Pairs;
     static constexpr bool kSingle = Single;
-    [[maybe_unused]] static constexpr bool kStates = States;  // of a single set
+    static constexpr bool kStates = States;  // of a single set
     // Both are small enough that a batch of 16,384 positions occupies every multiprocessor.
     static constexpr int kWarps = Pairs ? 8 : 4;       // per thread block; with pairs they share tables
     static constexpr int kPositions = Pairs ? 8 : 16;  // per warp
@@ -329,6 +329,7 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kWarps* kWarp)
     expand(const uint4* __restrict__ records, int64_t rows, data::BatchRows out, FindingSink sink,
            const __grid_constant__ DeviceSet set) {
+    static_assert(Shape::kSingle || !Shape::kStates);
     constexpr int kPositions = Shape::kPositions, kThreads = Shape::kWarps * kWarp;
     __shared__ Stage<Shape> stages[Shape::kWarps];
     __shared__ TableStage<typename Shape::Version> tables;

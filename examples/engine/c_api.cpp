@@ -37,5 +37,7 @@ void nnue_update(const uint8_t* before, const void* old, const uint8_t* after, v
     network.update(board_of(before), of(old), board_of(after), of(accumulator));
 }
 int nnue_evaluate(const uint8_t* board, int black_to_move, const void* accumulator) {
-    return network.evaluate(of(accumulator), black_to_move != 0, board_of(board).pieces());
+    nnue::Board position = board_of(board);
+    position.black_to_move = black_to_move != 0;
+    return network.evaluate(of(accumulator), position);
 }

@@ -63,8 +63,8 @@ struct Board {
 
 // ---- input features -------------------------------------------------------------------------------------------------
 //
-// A set has kFeatures features, of which at most kMaxActive are active. While key() of the own king stays the same,
-// a move only adds and removes features; when it changes, the perspective is computed afresh.
+// A set has kFeatures features, of which at most kMaxActive are active. While key() of the board stays the same, a move
+// only adds and removes features; when it changes, the perspective is computed afresh.
 
 constexpr int bit_count(std::uint64_t bits) {
 #if defined(__GNUC__)
@@ -76,11 +76,17 @@ constexpr int bit_count(std::uint64_t bits) {
 #endif
 }
 
-// Kings says it all: kPlanes, kInterleaved, kMirror (0 none, 1 to files a–d, 2 to files e–h), kBuckets, kOfSquare[64].
+// Counts pieces, up to `most`; bit c of `codes` is set where pieces of code c count, own pieces having even codes.
+struct Counter {
+    int codes, most;
+};
+
+// Kings has the whole definition: kPlanes, kInterleaved, kMirror (0 none, 1 to files a–d, 2 to files e–h), kBuckets,
+// kOfSquare[64], kStates, and with more than one state kCounters[].
 template <class Kings>
 struct PieceSquares {
     static constexpr bool kPerPiece = true;
-    static constexpr int kFeatures = 64 * Kings::kPlanes * Kings::kBuckets, kMaxActive = 32;
+    static constexpr int kFeatures = 64 * Kings::kPlanes * Kings::kStates * Kings::kBuckets, kMaxActive = 32;
 
     static int orientation(int perspective, int king) {
         const bool on_e_to_h = (king & 7) > 3;
@@ -88,24 +94,39 @@ struct PieceSquares {
         return (perspective ? 56 : 0) ^ (mirrored ? 7 : 0);
     }
     static int offset(int perspective, int king) {
-        return 64 * Kings::kPlanes * Kings::kOfSquare[king ^ orientation(perspective, king)];
+        return 64 * Kings::kPlanes * Kings::kStates * Kings::kOfSquare[king ^ orientation(perspective, king)];
     }
-    static int key(int perspective, int king) {
-        return 64 * offset(perspective, king) + orientation(perspective, king);
+    static int key(int perspective, const Board& board) {
+        return 64 * bucket_offset(board, perspective) + orientation(perspective, board.king[perspective]);
     }
-    // −1 where the piece is no feature.
-    static int index(int code, int square, int perspective, int king) {
+    // The first feature of the bucket that the row of a perspective lies in: by king and by state.
+    static int bucket_offset(const Board& board, int perspective) {
+        int state = 0;
+        if constexpr (Kings::kStates > 1) {
+            for (const Counter& counter : Kings::kCounters) {
+                int count = 0;
+                for (const std::uint8_t code : board.piece) {
+                    count += code != Board::kEmpty && (counter.codes >> (code ^ perspective) & 1);
+                }
+                state = state * (counter.most + 1) + std::min(count, counter.most);
+            }
+        }
+        return offset(perspective, board.king[perspective]) + 64 * Kings::kPlanes * state;
+    }
+    // −1 where the piece is no feature. `first` is bucket_offset of the board.
+    static int index(int code, int square, int perspective, int king, int first) {
         const int type = code >> 1, enemy = (code & 1) ^ perspective;
         if (Kings::kPlanes == 10 && type == kKing) return -1;
         int plane = Kings::kInterleaved ? 2 * type + enemy : type + Kings::kPlanes / 2 * enemy;
         if (Kings::kPlanes == 11 && type == kKing) plane = 10;
-        return offset(perspective, king) + 64 * plane + (square ^ orientation(perspective, king));
+        return first + 64 * plane + (square ^ orientation(perspective, king));
     }
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
+        const int first = bucket_offset(board, perspective);
         for (int square = 0; square < 64; ++square) {
             if (board.piece[square] == Board::kEmpty) continue;
-            const int feature = index(board.piece[square], square, perspective, board.king[perspective]);
+            const int feature = index(board.piece[square], square, perspective, board.king[perspective], first);
             if (feature >= 0) add(feature);
         }
     }
@@ -213,7 +234,9 @@ struct Threats {
     static constexpr int kFeatures = Version::kFeatures, kMaxActive = 192;
     static constexpr ThreatTables<Version> kTables{};
 
-    static int key(int perspective, int king) { return pair_orientation(perspective, king); }
+    static int key(int perspective, const Board& board) {
+        return pair_orientation(perspective, board.king[perspective]);
+    }
 
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
@@ -248,7 +271,9 @@ struct PawnPairs {
     static constexpr bool kPerPiece = false;
     static constexpr int kFeatures = 4560, kMaxActive = 120;
 
-    static int key(int perspective, int king) { return pair_orientation(perspective, king); }
+    static int key(int perspective, const Board& board) {
+        return pair_orientation(perspective, board.king[perspective]);
+    }
 
     template <class Add>
     static void list(const Board& board, int perspective, Add add) {
@@ -311,6 +336,31 @@ struct alignas(64) Accumulator {
     std::int32_t psqt[2][Net::kPsqt ? Net::kBuckets : 1];
 };
 
+// Accumulators of earlier boards, one for each king square and perspective, from which a perspective is computed when
+// its own king changes the bucket. One for each thread; `clear` after another net was loaded.
+template <class Net>
+class Cache {
+  public:
+    void clear() {
+        for (int i = 0; i < kEntries; ++i) entries_[i].is_filled = false;
+    }
+
+  private:
+    template <class>
+    friend class Network;
+
+    struct alignas(64) Entry {
+        std::int16_t values[Net::kHidden];
+        std::int32_t psqt[Net::kPsqt ? Net::kBuckets : 1];
+        Board board;
+        bool is_filled = false;
+    };
+    Entry& entry(int perspective, int king) { return entries_[64 * perspective + king]; }
+
+    static constexpr int kEntries = 128;
+    std::unique_ptr<Entry[]> entries_{new Entry[kEntries]};
+};
+
 // ---- vectors --------------------------------------------------------------------------------------------------------
 
 namespace detail {
@@ -342,21 +392,94 @@ inline std::int32_t dot(const std::uint8_t* x, const std::int8_t* weight, int si
     return sum;
 }
 
+// Vectors of 16-bit integers, which wrap around.
 #if defined(NNUE_AVX2)
-inline __m256i load_words(const std::int16_t* from) {
+using Words = __m256i;
+constexpr int kWords = 16, kRegisters = 8;
+inline Words load_words(const std::int16_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
-inline __m256i load_words(const std::int8_t* from) {
+inline Words load_words(const std::int8_t* from) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
+inline void store_words(std::int16_t* to, Words words) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
+}
+inline Words add(Words a, Words b) {
+    return _mm256_add_epi16(a, b);
+}
+inline Words subtract(Words a, Words b) {
+    return _mm256_sub_epi16(a, b);
+}
+inline Words clamp(Words a, int most) {
+    return _mm256_min_epi16(_mm256_max_epi16(a, _mm256_setzero_si256()),
+                            _mm256_set1_epi16(static_cast<std::int16_t>(most)));
+}
 #elif defined(NNUE_NEON)
-inline int16x8_t load_words(const std::int16_t* from) {
+using Words = int16x8_t;
+constexpr int kWords = 8, kRegisters = 16;
+inline Words load_words(const std::int16_t* from) {
     return vld1q_s16(from);
 }
-inline int16x8_t load_words(const std::int8_t* from) {
+inline Words load_words(const std::int8_t* from) {
     return vmovl_s8(vld1_s8(from));
 }
+inline void store_words(std::int16_t* to, Words words) {
+    vst1q_s16(to, words);
+}
+inline Words add(Words a, Words b) {
+    return vaddq_s16(a, b);
+}
+inline Words subtract(Words a, Words b) {
+    return vsubq_s16(a, b);
+}
+inline Words clamp(Words a, int most) {
+    return vminq_s16(vmaxq_s16(a, vdupq_n_s16(0)), vdupq_n_s16(static_cast<std::int16_t>(most)));
+}
 #endif
+
+// Rows of a tensor that are added to an accumulator, and those that are subtracted.
+template <class Weight, int Most>
+struct Changes {
+    const Weight* added[Most];
+    const Weight* removed[Most];
+    int num_added = 0, num_removed = 0;
+};
+
+// to = from + Σ added − Σ removed, in one pass: each number is loaded and stored once. `to` may be `from`.
+template <class Value, class Weight, int Most>
+inline void apply(const Changes<Weight, Most>& changes, const Value* from, Value* to, int size) {
+    int j = 0;
+#if defined(NNUE_AVX2) || defined(NNUE_NEON)
+    if constexpr (sizeof(Value) == 2) {
+        for (; j + kRegisters * kWords <= size; j += kRegisters * kWords) {
+            Words sums[kRegisters];
+            for (int k = 0; k < kRegisters; ++k) sums[k] = load_words(from + j + k * kWords);
+            for (int i = 0; i < changes.num_added; ++i) {
+                const Weight* row = changes.added[i] + j;
+                for (int k = 0; k < kRegisters; ++k) sums[k] = add(sums[k], load_words(row + k * kWords));
+            }
+            for (int i = 0; i < changes.num_removed; ++i) {
+                const Weight* row = changes.removed[i] + j;
+                for (int k = 0; k < kRegisters; ++k) sums[k] = subtract(sums[k], load_words(row + k * kWords));
+            }
+            for (int k = 0; k < kRegisters; ++k) store_words(to + j + k * kWords, sums[k]);
+        }
+    }
+#endif
+    // Compilers make vectors of these loops.
+    using Unsigned = std::make_unsigned_t<Value>;
+    if (to != from) std::memcpy(to + j, from + j, static_cast<std::size_t>(size - j) * sizeof(Value));
+    const auto change = [&](const Weight* row, auto operation) {
+        for (int i = j; i < size; ++i) {
+            const auto value = static_cast<Unsigned>(to[i]), weight = static_cast<Unsigned>(Value{row[i]});
+            to[i] = static_cast<Value>(static_cast<Unsigned>(operation(value, weight)));
+        }
+    };
+    if (j == size) return;
+    for (int i = 0; i < changes.num_added; ++i) change(changes.added[i], [](auto a, auto b) { return a + b; });
+    for (int i = 0; i < changes.num_removed; ++i) change(changes.removed[i], [](auto a, auto b) { return a - b; });
+}
 
 // Σ weight · x in 32 bits, which wraps around.
 template <class Weight>
@@ -384,12 +507,12 @@ inline std::int32_t dot(const std::int16_t* x, const Weight* weight, int size) {
     return static_cast<std::int32_t>(sum);
 }
 
-// Σ weight · a · b, exactly, where every weight · a fits 16 bits and a, b are 0 … 255.
+// Σ weight · a · b, exactly, where every weight · a fits 16 bits and a, b are 0 … 256.
 template <class Weight>
 inline std::int64_t dot_products(const std::int16_t* a, const std::int16_t* b, const Weight* weight, int size) {
     std::int64_t sum = 0;
     int i = 0;
-    // A lane grows by less than 2^24 per step, so 64 of them fit 32 bits.
+    // A lane grows by no more than 2^24 per step, so 64 of them fit 32 bits.
 #if defined(NNUE_AVX2)
     while (i + 16 <= size) {
         __m256i sums = _mm256_setzero_si256();
@@ -413,6 +536,40 @@ inline std::int64_t dot_products(const std::int16_t* a, const std::int16_t* b, c
     }
 #endif
     for (; i < size; ++i) sum += std::int64_t{weight[i]} * a[i] * b[i];
+    return sum;
+}
+
+// Σ weight · clamp(x, 0, clip)², as `dot_products` has it: what is clamped never leaves the registers.
+template <class Weight>
+inline std::int64_t dot_squares(const std::int16_t* x, const Weight* weight, int size, int clip) {
+    std::int64_t sum = 0;
+    int i = 0;
+#if defined(NNUE_AVX2)
+    while (i + 16 <= size) {
+        __m256i sums = _mm256_setzero_si256();
+        for (int end = std::min(size - 15, i + 64 * 16); i < end; i += 16) {
+            const __m256i one = clamp(load_words(x + i), clip);
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_mullo_epi16(one, load_words(weight + i)), one));
+        }
+        alignas(32) std::int32_t lanes[8];
+        _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
+        for (const std::int32_t lane : lanes) sum += lane;
+    }
+#elif defined(NNUE_NEON)
+    while (i + 8 <= size) {
+        int32x4_t sums = vdupq_n_s32(0);
+        for (int end = std::min(size - 7, i + 64 * 8); i < end; i += 8) {
+            const int16x8_t one = clamp(load_words(x + i), clip), product = vmulq_s16(one, load_words(weight + i));
+            sums = vmlal_s16(sums, vget_low_s16(product), vget_low_s16(one));
+            sums = vmlal_s16(sums, vget_high_s16(product), vget_high_s16(one));
+        }
+        sum += vaddlvq_s32(sums);
+    }
+#endif
+    for (; i < size; ++i) {
+        const int one = std::min(std::max<int>(x[i], 0), clip);
+        sum += std::int64_t{weight[i]} * one * one;
+    }
     return sum;
 }
 
@@ -475,46 +632,66 @@ class Network {
         for (int perspective = 0; perspective < 2; ++perspective) refresh(board, perspective, accumulator);
     }
 
+    // The same from the cache, as far as it has been there.
+    void refresh(const Board& board, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
+        for (int perspective = 0; perspective < 2; ++perspective) refresh(board, perspective, accumulator, cache);
+    }
+
     // The accumulator of `after` from that of `before`, one move or several earlier. `old` may not be `accumulator`.
     void update(const Board& before, const Accumulator<Net>& old, const Board& after,
                 Accumulator<Net>& accumulator) const {
         for (int perspective = 0; perspective < 2; ++perspective) {
-            const int king[2] = {before.king[perspective], after.king[perspective]};
-            bool same = true;
-            Net::Inputs::for_each([&](auto part, int) {
-                using Set = typename decltype(part)::Features;
-                same &= Set::key(perspective, king[0]) == Set::key(perspective, king[1]);
-            });
-            if (!same) {
+            if (has_same_key(before, after, perspective)) {
+                change(before, old.values[perspective], old.psqt[perspective], after, perspective,
+                       accumulator.values[perspective], accumulator.psqt[perspective]);
+            } else {
                 refresh(after, perspective, accumulator);
-                continue;
             }
-            std::memcpy(accumulator.values[perspective], old.values[perspective], sizeof old.values[perspective]);
-            std::memcpy(accumulator.psqt[perspective], old.psqt[perspective], sizeof old.psqt[perspective]);
-            Net::Inputs::for_each([&](auto part, int number) {
-                using P = decltype(part);
-                const auto change = [&](int feature, bool is_added) {
-                    if (is_added) {
-                        apply<P, true>(number, feature, perspective, accumulator);
-                    } else {
-                        apply<P, false>(number, feature, perspective, accumulator);
-                    }
-                };
-                differences<typename P::Features>(before, after, perspective, change);
-            });
+        }
+    }
+
+    // The same with a cache for kings that change the bucket.
+    void update(const Board& before, const Accumulator<Net>& old, const Board& after, Accumulator<Net>& accumulator,
+                Cache<Net>& cache) const {
+        for (int perspective = 0; perspective < 2; ++perspective) {
+            if (has_same_key(before, after, perspective)) {
+                change(before, old.values[perspective], old.psqt[perspective], after, perspective,
+                       accumulator.values[perspective], accumulator.psqt[perspective]);
+            } else {
+                refresh(after, perspective, accumulator, cache);
+            }
         }
     }
 
     // Engine units from the side to move's view: `score` of `nnue eval --json`.
     int evaluate(const Accumulator<Net>& accumulator, const Board& board) const {
-        return evaluate(accumulator, board.black_to_move, board.pieces());
+        int queens = 0;
+        if constexpr (Net::kByQueens)
+            queens = 4 * queens_of(board, board.black_to_move) + queens_of(board, !board.black_to_move);
+        return evaluate(accumulator, board.black_to_move, board.pieces(), queens);
     }
 
-    int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, int pieces) const {
-        const int us = black_to_move, bucket = Net::kBucketOf[pieces];
+    // `queens`, of nets with kByQueens: 4 · min(3, queens of the side to move) + min(3, queens of the other side).
+    int evaluate(const Accumulator<Net>& accumulator, bool black_to_move, int pieces, int queens = 0) const {
+        const int us = black_to_move, bucket = Net::kBucketOf[Net::kByQueens ? 16 * pieces + queens : pieces];
         State state{bucket, 0, 0, {}};
         std::int64_t raw = 0;
-        if constexpr (kWholeProducts) {
+        if constexpr (kWholeProducts && kNumLayers == 0 && Net::kActivation == Activation::kScrelu) {
+            const auto* weight =
+                at<WeightOf<0>>(layer_weight_[0]) + static_cast<std::size_t>(bucket) * Net::kOutput.inputs;
+            std::int64_t total = 0;
+            for (int side = 0; side < 2; ++side, weight += Net::kHidden) {
+                const std::int16_t* values = accumulator.values[us ^ side];
+                if (products_fit_) {
+                    total += detail::dot_squares(values, weight, Net::kHidden, Net::kClip);
+                } else {
+                    for (int j = 0; j < Net::kHidden; ++j) {
+                        total += std::int64_t{weight[j]} * clipped(values[j]) * clipped(values[j]);
+                    }
+                }
+            }
+            raw = with_bias<0>(total, bucket, 0);
+        } else if constexpr (kWholeProducts) {
             alignas(64) std::int16_t left[kFirstInputs], right[kFirstInputs];
             for (int side = 0; side < 2; ++side) {
                 const std::int16_t* values = accumulator.values[us ^ side];
@@ -575,6 +752,12 @@ class Network {
         alignas(64) Last last[Net::kOutput.inputs];
     };
 
+    static int queens_of(const Board& board, int colour) {
+        int count = 0;
+        for (const std::uint8_t code : board.piece) count += code == 2 * kQueen + colour;
+        return std::min(count, 3);
+    }
+
     static std::int16_t clipped(std::int16_t value) {
         return std::min<std::int16_t>(std::max<std::int16_t>(value, 0), Net::kClip);
     }
@@ -618,41 +801,93 @@ class Network {
 
     // ---- accumulators. Integers wrap around as the engine's vectors do, so sums are of unsigned numbers.
 
+    // Whether both boards have the own king in the same bucket of every set.
+    static bool has_same_key(const Board& before, const Board& after, int perspective) {
+        bool same = true;
+        Net::Inputs::for_each([&](auto part, int) {
+            using Set = typename decltype(part)::Features;
+            same &= Set::key(perspective, before) == Set::key(perspective, after);
+        });
+        return same;
+    }
+
     void refresh(const Board& board, int perspective, Accumulator<Net>& accumulator) const {
-        std::memcpy(accumulator.values[perspective], at<std::int16_t>(bias_), sizeof accumulator.values[perspective]);
-        std::memset(accumulator.psqt[perspective], 0, sizeof accumulator.psqt[perspective]);
+        std::int16_t* values = accumulator.values[perspective];
+        std::int32_t* psqt = accumulator.psqt[perspective];
+        std::memset(psqt, 0, sizeof accumulator.psqt[perspective]);
+        const std::int16_t* from = at<std::int16_t>(bias_);
         Net::Inputs::for_each([&](auto part, int number) {
             using P = decltype(part);
-            P::Features::list(board, perspective,
-                              [&](int feature) { apply<P, true>(number, feature, perspective, accumulator); });
+            Rows<P> rows;
+            P::Features::list(board, perspective, [&](int feature) { add_row<P>(number, feature, true, rows); });
+            apply(rows, from, psqt, values, psqt);
+            from = values;
         });
     }
 
-    template <class P, bool Adds>
-    void apply(int number, int feature, int perspective, Accumulator<Net>& accumulator) const {
-        const std::size_t row = static_cast<std::size_t>(feature);
-        add_row<Adds>(accumulator.values[perspective], at<typename P::Type>(weight_[number]) + row * Net::kHidden,
-                      Net::kHidden);
-        if constexpr (Net::kPsqt) {
-            add_row<Adds>(accumulator.psqt[perspective], at<std::int32_t>(psqt_[number]) + row * Net::kBuckets,
-                          Net::kBuckets);
+    void refresh(const Board& board, int perspective, Accumulator<Net>& accumulator, Cache<Net>& cache) const {
+        auto& entry = cache.entry(perspective, board.king[perspective]);
+        std::int16_t* values = accumulator.values[perspective];
+        std::int32_t* psqt = accumulator.psqt[perspective];
+        if (entry.is_filled && has_same_key(entry.board, board, perspective)) {
+            change(entry.board, entry.values, entry.psqt, board, perspective, values, psqt);
+        } else {
+            refresh(board, perspective, accumulator);
         }
+        std::memcpy(entry.values, values, sizeof entry.values);
+        std::memcpy(entry.psqt, psqt, sizeof entry.psqt);
+        entry.board = board;
+        entry.is_filled = true;
     }
 
-    // Compilers make vectors of it.
-    template <bool Adds, class Value, class Weight>
-    static void add_row(Value* values, const Weight* row, int size) {
-        using Unsigned = std::make_unsigned_t<Value>;
-        for (int j = 0; j < size; ++j) {
-            const auto value = static_cast<Unsigned>(values[j]), weight = static_cast<Unsigned>(Value{row[j]});
-            values[j] = static_cast<Value>(static_cast<Unsigned>(Adds ? value + weight : value - weight));
-        }
+    // The rows of a part in which an accumulator changes.
+    template <class P>
+    struct Rows {
+        detail::Changes<typename P::Type, P::Features::kMaxActive> values;
+        detail::Changes<std::int32_t, Net::kPsqt ? P::Features::kMaxActive : 1> psqt;
+    };
+
+    template <class P>
+    void add_row(int number, int feature, bool is_added, Rows<P>& rows) const {
+        const auto put = [&](auto& changes, const auto* row) {
+            if (is_added) {
+                changes.added[changes.num_added++] = row;
+            } else {
+                changes.removed[changes.num_removed++] = row;
+            }
+        };
+        const std::size_t row = static_cast<std::size_t>(feature);
+        put(rows.values, at<typename P::Type>(weight_[number]) + row * Net::kHidden);
+        if constexpr (Net::kPsqt) put(rows.psqt, at<std::int32_t>(psqt_[number]) + row * Net::kBuckets);
+    }
+
+    template <class R>
+    static void apply(const R& rows, const std::int16_t* values, const std::int32_t* psqt, std::int16_t* to,
+                      std::int32_t* psqt_to) {
+        detail::apply(rows.values, values, to, Net::kHidden);
+        if constexpr (Net::kPsqt) detail::apply(rows.psqt, psqt, psqt_to, Net::kBuckets);
+    }
+
+    // `to` and `psqt_to` for the board `after` from `values` and `psqt` of `before`, which has the same keys.
+    void change(const Board& before, const std::int16_t* values, const std::int32_t* psqt, const Board& after,
+                int perspective, std::int16_t* to, std::int32_t* psqt_to) const {
+        Net::Inputs::for_each([&](auto part, int number) {
+            using P = decltype(part);
+            Rows<P> rows;
+            differences<typename P::Features>(before, after, perspective, [&](int feature, bool is_added) {
+                add_row<P>(number, feature, is_added, rows);
+            });
+            apply(rows, values, psqt, to, psqt_to);
+            values = to;
+            psqt = psqt_to;
+        });
     }
 
     // change(feature, is_added) for every feature in which the boards differ; the own king's key is the same.
     template <class Set, class Change>
     static void differences(const Board& before, const Board& after, int perspective, Change change) {
         if constexpr (Set::kPerPiece) {
+            const int offset = Set::bucket_offset(after, perspective);
             for (int first = 0; first < 64; first += 8) {
                 if (std::memcmp(before.piece + first, after.piece + first, 8) == 0) continue;
                 for (int square = first; square < first + 8; ++square) {
@@ -660,7 +895,7 @@ class Network {
                     if (was == is) continue;
                     const auto tell = [&](int code, bool is_added) {
                         if (code == Board::kEmpty) return;
-                        const int feature = Set::index(code, square, perspective, after.king[perspective]);
+                        const int feature = Set::index(code, square, perspective, after.king[perspective], offset);
                         if (feature >= 0) change(feature, is_added);
                     };
                     tell(was, false);
@@ -697,7 +932,6 @@ class Network {
         constexpr const Layer& kLayer = layer(Number);
         const std::size_t row = static_cast<std::size_t>(bucket * kLayer.outputs + output);
         const auto* weight = at<WeightOf<Number>>(layer_weight_[Number]) + row * kLayer.inputs;
-        const std::int32_t bias = at<BiasOf<Number>>(layer_bias_[Number])[row];
         std::int64_t total = 0;
         if constexpr (Number == 0 && kWholeProducts) {
             if (products_fit_) {
@@ -708,7 +942,15 @@ class Network {
         } else {
             total = detail::dot(left, weight, kLayer.inputs);
         }
-        // In 32 bits, which wrap around.
+        return with_bias<Number>(total, bucket, output);
+    }
+
+    // total / divide + bias, in 32 bits, which wrap around.
+    template <int Number>
+    std::int32_t with_bias(std::int64_t total, int bucket, int output) const {
+        constexpr const Layer& kLayer = layer(Number);
+        const std::size_t row = static_cast<std::size_t>(bucket * kLayer.outputs + output);
+        const std::int32_t bias = at<BiasOf<Number>>(layer_bias_[Number])[row];
         return static_cast<std::int32_t>(static_cast<std::uint32_t>(total / kLayer.divide) +
                                          static_cast<std::uint32_t>(bias));
     }
@@ -772,7 +1014,7 @@ class Network {
         const auto* weight = at<WeightOf<0>>(layer_weight_[0]);
         const std::size_t count = std::size_t{Net::kBuckets} * static_cast<std::size_t>(layer(0).outputs) *
                                   static_cast<std::size_t>(layer(0).inputs);
-        bool fits = Net::kClip <= 255;
+        bool fits = Net::kClip <= 256;
         for (std::size_t i = 0; i < count; ++i) {
             const int product = weight[i] * Net::kClip;
             fits &= product >= std::numeric_limits<std::int16_t>::min() &&

@@ -8,6 +8,7 @@ from typing import Any
 
 from nnue_trainer.data.features import feature_set as find_feature_set
 from nnue_trainer.nets.base import INT8_MAX
+from nnue_trainer.nets.integer_forward import MATERIALS, depends_on_queens
 from nnue_trainer.nets.layered import DTYPES, Layered
 
 
@@ -39,9 +40,7 @@ def engine_header(net: Layered) -> str | None:
         f"    static constexpr int kClip = {plan.first_clip}, kProductShift = {first.product_shift};",
         f"    static constexpr bool kPsqt = {str(net.psqt).lower()};",
         f"    static constexpr int kBuckets = {net.num_stacks}, kScoreScale = {net.score_scale};",
-        "    static constexpr int kBucketOf[33] = {  // by number of pieces",
-        *_numbers(net.output_buckets.by_pieces, 33),
-        "    };",
+        *_buckets(net.output_buckets.stacks),
         "    // inputs, outputs, activated, activation, skip, to output, bits of weights and biases, divide, one,",
         "    // shift, square shift, clip, inputs are bytes",
         f"    static constexpr int kNumLayers = {len(net.layers)};",
@@ -83,6 +82,18 @@ def _in_cpp(value: Any) -> str:
     return text[1:] if text in DTYPES else f"nnue::{text}" if "::" in text else text
 
 
+def _buckets(stacks: Sequence[int]) -> list[str]:
+    """The bucket by number of pieces, or by number of pieces and queens."""
+    by_queens = depends_on_queens(stacks)
+    what, values = ("pieces and queens", stacks) if by_queens else ("pieces", stacks[::MATERIALS])
+    return [
+        f"    static constexpr bool kByQueens = {str(by_queens).lower()};",
+        f"    static constexpr int kBucketOf[{len(values)}] = {{  // by number of {what}",
+        *_numbers(values, 16 if by_queens else 33),
+        "    };",
+    ]
+
+
 def _numbers(values: Sequence[int], per_line: int = 16) -> list[str]:
     lines = [values[begin : begin + per_line] for begin in range(0, len(values), per_line)]
     return ["        " + ", ".join(map(str, line)) + "," for line in lines]
@@ -96,26 +107,34 @@ _PIECE_SQUARES = {
     "HalfKAv2_hm": (12, True, "e-h", _HM),
     "HalfKAv2_hm_11": (11, True, "e-h", _HM),
 }
+_K16 = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11], *2 * [[12, 12, 13, 13]], *2 * [[14, 14, 15, 15]]]
+_K16_SQUARES = [bucket for row in _K16 for bucket in [0] * 4 + row]
+for _name, _planes in (("", 12), ("_11", 11)):
+    _PIECE_SQUARES[f"K32Q2{_name}"] = (_planes, True, "e-h", _HM)
+    _PIECE_SQUARES[f"K16Q2{_name}"] = (_planes, True, "e-h", _K16_SQUARES)
 _MIRRORS = ("none", "a-d", "e-h")
 
 
 def _set_in_cpp(name: str, kings_name: str) -> tuple[str, list[str]] | None:
     """The type of a feature set in examples/engine/nnue.h and the lines that define its template argument; None for a
     set that examples/engine does not know."""
-    if name.startswith("Full_Threats_v"):
+    if name.startswith("Full_Threats_v") and name != "Full_Threats_v2":
         return f"nnue::Threats<nnue::ThreatsV{name.removeprefix('Full_Threats_v')}>", []
     if name == "PP_3Wide":
         return "nnue::PawnPairs", []
     known = _declared(name) if name.startswith("PieceSquare(") else _PIECE_SQUARES.get(name)
     if known is None:
         return None
+    (part,) = find_feature_set(name).parts
+    counters = ", ".join(f"{{{pieces}, {most}}}" for pieces, most in part.states)
     planes, interleaved, mirror, kings = known
     title = re.sub(",kings=[0-9.]+", "", name)
     return f"nnue::PieceSquares<{kings_name}>", [
         f"// {title}: the king bucket of each square, a1 first, as the perspective sees it",
         f"struct {kings_name} {{",
         f"    static constexpr int kPlanes = {planes}, kMirror = {_MIRRORS.index(mirror)};",
-        f"    static constexpr int kBuckets = {max(kings) + 1};",
+        f"    static constexpr int kBuckets = {max(kings) + 1}, kStates = {part.num_states};",
+        *([f"    static constexpr nnue::Counter kCounters[] = {{{counters}}};"] if counters else []),
         f"    static constexpr bool kInterleaved = {str(interleaved).lower()};",
         "    static constexpr int kOfSquare[64] = {",
         *_numbers(kings, 8),

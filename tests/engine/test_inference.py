@@ -51,6 +51,19 @@ NETS: dict[str, dict[str, Any]] = {
         "activation": "pairwise",
         "layers": [{"outputs": 8, "activation": "screlu", "type": "i8"}, {"outputs": 8, "activation": "dual"}],
     },
+    "queens": {
+        "kind": "layered",
+        "inputs": [{"kings": KINGS, "mirror": "e-h", "states": ["oQ:1", "eQ:1"]}, "K32Q2"],
+        "hidden": 144,
+        "psqt": True,
+        "output_buckets": {"count": 32, "rule": "queens"},
+        "quantisation": {"first": {"scale": 256}},
+    },
+    "squared relu": {
+        "kind": "layered",
+        "hidden": 40,
+        "quantisation": {"first": {"scale": 64, "clip": 32767, "limit": 1000}},
+    },
     "products beyond 16 bits": {
         "kind": "layered",
         "inputs": ["HalfKAv2_hm_11", "Full_Threats_v10"],
@@ -79,6 +92,8 @@ def fens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("buckets", [VECTORS, PLAIN]),
         ("layered", [CHECKED, PLAIN]),
         ("whole products", [VECTORS]),
+        ("queens", [CHECKED]),
+        ("squared relu", [VECTORS]),
         ("products beyond 16 bits", [CHECKED]),
     ],
 )
@@ -107,9 +122,10 @@ def test_arm_scores_as_the_evaluator_does(name: str, fens: Path, tmp_path: Path)
     assert done.stdout.startswith("10 games, "), done.stdout
 
 
-@pytest.mark.parametrize("name", ["crelu of all boards", "layered"])
+@pytest.mark.parametrize("name", ["crelu of all boards", "layered", "queens"])
 def test_updated_accumulators_equal_refreshed_ones(name: str, tmp_path: Path) -> None:
-    net = exported({**NETS[name], "hidden": 16}, tmp_path)
+    hidden = 144 if name == "queens" else 16
+    net = exported({**NETS[name], "hidden": hidden}, tmp_path)
     done = subprocess.run([built("games", net, VECTORS), net, "50"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("50 games, "), done.stdout
