@@ -1,4 +1,4 @@
-// Huffman-coded arrays, as a proposal for Stockfish's nets has them (docs/nets.md, "Containers").
+// Huffman-coded arrays, as a proposal for Stockfish's nets has them (docs/net-files.md, "Containers").
 //
 // An array is cut into blocks of about 131,072 elements. A block is the magic, the smallest and the largest value
 // (i32), the number of payload bytes (u32), the code length of each value from the smallest to the largest (u8, 0 where

@@ -9,7 +9,7 @@
 //     network.update(before, old, after, accumulator);   // after a move
 //     network.evaluate(accumulator, board);              // engine units, for the side to move
 //
-// The arithmetic is that of `nnue eval`, integer by integer (docs/nets.md, "The layered net"). AVX2 and NEON are used
+// The arithmetic is that of `nnue eval`, integer by integer (docs/layered-nets.md). AVX2 and NEON are used
 // where the compiler may; define NNUE_PLAIN to do without. How to put this into an engine: docs/engine.md.
 #pragma once
 
@@ -319,7 +319,7 @@ struct Inputs {
 enum class Activation { kNone, kCrelu, kScrelu, kDual, kPairwise };
 enum class Skip { kNone, kLast, kDifference };
 
-// A layer behind the first: y = Σ weight · x / divide + bias; docs/nets.md says what the other numbers are.
+// A layer behind the first: y = Σ weight · x / divide + bias; docs/layered-nets.md explains the other numbers.
 struct Layer {
     int inputs, outputs, activated;
     Activation activation;

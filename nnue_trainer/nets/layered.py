@@ -9,7 +9,7 @@ Scales. The scale of an integer is its value for 1.0 of the float model. An accu
 An engine's shifts can give the inputs of one layer slightly different scales: with `dual`, for example, 127 for the
 values and 127 · 127 / 128 for the squares. The float model then multiplies the squares by the quotient of the two.
 
-docs/nets.md, "The layered net", has the formulas.
+docs/layered-nets.md has the formulas.
 """
 
 from __future__ import annotations
@@ -461,12 +461,17 @@ class Layered(Net):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """As for every net. A limit that is not stated is left out: nets without one are as they always were."""
+        """As for every net. Limits and states that are not stated are left out: nets without them are as they always
+        were."""
         data = super().architecture
         quantisation = data.get("quantisation", {})
         for part in (*data["layers"], *(quantisation[name] for name in ("first", "output") if name in quantisation)):
             if part.get("limit", 0) is None:
                 del part["limit"]
+        for part in data["inputs"]:
+            for key, default in (("states", []), ("virtual", "both")):
+                if isinstance(part, dict) and part.get(key) == default:
+                    del part[key]
         return data
 
     @property

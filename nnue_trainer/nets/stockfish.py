@@ -8,7 +8,7 @@ Units. One of the float model is `transformer_one` in accumulators, `one` in act
 output. An activation is a product of two clipped accumulators, shifted down, and a square likewise; where the shift
 does not match the unit exactly (128 for 127), the float model carries the quotient.
 
-The file to the byte and the arithmetic in words: docs/nets.md.
+The file to the byte: docs/net-files.md. The arithmetic in words: docs/net-arithmetic.md.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from nnue_trainer.export import Evaluator, checkpoint_from_net, evaluate, net_fr
 from nnue_trainer.export.golden import golden_net
 from nnue_trainer.nets.integer_forward import first_activations
 
-# docs/nets.md, "Golden nets".
+# docs/net-files.md, "Golden nets".
 GOLDEN = {
     "sfnnv1": (21022540, "9098c78151425cce672f1bfd11d71be68849735beb1d073f4cf482a82ad31453"),
     "sfnnv2": (47721316, "1c3b246ef6cbe16a5e728eb3d2c2bb8c623f2c99511d92c1658a0557245e0df1"),

@@ -90,7 +90,7 @@ def dot(weight: list[int], x: list[int]) -> int:
 
 
 def by_hand(net: QuantizedNet, us: list[int], them: list[int], stack: int) -> tuple[int, int]:
-    """docs/nets.md, "The layered net", with Python's integers: (PSQT, positional)."""
+    """docs/layered-nets.md, with Python's integers: (PSQT, positional)."""
     layered = net.net
     assert isinstance(layered, Layered)
     first = layered.quantisation.first
