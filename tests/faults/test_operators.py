@@ -20,7 +20,9 @@ WITH_TEXTS = ("layer_stacks", "optimizer", "perspective")
 
 
 def takes_text(operator: str) -> bool:
-    return any("str" in str(a.type) for a in getattr(torch.ops.nnue, operator).default._schema.arguments)
+    """Or returns one."""
+    schema = getattr(torch.ops.nnue, operator).default._schema
+    return any("str" in str(value.type) for value in (*schema.arguments, *schema.returns))
 
 
 @pytest.fixture(scope="module")
