@@ -19,6 +19,8 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 
+#include <immintrin.h>
+
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v3")
 #include "pipeline/kernels_impl.h"
