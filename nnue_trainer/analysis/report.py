@@ -65,6 +65,43 @@ def verdict(values: npt.ArrayLike) -> Verdict | None:
     return Verdict(slope, float(np.sqrt(rest @ rest / (parts - 2) / (at @ at))))
 
 
+_FAR_ABOVE = {"validation": 1.25, "training": 2.0}
+"""How many times its best value the last loss may be. That of training moves with λ and with each batch."""
+_BIAS = 10.0  # engine units
+
+
+def judge(run: Run) -> list[str]:
+    """A line for each way in which a run went wrong by its records, with the step. Validation losses of another kind
+    than the last one, by their `figure`, do not count."""
+    found = []
+    for kind, records in (("training", run.train), ("validation", run.validation)):
+        if not len(records):
+            continue
+        steps, losses = records["step"], records["loss"]
+        figures = records["figure"]
+        if kind == "validation" and np.isfinite(figures[-1]):
+            same = figures == figures[-1]
+            steps, losses = steps[same], losses[same]
+        finite = np.isfinite(losses)
+        if not finite.all():
+            found.append(f"The {kind} loss is not finite at step {steps[~finite][0]:,.0f}.")
+        steps, losses = steps[finite], losses[finite]
+        if not len(losses):
+            continue
+        if kind == "training":
+            losses = smoothing.middle(losses, min(5, len(losses)))
+        lowest = int(np.nanargmin(losses))
+        if losses[-1] > _FAR_ABOVE[kind] * losses[lowest]:
+            times = losses[-1] / losses[lowest]
+            found.append(
+                f"The {kind} loss is {losses[-1]:.4g} at step {steps[-1]:,.0f}, {times:.3g} times the best, "
+                f"{losses[lowest]:.4g} at step {steps[lowest]:,.0f}."
+            )
+        elif (course := verdict(losses)) is not None and course.word == "rising":
+            found.append(f"The {kind} loss is rising over the last third of the records, up to step {steps[-1]:,.0f}.")
+    return found
+
+
 # ---- plots -----------------------------------------------------------------------------------------------------------
 
 
@@ -412,7 +449,7 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
                 "last training loss": _number(run.train.last("loss"), ".6f"),
                 "positions/s, median": positions(float(np.nanmedian(speed))) if np.isfinite(speed).any() else "–",
                 "time in steps": duration(run.seconds()) if math.isfinite(run.seconds()) else "–",
-                "passes over the data": _number(run.train.last("pass"), ".0f"),
+                "whole passes over the data": _number(run.train.last("pass") - 1, ".0f"),
                 "most memory": size(run.train.last("peak_memory_bytes")) if "peak_memory_bytes" in run.train else "–",
             }
         )
@@ -423,9 +460,11 @@ def _overview(runs: Sequence[Run], failures: Sequence[str]) -> Section:
     good: list[str] = []
     for run in runs:
         of = f"{run.name}: " if several else ""
+        judged = judge(run)
+        section.warnings = [*section.warnings, *(f"{of}{line}" for line in judged)]
         for kind, name in (("train", "training loss"), ("validation", "validation loss")):
             found = verdict(getattr(run, kind)["loss"])
-            if found is not None:
+            if found is not None and not any(name in line for line in judged):
                 good.append(
                     f"{of}Over the last third of the records the {name} is {found.word} "
                     f"({found.change:+.2g} ± {found.error:.1g})."
@@ -579,6 +618,11 @@ def _agreement_section(runs: Sequence[Run]) -> Section | None:
             warnings.append(f"{run.name}: {error}")
             continue
         difference = np.abs(found.difference)
+        if abs(found.difference.mean()) > _BIAS:
+            warnings.append(
+                f"{run.name}: the integers of {run.best.name} are {found.difference.mean():+.1f} engine units off on "
+                f"average, expected within ±{_BIAS:.0f} (the run is at step {run.step:,})"
+            )
         rows.append(
             (
                 run.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import threading
@@ -17,7 +18,7 @@ from nnue_trainer.analysis import report
 from nnue_trainer.analysis.agreement import agreement, built_in_positions
 from nnue_trainer.analysis.page import MARKER, Page, Section, Table, check_replaceable, render
 from nnue_trainer.analysis.plots import SERIES, Plot, envelope, scale_of, thin
-from nnue_trainer.analysis.runs import read_run
+from nnue_trainer.analysis.runs import Records, Run, read_run
 from nnue_trainer.errors import UserError
 from nnue_trainer.export import net_from_checkpoint
 from nnue_trainer.training.run_folder import RunFolder
@@ -298,3 +299,49 @@ def test_plots_follow_the_colours_of_the_page():
 def test_a_page_needs_its_own_template_only(tmp_path):
     with pytest.raises(UserError, match="report: no runs"):
         report.build([])
+
+
+def of_losses(kind: str, losses: list[float], figures: list[int] | None = None) -> Run:
+    run = Run(Path("run"))
+    columns = {"step": np.arange(1, len(losses) + 1) * 10.0, "loss": np.array(losses)}
+    if figures is not None:
+        columns["figure"] = np.array(figures, float)
+    setattr(run, kind, Records(columns))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ([0.1, 0.02, 0.25], r"validation loss is 0\.25 at step 30, 12\.5 times the best, 0\.02 at step 20"),
+        ([0.1, 1e30, math.nan], r"validation loss is not finite at step 30"),
+        ([0.1] * 36 + [0.1 + 0.0005 * step for step in range(36)], r"validation loss is rising .* up to step 720"),
+        ([0.1, 0.09, 0.08, 0.085], None),
+        ([], None),
+    ],
+)
+def test_a_run_that_went_wrong_is_judged_so(losses, words):
+    found = report.judge(of_losses("validation", losses))
+    assert not found if words is None else any(re.search(words, line) for line in found), found
+
+
+def test_losses_that_do_not_compare_are_not_judged_together():
+    assert not report.judge(of_losses("validation", [0.02, 0.019, 0.25, 0.24], [1, 1, 2, 2]))
+    assert report.judge(of_losses("validation", [0.02, 0.019, 0.25, 0.24], [1, 1, 1, 1]))
+
+
+def test_one_noisy_batch_is_no_verdict_on_a_training():
+    assert not report.judge(of_losses("train", [0.1] * 30 + [0.5]))
+    assert report.judge(of_losses("train", [0.02] * 30 + [0.25] * 10))
+
+
+def test_the_page_warns_of_a_run_that_went_wrong(tmp_path):
+    losses = [0.1, 0.02, 0.25]
+    records = [
+        {"event": "validation", "step": 10 * (number + 1), "loss": loss, "figure": 7}
+        for number, loss in enumerate(losses)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (section, *_) = report.build([tmp_path]).sections
+    assert any("12.5 times the best" in line for line in section.warnings)
+    assert not any("validation" in line for line in section.good)
