@@ -33,6 +33,11 @@ _MAX_MATE = 10_000
 _DEBIAN_FOLDER = "/usr/games"  # where Debian puts engines; not on the PATH of root
 _MOVE = re.compile(r"[a-h][1-8][a-h][1-8][nbrq]?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
+# The end of most answers: a line with an exact score of the only variation, and the move.
+_USUAL_END = re.compile(
+    rb"info depth ([0-9]{1,5})(?: seldepth [0-9]+)?(?: multipv 1)? score (cp|mate) (-?[0-9]{1,4}) nodes [^\n]*\n"
+    rb"bestmove ([a-h][1-8][a-h][1-8][nbrq]?)(?: ponder [a-h1-8nbrq]+)?\r?"
+)
 
 
 class EngineEnded(UserError):
@@ -259,6 +264,10 @@ class Engine(Closing):
             self._stderr += data
             del self._stderr[:-_KEPT_OF_STDERR]
             return None
+        if not self._incoming and data.endswith(b"\n"):  # the usual case: the rest of an answer in one piece
+            line_at = data.rfind(b"\n", 0, -1) + 1
+            if data.find(self._awaited) == line_at and data[line_at:].split(maxsplit=1)[0] == self._awaited:
+                return data[:-1]
         self._incoming += data
         self._received += len(data)
         at = self._incoming.find(self._awaited, self._scanned)
@@ -287,6 +296,9 @@ class Engine(Closing):
     def found(self, answer: bytes) -> Found:
         """What the answer to `go …` says. UserError for one without a move, or with a score that is no number."""
         line_at = answer.rfind(b"\n") + 1
+        usual = _USUAL_END.fullmatch(answer, answer.rfind(b"\n", 0, max(line_at - 1, 0)) + 1)
+        if usual is not None:
+            return Found(usual[4].decode(), usual[2].decode(), int(usual[3]), int(usual[1]))
         words = answer[line_at:].split()
         move = words[1].decode(errors="replace") if len(words) > 1 else ""
         if not _MOVE.fullmatch(move):

@@ -41,7 +41,7 @@ class Match(Callback):
     los: float = Field(0.95, ge=0, le=1)
     """likelihood of superiority from which a net passes without a test"""
     concurrency: int = Field(0, ge=0, le=256)
-    """games at a time; 0: one per CPU"""
+    """games at a time; 0: four per CPU"""
     options: dict[str, str] = Field(default_factory=dict)
     """UCI options of the engine"""
     net_option: str = "EvalFile"
@@ -125,7 +125,7 @@ class Match(Callback):
             self.pairs,
             OpeningOptions(self.openings, seed=trainer.recipe.training.seed),
             sprt=test,
-            concurrency=self.concurrency or os.cpu_count() or 1,
+            concurrency=self.concurrency or 4 * len(os.sched_getaffinity(0)),
         )
         players, identity = players_of(
             [str(net), str(opponent)],

@@ -65,7 +65,14 @@ def match(
     plies: Annotated[int, typer.Option(min=0, max=1000, help="Half-moves of a PGN or random opening.")] = 8,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for the openings.")] = 0,
     concurrency: Annotated[
-        int, typer.Option("-j", "--concurrency", min=0, max=256, help="Games at a time; 0: one per CPU.")
+        int,
+        typer.Option(
+            "-j",
+            "--concurrency",
+            min=0,
+            max=256,
+            help="Games at a time; 0: one per CPU with a time limit, otherwise four.",
+        ),
     ] = 0,
     sprt: Annotated[
         str | None,
@@ -125,13 +132,14 @@ def match(
     if (nodes, depth, movetime, clock) == (None,) * 4:
         nodes = 10_000
     test = _test(sprt, alpha, beta, model)
+    limit = Limit(nodes, depth, movetime, _clock(clock), timeout=timeout)
     options = matches.MatchOptions(
-        limit=Limit(nodes, depth, movetime, _clock(clock), timeout=timeout),
+        limit=limit,
         pairs=pairs,
         openings=OpeningOptions(str(openings) if openings else None, order, seed, start, plies, chess960),  # type: ignore[arg-type]
         adjudication=Adjudication(resign_score, resign_moves, two_sided, draw_score, draw_moves, draw_from, max_moves),
         sprt=test,
-        concurrency=concurrency or os.cpu_count() or 1,
+        concurrency=concurrency or (1 if limit.timed else 4) * len(os.sched_getaffinity(0)),
     )
     folder = output or Path("match") / "-".join(re.sub(r"\W+", "_", Path(name).stem) for name in players[:4])
     matches.check_folder(folder, overwrite)

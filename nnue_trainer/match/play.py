@@ -1,8 +1,9 @@
 """Many games at once in one thread: engines search, this program waits for whichever answers first.
 
-A move costs this program some 50 µs, so that nearly all of the CPU time goes to the engines. Two things make that
-possible. An engine that prints while it searches is not listened to until its search is nearly over, as its last
-searches tell. And rules, legality and repetitions are those of the C++ library, one call each per move.
+A move should cost this program little beside its search. Without time limits it naps while more engines search than
+there are CPUs, so that one look finds several answers; otherwise an engine that prints while it searches is not
+listened to until its search is nearly over, as its last searches tell. Rules, legality and repetitions are those of the
+C++ library, one call each per move.
 
 With a fixed number of nodes, or a fixed depth, and one thread per engine, a game is a function of its players, its
 opening and the limits: engines forget everything between games.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import os
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +29,7 @@ from nnue_trainer.uci import Engine
 
 _NEARLY_OVER = 0.75  # of the usual time of a search
 _LOOK_FOR_LATE = 0.1  # seconds
+_LONGEST_NAP = 0.05  # seconds
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,9 @@ class Arena:
         self._by_descriptor: dict[int, _Seat] = {}
         self._deferred: list[tuple[float, int, _Seat, float]] = []
         self._order = itertools.count()
+        self._busy = 0  # engines that search or prepare
+        self._usual = 0.0  # seconds of a search, of any engine
+        self._cpus = len(os.sched_getaffinity(0))
         self._starting: dict[Future[Engine], tuple[_Table, int]] = {}
         self._threads = ThreadPoolExecutor(max_workers=min(concurrency, 8), thread_name_prefix="engine")
         self._tables: list[_Table] = []
@@ -188,6 +194,7 @@ class Arena:
         seat.deadline = now + patience
         seat.command = command
         seat.busy = True
+        self._busy += 1
         try:
             sent = seat.engine.begin(commands, last, command)
         except UserError as error:  # it printed an answer to no question
@@ -196,10 +203,14 @@ class Arena:
         if not sent:
             self._poll.register(seat.engine.writable, select.EPOLLOUT)
             self._by_descriptor[seat.engine.writable] = seat
-        if seat.usual and last == b"bestmove" and not self.limit.timed:
+        if seat.usual and last == b"bestmove" and not self.limit.timed and self._busy <= self._cpus:
             heapq.heappush(self._deferred, (now + _NEARLY_OVER * seat.usual, next(self._order), seat, now))
         else:
             self._listen(seat)
+
+    def searched(self, seconds: float) -> None:
+        """Tells how long a search took."""
+        self._usual += 0.05 * (seconds - self._usual)
 
     def dismiss(self, seat: _Seat) -> None:
         """Ends an engine."""
@@ -218,6 +229,7 @@ class Arena:
 
     def _rest(self, seat: _Seat) -> None:
         seat.busy = False
+        self._busy -= 1
         self._poll.modify(seat.engine.descriptors[0], 0)
 
     def _seated(self) -> None:
@@ -237,6 +249,9 @@ class Arena:
 
     def _exchange(self) -> None:
         """Waits until an engine answers, one that is deferred is due, or it is time to look for late ones."""
+        if not self.limit.timed and self._busy > self._cpus:
+            # Half of the time in which no CPU can run out of searches: then several answers are there at once.
+            time.sleep(min(0.5 * self._usual * (self._busy - self._cpus) / self._busy, _LONGEST_NAP))
         now = time.monotonic()
         wait = 0.005 if self._starting else _LOOK_FOR_LATE
         while self._deferred:
@@ -370,6 +385,7 @@ class _Table:
     def _moved(self, seat: _Seat, answer: bytes) -> None:
         spent = time.monotonic() - seat.sent
         seat.usual = spent if not seat.usual else 0.75 * seat.usual + 0.25 * spent
+        self.arena.searched(spent)
         side = 0 if self._game.white_to_move else 1
         loses = 1 if side else -1
         limit = self.arena.limit

@@ -18,6 +18,7 @@ from nnue_trainer.match.openings import OpeningOptions, Openings
 from nnue_trainer.match.play import PlayedGame
 from nnue_trainer.match.run import Count
 from nnue_trainer.match.statistics import Sprt
+from nnue_trainer.uci import Engine
 
 FakeEngine = Callable[..., str]
 FILES = ("match.json", "games.pgn", "match.html")
@@ -163,6 +164,24 @@ def test_several_players_play_all_pairs_of_them(fake_engine: FakeEngine, tmp_pat
         ("fake", "fakesilent"), ("fake", "fakemultipv"), ("fakesilent", "fakemultipv"),
     ]  # fmt: skip
     assert len(data["games"]) == 6
+
+
+def test_what_an_answer_says(fake_engine: FakeEngine) -> None:
+    line = b"info depth 6 seldepth 8 multipv 1 score cp -23 nodes 999 nps 1 pv e2e4 e7e5\n"
+    with Engine(fake_engine()) as engine:
+        for text, expected in (
+            (line + b"bestmove e2e4 ponder e7e5", ("e2e4", "cp", -23, 6)),
+            (line + b"bestmove a7a8q\r", ("a7a8q", "cp", -23, 6)),
+            (line + line.replace(b"-23", b"50 lowerbound") + b"bestmove e2e4", ("e2e4", "cp", -23, 6)),
+            (line + line.replace(b"multipv 1", b"multipv 2") + b"bestmove e2e4", ("e2e4", "cp", -23, 6)),
+            (line + b"info string score cp 9\nbestmove e2e4", ("e2e4", "cp", -23, 6)),
+            (line.replace(b"cp -23", b"mate 3") + b"bestmove e2e4", ("e2e4", "mate", 3, 6)),
+            (b"bestmove e2e4", ("e2e4", "", 0, 0)),
+        ):
+            assert engine.found(text) == expected
+        for wrong in (b"bestmove (none)", line + b"bestmove e2e9", line.replace(b"-23", b"x") + b"bestmove e2e4"):
+            with pytest.raises(UserError, match="answered"):
+                engine.found(wrong)
 
 
 # ---- adjudication ----------------------------------------------------------------------------------------------------
