@@ -114,7 +114,7 @@ class Aware(Problem):
         assert self.rounded.stacks is not None
         self.stacks = self.rounded.stacks
         with torch.no_grad():
-            self.x.mul_(self.rounded.forward.first.largest)
+            self.x.mul_(self.rounded.forward.first.largest).floor_()
             self.psqt.mul_(self.rounded._psqt_scale)
 
     def torch_step(self) -> list[Tensor]:

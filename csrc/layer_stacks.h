@@ -12,19 +12,23 @@
 //
 //   order        int32, from stack_order: positions by stack. Its contents are private (Order)
 //   parameters   weight_0, bias_0, weight_1, …: float32 [S, outputs, inputs] and [S, outputs], contiguous
-//   layers       every layer but the last, separated by "; ": "outputs=16 activated=15 activation=dual plus=15
-//                largest=1 square=0.99". Besides there are minus, low, to_output (0 or 1) and output_scale; all but the
-//                first two may be left out. Activations, y → v:
-//                  none     y clamped to [low, largest]
-//                  crelu    y clamped to [0, largest]
-//                  screlu   its square
-//                  dual     [min(square · y², largest), crelu], twice as many values
+//   layers       the number of a description, see layer_stacks_describe
 //
-// Behind the layers there may be one more piece, "; integers divide=255 multiply=9600 …". Then x, the parameters and
-// psqt are an engine's integers, held as float32, and the operators round as the engine does: x down, psqt and every
-// quotient toward zero (trunc). Gradients go straight through the rounding. The operators then compute
+// layer_stacks_describe(inputs, stacks, hidden, constants, integers) gives a description of these layers its number,
+// the same one for the same layers. For each layer but the last, `hidden` has the number of outputs, how many of them
+// are activated, the activation, plus and minus (-1: none) and to_output (0 or 1), and `constants` largest, low,
+// square, output_scale, step, skip_multiply and skip_divide. Activations, y → v:
+//                  0 none     y clamped to [low, largest]
+//                  1 crelu    y clamped to [0, largest]
+//                  2 screlu   its square
+//                  3 dual     [min(square · y², largest), crelu], twice as many values
 //
-//   y_0    = trunc(weight_0 · floor(x) / divide) + bias_0
+// `integers` is empty, or has divide, multiply, by, score_multiply, score_divide, apart (0 or 1), unit, x_scale,
+// psqt_scale and square. Then x, the parameters and psqt are an engine's integers, x of any dtype that holds them, and
+// the operators round as the engine does: psqt and every quotient toward zero (trunc). Gradients go straight through
+// the rounding. The operators then compute
+//
+//   y_0    = trunc(weight_0 · x / divide) + bias_0
 //   v      none, crelu  floor(step · clamped y)
 //          screlu       floor(square · y²) of the clamped y
 //          dual         [floor(min(square · y², step · largest)), crelu]
@@ -32,10 +36,10 @@
 //   layers = trunc((last y + skips) · multiply / by)
 //   output = trunc((trunc(psqt) + layers) · score_multiply / score_divide) / unit
 //
-// With apart=1 the two parts of the output are multiplied, divided and rounded each by itself. `step` and `square` are
-// powers of two. grad_x is also multiplied by `x_scale`, and grad_psqt by `psqt_scale`. Words that are left out are 1,
-// `apart` 0. `step`, `skip_multiply` and `skip_divide` are words of a layer. x must be float32. layer_stacks_first does
-// not round.
+// With `apart` the two parts of the output are multiplied, divided and rounded each by itself. `step` and `square` are
+// powers of two. grad_x is also multiplied by `x_scale`, and grad_psqt by `psqt_scale`. x is float32 or
+// bfloat16. If `square` is not 0, layer 0 sees floor(square · x²) in the place of x; only layer_stacks_loss with one
+// layer can do that, and the gradient of its x is not made. layer_stacks_first does not round.
 //
 // stack_order(bucket int64 [B], S) orders positions; a bucket outside 0 … S - 1 is taken for the nearest one (who
 // computes it reports it). It depends on the batch alone, so it may be made ahead of time.
@@ -48,16 +52,16 @@
 // layer_stacks_backward(grad_output, sums, …) gives (grad_sums float32 [B, O], partials): `partials` has the gradients
 // of all parameters but weight_0, tile by tile. What else it has is private.
 //
-// layer_stacks_loss does all of this for a loss that is known by name: it gives (totals, grad_sums, grad_output,
-// partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B]; `constants` are the number
-// of engine units in 1 of the output, then those of the loss. totals is float32 [3]: Σ weight · loss, Σ weight, and
-// their quotient (0 where Σ weight is 0); gradients are those of the first total. `order` holds a counter that is 0
-// again afterwards, so two such calls with one order may not run at the same time.
+// layer_stacks_loss does all of this for a loss that it knows, 1 (sigmoid) or 2 (win_rate): it gives (totals,
+// grad_sums, grad_output, partials). `targets` are score int16 [B], result int8 [B] and λ float32, a scalar or [B];
+// `constants` are the number of engine units in 1 of the output, then those of the loss. totals is float32 [3]: Σ
+// weight · loss, Σ weight, and their quotient (0 where Σ weight is 0); gradients are those of the first total. `order`
+// holds a counter that is 0 again afterwards, so two such calls with one order may not run at the same time.
 //
 // layer_stacks_gradients takes what the two above give, and gives (grad_x, grad_weight_0, grad_psqt, gradients), all
 // multiplied by scales[0] (float32 scalar), if it is given, and divided by scales[1][1], if it is: totals, so Σ weight.
 // `gradients` is flat: bias_0, weight_1, bias_1, … each from a multiple of 4 on. Without x the first two have no
-// elements; without partials the last; without grad_output the third. grad_x is of `grad_dtype`, whatever x is; "none":
+// elements; without partials the last; without grad_output the third. grad_x is of `grad_dtype`, whatever x is; none:
 // nobody needs it.
 //
 // layer_stacks_gradients_through does the same where x is the output of perspective_transformer_forward with pairwise
@@ -65,17 +69,18 @@
 // goes on through the transformer's activation. `batch`, `made_for`, `saved`, F and `bound_and_scale` are those of that
 // operator (perspective_transformer.h); `saved` is of fp32 or bfloat16 weights. It gives (row_gradients, grad_bias,
 // grad_weight_0, grad_psqt, gradients): what perspective_transformer_backward takes in the place of the gradient of its
-// output, and the gradient of the transformer's bias. There must be a position, layers that do not round, N a multiple
-// of 64, and in 16 bits a bound of 1/64 to 128. There the inputs that the gradient of weight_0 is made of are those of
-// `saved`, not those of x before it was rounded.
+// output, and the gradient of the transformer's bias. There must be a position, N a multiple of 64, and in 16
+// bits a bound of 1/64 to 255. If the layers round, the forward must have rounded down. There the inputs that the
+// gradient of weight_0 is made of are those of `saved`, not those of x before it was rounded.
 //
 // layer_stacks_add_shares takes float32 [P, n + 3]: of each of P processes the n numbers of `gradients`, for its share
 // of the positions and not scaled, and behind them its totals. It adds them up in the order of the processes, and gives
 // (totals of all, gradients divided by totals[1]).
 //
-// If there is one layer, nothing rounds, and a position's x has at most 16 KB, layer_stacks_loss reads x once: then
+// If there is one layer and a position's x has at most 16 KB, layer_stacks_loss reads x once: then
 // `partials` has more than N numbers per tile, the gradient of weight_0 among them, and x is needed for grad_x alone.
-// grad_x[b] is grad_psqt[b] · weight_0[s]; perspective_transformer_backward takes it as these two factors.
+// grad_x[b] is grad_psqt[b] · weight_0[s], where nothing rounds; perspective_transformer_backward takes it as these two
+// factors. Where the layer rounds, grad_psqt[b] is multiplied by psqt_scale · by · divide / multiply too much.
 //
 // Exactness: products of layer 0 are made of bfloat16 parts, whose products are exact. With float32 x every factor is
 // three parts, and products of parts of at most 2^-25 of the whole are left out. With x of 16 bits, x is exact, but the
@@ -85,12 +90,12 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
-#include <sstream>
+#include <deque>
+#include <map>
+#include <mutex>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -146,7 +151,7 @@ struct Layer {
 // How an engine rounds; `rounds` is false where nothing does.
 struct Integers {
     bool rounds = false, apart = false;
-    float divide = 1, x_scale = 1;
+    float divide = 1, x_scale = 1, square = 0;
     double multiply = 1, by = 1, score_multiply = 1, score_divide = 1, unit = 1;
     float layers_slope = 1, psqt_slope = 1;  // derivatives of the output by what the last layer gives, and by psqt
 };
@@ -162,161 +167,133 @@ struct Layers {
 
 using Tensors = std::vector<Tensor>;
 
-// The pieces of a text between separators.
-inline std::vector<std::string> split(const std::string& text, char separator) {
-    std::vector<std::string> pieces;
-    std::istringstream stream(text);
-    for (std::string piece; std::getline(stream, piece, separator);) {
-        if (piece.find_first_not_of(' ') != std::string::npos) pieces.push_back(piece);
-    }
-    return pieces;
+// A layer as layer_stacks_describe takes it: `hidden` has kHiddenInts numbers for each, `constants` kHiddenFloats.
+constexpr size_t kHiddenInts = 6, kHiddenFloats = 7, kIntegerNumbers = 10;
+
+inline Layer read_layer(const char* op, const int64_t* ints, const double* floats, const std::string& which) {
+    const int64_t outputs = ints[0], activated = ints[1], activation = ints[2], plus = ints[3], minus = ints[4];
+    const double step = floats[4], skip_multiply = floats[5], skip_divide = floats[6];
+    const auto is_output = [&](int64_t number) { return number >= -1 && number < outputs; };
+    if (!(outputs >= 1 && outputs <= 1 << 20 && activated >= 1 && activated <= outputs && is_output(plus) &&
+          is_output(minus)))
+        fail(op, "hidden",
+             which + " of " + text(outputs) + " outputs, " + text(activated) + " activated, plus " + text(plus) +
+                 ", minus " + text(minus),
+             "1 to 2^20 outputs; activated, plus and minus among them");
+    if (activation < kNone || activation > kDual)
+        fail(op, "hidden", which + " with activation " + text(activation),
+             "0 (none), 1 (crelu), 2 (screlu) or 3 (dual)");
+    int exponent;
+    if (std::frexp(step, &exponent) != 0.5 || !(skip_divide > 0))
+        fail(op, "constants",
+             which + " with step " + std::to_string(step) + " and skip_divide " + std::to_string(skip_divide),
+             "a power of two as step, and a positive skip_divide");
+    Layer layer{};
+    layer.outputs = static_cast<int>(outputs);
+    layer.activated = static_cast<int>(activated);
+    layer.activation = static_cast<int>(activation);
+    layer.plus = static_cast<int>(plus);
+    layer.minus = static_cast<int>(minus);
+    layer.largest = static_cast<float>(floats[0]);
+    layer.low = static_cast<float>(floats[1]);
+    layer.square = static_cast<float>(floats[2]);
+    layer.output_scale = static_cast<float>(floats[3]);
+    layer.step = static_cast<float>(step);
+    layer.skip_multiply = skip_multiply;
+    layer.skip_divide = skip_divide;
+    layer.skip_slope = static_cast<float>(skip_multiply / skip_divide);
+    layer.values = layer.activated * (layer.activation == kDual ? 2 : 1);
+    return layer;
 }
 
-// One piece of `layers`: "NAME=NUMBER …". Each name is one of `numbers`, or `other(name, value)` takes it.
-template <class Other>
-void read_words(const char* op, const std::vector<std::string>& words,
-                const std::vector<std::pair<const char*, double*>>& numbers, const Other& other) {
-    for (const std::string& word : words) {
-        const size_t equals = std::min(word.find('='), word.size());
-        const std::string key = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
-        bool known = other(key, value);
-        for (const auto& [name, number] : numbers) {
-            if (key != name) continue;
-            const auto end = std::from_chars(value.data(), value.data() + value.size(), *number);
-            known = end.ec == std::errc() && end.ptr == value.data() + value.size();
-        }
-        if (!known) fail(op, "layers", "'" + word + "'", "words of csrc/layer_stacks.h, such as outputs=16");
-    }
-}
-
-// One layer as `layers` says it; numbers as they stand there.
-struct LayerWords {
-    double outputs = 0, activated = 0, plus = -1, minus = -1, to_output = 0, largest = 1, low = 0, square = 1,
-           output_scale = 1, step = 1, skip_multiply = 1, skip_divide = 1;
-    int activation = kNone;
-
-    LayerWords(const char* op, const std::string& text) {
-        static constexpr const char* kActivations[] = {"none", "crelu", "screlu", "dual"};
-        const auto is_activation = [this](const std::string& key, const std::string& value) {
-            for (int kind = kNone; key == "activation" && kind <= kDual; ++kind) {
-                if (value == kActivations[kind]) return activation = kind, true;
-            }
-            return false;
-        };
-        read_words(op, split(text, ' '),
-                   {{"outputs", &outputs},
-                    {"activated", &activated},
-                    {"plus", &plus},
-                    {"minus", &minus},
-                    {"to_output", &to_output},
-                    {"largest", &largest},
-                    {"low", &low},
-                    {"square", &square},
-                    {"output_scale", &output_scale},
-                    {"step", &step},
-                    {"skip_multiply", &skip_multiply},
-                    {"skip_divide", &skip_divide}},
-                   is_activation);
-        const auto is_output = [&](double number) { return number >= -1 && number < outputs; };
-        if (!(outputs >= 1 && outputs <= 1 << 20 && activated >= 1 && activated <= outputs && is_output(plus) &&
-              is_output(minus)))
-            fail(op, "layers", "'" + text + "'", "1 to 2^20 outputs; activated, plus and minus among them");
-        int exponent;
-        if (std::frexp(step, &exponent) != 0.5 || !(skip_divide > 0))
-            fail(op, "layers", "'" + text + "'", "a power of two as step, and a positive skip_divide");
-    }
-};
-
-// The piece "integers …".
-inline Integers read_integers(const char* op, const std::string& text) {
+inline Integers read_integers(const char* op, const std::vector<double>& numbers) {
     Integers integers;
-    double divide = 1, x_scale = 1, psqt_scale = 1, apart = 0;
-    std::vector<std::string> words = split(text, ' ');
-    words.erase(words.begin());
-    read_words(op, words,
-               {{"divide", &divide},
-                {"multiply", &integers.multiply},
-                {"by", &integers.by},
-                {"score_multiply", &integers.score_multiply},
-                {"score_divide", &integers.score_divide},
-                {"apart", &apart},
-                {"unit", &integers.unit},
-                {"x_scale", &x_scale},
-                {"psqt_scale", &psqt_scale}},
-               [](const std::string&, const std::string&) { return false; });
-    if (!(divide > 0 && integers.by > 0 && integers.score_divide > 0 && integers.unit > 0))
-        fail(op, "layers", "'" + text + "'", "positive divisors");
+    if (numbers.empty()) return integers;
+    if (numbers.size() != kIntegerNumbers)
+        fail(op, "integers", text(numbers.size()) + " numbers", "none, or " + text(kIntegerNumbers));
     integers.rounds = true;
-    integers.apart = apart != 0;
-    integers.divide = static_cast<float>(divide);
-    integers.x_scale = static_cast<float>(x_scale);
+    integers.divide = static_cast<float>(numbers[0]);
+    integers.multiply = numbers[1], integers.by = numbers[2];
+    integers.score_multiply = numbers[3], integers.score_divide = numbers[4];
+    integers.apart = numbers[5] != 0;
+    integers.unit = numbers[6];
+    integers.x_scale = static_cast<float>(numbers[7]);
+    integers.square = static_cast<float>(numbers[9]);
+    if (!(numbers[0] > 0 && integers.by > 0 && integers.score_divide > 0 && integers.unit > 0))
+        fail(op, "integers",
+             "divide " + std::to_string(numbers[0]) + ", by " + std::to_string(integers.by) + ", score_divide " +
+                 std::to_string(integers.score_divide) + ", unit " + std::to_string(integers.unit),
+             "positive divisors");
     const double of_score = integers.score_multiply / integers.score_divide / integers.unit;
     integers.layers_slope = static_cast<float>(integers.multiply / integers.by * of_score);
-    integers.psqt_slope = static_cast<float>(psqt_scale * of_score);
+    integers.psqt_slope = static_cast<float>(numbers[8] * of_score);
     return integers;
 }
 
-// The pieces of `layers`: one for each layer but the last, and the one about integers, or nothing.
-struct Description {
-    std::vector<std::string> hidden;
-    std::string integers;
-
-    explicit Description(const std::string& text) : hidden(split(text, ';')) {
-        if (hidden.empty() || split(hidden.back(), ' ').front() != "integers") return;
-        integers = hidden.back();
-        hidden.pop_back();
-    }
-};
-
-// Reads `layers`.
-inline Layers read_layout(const char* op, int64_t inputs, int64_t stacks, const std::string& text) {
+// What layer_stacks_describe reads.
+inline Layers read_description(int64_t inputs, int64_t stacks, const std::vector<int64_t>& ints,
+                               const std::vector<double>& constants, const std::vector<double>& integers) {
+    constexpr const char* op = "layer_stacks_describe";
+    const size_t hidden = ints.size() / kHiddenInts;
+    if (ints.size() % kHiddenInts != 0 || constants.size() != hidden * kHiddenFloats)
+        fail(op, "hidden", text(ints.size()) + " numbers and " + text(constants.size()) + " constants",
+             text(kHiddenInts) + " and " + text(kHiddenFloats) + " for each layer but the last");
+    if (hidden > kMostHidden) fail(op, "hidden", text(hidden) + " layers", "at most 8 but the last");
+    if (stacks < 1 || stacks > kMostStacks) fail(op, "stacks", stacks, "1 to " + std::to_string(kMostStacks));
+    if (inputs < 1 || inputs > INT32_MAX) fail(op, "inputs", inputs, "1 to 2^31 - 1");
     Layers layers;
-    const Description description(text);
-    const size_t hidden = description.hidden.size();
-    if (hidden > kMostHidden) fail(op, "layers", std::to_string(hidden) + " layers", "at most 8 but the last");
-    if (stacks < 1 || stacks > kMostStacks)
-        fail(op, "weight_0", std::to_string(stacks) + " stacks", "1 to " + std::to_string(kMostStacks));
     layers.count = static_cast<int>(hidden) + 1;
     layers.stacks = stacks;
-    if (!description.integers.empty()) layers.integers = read_integers(op, description.integers);
-    int seen_by_last = 0;
-    for (size_t l = 0; l <= hidden; ++l) {
+    layers.integers = read_integers(op, integers);
+    int seen_by_last = 0, seen = static_cast<int>(inputs);
+    for (size_t l = 0; l < hidden; ++l) {
+        const int64_t* const of = ints.data() + l * kHiddenInts;
         Layer& layer = layers.at[l];
-        layer.plus = layer.minus = layer.output_offset = -1;
-        layer.inputs = l == 0 ? static_cast<int>(inputs) : l == hidden ? seen_by_last : layers.at[l - 1].values;
-        layer.outputs = 1;
-        if (l == hidden) break;
-        const LayerWords of(op, description.hidden[l]);
-        layer.outputs = static_cast<int>(of.outputs);
-        layer.activated = static_cast<int>(of.activated);
-        layer.activation = of.activation;
-        layer.plus = static_cast<int>(of.plus);
-        layer.minus = static_cast<int>(of.minus);
-        layer.largest = static_cast<float>(of.largest);
-        layer.low = static_cast<float>(of.low);
-        layer.square = static_cast<float>(of.square);
-        layer.step = static_cast<float>(of.step);
-        layer.skip_multiply = of.skip_multiply;
-        layer.skip_divide = of.skip_divide;
-        layer.skip_slope = static_cast<float>(of.skip_multiply / of.skip_divide);
-        layer.values = layer.activated * (layer.activation == kDual ? 2 : 1);
+        layer = read_layer(op, of, constants.data() + l * kHiddenFloats, "layer " + text(l));
+        layer.inputs = seen;
+        seen = layer.values;
+        layer.output_offset = -1;
         const bool before_last = l + 1 == hidden;
-        if (of.to_output == 0 && !before_last) continue;
+        if (of[5] == 0 && !before_last) continue;
+        if (before_last) layer.output_scale = 1.0f;
         layer.output_offset = seen_by_last;
-        layer.output_scale = before_last ? 1.0f : static_cast<float>(of.output_scale);
         seen_by_last += layer.values;
     }
+    Layer& last = layers.at[hidden];
+    last.inputs = hidden == 0 ? seen : seen_by_last;
+    last.outputs = 1;
+    last.plus = last.minus = last.output_offset = -1;
     return layers;
 }
 
-// The same, with the parameters' shapes checked against it.
-inline Layers read_layers(const char* op, const Tensors& parameters, const std::string& text, Device device) {
-    const size_t wanted = 2 * (Description(text).hidden.size() + 1);
+// Descriptions, each by a number. They stay for as long as the process does: there are as many as it has nets.
+class Descriptions {
+  public:
+    int64_t add(const Layers& layers, std::vector<double> numbers) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto [known, is_new] = handles_.try_emplace(std::move(numbers), all_.size());
+        if (is_new) all_.push_back(layers);
+        return static_cast<int64_t>(known->second);
+    }
+    const Layers& at(const char* op, int64_t handle) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (handle < 0 || handle >= static_cast<int64_t>(all_.size()))
+            fail(op, "layers", handle, "a number that layer_stacks_describe gave");
+        return all_[static_cast<size_t>(handle)];
+    }
+
+  private:
+    std::mutex mutex_;
+    std::deque<Layers> all_;  // which stay where they are
+    std::map<std::vector<double>, size_t> handles_;
+};
+
+// Checks the parameters' shapes against a description.
+inline void check_parameters(const char* op, const Tensors& parameters, const Layers& layers, Device device) {
+    const size_t wanted = 2 * static_cast<size_t>(layers.count);
     if (parameters.size() != wanted)
         fail(op, "parameters", std::to_string(parameters.size()) + " tensors",
              std::to_string(wanted) + ", weight and bias of each layer");
-    check_shape(op, "weight_0", parameters[0], {-1, -1, -1}, "[S, O, I]");
-    const Layers layers = read_layout(op, parameters[0].size(2), parameters[0].size(0), text);
     for (int l = 0; l < layers.count; ++l) {
         const Layer& layer = layers.at[l];
         for (int part = 0; part < 2; ++part) {
@@ -330,7 +307,6 @@ inline Layers read_layers(const char* op, const Tensors& parameters, const std::
                 check_shape(op, name.c_str(), tensor, {layers.stacks, layer.outputs}, "[S, O]");
         }
     }
-    return layers;
 }
 
 // Where the gradients of the parameters but weight_0 lie, in the order bias_0, weight_1, bias_1, …: numbers per stack,
@@ -376,12 +352,11 @@ struct Loss {
     float constants[kMostConstants]{};
 };
 
-inline Loss read_loss(const char* op, const std::string& name, const std::vector<double>& constants) {
+inline Loss read_loss(const char* op, int64_t kind, const std::vector<double>& constants) {
+    if (kind != 1 && kind != 2) fail(op, "loss", kind, "1 (sigmoid) or 2 (win_rate)");
     Loss loss;
-    size_t wanted = 0;
-    if (name == "sigmoid") loss.kind = LossKind::sigmoid, wanted = 1 + 2;
-    if (name == "win_rate") loss.kind = LossKind::win_rate, wanted = 1 + 11;
-    if (wanted == 0) fail(op, "loss", name, "sigmoid or win_rate");
+    loss.kind = static_cast<LossKind>(kind);
+    const size_t wanted = 1 + (loss.kind == LossKind::sigmoid ? 2 : 11);
     if (constants.size() != wanted)
         fail(op, "constants", static_cast<int64_t>(constants.size()), static_cast<int64_t>(wanted));
     loss.score_scale = static_cast<float>(constants[0]);

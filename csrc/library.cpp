@@ -28,16 +28,17 @@ STABLE_TORCH_LIBRARY(nnue, m) {
         "int num_bucketed, int weight_bytes) -> Tensor");
     m.def(
         "perspective_transformer_forward(Tensor[] batch, int[] made_for, Tensor weight, Tensor bias, Tensor? psqt, "
-        "str activation, float[] bound_and_scale, str output_dtype, bool save) "
+        "int activation, float[] bound_and_scale, ScalarType output_dtype, bool rounds_down, bool save) "
         "-> (Tensor output, Tensor psqt_output, Tensor saved)");
     m.def("perspective_psqt(Tensor[] batch, int[] made_for, Tensor psqt, int begin, int end) -> Tensor");
     m.def(
         "perspective_transformer_backward(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] made_for, "
-        "Tensor saved, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype, Tensor[] factors) "
+        "Tensor saved, int[] sizes, int activation, float[] bound_and_scale, ScalarType weight_dtype, Tensor[] "
+        "factors) "
         "-> (Tensor grad_weight, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
         "perspective_transformer_backward_rows(Tensor grad_output, Tensor? grad_psqt, Tensor[] batch, int[] made_for, "
-        "Tensor saved, int[] sizes, str activation, float[] bound_and_scale, str weight_dtype) "
+        "Tensor saved, int[] sizes, int activation, float[] bound_and_scale, ScalarType weight_dtype) "
         "-> (Tensor rows, Tensor grad_rows, Tensor grad_bias, Tensor grad_psqt)");
     m.def(
         "perspective_transformer_layout(int positions, int max_active, int num_features, int bucket_size, "
@@ -58,18 +59,18 @@ STABLE_TORCH_LIBRARY(nnue, m) {
 
     // Contracts: optimizer.h.
     m.def(
-        "optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!)[] state, str rule, "
+        "optimizer_begin(Tensor[] gradients, int[] shared_rows, Tensor loss, Tensor lr, Tensor(a!)[] state, int rule, "
         "float[] constants, float max_norm) -> ()");
     m.def(
         "optimizer_update(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] moments, Tensor(c!)[] copies, "
-        "Tensor(d!)[] state, float[] settings, str rule, float[] constants, bool follows_begin=False) -> ()");
+        "Tensor(d!)[] state, float[] settings, int rule, float[] constants, bool follows_begin=False) -> ()");
     m.def("optimizer_mark_rows(Tensor white, Tensor black, Tensor(a!) rows) -> ()");
     m.def(
         "optimizer_update_rows(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] moments, Tensor rows, "
-        "Tensor(c!)[] late, Tensor(d!)[] state, float[] settings, str rule, float[] constants) -> ()");
+        "Tensor(c!)[] late, Tensor(d!)[] state, float[] settings, int rule, float[] constants) -> ()");
     m.def(
         "optimizer_catch_up(Tensor(a!) weight, Tensor(b!)[] moments, Tensor? rows, Tensor(c!)[] late, Tensor[] state, "
-        "float[] settings, str rule, float[] constants) -> ()");
+        "float[] settings, int rule, float[] constants) -> ()");
 
     // Contracts: rolling.h.
     m.def(
@@ -116,26 +117,28 @@ STABLE_TORCH_LIBRARY(nnue, m) {
     m.def("stack_order(Tensor bucket, int num_stacks) -> Tensor");
     m.def("layer_stacks_first(Tensor x, Tensor order, Tensor weight) -> Tensor");
     m.def(
-        "layer_stacks_forward(Tensor x, Tensor order, Tensor[] parameters, Tensor? psqt, str layers, "
+        "layer_stacks_forward(Tensor x, Tensor order, Tensor[] parameters, Tensor? psqt, int layers, "
         "bool is_sums=False) -> (Tensor output, Tensor sums)");
     m.def(
-        "layer_stacks_backward(Tensor grad_output, Tensor sums, Tensor order, Tensor[] parameters, str layers) -> "
+        "layer_stacks_backward(Tensor grad_output, Tensor sums, Tensor order, Tensor[] parameters, int layers) -> "
         "(Tensor grad_sums, Tensor partials)");
     m.def(
         "layer_stacks_loss(Tensor x, Tensor(a!) order, Tensor[] parameters, Tensor? psqt, Tensor[] targets, "
-        "str layers, str loss, float[] constants, bool is_sums=False) -> (Tensor totals, Tensor grad_sums, "
+        "int layers, int loss, float[] constants, bool is_sums=False) -> (Tensor totals, Tensor grad_sums, "
         "Tensor grad_output, Tensor partials)");
     m.def(
         "layer_stacks_gradients(Tensor? x, Tensor order, Tensor[] parameters, Tensor? grad_sums, Tensor? partials, "
-        "Tensor? grad_output, Tensor[] scales, str layers, str grad_dtype) -> (Tensor grad_x, Tensor grad_weight, "
+        "Tensor? grad_output, Tensor[] scales, int layers, ScalarType? grad_dtype) -> (Tensor grad_x, Tensor "
+        "grad_weight, "
         "Tensor grad_psqt, Tensor gradients)");
     m.def(
         "layer_stacks_gradients_through(Tensor order, Tensor[] parameters, Tensor grad_sums, Tensor? partials, "
-        "Tensor? grad_output, Tensor[] scales, str layers, Tensor[] batch, int[] made_for, Tensor saved, "
+        "Tensor? grad_output, Tensor[] scales, int layers, Tensor[] batch, int[] made_for, Tensor saved, "
         "int num_features, float[] bound_and_scale) -> (Tensor row_gradients, Tensor grad_bias, Tensor grad_weight, "
         "Tensor grad_psqt, Tensor gradients)");
     m.def("layer_stacks_add_shares(Tensor shares) -> (Tensor totals, Tensor gradients)");
-    m.def("layer_stacks_available(int device, int inputs, int stacks, str layers) -> bool");
+    m.def("layer_stacks_describe(int inputs, int stacks, int[] hidden, float[] constants, float[] integers) -> int");
+    m.def("layer_stacks_available(int device, int layers) -> bool");
 
     // Contracts: cuda/index_check.cuh.
     m.def("set_cuda_index_check(int mode) -> int");

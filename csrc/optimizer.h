@@ -9,11 +9,12 @@
 //                           set it, too. Where it is 1, nothing changes: no weight, no moment, no count.
 //                  numbers  float64, zeros before the first step: what optimizer_begin tells the others about the step,
 //                           see Number; `norm` is for logs
-//   rule         "adam", "rectified" or "positive_negative": see Rule
+//   rule         the number of a Rule
 //   constants    of the rule, six numbers: beta1, beta2, eps, positive, lookahead_every, lookahead_share (0 steps: no
 //                lookahead)
-//   settings     four numbers for each part: the factor of the learning rate, the decoupled weight decay, and the
-//                lowest and the highest value that the weight is clipped to
+//   settings     five numbers for each part: the factor of the learning rate, the decoupled weight decay, the lowest
+//   and
+//                the highest value that the weight is clipped to, and 0, or the steps of a copy
 //   moments      for each part, one after the other: its averages (as many as the rule has), its squares, the averages
 //                and squares of its virtual rows, and with lookahead its slow weights. Those of the weight have its
 //                shape and dtype, those of virtual rows are [V, ...], V a divisor of F, or have no elements.
@@ -36,7 +37,8 @@
 //   weights        for each part [F, ...] contiguous, float32 or float64, the same for all parts
 //   gradients      of the same shape; the weight's dtype or, for float32, float16 or bfloat16
 //   copies         float16 or bfloat16 of the weight's shape, written along with the weight; no elements where the part
-//                  has none; an empty list where no part has one
+//                  has none; an empty list where no part has one. With steps they hold the nearest integers to
+//                  weight · steps, in float32 for weights of it
 //   follows_begin  the caller's word that optimizer_begin was the last thing that the stream was given: on CUDA the
 //                  update may then begin to load while that runs
 //
@@ -97,6 +99,8 @@ constexpr const char* kCatchUp = "optimizer_catch_up";
 // Adam: torch.optim.AdamW. Rectified: torch.optim.RAdam with decoupled decay. PositiveNegative: AdaPNM (Xie and others,
 // 2021), Adam with two averages that take turns; its step is along (1 + p) · this step's - p · the other one's.
 enum class Rule { kAdam, kRectified, kPositiveNegative };
+constexpr int64_t kRules = 3;
+constexpr size_t kSettings = 5;  // of a part
 
 struct Hyperparameters {
     Rule rule;
@@ -120,6 +124,12 @@ enum Number : int {
     kTicket = 15  // the CUDA kernel's own, 0 between steps
 };
 constexpr int64_t kNumbers = 16;
+
+// The nearest integer, ties to even.
+template <class T>
+NNUE_HOST_DEVICE T nearest(T x) {
+    return std::rint(x);
+}
 
 // The numbers of step t, counted from 1.
 NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double lr, double norm, double max_norm,
@@ -334,6 +344,7 @@ struct Part {
     void* shared_square;  // null: no virtual rows
     void* slow;           // null: no lookahead
     void* copy;           // null: no copy
+    double steps;         // of the copy; 0: it has the weight itself
     int64_t rows, columns;
     double rate, decay, low, high;
     Kind gradient_kind, copy_kind;
@@ -389,12 +400,8 @@ inline State check_state(const char* op, const Tensors& state, Device device) {
     return {state[0], state[1], numbers};
 }
 
-inline Hyperparameters check_rule(const char* op, const std::string& name, const std::vector<double>& constants) {
-    static constexpr std::pair<const char*, Rule> kAll[] = {
-        {"adam", Rule::kAdam}, {"rectified", Rule::kRectified}, {"positive_negative", Rule::kPositiveNegative}};
-    const auto* const found =
-        std::find_if(std::begin(kAll), std::end(kAll), [&](const auto& known) { return name == known.first; });
-    if (found == std::end(kAll)) fail(op, "rule", "'" + name + "'", "adam, rectified or positive_negative");
+inline Hyperparameters check_rule(const char* op, int64_t rule, const std::vector<double>& constants) {
+    if (rule < 0 || rule >= kRules) fail(op, "rule", rule, "0 (adam), 1 (rectified) or 2 (positive_negative)");
     if (constants.size() != 6) {
         fail(op, "constants", text(constants.size()) + " numbers",
              "six: beta1, beta2, eps, positive, lookahead_every, lookahead_share");
@@ -406,7 +413,7 @@ inline Hyperparameters check_rule(const char* op, const std::string& name, const
     if (!(every >= 0 && every < 1e15 && every == std::floor(every))) {
         fail(op, "lookahead_every", std::to_string(every), "a whole number of steps, 0 or more");
     }
-    return {found->second, beta1, beta2, eps, constants[3], static_cast<int64_t>(every), constants[5]};
+    return {static_cast<Rule>(rule), beta1, beta2, eps, constants[3], static_cast<int64_t>(every), constants[5]};
 }
 
 // Calls body.operator()<R, T>() with the struct of the rule and the type of the weights.
@@ -480,7 +487,7 @@ inline std::vector<Part> parts(const char* op, const Tensors& weights, const Ten
     check_count("gradients", gradients.size(), 1);
     check_count("moments", moments.size(), each);
     if (!copies.empty()) check_count("copies", copies.size(), 1);
-    check_count("settings", settings.size(), 4);
+    check_count("settings", settings.size(), kSettings);
     std::vector<Part> found;
     for (size_t i = 0; i < count; ++i) {
         const std::string name = at("weights", i);
@@ -547,10 +554,11 @@ inline std::vector<Part> parts(const char* op, const Tensors& weights, const Ten
             check_contiguous(op, copy_name, copies[i]);
             part.copy = copies[i].mutable_data_ptr();
         }
-        const double* const numbers = settings.data() + 4 * i;
+        const double* const numbers = settings.data() + kSettings * i;
         part.rate = numbers[0], part.decay = numbers[1], part.low = numbers[2], part.high = numbers[3];
+        part.steps = numbers[4];
         if (!(part.low <= part.high)) {
-            fail(op, at("settings", 4 * i + 2).c_str(), "lowest weight " + std::to_string(part.low),
+            fail(op, at("settings", kSettings * i + 2).c_str(), "lowest weight " + std::to_string(part.low),
                  "at most the highest, " + std::to_string(part.high));
         }
         const int64_t elements = weight.numel();

@@ -20,6 +20,9 @@
 //   bound_and_scale  [bound, scale]
 //   sizes            [F, N, P], for the backward, which keeps no weight alive; P = 0: no gradient of psqt
 //
+// With `rounds_down` (CUDA only) the forward rounds its output down before it rounds it to the dtype, as an engine with
+// integers does.
+//
 // `saved` is what the forward leaves for the backward if `save` is set.
 //
 // If the layer behind has one output, the gradient of `output` need not be made: on CUDA the backward takes its two
@@ -117,11 +120,12 @@ struct PositionRange {
 
 struct Range {
     float bound, scale;
+    bool rounds_down = false;  // the output of the forward
 };
 
 inline Range range_of(const char* op, const std::vector<double>& bound_and_scale) {
     const double* given = numbers_of<2>(op, "bound_and_scale", bound_and_scale, "bound and scale");
-    return {static_cast<float>(given[0]), static_cast<float>(given[1])};
+    return {static_cast<float>(given[0]), static_cast<float>(given[1]), false};
 }
 
 // What the layer behind the transformer has for each position, where the gradient of the output is given as factors.
@@ -175,27 +179,23 @@ inline void check_black_to_move(const Tensor& black_to_move, const Tensor& white
 }
 
 // `multiple`: N must be a multiple of this on the device.
-inline Activation check_activation(const char* op, const std::string& activation, int64_t num_outputs,
-                                   int64_t multiple) {
-    constexpr const char* kNames[] = {"identity", "crelu", "screlu", "pairwise"};  // in the order of Activation
-    const auto name = std::find(std::begin(kNames), std::end(kNames), activation);
-    if (name == std::end(kNames)) fail(op, "activation", "'" + activation + "'", "identity, crelu, screlu or pairwise");
+inline Activation check_activation(const char* op, int64_t activation, int64_t num_outputs, int64_t multiple) {
+    if (activation < 0 || activation > static_cast<int64_t>(Activation::kPairwise))
+        fail(op, "activation", activation, "0 (identity), 1 (crelu), 2 (screlu) or 3 (pairwise)");
     if (num_outputs < 1 || num_outputs % multiple != 0) {
         fail(op, "weight", "N = " + text(num_outputs), "a multiple of " + text(multiple));
     }
-    return static_cast<Activation>(name - std::begin(kNames));
+    return static_cast<Activation>(activation);
 }
 
 inline int64_t output_width(Activation activation, int64_t num_outputs) {
     return activation == Activation::kPairwise ? num_outputs : 2 * num_outputs;
 }
 
-// The dtype of a name, since schemas of the stable ABI take a name more easily than a dtype.
-inline ScalarType float_dtype(const char* op, const char* argument, const std::string& name) {
-    for (const ScalarType dtype : {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16}) {
-        if (name == dtype_name(dtype)) return dtype;
-    }
-    fail(op, argument, "'" + name + "'", "float32, float16 or bfloat16");
+inline ScalarType check_float_dtype(const char* op, const char* argument, ScalarType dtype) {
+    if (dtype != ScalarType::Float && dtype != ScalarType::Half && dtype != ScalarType::BFloat16)
+        fail(op, argument, dtype_name(dtype), "float32, float16 or bfloat16");
+    return dtype;
 }
 
 inline void check_float(const char* op, const char* argument, const Tensor& tensor) {

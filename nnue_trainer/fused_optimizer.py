@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -31,7 +31,11 @@ LATE_SHARE = 0.45
 """Share of the rows in a batch above which all rows are updated in its step, which is faster then: measured in
 benchmarks/NOTEBOOK.md. It changes no bit."""
 
+LARGEST_COPY = 2048
+"""The largest integer of a copy: float16 holds all up to it."""
+
 RuleKind = Literal["adam", "rectified", "positive_negative"]
+_KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
 
 # What optimizer_begin leaves for optimizer_update, float64: the enum Number of csrc/optimizer.h.
 NUMBERS = 16
@@ -55,6 +59,11 @@ class Rule:
     positive: float = 1.0
     lookahead_every: int = 0
     lookahead_share: float = 0.5
+
+    @property
+    def number(self) -> int:
+        """`kind` as the operators take it."""
+        return _KINDS.index(self.kind)
 
     @property
     def constants(self) -> list[float]:
@@ -95,7 +104,7 @@ class Part:
     rate, decay: factor of the learning rate, and the decoupled weight decay.
     low, high: the closed range that the weight is clipped to after every step.
     copy: float16 or bfloat16 of the parameter's shape, written along with the weight. Where it has a gradient, that is
-        the part's, and not the parameter's.
+        the part's, and not the parameter's. See `FusedOptimizer.copy_in_steps`.
     """
 
     name: str
@@ -120,10 +129,10 @@ class Part:
             return None
         return self.sparse_rows(gradient)[1] if gradient.is_sparse else self.rows(gradient)
 
-    @property
-    def settings(self) -> list[float]:
-        """As the operators take them."""
-        return [self.rate, self.decay, self.low, self.high]
+    def settings(self, steps: float = 0.0) -> list[float]:
+        """As the operators take them. `steps`: of the copy."""
+        most = LARGEST_COPY / steps if steps else math.inf
+        return [self.rate, self.decay, max(self.low, -most), min(self.high, most), steps]
 
     def rows(self, tensor: Tensor) -> Tensor:
         """The part's rows of a tensor of the parameter's shape."""
@@ -157,11 +166,17 @@ class _Moments:
     shared_square: Tensor
     slow: Tensor | None
     copy: Tensor
+    steps: float = 0.0
+    """integers of the copy in 1.0; 0: it has the weight itself"""
 
     def all(self) -> list[Tensor]:
         """In the order of the operators."""
         slow = [] if self.slow is None else [self.slow]
         return [*self.averages, self.square, *self.shared_averages, self.shared_square, *slow]
+
+
+def _write_copy(copy: Tensor, weight: Tensor, steps: float) -> None:
+    copy.copy_(torch.round(weight * steps) if steps else weight)
 
 
 @dataclass
@@ -262,7 +277,7 @@ class FusedOptimizer:
             loss.detach(),
             self.lr,
             self._on_device,
-            self.rule.kind,
+            self.rule.number,
             self.rule.constants,
             self.max_norm,
         )
@@ -277,11 +292,48 @@ class FusedOptimizer:
             [moment for _, moments, _ in active for moment in moments.all()],
             [moments.copy for _, moments, _ in active],
             self._on_device,
-            [number for part, _, _ in active for number in part.settings],
-            self.rule.kind,
+            [number for part, moments, _ in active for number in part.settings(moments.steps)],
+            self.rule.number,
             self.rule.constants,
             follows_begin=not self.late_rows,  # nothing has come between the two
         )
+
+    @torch.no_grad()
+    def copy_in_steps(self, name: str, steps: float) -> int:
+        """From now on the copies of the parameter hold its integers, `steps` of them in 1.0, as float16: other bits in
+        the memory of a bfloat16 copy. Its weights are clipped to ±LARGEST_COPY of them, which float16 holds exactly. 0:
+        they hold the weight again. Writes the copies, and returns how many weights it has clipped."""
+        clipped = 0
+        for part, moments in zip(self.parts, self._moments, strict=True):
+            if part.name != name or part.copy is None:
+                continue
+            copy, moments.steps = part.rows(part.copy.detach()), steps
+            moments.copy = copy.view(torch.float16) if steps else copy
+            if steps:
+                _, _, low, high, _ = part.settings(steps)
+                clipped += int((moments.weight.abs() > LARGEST_COPY / steps).sum().item())
+                moments.weight.clamp_(low, high)
+        self.write_copies()
+        return clipped
+
+    @torch.no_grad()
+    def write_copies(self) -> None:
+        """Makes the copies anew, of weights that something else than a step has changed."""
+        for part, moments in zip(self.parts, self._moments, strict=True):
+            if part.copy is not None:
+                _write_copy(moments.copy, moments.weight, moments.steps)
+
+    @torch.no_grad()
+    def clip(self, part: Part) -> None:
+        """Clips the weights of some rows of a parameter to the bounds of `part`, which is none of `parts`."""
+        rows = part.rows(part.parameter.detach()).clamp_(part.low, part.high)
+        if part.copy is None:
+            return
+        steps = next(
+            moments.steps for own, moments in zip(self.parts, self._moments, strict=True) if own.name == part.name
+        )
+        copy = part.rows(part.copy.detach())
+        _write_copy(copy.view(torch.float16) if steps else copy, rows, steps)
 
     @property
     def _on_device(self) -> list[Tensor]:
@@ -400,10 +452,10 @@ class LateRows:
                 *self._how(part),
             )
 
-    def _how(self, part: Part) -> tuple[list[Tensor], list[float], str, list[float]]:
+    def _how(self, part: Part) -> tuple[list[Tensor], list[float], int, list[float]]:
         """state, settings, rule and constants, as the operators take them."""
         optimizer = self._optimizer
-        return optimizer._on_device, part.settings, optimizer.rule.kind, optimizer.rule.constants
+        return optimizer._on_device, part.settings(), optimizer.rule.number, optimizer.rule.constants
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

@@ -32,16 +32,19 @@ BACKWARD_ROWS = "nnue::perspective_transformer_backward_rows"
 
 Activation = Literal["identity", "crelu", "screlu", "pairwise"]
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+
+
+def number_of(activation: Activation) -> int:
+    """An activation as the operators take it (csrc/activation.h)."""
+    return _ACTIVATIONS.index(activation)
+
+
+_IDENTITY, _PAIRWISE = number_of("identity"), number_of("pairwise")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 Kernels = Literal["cpu", "hopper", "portable"]
 CudaKernels = Literal["auto", "portable", "none"]
 _MODES: tuple[CudaKernels, ...] = get_args(CudaKernels)
-
-
-def _name(dtype: torch.dtype) -> str:
-    """The name of a dtype as the schemas take it, such as "float32"."""
-    return str(dtype).removeprefix("torch.")
 
 
 # ---- fake kernels, autograd -----------------------------------------------------------------------------------------
@@ -88,24 +91,25 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         weight: Tensor,
         bias: Tensor,
         psqt: Tensor | None,
-        activation: str,
+        activation: int,
         bound_and_scale: list[float],
-        output_dtype: str,
+        output_dtype: torch.dtype,
+        rounds_down: bool,
         save: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         white, (num_features, num_outputs) = batch[0], weight.shape
         positions = white.shape[0]
-        width = num_outputs if activation == "pairwise" else 2 * num_outputs
+        width = num_outputs if activation == _PAIRWISE else 2 * num_outputs
         saved_rows, saved_dtype = 0, torch.float32
         on_cuda = has_layout(weight.device)
-        if save and activation != "identity":
+        if save and activation != _IDENTITY:
             saved_rows = 2 * positions
             if on_cuda:
                 saved_rows = _size("slots", namespace, white, num_features, made_for)
         if on_cuda and weight.dtype != torch.float32:
             saved_dtype = torch.float16
         return (
-            weight.new_empty((positions, width), dtype=getattr(torch, output_dtype)),
+            weight.new_empty((positions, width), dtype=output_dtype),
             weight.new_empty((0 if psqt is None else positions,), dtype=torch.float32),
             weight.new_empty((saved_rows, num_outputs), dtype=saved_dtype),
         )
@@ -117,14 +121,14 @@ def _fakes(namespace: str, has_layout: Callable[[torch.device], bool]) -> dict[s
         made_for: list[int],
         saved: Tensor,
         sizes: list[int],
-        activation: str,
+        activation: int,
         bound_and_scale: list[float],
-        weight_dtype: str,
+        weight_dtype: torch.dtype,
         factors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         num_features, num_outputs, psqt_buckets = sizes
         return (
-            grad_output.new_empty((num_features, num_outputs), dtype=getattr(torch, weight_dtype)),
+            grad_output.new_empty((num_features, num_outputs), dtype=weight_dtype),
             grad_output.new_empty((0 if grad_output.dtype == torch.uint8 else num_outputs,), dtype=torch.float32),
             grad_output.new_empty((num_features, psqt_buckets) if psqt_buckets else (0,), dtype=torch.float32),
         )
@@ -147,25 +151,25 @@ torch.library.register_fake(BACKWARD_ROWS, _fake_backward_rows)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    batch, ctx.made_for, weight, _, psqt, ctx.activation, ctx.bound_and_scale, output_dtype, ctx.save = inputs
+    batch, ctx.made_for, weight, _, psqt, ctx.activation, ctx.bound_and_scale, output_dtype, _, ctx.save = inputs
     ctx.save_for_backward(output[2], *batch)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # otherwise `saved` would get a gradient of zeros, as large as itself
     ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
     ctx.psqt_buckets = 0 if psqt is None else psqt.shape[1]
-    ctx.output_shape, ctx.output_dtype = output[0].shape, getattr(torch, output_dtype)
+    ctx.output_shape, ctx.output_dtype = output[0].shape, output_dtype
 
 
 def _backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     if grad_output is None and grad_psqt is None:
-        return (None,) * 9
+        return (None,) * 10
     if not ctx.save:
         raise RuntimeError(f"{FORWARD}: save: found False, expected True, since a gradient is asked for")
-    return None, None, *_gradients(ctx, grad_output, grad_psqt), *(None,) * 4
+    return None, None, *_gradients(ctx, grad_output, grad_psqt, ctx.needs_input_grad[4]), *(None,) * 5
 
 
 def _gradients(
-    ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, sparse: bool = False
+    ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, needs_psqt: bool, sparse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Of weight, bias and psqt."""
     saved, *batch = ctx.saved_tensors
@@ -173,7 +177,7 @@ def _gradients(
         grad_output = saved.new_zeros(ctx.output_shape, dtype=ctx.output_dtype)
     # The fp32 kernels of CUDA read fp32 gradients.
     grad = grad_output.float() if ctx.weight_dtype == torch.float32 else grad_output
-    psqt_buckets = ctx.psqt_buckets if grad_psqt is not None and ctx.needs_input_grad[4] else 0
+    psqt_buckets = ctx.psqt_buckets if grad_psqt is not None and needs_psqt else 0
     arguments = (
         grad,
         grad_psqt,
@@ -183,7 +187,7 @@ def _gradients(
         [*ctx.weight_shape, psqt_buckets],
         ctx.activation,
         ctx.bound_and_scale,
-        _name(ctx.weight_dtype),
+        ctx.weight_dtype,
     )
     if sparse:
         rows, values, grad_bias, grad_of_psqt = torch.ops.nnue.perspective_transformer_backward_rows(*arguments)
@@ -195,39 +199,33 @@ def _gradients(
     return grad_weight, grad_bias, grad_of_psqt if psqt_buckets else None
 
 
-class _SparseGradient(torch.autograd.Function):
-    """The forward operator on a CPU, with a sparse gradient of the weight."""
+class _Call(torch.autograd.Function):
+    """The forward operator, where autograd's formula of it is not enough."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        output = torch.ops.nnue.perspective_transformer_forward(*arguments)
+    def forward(
+        ctx: Any, call: FusedCall, sparse: bool, psqt_apart: bool, weight: Tensor, bias: Tensor, psqt: Tensor | None
+    ) -> Any:
+        """`weight` takes the gradient. `sparse`: a sparse one, on a CPU. `psqt_apart`, on CUDA: the PSQT output is a
+        tensor [B] without values, which takes the gradient of the output."""
+        arguments = (*call.arguments, True)
+        if psqt_apart:
+            out, _, saved = torch.ops.nnue.perspective_transformer_forward(
+                call.batch[:3], call.made_for, call.weight, bias, None, *arguments[5:]
+            )
+            output = (out, bias.new_empty(()).expand(len(out)), saved)
+        else:
+            output = torch.ops.nnue.perspective_transformer_forward(*arguments)
         _setup_context(ctx, arguments, output)
+        ctx.weight_dtype, ctx.sparse = weight.dtype, sparse
         return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor | None, grad_psqt: Tensor | None, *_: Tensor | None) -> Any:
         if grad_output is None and grad_psqt is None:
-            return (None,) * 9
-        return None, None, *_gradients(ctx, grad_output, grad_psqt, sparse=True), *(None,) * 4
-
-
-class _WithoutPsqt(torch.autograd.Function):
-    """The forward operator on CUDA without its PSQT output. In its place is a tensor [B] without values, which takes
-    the gradient of the output."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        batch, made_for, weight, bias, _, *others = arguments
-        out, _, saved = torch.ops.nnue.perspective_transformer_forward(batch[:3], made_for, weight, bias, None, *others)
-        output = (out, bias.new_empty(()).expand(len(out)), saved)
-        _setup_context(ctx, arguments, output)
-        return output
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return _backward(ctx, *grads)
+            return (None,) * 6
+        return None, None, None, *_gradients(ctx, grad_output, grad_psqt, ctx.needs_input_grad[5], ctx.sparse)
 
 
 _INSTEAD = "call nnue_trainer.perspectives.perspective_transformer, which uses others there"
@@ -405,16 +403,29 @@ def _check_plan(
 
 
 class FusedCall(NamedTuple):
-    """All arguments of `perspective_transformer_forward` but `save`, in their order."""
+    """A call of `perspective_transformer_forward`: its arguments but `save` in their order, and what takes the gradient
+    of its weight."""
 
     batch: list[Tensor]
     made_for: list[int]
     weight: Tensor
     bias: Tensor
     psqt: Tensor | None
-    activation: Activation
+    activation: int
     bound_and_scale: list[float]
-    output_dtype: str
+    output_dtype: torch.dtype
+    rounds_down: bool
+    leaf: Tensor | None = None
+    """takes the gradient of `weight` in its place, and in its own dtype; None: `weight` does"""
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self[:-1]
+
+    @property
+    def trained(self) -> Tensor:
+        """What takes the gradient of the weight."""
+        return self.weight if self.leaf is None else self.leaf
 
     @property
     def takes_factors(self) -> bool:
@@ -425,11 +436,12 @@ class FusedCall(NamedTuple):
     def makes_rows_in_stacks(self) -> bool:
         """Whether the backward of the layer behind can go on to the gradients of rows
         (`layer_stacks_gradients_through`, csrc/layer_stacks.h)."""
-        dtypes = (torch.float32, torch.bfloat16)
-        fits = self.weight.dtype in dtypes and self.weight.shape[1] % 64 == 0 and self.activation == "pairwise"
-        if self.weight.dtype != torch.float32:
-            fits = fits and 1 / 64 <= self.bound_and_scale[0] <= 128  # products of two are made in fp16
-        return self.takes_factors and fits and self.made_for[0] != 0 and self.output_dtype == _name(self.weight.dtype)
+        dtype = self.trained.dtype
+        fits = dtype in (torch.float32, torch.bfloat16) and self.weight.shape[1] % 64 == 0
+        if dtype != torch.float32:
+            fits = fits and 1 / 64 <= self.bound_and_scale[0] <= 255  # products of two are made in fp16
+        fits = fits and self.activation == _PAIRWISE and self.output_dtype == dtype
+        return self.takes_factors and fits and self.made_for[0] != 0
 
 
 def fused_call(
@@ -449,8 +461,11 @@ def fused_call(
     psqt: Tensor | None,
     psqt_bucket: Tensor | None,
     values: tuple[Tensor, Tensor] | None = None,
+    rounds_down: bool = False,
+    leaf: Tensor | None = None,
 ) -> FusedCall | None:
-    """What `perspective_transformer` calls for these arguments, which it checks; None where it is not fused."""
+    """What `perspective_transformer` calls for these arguments, which it checks; None where it is not fused. `leaf`: of
+    the call."""
     num_bucketed = weight.shape[0] if num_bucketed is None else num_bucketed
     _check_arguments(weight, activation, bound, num_bucketed, psqt, psqt_bucket)
     if plan is not None:
@@ -463,8 +478,8 @@ def fused_call(
         rows = (ops.index_rows(white), ops.index_rows(black), black_to_move)
         plan = perspective_plan(*rows, weight.shape[0], bucket_size, num_bucketed, weight.dtype)
     batch = [plan.white, plan.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
-    bound_and_scale, dtype = [bound, scale], _name(output_dtype)
-    return FusedCall(batch, plan.made_for, weight, bias.float(), psqt, activation, bound_and_scale, dtype)
+    arguments = (plan.made_for, weight, bias.float(), psqt, number_of(activation), [bound, scale], output_dtype)
+    return FusedCall(batch, *arguments, rounds_down and weight.is_cuda, leaf)
 
 
 def _check_arguments(
@@ -609,15 +624,8 @@ def perspective_transformer(
         psqt_bucket=psqt_bucket, values=values,
     )  # fmt: skip
     if call is not None:
-        parameters = [weight, bias] if psqt is None else [weight, bias, psqt]
-        saves = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
-        forward: Any = torch.ops.nnue.perspective_transformer_forward
-        if sparse_grad and saves and weight.device.type == "cpu":
-            forward = _SparseGradient.apply
-        elif psqt_apart and saves and psqt is not None and weight.is_cuda:
-            forward = _WithoutPsqt.apply
-        out, psqt_out, *_ = forward(*call, saves)
-        return out if psqt is None else (out, psqt_out)
+        out, psqt_out = run_fused(call, sparse_grad=sparse_grad, psqt_apart=psqt_apart)
+        return out if psqt_out is None else (out, psqt_out)
 
     # Swapping index rows moves a few dozen integers per position, and swapping accumulators thousands of floats.
     white, black = ops.index_rows(white), ops.index_rows(black)
@@ -644,6 +652,20 @@ def perspective_transformer(
     # A masked sum with one term: the gradient of a gather is a scatter, which has to sort if it is deterministic.
     chosen = psqt_bucket.unsqueeze(1) == torch.arange(psqt.shape[1], device=psqt.device)
     return out, torch.where(chosen, us - them, 0.0).sum(1) / 2
+
+
+def run_fused(call: FusedCall, *, sparse_grad: bool = False, psqt_apart: bool = False) -> tuple[Tensor, Tensor | None]:
+    """The output and the PSQT output of a call; the options are those of `perspective_transformer`."""
+    trained = [call.trained, call.bias] if call.psqt is None else [call.trained, call.bias, call.psqt]
+    saves = torch.is_grad_enabled() and any(p.requires_grad for p in trained)
+    on_cpu = call.weight.device.type == "cpu"
+    sparse, apart = sparse_grad and on_cpu, psqt_apart and call.psqt is not None and not on_cpu
+    if saves and (sparse or apart or call.leaf is not None):
+        found = _Call.apply(call, sparse, apart, call.trained, call.bias, call.psqt)  # type: ignore[no-untyped-call]
+    else:
+        found = torch.ops.nnue.perspective_transformer_forward(*call.arguments, saves)
+    out, psqt_out, *_ = found
+    return out, None if call.psqt is None else psqt_out
 
 
 def psqt_output(call: FusedCall, begin: int, end: int) -> Tensor:

@@ -57,7 +57,7 @@ double scalar(const Tensor& tensor) {
 }
 
 void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
-              const std::string& rule, std::vector<double> constants, double max_norm) {
+              int64_t rule, std::vector<double> constants, double max_norm) {
     const Hyperparameters h = check_rule(kBegin, rule, constants);
     const auto [step, failed, numbers] = check_begin(loss, lr, state, max_norm, Device::cpu);
     Tensors kept;
@@ -106,8 +106,7 @@ void run(const std::vector<Part>& parts, const Factors& factors, const double* n
 }
 
 void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors state,
-               std::vector<double> settings, const std::string& rule, std::vector<double> constants,
-               bool /*follows_begin*/) {
+               std::vector<double> settings, int64_t rule, std::vector<double> constants, bool /*follows_begin*/) {
     const Hyperparameters h = check_rule(kUpdate, rule, constants);
     const auto [step, failed, numbers] = check_state(kUpdate, state, Device::cpu);
     Tensors kept;
@@ -266,7 +265,7 @@ void update_rows(const Late& l, const std::vector<int64_t>& places, const Factor
 }
 
 void update_rows_op(const Tensor& weight, const Tensor& gradient, Tensors moments, const Tensor& rows,
-                    Tensors late_tensors, Tensors state, std::vector<double> settings, const std::string& rule,
+                    Tensors late_tensors, Tensors state, std::vector<double> settings, int64_t rule,
                     std::vector<double> constants) {
     const Hyperparameters h = check_rule(kUpdateRows, rule, constants);
     const auto [step, failed, numbers] = check_state(kUpdateRows, state, Device::cpu);
@@ -338,7 +337,7 @@ void catch_up(const Late& l, const Factors& factors, int64_t step) {
 }
 
 void catch_up_op(const Tensor& weight, Tensors moments, const std::optional<Tensor>& rows, Tensors late_tensors,
-                 Tensors state, std::vector<double> settings, const std::string& rule, std::vector<double> constants) {
+                 Tensors state, std::vector<double> settings, int64_t rule, std::vector<double> constants) {
     const Hyperparameters h = check_rule(kCatchUp, rule, constants);
     const auto [counted, failed, numbers] = check_state(kCatchUp, state, Device::cpu);
     Tensors kept;

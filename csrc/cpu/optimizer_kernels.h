@@ -146,10 +146,17 @@ bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, 
             look_ahead_run(c, data(part.slow) + first, weight, count);
         }
         if (part.copy == nullptr) continue;
+        const T* copied = weight;
+        alignas(64) T whole[optimizer::kRun];
+        if (part.steps != 0) {
+            const T steps = static_cast<T>(part.steps);
+            for (int64_t i = 0; i < count; ++i) whole[i] = optimizer::nearest(weight[i] * steps);
+            copied = whole;
+        }
         if (part.copy_kind == optimizer::Kind::kFloat16) {
-            convert_run(weight, static_cast<Half*>(part.copy) + first, count);
+            convert_run(copied, static_cast<Half*>(part.copy) + first, count);
         } else {
-            convert_run(weight, static_cast<BFloat16*>(part.copy) + first, count);
+            convert_run(copied, static_cast<BFloat16*>(part.copy) + first, count);
         }
     }
     return bad == 0;

@@ -194,11 +194,12 @@ Tensor plan_op(const Tensor& white, const Tensor& black, const Tensor& black_to_
 }
 
 Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> made_for, const Tensor& weight_in,
-                 const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::string& activation_in,
-                 std::vector<double> bound_and_scale, const std::string& output_dtype, bool save) {
+                 const Tensor& bias_in, const std::optional<Tensor>& psqt, int64_t activation_in,
+                 std::vector<double> bound_and_scale, ScalarType output_dtype, bool rounds_down, bool save) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kForward, batch);
     made_for_of(kForward, made_for);  // checked, and not used on the CPU
-    const auto [bound, scale] = range_of(kForward, bound_and_scale);
+    const auto [bound, scale, _] = range_of(kForward, bound_and_scale);
+    if (rounds_down) fail(kForward, "rounds_down", std::string("true"), "false on the CPU");
     check_parameters(weight_in, bias_in, white, Device::cpu);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_index_rows(kForward, white, black, num_features, Device::cpu);
@@ -207,7 +208,8 @@ Three forward_op(std::vector<Tensor> batch, std::vector<int64_t> made_for, const
     const Tensor weight = torch::stable::contiguous(weight_in), bias = torch::stable::contiguous(bias_in);
     const Rows rows(kForward, white, black, plan_in, num_features);
     const int64_t width = output_width(activation, num_outputs) / 2;
-    Tensor output = new_output(weight, white.size(0), 2 * width, float_dtype(kForward, "output_dtype", output_dtype));
+    Tensor output =
+        new_output(weight, white.size(0), 2 * width, check_float_dtype(kForward, "output_dtype", output_dtype));
     // The gradient of the identity needs no sums.
     const bool saves = save && activation != Activation::kIdentity;
     Tensor saved = new_output(weight, saves ? rows.count() : 0, num_outputs, ScalarType::Float);
@@ -265,12 +267,12 @@ struct Gradients {
 // `all_rows`: the gradient of the weight has all rows, and not only those of the features in the batch.
 Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt_in,
                        const std::vector<Tensor>& batch, const std::vector<int64_t>& made_for, const Tensor& saved_in,
-                       const std::vector<int64_t>& sizes, const std::string& activation_in,
-                       const std::vector<double>& bound_and_scale, const std::string& weight_dtype, bool all_rows) {
+                       const std::vector<int64_t>& sizes, int64_t activation_in,
+                       const std::vector<double>& bound_and_scale, ScalarType weight_dtype, bool all_rows) {
     const auto [white, black, plan_in, psqt_bucket] = batch_of(kBackward, batch);
     made_for_of(kBackward, made_for);  // checked, and not used on the CPU
     const auto [num_features, num_outputs, psqt_buckets] = sizes_of(sizes);
-    const auto [bound, scale] = range_of(kBackward, bound_and_scale);
+    const auto [bound, scale, _] = range_of(kBackward, bound_and_scale);
     check_index_rows(kBackward, white, black, num_features, Device::cpu);
     const Activation activation = check_activation(kBackward, activation_in, num_outputs, 2);
     const int64_t width = output_width(activation, num_outputs) / 2;
@@ -288,7 +290,7 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
     const Tensor grad_output = torch::stable::contiguous(grad_output_in), saved = torch::stable::contiguous(saved_in);
 
     // The gradient of the weight is the largest tensor: if there is no memory for it, this fails before anything else.
-    const ScalarType dtype = float_dtype(kBackward, "weight_dtype", weight_dtype);
+    const ScalarType dtype = check_float_dtype(kBackward, "weight_dtype", weight_dtype);
     Tensor grad_weight = new_output(grad_output, all_rows ? num_features : 0, num_outputs, dtype);
     const int64_t reach = all_rows || psqt_buckets != 0 ? num_features : rows.reach();
     const FeatureLists<float> lists(
@@ -362,19 +364,20 @@ Gradients gradients_of(const Tensor& grad_output_in, const std::optional<Tensor>
 }
 
 Three backward_op(const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
-                  std::vector<int64_t> made_for, const Tensor& saved, std::vector<int64_t> sizes,
-                  const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype,
-                  std::vector<Tensor> factors) {
+                  std::vector<int64_t> made_for, const Tensor& saved, std::vector<int64_t> sizes, int64_t activation,
+                  std::vector<double> bound_and_scale, ScalarType weight_dtype, std::vector<Tensor> factors) {
     if (!factors.empty()) fail(kBackward, "factors", text(factors.size()) + " tensors", "none on a CPU");
     const Gradients found = gradients_of(grad_output, grad_psqt, batch, made_for, saved, sizes, activation,
                                          bound_and_scale, weight_dtype, true);
     return {found.weight, found.bias, found.psqt};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward_rows_op(
-    const Tensor& grad_output, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch,
-    std::vector<int64_t> made_for, const Tensor& saved, std::vector<int64_t> sizes, const std::string& activation,
-    std::vector<double> bound_and_scale, const std::string& weight_dtype) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward_rows_op(const Tensor& grad_output,
+                                                            const std::optional<Tensor>& grad_psqt,
+                                                            std::vector<Tensor> batch, std::vector<int64_t> made_for,
+                                                            const Tensor& saved, std::vector<int64_t> sizes,
+                                                            int64_t activation, std::vector<double> bound_and_scale,
+                                                            ScalarType weight_dtype) {
     const Gradients found = gradients_of(grad_output, grad_psqt, batch, made_for, saved, sizes, activation,
                                          bound_and_scale, weight_dtype, false);
     Tensor rows = torch::stable::new_empty(grad_output, {static_cast<int64_t>(found.rows.size())}, ScalarType::Long);

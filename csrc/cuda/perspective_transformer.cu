@@ -89,11 +89,12 @@ Tensor plan_op(const Tensor& white_in, const Tensor& black_in, const Tensor& bla
 }
 
 Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in, const Tensor& weight_in,
-                 const Tensor& bias_in, const std::optional<Tensor>& psqt, const std::string& activation,
-                 std::vector<double> bound_and_scale, const std::string& output_dtype, bool save) {
+                 const Tensor& bias_in, const std::optional<Tensor>& psqt, int64_t activation,
+                 std::vector<double> bound_and_scale, ScalarType output_dtype, bool rounds_down, bool save) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kForward, batch_in);
     const MadeFor made_for = made_for_of(kForward, made_for_in);
-    const Range range = range_of(kForward, bound_and_scale);
+    Range range = range_of(kForward, bound_and_scale);
+    range.rounds_down = rounds_down;
     check_parameters(weight_in, bias_in, white_in, Device::cuda);
     const int64_t num_features = weight_in.size(0), num_outputs = weight_in.size(1);
     check_plan_arguments(kForward, white_in, black_in, num_features, made_for);
@@ -102,7 +103,7 @@ Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in,
     const torch::stable::accelerator::DeviceGuard guard(weight_in.get_device_index());
     const Tensor weight = aligned(weight_in), bias = aligned(bias_in);
     const Batch batch{torch::stable::contiguous(white_in), torch::stable::contiguous(black_in), plan, psqt_bucket};
-    const ScalarType out_dtype = float_dtype(kForward, "output_dtype", output_dtype);
+    const ScalarType out_dtype = check_float_dtype(kForward, "output_dtype", output_dtype);
     const Activation kind = check_activation(kForward, activation, num_outputs, kMultiple);
     if constexpr (kBuiltFor90) {
         if (!is_portable(made_for)) {
@@ -114,7 +115,7 @@ Three forward_op(std::vector<Tensor> batch_in, std::vector<int64_t> made_for_in,
 
 Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& grad_psqt, std::vector<Tensor> batch_in,
                   std::vector<int64_t> made_for_in, const Tensor& saved_in, std::vector<int64_t> sizes_in,
-                  const std::string& activation, std::vector<double> bound_and_scale, const std::string& weight_dtype,
+                  int64_t activation, std::vector<double> bound_and_scale, ScalarType weight_dtype,
                   std::vector<Tensor> factors_in) {
     const auto [white_in, black_in, plan, psqt_bucket] = batch_of(kBackward, batch_in);
     const MadeFor made_for = made_for_of(kBackward, made_for_in);
@@ -126,7 +127,7 @@ Three backward_op(const Tensor& grad_output_in, const std::optional<Tensor>& gra
          {std::pair{"grad_output", &grad_output_in}, {"plan", &plan}, {"saved", &saved_in}}) {
         check_device(kBackward, name, *tensor, Device::cuda, white_in, "white");
     }
-    const ScalarType dtype = float_dtype(kBackward, "weight_dtype", weight_dtype);
+    const ScalarType dtype = check_float_dtype(kBackward, "weight_dtype", weight_dtype);
     if (sizes.psqt_buckets != 0) check_grad_psqt(grad_psqt, psqt_bucket, white_in, sizes.psqt_buckets, Device::cuda);
     const torch::stable::accelerator::DeviceGuard guard(white_in.get_device_index());
     const int64_t positions = white_in.size(0), width = output_width(kind, sizes.num_outputs);

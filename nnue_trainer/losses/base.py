@@ -15,10 +15,14 @@ NO_SCORE = 32002
 """The score that data files give to a position that has none."""
 
 
-class LossKernel(NamedTuple):
-    """A loss that the operators on a GPU compute themselves (csrc/layer_stacks.h)."""
+_KERNELS = {"sigmoid": 1, "win_rate": 2}
+"""The losses that the operators on a GPU compute themselves, and their numbers there (LossKind, csrc/layer_stacks.h)"""
 
-    name: str
+
+class LossKernel(NamedTuple):
+    """A loss as the operators take it."""
+
+    kind: int
     constants: tuple[float, ...]
 
 
@@ -68,7 +72,7 @@ class Loss(ABC):
     def _kernel_of(self, origin: type[Loss], name: str, *constants: float) -> LossKernel | None:
         """The kernel of the class `origin`, unless a subclass computes something else."""
         same = type(self).per_position is origin.per_position and type(self).terms is Loss.terms
-        return LossKernel(name, constants) if same else None
+        return LossKernel(_KERNELS[name], constants) if same else None
 
 
 LOSSES: Registry[Loss] = Registry("nnue_trainer.losses", lambda: Loss, what="loss")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,13 @@ from nnue_trainer import _derivatives, ops
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.losses.base import Loss, LossKernel, mean
 from nnue_trainer.modules.stacked_linear import StackedLinear, choose, stacked_linear
-from nnue_trainer.perspectives import FusedCall
+from nnue_trainer.perspectives import FusedCall, number_of
 
 Activation = Literal["none", "crelu", "screlu", "dual"]
+_ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_WHOLE_BFLOAT16 = 256  # up to which bfloat16 holds every integer
+_ONE_PASS = 16 * 1024  # bytes of x of a position up to which one kernel does all of a layer of one output
 _operators: Any = torch.ops.nnue
 
 
@@ -58,15 +61,16 @@ class StackLayer:
     """with integers: what goes directly to the net's output is multiplied by it, and divided by `skip_divide`"""
     skip_divide: int = 1
 
-    def words(self) -> str:
-        """The layer as the operators read it (csrc/layer_stacks.h)."""
-        words: dict[str, object] = {"outputs": self.outputs, "activated": self.activated, "activation": self.activation}
-        words |= {"largest": self.largest, "low": self.low, "square": self.square}
-        words |= {name: place for name, place in (("plus", self.plus), ("minus", self.minus)) if place is not None}
-        words |= {} if self.output_scale is None else {"to_output": 1, "output_scale": self.output_scale}
-        words |= {} if self.step == 1 else {"step": self.step}
-        words |= {} if self.plus is None else {"skip_multiply": self.skip_multiply, "skip_divide": self.skip_divide}
-        return _text(words)
+    def numbers(self) -> tuple[list[int], list[float]]:
+        """The layer as `layer_stacks_describe` takes it (csrc/layer_stacks.h)."""
+        plus, minus = (-1 if place is None else place for place in (self.plus, self.minus))
+        activation, to_output = _ACTIVATIONS.index(self.activation), int(self.output_scale is not None)
+        scale = 1.0 if self.output_scale is None else self.output_scale
+        skip = [self.skip_multiply, self.skip_divide]
+        return (
+            [self.outputs, self.activated, activation, plus, minus, to_output],
+            [self.largest, self.low, self.square, scale, self.step, *skip],
+        )
 
     def activate(self, y: Tensor) -> Tensor:
         """[B, outputs] → [B, values]"""
@@ -101,14 +105,11 @@ class Integers:
     unit: float = 1.0
     x_scale: float = 1.0
     psqt_scale: float = 1.0
+    square: float = 0.0
 
-    def words(self) -> str:
-        """As the operators read it."""
-        return "integers " + _text(dataclasses.asdict(self) | {"apart": int(self.apart)})
-
-
-def _text(words: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in words.items())
+    def numbers(self) -> list[float]:
+        """As `layer_stacks_describe` takes it."""
+        return [float(number) for number in dataclasses.astuple(self)]
 
 
 class FirstOutputs(NamedTuple):
@@ -171,7 +172,7 @@ class LayerStacks:
         if not self._is_fused(first, parameters):
             return None
         order = self.order(first.bucket) if order is None else order
-        output: Tensor = _Output.apply(self._description, first.x, first.psqt, order, *parameters)  # type: ignore[no-untyped-call]
+        output: Tensor = _Output.apply(self, first.x, first.psqt, order, *parameters)  # type: ignore[no-untyped-call]
         return output
 
     def loss(
@@ -202,14 +203,9 @@ class LayerStacks:
             return None
         order = self.order(first.bucket) if order is None else order
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-            self._description, kernel, score_scale, first.x, first.psqt, order, score, result, lam, *parameters
+            self, kernel, score_scale, first.x, first.psqt, order, score, result, lam, *parameters
         )
         return loss
-
-    @property
-    def may_go_through(self) -> bool:
-        """Whether there are transformers for which `loss_through` computes something."""
-        return self.integers is None
 
     def loss_through(
         self,
@@ -225,14 +221,26 @@ class LayerStacks:
         not made. If there is one layer, which has one output, the backward of the transformer takes its two factors.
         If there are more, the backward of the first one makes the gradients of the transformer's rows. None where
         neither is possible, and where the operators cannot compute it."""
-        parameters = _parameters(linears)
+        return self.fused_loss_through(transformer, bucket, _parameters(linears), targets, kernel, score_scale, order)
+
+    def fused_loss_through(
+        self,
+        transformer: FusedCall,
+        bucket: Tensor,
+        parameters: Sequence[Tensor],
+        targets: tuple[Tensor, Tensor, Tensor],
+        kernel: LossKernel,
+        score_scale: float,
+        order: Tensor | None = None,
+    ) -> Tensor | None:
+        """`loss_through`; `parameters` as in `fused_output`."""
         if not _targets_are_known(targets) or not self._goes_through(transformer, parameters, bucket):
             return None
         order = self.order(bucket) if order is None else order
         score, result, lam = targets
         loss: Tensor = _LossThrough.apply(  # type: ignore[no-untyped-call]
-            self._description, transformer, kernel, score_scale, bucket, order, score, result, lam,
-            transformer.weight, transformer.bias, transformer.psqt, *parameters,
+            self, transformer, kernel, score_scale, bucket, order, score, result, lam,
+            transformer.trained, transformer.bias, transformer.psqt, *parameters,
         )  # fmt: skip
         return loss
 
@@ -269,8 +277,7 @@ class LayerStacks:
         if self._is_fused(first, parameters):
             order = self.order(first.bucket) if order is None else order
             grad_x, grad_weight, scaled_psqt, _ = _operators.layer_stacks_gradients(
-                first.x, order, parameters, grad_sums, None, grad_psqt, list(scales), self._description.layers,
-                _dtype_name(first.x.dtype),
+                first.x, order, parameters, grad_sums, None, grad_psqt, list(scales), self.description, first.x.dtype
             )  # fmt: skip
             return grad_x, grad_weight, None if grad_psqt is None else scaled_psqt
         factor = mean(scales[0], scales[1][1])
@@ -290,7 +297,7 @@ class LayerStacks:
         order = self.order(bucket) if order is None else order
         with torch.no_grad():
             alone = transformer._replace(batch=transformer.batch[:3], psqt=None)
-            x, _, saved = _operators.perspective_transformer_forward(*alone, True)
+            x, _, saved = _operators.perspective_transformer_forward(*alone.arguments, True)
             return FirstThrough(transformer, saved, _operators.layer_stacks_first(x, order, parameters[0]))
 
     def gradients_through(
@@ -307,7 +314,7 @@ class LayerStacks:
         order = self.order(bucket) if order is None else order
         grad_sums, grad_psqt = grads
         found, grad_weight, _ = _gradients_through(
-            _Kept.of(first.transformer), first.transformer.batch, first.saved, self._description.layers, order,
+            _Kept.of(first.transformer), first.transformer.batch, first.saved, self.description, order,
             _parameters(linears), (grad_sums, None, grad_psqt), list(scales),
         )  # fmt: skip
         return found, grad_weight
@@ -317,7 +324,7 @@ class LayerStacks:
         parameters = _parameters(linears)
         if not torch.is_grad_enabled() and self._is_fused(first, parameters):
             order = self.order(first.bucket) if order is None else order
-            of = self._description.layers
+            of = self.description
             output, _ = _operators.layer_stacks_forward(first.x, order, parameters, first.psqt, of, is_sums=True)
             return output  # type: ignore[no-any-return]
         return self._plain(first, linears, sums_are_given=True)
@@ -335,13 +342,13 @@ class LayerStacks:
         parameters, kernel = _parameters(linears), loss.kernel()
         if kernel is not None and _targets_are_known(targets) and self._is_fused(first, parameters):
             order = self.order(first.bucket) if order is None else order
-            name, constants = kernel
-            numbers, layers = [score_scale, *constants], self._description.layers
+            kind, constants = kernel
+            numbers, layers = [score_scale, *constants], self.description
             totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
-                first.x, order, parameters, first.psqt, list(targets), layers, name, numbers, is_sums=True
+                first.x, order, parameters, first.psqt, list(targets), layers, kind, numbers, is_sums=True
             )
             _, _, _, flat = _operators.layer_stacks_gradients(
-                None, order, parameters, None, partials, grad_output, [], layers, "none"
+                None, order, parameters, None, partials, grad_output, [], layers, None
             )
             return AfterFirst(grad_sums, None if first.psqt is None else grad_output, flat, totals)
         with torch.enable_grad():
@@ -377,7 +384,7 @@ class LayerStacks:
         """Whether there are operators for these layers on this device. It is asked before there are tensors."""
         if device.type != "cuda" or ops._libraries.cuda_error is not None:
             return False
-        return _device_has_kernels(device.index or 0, self._description)
+        return _device_has_kernels(device.index or 0, self.description)
 
     def order_of(self, batch: Batch) -> Tensor | None:
         """The order that was prepared for this batch; None if there is none."""
@@ -416,7 +423,7 @@ class LayerStacks:
         x = first.x
         if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or _derivatives.in_transform():
             return False
-        dtypes = _DTYPES if self.integers is None else _DTYPES[:1]
+        dtypes = _DTYPES if self.integers is None else (torch.float32, torch.bfloat16)
         if not self.may_be_fused(x.device) or x.dim() != 2 or x.dtype not in dtypes:
             return False
         floats = [*parameters, *([] if first.psqt is None else [first.psqt])]
@@ -429,31 +436,33 @@ class LayerStacks:
     def _goes_through(self, transformer: FusedCall, parameters: Sequence[Tensor], bucket: Tensor) -> bool:
         by_factors = not self.hidden and transformer.takes_factors and transformer.psqt is None
         by_rows = bool(self.hidden) and transformer.makes_rows_in_stacks
-        if not (self.may_go_through and (by_factors or by_rows)) or len(bucket) == 0:
+        if not (by_factors or by_rows) or len(bucket) == 0:
             return False
-        if not (transformer.weight.requires_grad or transformer.bias.requires_grad):
+        if not (transformer.trained.requires_grad or transformer.bias.requires_grad):
             return False  # nobody needs the gradient between
-        like_x = transformer.weight  # has the type and the device that x will have
+        like_x = transformer.trained  # has the device of x, and its type or float32
         return self._is_fused(FirstOutputs(like_x, None, bucket), parameters)
 
-    @functools.cached_property
-    def _description(self) -> _Description:
-        pieces = [layer.words() for layer in self.hidden] + ([] if self.integers is None else [self.integers.words()])
-        return _Description(self.inputs, self.stacks, "; ".join(pieces), self.integers is not None)
-
-
-class _Description(NamedTuple):
-    """The layers as the operators take them."""
-
-    inputs: int
-    stacks: int
-    layers: str
-    rounds: bool
+    @property
+    def description(self) -> int:
+        """The layers as the operators take them: a number that stands for them in this process."""
+        return _describe(_operators, self)
 
 
 @functools.lru_cache(maxsize=256)
-def _device_has_kernels(device: int, of: _Description) -> bool:
-    return bool(_operators.layer_stacks_available(device, of.inputs, of.stacks, of.layers))
+def _describe(operators: Any, of: LayerStacks) -> int:
+    hidden, constants = list[int](), list[float]()
+    for layer in of.hidden:
+        ints, floats = layer.numbers()
+        hidden += ints
+        constants += floats
+    integers = [] if of.integers is None else of.integers.numbers()
+    return int(operators.layer_stacks_describe(of.inputs, of.stacks, hidden, constants, integers))
+
+
+@functools.lru_cache(maxsize=256)
+def _device_has_kernels(device: int, description: int) -> bool:
+    return bool(_operators.layer_stacks_available(device, description))
 
 
 def _parameters(linears: Sequence[nn.Module]) -> list[Tensor]:
@@ -475,13 +484,9 @@ def _apply(linear: nn.Module, x: Tensor, bucket: Tensor) -> Tensor:
     return linear(x)  # type: ignore[no-any-return]
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _gradients(
     ctx: Any,
-    of: _Description,
+    of: LayerStacks,
     tensors: tuple[Tensor, Tensor, list[Tensor]],
     found: tuple[Tensor, Tensor],
     grad_output: Tensor | None,
@@ -490,8 +495,8 @@ def _gradients(
     """(grad_x, grad_psqt, gradients of the parameters) from the results of a forward or backward operator."""
     (x, order, parameters), (grad_sums, partials) = tensors, found
     grad_x, grad_weight, grad_psqt, flat = _operators.layer_stacks_gradients(
-        x, order, parameters, grad_sums, partials, grad_output, scales, of.layers,
-        _dtype_name(x.dtype) if ctx.needs_x else "none",
+        x, order, parameters, grad_sums, partials, grad_output, scales, of.description,
+        x.dtype if ctx.needs_x else None,
     )  # fmt: skip
     gradients = [grad_weight, *_cut_gradients(flat, parameters)]
     return grad_x if ctx.needs_x else None, grad_psqt if grad_output is not None else None, gradients
@@ -525,9 +530,9 @@ def _targets_are_known(targets: tuple[Tensor, Tensor, Tensor]) -> bool:
 class _Output(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, of: _Description, x: Tensor, psqt: Tensor | None, order: Tensor, *parameters: Tensor
+        ctx: Any, of: LayerStacks, x: Tensor, psqt: Tensor | None, order: Tensor, *parameters: Tensor
     ) -> Tensor:
-        output, sums = _operators.layer_stacks_forward(x, order, parameters, psqt, of.layers)
+        output, sums = _operators.layer_stacks_forward(x, order, parameters, psqt, of.description)
         ctx.of, ctx.needs_x = of, ctx.needs_input_grad[1]
         ctx.save_for_backward(x, order, sums, *parameters)
         return output  # type: ignore[no-any-return]
@@ -536,11 +541,11 @@ class _Output(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         of, (x, order, sums, *parameters) = ctx.of, ctx.saved_tensors
-        found = _operators.layer_stacks_backward(grad_output, sums, order, parameters, of.layers)
+        found = _operators.layer_stacks_backward(grad_output, sums, order, parameters, of.description)
         # Without integers, PSQT has the gradient of the output.
-        straight = grad_output if of.rounds and ctx.needs_input_grad[2] else None
+        straight = grad_output if of.integers is not None and ctx.needs_input_grad[2] else None
         grad_x, grad_psqt, gradients = _gradients(ctx, of, (x, order, parameters), found, straight, [])
-        if ctx.needs_input_grad[2] and not of.rounds:
+        if ctx.needs_input_grad[2] and of.integers is None:
             grad_psqt = grad_output
         return None, grad_x, grad_psqt, None, *gradients
 
@@ -548,12 +553,12 @@ class _Output(torch.autograd.Function):
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, of: _Description, kernel: LossKernel, score_scale: float, x: Tensor, psqt: Tensor | None,
+        ctx: Any, of: LayerStacks, kernel: LossKernel, score_scale: float, x: Tensor, psqt: Tensor | None,
         order: Tensor, score: Tensor, result: Tensor, lam: Tensor, *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
-        name, constants = kernel
+        kind, constants = kernel
         totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
-            x, order, parameters, psqt, [score, result, lam], of.layers, name, [score_scale, *constants]
+            x, order, parameters, psqt, [score, result, lam], of.description, kind, [score_scale, *constants]
         )
         ctx.of, ctx.needs_x, ctx.needs_psqt = of, ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         ctx.save_for_backward(x, order, totals, grad_sums, grad_output, partials, *parameters)
@@ -594,21 +599,22 @@ class _Kept(NamedTuple):
     made_for: list[int]
     sizes: list[int]
     """F, N and P"""
-    activation: tuple[str, list[float], str]
+    activation: tuple[int, list[float], torch.dtype]
     """with its bound and scale, and the dtype of the weight"""
 
     @classmethod
     def of(cls, transformer: FusedCall) -> _Kept:
-        _, made_for, weight, _, psqt, activation, bound_and_scale, dtype = transformer
-        sizes = [*weight.shape, 0 if psqt is None else psqt.shape[1]]
-        return cls(made_for, sizes, (activation, bound_and_scale, dtype))
+        psqt = transformer.psqt
+        sizes = [*transformer.weight.shape, 0 if psqt is None else psqt.shape[1]]
+        activation = (transformer.activation, transformer.bound_and_scale, transformer.trained.dtype)
+        return cls(transformer.made_for, sizes, activation)
 
 
 def _gradients_through(
     kept: _Kept,
     batch: list[Tensor],
     saved: Tensor,
-    layers: str,
+    layers: int,
     order: Tensor,
     parameters: Sequence[Tensor],
     grads: tuple[Tensor, Tensor | None, Tensor | None],
@@ -634,21 +640,34 @@ class _LossThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, of: _Description, transformer: FusedCall, kernel: LossKernel, score_scale: float, bucket: Tensor,
+        ctx: Any, of: LayerStacks, transformer: FusedCall, kernel: LossKernel, score_scale: float, bucket: Tensor,
         order: Tensor, score: Tensor, result: Tensor, lam: Tensor, weight: Tensor, bias: Tensor, psqt: Tensor | None,
         *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
-        name, constants = kernel
-        x, psqt_output, saved = _operators.perspective_transformer_forward(*transformer, True)
+        kind, constants = kernel
+        ctx.kept, ctx.of_batch, ctx.by_rows = _Kept.of(transformer), len(transformer.batch), bool(of.hidden)
+        if of.integers is not None and not ctx.by_rows:
+            # What the backward takes as the gradient of the layer's sums has the factor of PSQT's.
+            integers, (activation, (bound, scale), dtype) = of.integers, ctx.kept.activation
+            of_sums = integers.multiply / (integers.by * integers.divide * integers.psqt_scale)
+            ctx.kept = ctx.kept._replace(activation=(activation, [bound, scale * integers.x_scale * of_sums], dtype))
+            dtype = dtype if bound <= _WHOLE_BFLOAT16 else torch.float32
+            in_one_pass = of.inputs * dtype.itemsize <= _ONE_PASS
+            if activation == number_of("screlu") and transformer.made_for[0] != 0 and in_one_pass:
+                # x before it is squared fits 16 bits. Both have the same sums, so the same backward.
+                transformer = transformer._replace(
+                    activation=number_of("crelu"), bound_and_scale=[bound, 1.0], output_dtype=dtype, rounds_down=False
+                )
+                of = dataclasses.replace(of, integers=dataclasses.replace(integers, square=scale))
+        x, psqt_output, saved = _operators.perspective_transformer_forward(*transformer.arguments, True)
         totals, grad_sums, grad_output, partials = _operators.layer_stacks_loss(
-            x, order, parameters, None if psqt is None else psqt_output, [score, result, lam], of.layers, name,
+            x, order, parameters, None if psqt is None else psqt_output, [score, result, lam], of.description, kind,
             [score_scale, *constants],
         )  # fmt: skip
-        ctx.layers, ctx.by_rows = of.layers, bool(of.layers)
+        ctx.layers = of.description
         # If one kernel did all of it, the gradient of the layer's weight is made, and nobody reads x again. Nor is x
         # read again where it can be made of what is saved.
         reads_x = not ctx.by_rows and partials.shape[1] <= of.inputs
-        ctx.kept, ctx.of_batch = _Kept.of(transformer), len(transformer.batch)
         ctx.save_for_backward(
             bucket,
             order,
@@ -677,7 +696,7 @@ class _LossThrough(torch.autograd.Function):
             )
         else:
             _, grad_first, grad_sum, flat = _operators.layer_stacks_gradients(
-                x, order, parameters, grad_sums, partials, grad_output, scales, ctx.layers, "none"
+                x, order, parameters, grad_sums, partials, grad_output, scales, ctx.layers, None
             )
             grad_weight, grad_bias, _ = _operators.perspective_transformer_backward(
                 parameters[0], None, batch, made_for, saved, sizes, *activation, [grad_sum, bucket]

@@ -135,6 +135,21 @@ class PerspectiveTransformer(nn.Module):
             if parameter is not None and gradient is not None and parameter.requires_grad:
                 parameter.grad = gradient.to(parameter.dtype)
 
+    def call_with(
+        self,
+        batch: Batch,
+        bucket: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        psqt: Tensor | None,
+        **options: Any,
+    ) -> perspectives.FusedCall | None:
+        """The operator that `apply_with` calls with these weights, None where it is not fused; `options` are those of
+        `perspectives.fused_call`."""
+        bound, scale = options.pop("bound"), options.pop("scale")
+        arguments = self._arguments(batch, weight, bias, bound=bound, scale=scale)
+        return perspectives.fused_call(**arguments, psqt=psqt, psqt_bucket=None if psqt is None else bucket, **options)
+
     def apply_with(
         self,
         batch: Batch,
@@ -205,11 +220,22 @@ class PerspectiveTransformer(nn.Module):
     # ---- a 16-bit copy of the weight, which an optimiser keeps up to date ----
 
     _copy: Tensor | None = None
+    _steps = 0.0
 
-    def train_with(self, copy: Tensor | None) -> None:
-        """From now on, forward passes with gradients read `copy`, a 16-bit leaf of the weight's shape, and the copy
-        gets the gradient instead of the weight. None: they read the weight itself."""
-        self._copy = copy
+    def train_with(self, copy: Tensor | None, steps: float = 0.0) -> None:
+        """From now on, forward passes with gradients read `copy`, a bfloat16 leaf of the weight's shape, and the copy
+        gets the gradient instead of the weight. None: they read the weight itself.
+
+        With `steps` the bits of the copy are float16: the weight in integers, as many for 1.0. Only `integer_copy`
+        reads them."""
+        self._copy, self._steps = copy, steps
+
+    def integer_copy(self, steps: float) -> tuple[Tensor, Tensor] | None:
+        """The copy that holds so many integers for 1.0, float16, and the leaf that takes its gradient; None if there is
+        none."""
+        if self._copy is None or self._steps != steps:
+            return None
+        return self._copy.detach().view(torch.float16), self._copy
 
     # ---- a weight whose rows an optimiser updates late ----
     # Other code can reach the weight of this module only through what follows: torch lists parameters by `_parameters`,
@@ -225,7 +251,7 @@ class PerspectiveTransformer(nn.Module):
 
     def _weight_in_use(self) -> Tensor:
         """What a forward pass reads now; its rows need not be up to date."""
-        if self._copy is not None and torch.is_grad_enabled():
+        if self._copy is not None and self._steps == 0 and torch.is_grad_enabled():
             return self._copy
         weight: Tensor = self.weight if self._late is None else self.__dict__["_parameters"]["weight"]
         return weight

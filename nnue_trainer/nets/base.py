@@ -278,8 +278,7 @@ class NnueModel(nn.Module, ABC):
     def prepare(self, batch: Batch) -> Batch:
         """The batch with all that the forward pass needs and that depends on the batch alone: on CUDA the plans of the
         feature transformers. Training does this for the next batch while the step of this one runs."""
-        # While `forward` rounds, it reads the engine's integers in float32, and no 16-bit copy of the weights.
-        dtype = None if self.rounded is None else torch.float32
+        dtype = None if self.rounded is None else self.rounded.weight_dtype(self)
         plans = [module.plan(batch, dtype) for module in self.modules() if isinstance(module, PerspectiveTransformer)]
         return replace(batch, plans=tuple(plan for plan in plans if plan is not None))
 
@@ -416,7 +415,7 @@ class StackedModel(NnueModel):
         if not batch.plans:
             batch = self.prepare(batch)  # so that nothing below makes a plan twice
         linears, order = self.linears(), self.stacks.order_of(batch)
-        if torch.is_grad_enabled() and self.stacks.may_go_through:
+        if torch.is_grad_enabled():
             bucket = self.buckets_of(batch)
             if (call := self.first_call(batch, bucket)) is not None:
                 fused = self.stacks.loss_through(call, bucket, linears, targets, kernel, self.score_scale, order)

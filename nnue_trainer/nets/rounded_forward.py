@@ -13,7 +13,7 @@ It is the reference for the GPU operators and runs everywhere else; on a CPU it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -33,6 +33,7 @@ from nnue_trainer.modules.straight_through import (
     straight,
 )
 from nnue_trainer.nets.integer_forward import INT16_MAX, INT16_MIN, IntegerLayer, Skip
+from nnue_trainer.perspectives import FusedCall, is_fused, run_fused
 from nnue_trainer.schema import section
 
 if TYPE_CHECKING:
@@ -58,8 +59,21 @@ class Awareness:
 # fp32 sums of products count as exact if the sum of this many products of the largest size stays below 2^24: with
 # bytes, a quarter of all products would have to be of the largest size to pass it.
 _LARGE_PRODUCTS = 256
+# bfloat16 holds every integer up to this.
+_WHOLE_BFLOAT16 = 256
 # TF32 holds factors of 11 bits.
 _LARGEST_TF32 = 2**11
+
+
+class _Integers(NamedTuple):
+    """A feature transformer's parameters as integers."""
+
+    weight: Tensor
+    """float16 where the optimiser keeps a copy of it, else float32"""
+    bias: Tensor
+    psqt: Tensor | None
+    leaf: Tensor | None
+    """what takes the gradient of the weight, if that is not the weight itself"""
 
 
 class RoundedForward:
@@ -85,6 +99,7 @@ class RoundedForward:
         module = dict(model.named_modules()).get(self.transformer)
         if not isinstance(module, PerspectiveTransformer):
             raise ValueError(f"its first layer, {self.transformer}, is no PerspectiveTransformer")
+        self._on_gpu = module.weight.is_cuda and is_fused(module.weight, module.bucket_size, module.num_bucketed)
         self.stack_table = torch.tensor(forward.stacks, device=next(model.parameters()).device)
         largest = [forward.first.largest, *(_largest(layer) for layer in forward.layers)]
         names = [self.parameters[layer.weight] for layer in forward.layers]
@@ -113,10 +128,17 @@ class RoundedForward:
         """As `LayerStacks.loss`, of this forward pass."""
         if not self._takes_operators(batch.white.device):
             return None
-        assert self.stacks is not None
+        stacks, bucket = self.stacks, self._stack(batch)
+        assert stacks is not None
         with torch.autocast(batch.white.device.type, enabled=False):
-            first, order = self._first_layer(model, batch), self.stacks.order_of(batch)
-            return self.stacks.fused_loss(first, self._parameters(model), targets, kernel, model.score_scale, order)
+            weights = self._integers(model)
+            rest = (self._parameters(model), targets, kernel, model.score_scale, stacks.order_of(batch))
+            call = self._first_call(model, batch, bucket, weights)
+            if call is not None and torch.is_grad_enabled():
+                found = stacks.fused_loss_through(call, bucket, *rest)
+                if found is not None:
+                    return found
+            return stacks.fused_loss(self._first_outputs(call, model, batch, bucket, weights), *rest)
 
     def _takes_operators(self, device: torch.device) -> bool:
         """They sum in fp32."""
@@ -126,7 +148,7 @@ class RoundedForward:
 
     def _score(self, model: NnueModel, first: FirstOutputs) -> Tensor:
         forward = self.forward
-        vectors = [straight(first.x, "floor") if self._power < 0 else first.x]
+        vectors = [first.x.float()]
         sums: list[Tensor] = []
         parameters = self._parameters(model, exact=not torch.is_grad_enabled())
         for number, layer in enumerate(forward.layers):
@@ -148,27 +170,75 @@ class RoundedForward:
         scores = [_tdiv(part, forward.score_multiply, forward.score_divide) for part in parts]
         return (sum(scores[1:], scores[0]) / self.score_scale).float()
 
-    def _first_layer(self, model: NnueModel, batch: Batch) -> FirstOutputs:
-        """Activations fp32 [B, N] and the PSQT part fp32 [B], neither of them rounded yet."""
+    @property
+    def copies(self) -> dict[str, float]:
+        """The parameters that this forward pass reads as an optimiser's integer copies, if there are any, and how many
+        integers are in 1.0: on a GPU, where the feature transformer is fused."""
+        name = f"{self.transformer}.weight"
+        same = len({table.scale for table in self.tables[name]}) == 1
+        return {name: self._x_scale} if same and self._on_gpu else {}
+
+    def weight_dtype(self, model: NnueModel) -> torch.dtype:
+        """Of the feature transformer's weight, as this forward pass reads it."""
+        return torch.float32 if self._copy(model) is None else torch.float16
+
+    def _transformer(self, model: NnueModel) -> PerspectiveTransformer:
+        transformer = model.get_submodule(self.transformer)
+        assert isinstance(transformer, PerspectiveTransformer)
+        return transformer
+
+    def _copy(self, model: NnueModel) -> tuple[Tensor, Tensor] | None:
+        """The integers of the feature transformer's weight that the optimiser keeps, and what takes their gradient."""
+        return self._transformer(model).integer_copy(self._x_scale)
+
+    def _stack(self, batch: Batch) -> Tensor:
+        """The stack of each position, int64 [B]."""
         if self.stack_table.device != batch.white.device:
             self.stack_table = self.stack_table.to(batch.white.device)
-        stack = self.stack_table[batch.stack_entry]
-        first, transformer = self.forward.first, model.get_submodule(self.transformer)
-        assert isinstance(transformer, PerspectiveTransformer)
-        parameters = {"weight": transformer.weight, "bias": transformer.bias}
+        return self.stack_table[batch.stack_entry]
+
+    def _first_layer(self, model: NnueModel, batch: Batch) -> FirstOutputs:
+        """Activations [B, N], rounded down, and the PSQT part fp32 [B], not rounded yet."""
+        stack, weights = self._stack(batch), self._integers(model)
+        return self._first_outputs(self._first_call(model, batch, stack, weights), model, batch, stack, weights)
+
+    def _first_outputs(
+        self, call: FusedCall | None, model: NnueModel, batch: Batch, stack: Tensor, weights: _Integers
+    ) -> FirstOutputs:
+        """`call`: what `_first_call` gives for the others."""
+        if call is not None:
+            x, difference = run_fused(call)
+        else:
+            weight, bias, psqt, _ = weights
+            x, difference = self._transformer(model).apply_with(batch, stack, weight, bias, psqt, **self._bounds)
+        rounds = self._power < 0 and (call is None or not call.rounds_down)
+        return FirstOutputs(straight(x, "floor") if rounds else x, difference, stack)
+
+    def _first_call(self, model: NnueModel, batch: Batch, stack: Tensor, weights: _Integers) -> FusedCall | None:
+        """The operator that computes the first layer; None where there is none."""
+        weight, bias, psqt, leaf = weights
+        dtype, first = weight.dtype, self.forward.first
+        if leaf is not None:  # the output is in 16 bits where these hold all of its integers
+            dtype = leaf.dtype if first.largest <= _WHOLE_BFLOAT16 else torch.float32
+        return self._transformer(model).call_with(
+            batch, stack, weight, bias, psqt, **self._bounds, output_dtype=dtype, rounds_down=self._power < 0, leaf=leaf
+        )
+
+    @property
+    def _bounds(self) -> dict[str, Any]:
+        first = self.forward.first
+        return {"bound": first.clip / (1 << first.accumulator_shift), "scale": 2.0**self._power}
+
+    def _integers(self, model: NnueModel) -> _Integers:
+        """Those of the feature transformer."""
+        transformer, copy = self._transformer(model), self._copy(model)
+        parameters = {} if copy is not None else {"weight": transformer.weight}
+        parameters |= {"bias": transformer.bias}
         parameters |= {} if transformer.psqt is None else {"psqt": transformer.psqt}
         tables = [self.tables[f"{self.transformer}.{name}"] for name in parameters]
-        weight, bias, *psqt = integer_parameters(list(parameters.values()), tables, clipped=False)
-        x, difference = transformer.apply_with(
-            batch,
-            stack,
-            weight,
-            bias,
-            psqt[0] if psqt else None,
-            bound=first.clip / (1 << first.accumulator_shift),
-            scale=2.0**self._power,
-        )
-        return FirstOutputs(x, difference, stack)
+        found = dict(zip(parameters, integer_parameters(list(parameters.values()), tables, clipped=False), strict=True))
+        weight, leaf = (found["weight"], None) if copy is None else copy
+        return _Integers(weight, found["bias"], found.get("psqt"), leaf)
 
     @property
     def _power(self) -> int:

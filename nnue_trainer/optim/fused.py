@@ -55,9 +55,7 @@ class FusedRule(Rule):
         assert self.loss is not None
         self.fused.step(self.loss, self.work.covered)
         for part in self._late:
-            rows = part.rows(part.parameter.detach()).clamp_(part.low, part.high)
-            if part.copy is not None:
-                part.rows(part.copy.detach()).copy_(rows)
+            self.fused.clip(part)
 
     @property
     def late_rows(self) -> Mapping[str, LateRows]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer.foreign import returned
-from nnue_trainer.fused_optimizer import Part
+from nnue_trainer.fused_optimizer import LARGEST_COPY, Part
 from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work
@@ -18,6 +19,8 @@ from nnue_trainer.optim.fused import FusedRule
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
+
+_log = logging.getLogger(__name__)
 
 
 class Optimizer:
@@ -90,6 +93,7 @@ class Optimizer:
                 transformers[name].update_late(late_rows)
         for name, copy in self._copies.items():
             transformers[name].train_with(copy)
+        self._transformers, self._clips = transformers, config.clip_weights
         self._layers: list[Layer] = [shared, outer]  # from the inside out
         if "guard" not in replaces:
             watched = [(parameter, rows) for name, parameter in parameters.items() for rows in shared.uncovered(name)]
@@ -109,6 +113,21 @@ class Optimizer:
             self._good_steps += self._failed == 0
         for tensor in (*self.rule.work.parameters.values(), *self._copies.values()):
             tensor.grad = None
+
+    def copy_in_steps(self, steps: Mapping[str, float]) -> None:
+        """From now on the copies of these parameters hold integers, so many in 1.0, and all others the weights
+        themselves (`FusedOptimizer.copy_in_steps`). Without `clip_weights` all hold the weights."""
+        for name, copy in self._copies.items():
+            assert isinstance(self.rule, FusedRule)
+            own = steps.get(name, 0.0) if self._clips else 0.0
+            clipped = self.rule.fused.copy_in_steps(name, own)
+            self._transformers[name].train_with(copy, own)
+            if clipped:
+                _log.warning(
+                    "%s: clipped %s weights to ±%s, which training with the engine's rounding in mixed precision keeps "
+                    "weights in; training.precision: fp32 has wider bounds",
+                    name, f"{clipped:,}", f"{LARGEST_COPY / own:g}",
+                )  # fmt: skip
 
     def gradients(self) -> list[Tensor]:
         """Those of the step to come: of the parameters, or of their 16-bit copies where there are any."""
@@ -159,5 +178,5 @@ class Optimizer:
         ValueError naming a tensor that is missing, unknown or misshapen."""
         self.rule.load_state_dict(state)
         self._good_steps.fill_(good_steps)
-        for name, copy in self._copies.items():
-            copy.detach().copy_(self.rule.work.parameters[name].detach())
+        if isinstance(self.rule, FusedRule):
+            self.rule.fused.write_copies()

@@ -367,6 +367,8 @@ class Trainer:
         rounding = self.recipe.model.awareness.active(now.step, now.steps)
         if rounding != (self.model.rounded is not None):
             self.model.set_rounding(rounding)
+            copied = self.model.rounded is not None and not self.recipe.training.compile
+            self.optimizer.copy_in_steps(self.model.rounded.copies if copied else {})  # type: ignore[union-attr]
             # A CUDA graph recorded before contains the other forward pass, or prepares batches for it. The forward pass
             # makes what the batch in hand lacks.
             self.train_step = self._recorded_step()

@@ -15,9 +15,6 @@ from operator_soak import BOUND, has_mallinfo, kept_by
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 from operator_calls import LEFT_OUT, Call, operators_of_the_cpu, recorded_calls
 
-# The operators of the training step still take texts; they are being rebuilt.
-WITH_TEXTS = ("layer_stacks", "optimizer", "perspective")
-
 
 def takes_text(operator: str) -> bool:
     """Or returns one."""
@@ -37,8 +34,7 @@ def test_no_operator_takes_a_text() -> None:
     """The stable ABI leaks the string of every str argument; csrc/enumerations.h says what to do instead."""
     names = [n.partition("::")[2] for n in torch._C._dispatch_get_all_op_names() if n.startswith("nnue::")]
     assert "rolling" in names
-    found = [name for name in names if takes_text(name.partition(".")[0])]
-    assert [name for name in found if not name.startswith(WITH_TEXTS)] == []
+    assert [name for name in names if takes_text(name.partition(".")[0])] == []
 
 
 def test_calls_are_recorded_of_every_operator(calls: dict[str, list[Call]]) -> None:
@@ -53,7 +49,7 @@ def test_no_operator_keeps_memory(calls: dict[str, list[Call]]) -> None:
     kept: list[bytes] = []
     assert kept_by(lambda: kept.append(bytes(1000)), 100, 1) > 1000
     leaks = {name: bytes_ for name, bytes_ in found.items() if abs(bytes_) > BOUND}
-    assert {name: bytes_ for name, bytes_ in leaks.items() if not takes_text(name)} == {}
+    assert leaks == {}
 
 
 def test_wrong_calls_do_not_end_the_process() -> None:

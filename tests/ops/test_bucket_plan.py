@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nnue_trainer.perspectives import PerspectivePlan, perspective_plan
+from nnue_trainer.perspectives import PerspectivePlan, number_of, perspective_plan
 
 NEAR = 384
 DENSE = 640  # unbucketed features in a product at the most
@@ -398,7 +398,11 @@ def test_a_plan_is_for_weights_of_one_size(emulator: ctypes.CDLL) -> None:
     op, made_for = torch.ops.nnue_emulated, [96, features, 2]
     emulator.emulator_configure(4, 1)
     plan = op.perspective_plan(white, black, black_to_move, features, *made_for)
-    weight, bias, constants = torch.zeros(features, 32), torch.zeros(32), ("crelu", [1.0, 1.0], "float32", False)
+    weight, bias, constants = (
+        torch.zeros(features, 32),
+        torch.zeros(32),
+        (number_of("crelu"), [1.0, 1.0], torch.float32, False, False),
+    )
     batch = [white, black, plan]
     op.perspective_transformer_forward(batch, made_for, weight.bfloat16(), bias, None, *constants)
     with pytest.raises(RuntimeError, match="made_for: found weight_bytes 2, expected 4, as weight has"):

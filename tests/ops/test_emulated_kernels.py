@@ -15,7 +15,7 @@ import torch
 from sample_inputs import PairSample, assert_close, make_pair, reference_pair
 from torch import Tensor
 
-from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, _fakes, _name
+from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, _fakes, number_of
 
 
 @dataclass
@@ -39,16 +39,18 @@ class Case:
     def made_for(self) -> list[int]:
         return [self.bucket_size, self.num_bucketed, self.pair.weight.element_size()]
 
+    rounds_down: bool = False
+
     def run(self, library: str, backward: bool = True, psqt_gradient: Tensor | None = None) -> list[Tensor]:
         """[output, psqt], and with `backward` the gradients of weight, bias and psqt. `psqt_gradient` [B]: random if it
         is None."""
         namespace, pair = getattr(torch.ops, library), self.pair
-        (features, outputs), dtype = pair.weight.shape, _name(pair.weight.dtype)
-        made_for, activation = self.made_for, (self.activation, [self.bound, self.scale])
+        (features, outputs), dtype = pair.weight.shape, pair.weight.dtype
+        made_for, activation = self.made_for, (number_of(self.activation), [self.bound, self.scale])
         plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
         batch = [pair.white, pair.black, plan, *([] if pair.psqt_bucket is None else [pair.psqt_bucket])]
         out, values, saved = namespace.perspective_transformer_forward(
-            batch, made_for, pair.weight, pair.bias, pair.psqt, *activation, _name(self.output), backward
+            batch, made_for, pair.weight, pair.bias, pair.psqt, *activation, self.output, self.rounds_down, backward
         )
         if not backward:
             return [out, values]
@@ -230,7 +232,7 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     apart = replace(case, pair=replace(pair, psqt=None, psqt_bucket=None)).run("nnue_emulated")
     assert torch.equal(apart[0], expected[0])
     (features, outputs), positions = pair.weight.shape, len(pair.white)
-    made_for, activation = case.made_for, (case.activation, [case.bound, case.scale])
+    made_for, activation = case.made_for, (number_of(case.activation), [case.bound, case.scale])
     plan = namespace.perspective_plan(pair.white, pair.black, pair.black_to_move, features, *made_for)
     batch = [pair.white, pair.black, plan, pair.psqt_bucket]
     for begin, end in ((0, positions), (0, 1), (positions // 3, positions // 2), (positions - 1, positions), (1, 1)):
@@ -239,13 +241,13 @@ def test_psqt_apart(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
     with pytest.raises(RuntimeError, match=r"perspective_psqt: begin"):
         namespace.perspective_psqt(batch, made_for, pair.psqt, 1, positions + 1)
     out, _, saved = namespace.perspective_transformer_forward(
-        batch[:3], made_for, pair.weight, pair.bias, None, *activation, _name(case.output), True
+        batch[:3], made_for, pair.weight, pair.bias, None, *activation, case.output, False, True
     )
     g = torch.Generator().manual_seed(5)
     grad, grad_psqt = torch.randn(out.shape, generator=g).to(case.grad), torch.randn(positions, generator=g)
     gradients = namespace.perspective_transformer_backward(
         grad, grad_psqt, batch, made_for, saved, [features, outputs, pair.psqt.shape[1]], *activation,
-        _name(pair.weight.dtype), [],
+        pair.weight.dtype, [],
     )  # fmt: skip
     for mine, theirs in zip(gradients, expected[2:], strict=True):
         assert torch.equal(mine, theirs)
@@ -257,6 +259,19 @@ def test_without_gradient(emulator: ctypes.CDLL, kernels: str, seed: int) -> Non
     emulator.emulator_configure(3, seed)
     for a, b in zip(case.run("nnue_emulated", False), case.run("nnue_emulated", True)[:2], strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("seed", range(1, 48, 5))
+def test_rounded_down(emulator: ctypes.CDLL, kernels: str, seed: int) -> None:
+    """The output is rounded down before it is rounded to its type; the gradient goes straight through."""
+    case = make_case(seed).with_kernels(kernels)
+    case.scale, case.output = 8.0, torch.float32
+    emulator.emulator_configure(4, seed)
+    exact, *others = case.run("nnue_emulated")
+    case.rounds_down, case.output = True, torch.bfloat16
+    rounded, *same = case.run("nnue_emulated")
+    assert torch.equal(rounded.float(), exact.floor())
+    assert all(torch.equal(a, b) for a, b in zip(same, others, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(0, 48, 4))
@@ -284,7 +299,7 @@ def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool)
     for op, fake in _fakes("nnue_emulated", lambda device: True).items():
         torch.library.register_fake(op.replace("nnue::", "nnue_emulated::"), fake, allow_override=True)
     pair, made_for, numbers = case.pair, case.made_for, [case.bound, case.scale]
-    dtype = _name(pair.weight.dtype)
+    activation, dtype = number_of(case.activation), pair.weight.dtype
 
     def both_ways(white: Tensor, black: Tensor, black_to_move: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         features, outputs = pair.weight.shape
@@ -292,11 +307,11 @@ def test_compiled(emulator: ctypes.CDLL, kernels: str, seed: int, dynamic: bool)
         plan = op.perspective_plan(white, black, black_to_move, features, *made_for)
         batch = [white, black, plan]
         out, _, saved = op.perspective_transformer_forward(
-            batch, made_for, pair.weight, pair.bias, None, case.activation, numbers, "float32", True
+            batch, made_for, pair.weight, pair.bias, None, activation, numbers, torch.float32, False, True
         )
         sizes = [features, outputs, 0]
         gradients = op.perspective_transformer_backward(
-            grad * out, None, batch, made_for, saved, sizes, case.activation, numbers, dtype, []
+            grad * out, None, batch, made_for, saved, sizes, activation, numbers, dtype, []
         )
         return (out, *gradients)
 

@@ -737,7 +737,7 @@ def test_opcheck(
     psqt_bucket = torch.arange(100, device=device) % psqt_buckets if psqt_buckets else None
     batch = [case.white, case.black, plan.data, *([] if psqt_bucket is None else [psqt_bucket])]
     parameters = (case.weight.requires_grad_(), case.bias.requires_grad_(), psqt)
-    constants = (activation, [1.0, 1.0], perspectives._name(dtype))
+    constants = (perspectives.number_of(activation), [1.0, 1.0], dtype)
     # On CUDA `plan` and `saved` have padding that nothing reads or writes: its bits are not comparable.
     comparable = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
@@ -747,11 +747,11 @@ def test_opcheck(
     )
     torch.library.opcheck(
         torch.ops.nnue.perspective_transformer_forward.default,
-        (batch, plan.made_for, *parameters, *constants, True),
+        (batch, plan.made_for, *parameters, *constants, False, True),
         test_utils=comparable,
     )
     out, psqt_out, saved = torch.ops.nnue.perspective_transformer_forward(
-        batch, plan.made_for, *parameters, *constants, True
+        batch, plan.made_for, *parameters, *constants, False, True
     )
     assert psqt_out.shape == (100 if psqt_buckets else 0,)
     torch.library.opcheck(

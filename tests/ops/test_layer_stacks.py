@@ -316,25 +316,25 @@ def test_emulated_in_parts(emulated: ctypes.CDLL) -> None:
     case = make_case(stacks, 150, 8)
     emulated.emulator_configure(4, 7)
     whole = check_output(case)
-    of, op, x = stacks._description, torch.ops.nnue_emulated, case.first.x.detach()
+    of, op, x = stacks.description, torch.ops.nnue_emulated, case.first.x.detach()
     weight, *others = [p.detach() for p in layer_stacks._parameters(case.linears)]
     order, slabs = stacks.order(case.first.bucket), [slice(0, 96), slice(96, 320)]
     sums = sum(op.layer_stacks_first(x[:, s].contiguous(), order, weight[:, :, s].contiguous()) for s in slabs)
     psqt = None if case.first.psqt is None else case.first.psqt.detach()
-    output, _ = op.layer_stacks_forward(sums, order, [weight, *others], psqt, of.layers, True)
+    output, _ = op.layer_stacks_forward(sums, order, [weight, *others], psqt, of, True)
     assert_close(output, whole["output"], 2e-7, "output")
     grad = torch.randn(len(output), generator=torch.Generator().manual_seed(3))
-    grad_sums, partials = op.layer_stacks_backward(grad, sums, order, [weight, *others], of.layers)
+    grad_sums, partials = op.layer_stacks_backward(grad, sums, order, [weight, *others], of)
     for s in slabs:
-        part = [weight[:, :, s].contiguous(), *others]
+        part, own = [weight[:, :, s].contiguous(), *others], dataclasses.replace(stacks, inputs=s.stop - s.start)
         grad_x, grad_weight, _, flat = op.layer_stacks_gradients(
-            x[:, s].contiguous(), order, part, grad_sums, None, None, [], of.layers, "float32"
+            x[:, s].contiguous(), order, part, grad_sums, None, None, [], own.description, torch.float32
         )
         assert flat.numel() == 0
         assert_close(grad_x, whole["x"][:, s], 3e-7, "gradient of x")
         assert_close(grad_weight, whole["0.weight"][:, :, s], 3e-7, "gradient of weight 0")
     empty, _, _, flat = op.layer_stacks_gradients(
-        None, order, [weight, *others], None, partials, grad, [], of.layers, "float32"
+        None, order, [weight, *others], None, partials, grad, [], of, torch.float32
     )
     assert empty.numel() == 0
     assert_close(flat[: others[0].numel()].view_as(others[0]), whole["0.bias"], 3e-7, "gradient of bias 0")
@@ -442,28 +442,54 @@ def test_emulated_loss_of_models(emulated: ctypes.CDLL, monkeypatch: pytest.Monk
 
 def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     case = make_case(NETS["sfnnv3"](), 20, 1)
-    of = case.stacks._description
+    of = case.stacks.description
     order, parameters = case.stacks.order(case.first.bucket), layer_stacks._parameters(case.linears)
     call = torch.ops.nnue_emulated.layer_stacks_forward
     with pytest.raises(RuntimeError, match=r"layer_stacks_forward: x: found float64, expected float32 or float16"):
-        call(case.first.x.double(), order, parameters, None, of.layers)
+        call(case.first.x.double(), order, parameters, None, of)
     with pytest.raises(RuntimeError, match=r"order: found shape \[\d+\], expected \[\d+\], what stack_order gives"):
-        call(case.first.x, order[1:], parameters, None, of.layers)
+        call(case.first.x, order[1:], parameters, None, of)
     with pytest.raises(RuntimeError, match=r"parameters: found 4 tensors, expected 6"):
-        call(case.first.x, order, parameters[:4], None, of.layers)
-    first, *others = of.layers.split("; ")
-    words = {"outputs": "outputs=8", "activated": "activated=7"}
-    first = " ".join(words.get(word.split("=")[0], word) for word in first.split())
+        call(case.first.x, order, parameters[:4], None, of)
+    with pytest.raises(RuntimeError, match=r"layers: found -1, expected a number that layer_stacks_describe gave"):
+        call(case.first.x, order, parameters, None, -1)
+    hidden = (dataclasses.replace(case.stacks.hidden[0], outputs=8, activated=7), *case.stacks.hidden[1:])
     with pytest.raises(RuntimeError, match=r"weight_1: found shape \[8, 32, 8\], expected shape \[S, O, I\]"):
-        call(case.first.x, order, parameters, None, "; ".join([first, *others]))
-    for wrong, message in (
-        ("outputs=8 activated=9", "layers: found 'outputs=8 activated=9', expected 1 to 2.20 outputs"),
-        ("outputs=8 activated=8 colour=3", "layers: found 'colour=3', expected words of"),
-        ("outputs=8 activated=8 activation=relu", "layers: found 'activation=relu', expected words of"),
-        ("outputs=eight activated=8", "layers: found 'outputs=eight', expected words of"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            call(case.first.x, order, parameters[:4], None, wrong)
+        call(case.first.x, order, parameters, None, dataclasses.replace(case.stacks, hidden=hidden).description)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"hidden": [8, 9, 0, -1, -1, 0]},
+            "hidden: found layer 0 of 8 outputs, 9 activated, .*expected 1 to 2.20 outp",
+        ),
+        ({"hidden": [8, 8, 0, 8, -1, 0]}, "hidden: found layer 0 of .* plus 8, minus -1, expected"),
+        ({"hidden": [8, 8, 4, -1, -1, 0]}, r"hidden: found layer 0 with activation 4, expected 0 \(none\)"),
+        ({"hidden": [8]}, "hidden: found 1 numbers and 7 constants, expected 6 and 7 for each layer but the last"),
+        (
+            {"constants": [1, 0, 1, 1, 0.3, 1, 1]},
+            "constants: found layer 0 with step 0.3.*, expected a power of two",
+        ),
+        ({"constants": [1, 0, 1, 1, 1, 1, 0]}, "constants: .* skip_divide 0.0+, expected .* a positive skip_divide"),
+        ({"integers": [1.0] * 8}, "integers: found 8 numbers, expected none, or 10"),
+        (
+            {"integers": [1, 1, 0, 1, 1, 0, 1, 1, 1, 0]},
+            "integers: found divide 1.0+, by 0.0+.* expected positive divisors",
+        ),
+        ({"stacks": 65}, "stacks: found 65, expected 1 to 64"),
+    ],
+)
+def test_emulated_descriptions(emulated: ctypes.CDLL, changed: dict[str, Any], message: str) -> None:
+    """One number for equal layers; what no kernel can compute is refused."""
+    given = {"inputs": 32, "stacks": 2, "hidden": [8, 8, 0, -1, -1, 0], "constants": [1, 0, 1, 1, 1, 1, 1]}
+    given |= {"integers": []}
+    describe = torch.ops.nnue_emulated.layer_stacks_describe
+    assert describe(*given.values()) == describe(*given.values())
+    assert describe(*given.values()) != describe(*(given | {"inputs": 48}).values())
+    with pytest.raises(RuntimeError, match=message):
+        describe(*(given | changed).values())
 
 
 def test_order_is_stable(emulated: ctypes.CDLL) -> None:

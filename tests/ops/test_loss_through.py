@@ -25,7 +25,7 @@ from nnue_trainer.modules import StackedLinear, layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks, StackLayer
 from nnue_trainer.parallel.division import Columns
 from nnue_trainer.parallel.ranks import Ranks
-from nnue_trainer.perspectives import FusedCall, _name, perspective_transformer
+from nnue_trainer.perspectives import FusedCall, number_of, perspective_transformer
 
 T = TypeVar("T")
 
@@ -97,9 +97,10 @@ class Case:
 
     def call(self, plan: Tensor, buckets: list[int]) -> FusedCall:
         batch = [*self.rows, plan, *([] if self.psqt is None else [self.bucket])]
-        dtype = _name(self.weight.dtype)
+        dtype = self.weight.dtype
         made_for = self.made_for(buckets)
-        return FusedCall(batch, made_for, self.weight, self.bias, self.psqt, self.activation, RANGE, dtype)
+        activation = number_of(self.activation)
+        return FusedCall(batch, made_for, self.weight, self.bias, self.psqt, activation, RANGE, dtype, False)
 
     def through(self, loss: str, namespace: str, buckets: list[int], factor: float = 1.0) -> dict[str, Tensor]:
         psqt = None if self.psqt is None else self.psqt.requires_grad_()
@@ -216,8 +217,10 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     emulated.emulator_configure(4, 1)
     plan = op.perspective_plan(*case.rows, case.black_to_move, FEATURES, *case.made_for(HOPPER))
     call, parameters = case.call(plan, HOPPER), layer_stacks._parameters(case.layers)
-    x, _, saved = op.perspective_transformer_forward(*call, True)
-    order, layers = op.stack_order(case.bucket, 2), case.stacks._description.layers
+    x, _, saved = op.perspective_transformer_forward(*call.arguments, True)
+    order, layers = op.stack_order(case.bucket, 2), case.stacks.description
+    kernel = LOSSES["sigmoid"].kernel()
+    assert kernel is not None
     totals, grad_sums, _, partials = op.layer_stacks_loss(
         x,
         order,
@@ -225,8 +228,8 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         None,
         list(case.targets),
         layers,
-        "sigmoid",
-        [400.0, *LOSSES["sigmoid"].kernel()[1]],  # type: ignore[index]
+        kernel.kind,
+        [400.0, *kernel.constants],
     )
 
     def through(
@@ -241,7 +244,7 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
     sizes = [FEATURES, 64, 0]
     weights = [
         op.perspective_transformer_backward(
-            rows, None, call.batch, call.made_for, saved, sizes, "pairwise", RANGE, "float32", []
+            rows, None, call.batch, call.made_for, saved, sizes, number_of("pairwise"), RANGE, torch.float32, []
         )[0]
         for _ in range(2)
     ]
@@ -253,11 +256,11 @@ def test_emulated_operator(emulated: ctypes.CDLL) -> None:
         through(plan=plan[:-1])
     with pytest.raises(RuntimeError, match="saved: found shape"):
         through(saved=saved[:-1])
-    with pytest.raises(RuntimeError, match=r"bound_and_scale: found bound 300\.0+, expected 1/64 to 128"):
+    with pytest.raises(RuntimeError, match=r"bound_and_scale: found bound 300\.0+, expected 1/64 to 255"):
         through(saved=saved.half(), bounds=[300.0, 1.0])
     with pytest.raises(RuntimeError, match="grad_output: found shape"):
         op.perspective_transformer_backward(
-            rows[:-1], None, call.batch, call.made_for, saved, sizes, "pairwise", RANGE, "float32", []
+            rows[:-1], None, call.batch, call.made_for, saved, sizes, number_of("pairwise"), RANGE, torch.float32, []
         )
 
 
@@ -303,7 +306,7 @@ def test_emulated_errors(emulated: ctypes.CDLL) -> None:
     saved = torch.zeros(10, 16)
 
     def call(weight: Tensor, factors: list[Tensor]) -> None:
-        batch, constants = [rows, rows, plan], ("crelu", [1.0, 1.0], "float32")
+        batch, constants = [rows, rows, plan], (number_of("crelu"), [1.0, 1.0], torch.float32)
         op.perspective_transformer_backward(weight, None, batch, [0, 10, 4], saved, [10, 16, 0], *constants, factors)
 
     weight, gradient, stack = torch.zeros(2, 1, 32), torch.zeros(5), torch.zeros(5, dtype=torch.int64)

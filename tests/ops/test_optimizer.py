@@ -397,8 +397,8 @@ def call_update(**changed: object) -> None:
         "moments": moments(),
         "copies": [],
         "state": state(),
-        "settings": [1.0, 0.0, -1.0, 1.0],
-        "rule": "adam",
+        "settings": [1.0, 0.0, -1.0, 1.0, 0.0],
+        "rule": 0,
         "constants": [0.9, 0.999, 1e-8, 1.0, 0.0, 0.5],
     }
     torch.ops.nnue.optimizer_update(*(arguments | changed).values())
@@ -422,12 +422,12 @@ def call_update(**changed: object) -> None:
             {"moments": moments(shared_square=torch.zeros(4, 4))},
             r"moments\[3\]: found 4 virtual rows, expected a divisor of 6",
         ),
-        ({"rule": "sgd"}, "rule: found 'sgd', expected adam, rectified or positive_negative"),
-        ({"rule": "positive_negative"}, "moments: found 4 items, expected 6, 6 for each part"),
+        ({"rule": 3}, r"rule: found 3, expected 0 \(adam\), 1 \(rectified\) or 2 \(positive_negative\)"),
+        ({"rule": 2}, "moments: found 4 items, expected 6, 6 for each part"),
         ({"constants": [0.9, 0.999, 1e-8, 1.0, 3.0, 0.5]}, "moments: found 4 items, expected 5, 5 for each part"),
-        ({"settings": [1.0]}, "settings: found 1 items, expected 4, 4 for each part"),
+        ({"settings": [1.0]}, "settings: found 1 items, expected 5, 5 for each part"),
         (
-            {"settings": [1.0, 0.0, 2.0, 1.0]},
+            {"settings": [1.0, 0.0, 2.0, 1.0, 0.0]},
             r"settings\[2\]: found lowest weight 2.0+, expected at most the highest, 1.0+",
         ),
         ({"constants": [0.9]}, "constants: found 1 numbers, expected six: beta1, beta2, eps"),

@@ -20,6 +20,7 @@ from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.perspectives import (
     Activation,
     is_fused,
+    number_of,
     perspective_plan,
     perspective_transformer,
     set_cuda_kernels,
@@ -231,9 +232,10 @@ def test_psqt_and_psqt_bucket_come_together() -> None:
             pair.weight,
             pair.bias,
             pair.psqt,
-            "identity",
+            number_of("identity"),
             [1.0, 1.0],
-            "float32",
+            torch.float32,
+            False,
             False,
         )
 

@@ -12,7 +12,7 @@ import torch
 from sample_inputs import assert_close
 from torch import Tensor
 
-from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, _name
+from nnue_trainer.perspectives import _ACTIVATIONS, _DTYPES, Activation, number_of
 
 POSITIONS, FEATURES, ACTIVE = 37, 50, 13
 
@@ -45,7 +45,7 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
     weight = (torch.randint(-24, 25, (FEATURES, outputs), generator=g) / 64).to(dtype)
     bias = torch.randint(-16, 65, (outputs,), generator=g) / 64
     psqt, psqt_bucket = torch.randn(FEATURES, 40, generator=g), torch.randint(0, 40, (POSITIONS,), generator=g)
-    op, constants = torch.ops.nnue_emulated, (activation, [0.75, 127 / 128])
+    op, constants = torch.ops.nnue_emulated, (number_of(activation), [0.75, 127 / 128])
     width = outputs if activation == "pairwise" else 2 * outputs
     grad = torch.randn(POSITIONS, width, generator=g).to(dtype)
     grad_psqt = torch.randn(POSITIONS, generator=g)
@@ -54,11 +54,11 @@ def test_against_float64(emulator: ctypes.CDLL, activation: Activation, dtype: t
         plan = op.perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
         batch = [white, black, plan, psqt_bucket]
         out, values, saved = op.perspective_transformer_forward(
-            batch, [0, FEATURES, 4], weight, bias, psqt, *constants, "float32", True
+            batch, [0, FEATURES, 4], weight, bias, psqt, *constants, torch.float32, False, True
         )
         sizes = [FEATURES, outputs, 40]
         gradients = op.perspective_transformer_backward(
-            grad, grad_psqt, batch, [0, FEATURES, 4], saved, sizes, *constants, _name(dtype), []
+            grad, grad_psqt, batch, [0, FEATURES, 4], saved, sizes, *constants, dtype, []
         )
         return (out, values, *gradients)
 
@@ -94,14 +94,14 @@ def test_non_finite_shows_where_it_belongs(emulator: ctypes.CDLL) -> None:
     weight, bias = torch.zeros(FEATURES, 32), torch.zeros(32)
     op = torch.ops.nnue_emulated
     plan = op.perspective_plan(white, black, black_to_move, FEATURES, 0, FEATURES, 4)
-    batch, constants = [white, black, plan], ("identity", [1.0, 1.0])
+    batch, constants = [white, black, plan], (number_of("identity"), [1.0, 1.0])
     out, _, saved = op.perspective_transformer_forward(
-        batch, [0, FEATURES, 4], weight, bias, None, *constants, "float32", True
+        batch, [0, FEATURES, 4], weight, bias, None, *constants, torch.float32, False, True
     )
     grad = torch.zeros_like(out)
     grad[4, 2] = float("inf")  # the side to move's, which is White
     gradient, *_ = op.perspective_transformer_backward(
-        grad, None, batch, [0, FEATURES, 4], saved, [FEATURES, 32, 0], *constants, "float32", []
+        grad, None, batch, [0, FEATURES, 4], saved, [FEATURES, 32, 0], *constants, torch.float32, []
     )
     shows = torch.zeros(FEATURES, 32, dtype=torch.bool)
     shows[white[4][: int((white[4] == -1).int().argmax())].long(), 2] = True
@@ -133,7 +133,7 @@ def test_slopes_of_16_bit_weights_have_a_range(emulator: ctypes.CDLL) -> None:
 
     def forward(bound: float, save: bool) -> None:
         op.perspective_transformer_forward(
-            batch, [0, FEATURES, 2], weight, bias, None, "screlu", [bound, 1.0], "float32", save
+            batch, [0, FEATURES, 2], weight, bias, None, number_of("screlu"), [bound, 1.0], torch.float32, False, save
         )
 
     forward(65504.0, True)

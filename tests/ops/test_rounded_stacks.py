@@ -26,6 +26,7 @@ from nnue_trainer.modules import layer_stacks
 from nnue_trainer.modules.layer_stacks import FirstOutputs, LayerStacks
 from nnue_trainer.nets import NnueModel
 from nnue_trainer.nets.rounded_forward import RoundedForward
+from nnue_trainer.perspectives import FusedCall, number_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -197,6 +198,76 @@ def test_emulated_in_one_kernel(
     check_net(monkeypatch, name, records[:333], torch.device("cpu"))
 
 
+THROUGH = {
+    "sfnnv5": {"kind": "sfnnv5", "l1": 128},
+    "32 outputs, threats": {"kind": "sfnnv16", "l1": 128},
+    "one output, squares": NETS["preset buckets"],
+    "one output, shifted squares": NETS["preset buckets"] | {"quantisation": {"first": {"product_shift": 4}}},
+    "one output, crelu": {"kind": "simple", "hidden": 32, "activation": "crelu"},
+}
+
+
+@pytest.mark.parametrize("kernels", ["hopper", "portable"])
+@pytest.mark.parametrize("copies", [False, True], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("name", THROUGH)
+def test_emulated_through_the_first_layer(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, copies: bool, kernels: str, records: np.ndarray
+) -> None:
+    """As without rounding: the backward of the layers goes on to the feature transformer, whose weight may be integers
+    of 16 bits. The loss is that of torch's operators, and so are the gradients, to what 16 bits hold of them."""
+    monkeypatch.setattr(FusedCall, "takes_factors", True)  # as on a GPU
+    model, loss = made(THROUGH[name]), LOSSES["sigmoid"]
+    model.set_rounding(True)
+    batch, rounded = batch_of(model, records[:150]), model.rounded
+    only_operators(monkeypatch, False)
+    expected = losses(model, batch, loss)
+    model.zero_grad()
+    transformer = rounded._transformer(model)  # type: ignore[union-attr]
+    weight, leaf = transformer.weight, None
+    if copies:
+        leaf = torch.empty(weight.shape, dtype=torch.bfloat16)
+        leaf.view(torch.float16).copy_(torch.round(weight.detach() * rounded._x_scale))  # type: ignore[union-attr]
+        transformer.train_with(leaf.requires_grad_(), rounded._x_scale)  # type: ignore[union-attr]
+    assert rounded is not None
+    assert rounded.stacks is not None
+    bucket, weights, bounds = rounded._stack(batch), rounded._integers(model), rounded._bounds
+    made_for = [0, len(weight), 2 if copies else 4]
+    if kernels == "hopper":
+        made_for[:2] = [transformer.bucket_size or len(weight), transformer.num_bucketed or len(weight)]
+    rows = (batch.white, batch.black)
+    plan = torch.ops.nnue_emulated.perspective_plan(*rows, batch.black_to_move, len(weight), *made_for)
+    call = FusedCall(
+        [*rows, plan, *([] if weights.psqt is None else [bucket])],
+        made_for,
+        weights.weight,
+        weights.bias,
+        weights.psqt,
+        number_of(transformer.activation),
+        [bounds["bound"], bounds["scale"]],
+        torch.bfloat16 if copies and rounded.forward.first.largest <= 256 else torch.float32,
+        rounded._power < 0,
+        weights.leaf,
+    )
+    targets = (batch.score, batch.result, torch.tensor(0.7))
+    kernel, parameters = loss.kernel(), rounded._parameters(model)
+    assert kernel is not None
+    found = rounded.stacks.fused_loss_through(call, bucket, parameters, targets, kernel, model.score_scale)
+    if kernels == "portable" and rounded.stacks.hidden:
+        assert found is None  # these kernels do not go through several layers
+        return
+    assert found is not None
+    found.backward()  # type: ignore[no-untyped-call]
+    assert_close(found.detach(), expected[0], 1e-6, "loss")
+    gradients = {name: p.grad for name, p in model.named_parameters()} | (
+        {} if leaf is None else {"feature_transformer.weight": leaf.grad}
+    )
+    for parameter, gradient in expected[1].items():
+        own = gradients[parameter]
+        assert own is not None
+        tolerance = 4e-6 if not copies else 1e-2 if parameter == "feature_transformer.weight" else 5e-3
+        assert_close(own.float(), gradient, tolerance, f"gradient of {parameter}")
+
+
 def test_emulated_from_sums(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, records: np.ndarray) -> None:
     """The layers behind layer 0 from its sums, as where several GPUs divide that, round in the same way."""
     model = made(NETS["whole products"])
@@ -204,12 +275,12 @@ def test_emulated_from_sums(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPat
     assert model.rounded is not None
     stacks = model.rounded.stacks
     assert stacks is not None
-    batch, of = batch_of(model, records[:150]), stacks._description
+    batch, of = batch_of(model, records[:150]), stacks.description
     with torch.no_grad():
         first, parameters = model.rounded._first_layer(model, batch), model.rounded._parameters(model)
     order, op = stacks.order(first.bucket), torch.ops.nnue_emulated
-    output, sums = op.layer_stacks_forward(first.x, order, parameters, first.psqt, of.layers)
-    again, _ = op.layer_stacks_forward(sums, order, parameters, first.psqt, of.layers, True)
+    output, sums = op.layer_stacks_forward(first.x, order, parameters, first.psqt, of)
+    again, _ = op.layer_stacks_forward(sums, order, parameters, first.psqt, of, True)
     assert torch.equal(again, output)
 
 
@@ -227,7 +298,7 @@ def test_emulated_squares_are_exact(emulated: ctypes.CDLL) -> None:
     parameters = [weight, torch.zeros(stacks, 1), last, torch.zeros(stacks, 1)]
     first = FirstOutputs(x, None, torch.arange(len(y)) % stacks)
     order = layers.order(first.bucket)
-    output, _ = torch.ops.nnue_emulated.layer_stacks_forward(x, order, parameters, None, layers._description.layers)
+    output, _ = torch.ops.nnue_emulated.layer_stacks_forward(x, order, parameters, None, layers.description)
     assert torch.equal(output.long(), (y.long() ** 2 >> 19).clamp(max=127))
 
 
@@ -235,17 +306,8 @@ def test_emulated_errors_of_rounding(emulated: ctypes.CDLL) -> None:
     layers = LayerStacks(16, 1, (), layer_stacks.Integers())
     x, parameters = torch.zeros(5, 16), [torch.zeros(1, 1, 16), torch.zeros(1, 1)]
     order, call = layers.order(torch.zeros(5, dtype=torch.int64)), torch.ops.nnue_emulated.layer_stacks_forward
-    words = layers._description.layers
     with pytest.raises(RuntimeError, match=r"layer_stacks_forward: x: found float16, expected float32"):
-        call(x.half(), order, parameters, None, words)
-    for wrong, message in (
-        (words + " colour=3", "layers: found 'colour=3', expected words of"),
-        (words.replace("by=1", "by=0"), "expected positive divisors"),
-        ("outputs=2 activated=2 step=0.3; " + words, "expected a power of two as step"),
-        ("outputs=2 activated=2 skip_divide=0; " + words, "and a positive skip_divide"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            call(x, order, parameters if wrong.startswith("integers") else 2 * parameters, None, wrong)
+        call(x.half(), order, parameters, None, layers.description)
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
@@ -256,6 +318,33 @@ def test_emulated_errors_of_rounding(emulated: ctypes.CDLL) -> None:
 def test_cuda(monkeypatch: pytest.MonkeyPatch, name: str, records: np.ndarray) -> None:
     require(no_cuda())
     check_net(monkeypatch, name, records, torch.device("cuda"))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("copies", [False, True], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("name", THROUGH)
+def test_cuda_through_the_first_layer(name: str, copies: bool, records: np.ndarray) -> None:
+    require(no_cuda())
+    model, loss = made(THROUGH[name]), LOSSES["sigmoid"]
+    model.set_rounding(True)
+    batch = batch_of(model, records)
+    expected = losses(model, batch, loss)
+    model.zero_grad()
+    model, rounded = model.cuda(), model.rounded
+    assert rounded is not None
+    transformer, leaf = rounded._transformer(model), None
+    if copies:
+        weight = transformer.weight.detach()
+        leaf = torch.empty_like(weight, dtype=torch.bfloat16)
+        leaf.view(torch.float16).copy_(torch.round(weight * rounded._x_scale))
+        transformer.train_with(leaf.requires_grad_(), rounded._x_scale)
+    found = losses(model, model.prepare(batch.to("cuda")), loss)
+    found[1].update({} if leaf is None else {"feature_transformer.weight": leaf.grad})
+    exact = sums_are_exact(model)
+    assert_close(found[0].cpu(), expected[0], 1e-6 if exact else 1e-5, "loss")
+    for parameter, gradient in expected[1].items():
+        tolerance = (4e-6 if exact else 3e-4) if not copies else 1e-2
+        assert_close(found[1][parameter].float().cpu(), gradient, tolerance, f"gradient of {parameter}")
 
 
 # ---- what decides ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nnue_trainer import perspectives
-from nnue_trainer.perspectives import perspective_plan, perspective_transformer
+from nnue_trainer.perspectives import number_of, perspective_plan, perspective_transformer
 
 FEATURES, POSITIONS, OUTPUTS = 300, 70, 48
 
@@ -63,9 +63,9 @@ def test_opcheck() -> None:
     plan = perspective_plan(batch[0], batch[1], batch[2], FEATURES)
     rows = [batch[0], batch[1], plan.data, torch.arange(POSITIONS) % 8]
     weight, bias, psqt = torch.randn(FEATURES, OUTPUTS), torch.randn(OUTPUTS), torch.randn(FEATURES, 8)
-    constants = ("pairwise", [1.0, 1.0], "float32")
+    constants = (number_of("pairwise"), [1.0, 1.0], torch.float32)
     out, _, saved = torch.ops.nnue.perspective_transformer_forward(
-        rows, [0, FEATURES, 4], weight, bias, psqt, *constants, True
+        rows, [0, FEATURES, 4], weight, bias, psqt, *constants, False, True
     )
     sizes, gradient = [FEATURES, OUTPUTS, 8], torch.randn(POSITIONS)
     arguments = (torch.randn_like(out), gradient, rows, [0, FEATURES, 4], saved, sizes, *constants)

@@ -276,8 +276,8 @@ def fused_call(pair: Any, weight: torch.Tensor) -> torch.Tensor:
     white, black = pair.white, pair.black
     plan = perspectives.perspective_plan(white, black, pair.black_to_move, weight.shape[0])
     return torch.ops.nnue.perspective_transformer_forward(  # type: ignore[no-any-return]
-        [white, black, plan.data], plan.made_for, weight, pair.bias.detach().float(), None, "crelu", [1.0, 1.0],
-        "float32", True,
+        [white, black, plan.data], plan.made_for, weight, pair.bias.detach().float(), None,
+        perspectives.number_of("crelu"), [1.0, 1.0], torch.float32, False, True,
     )[0]  # fmt: skip
 
 

@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from nnue_trainer import nets
 from nnue_trainer.errors import UserError
+from nnue_trainer.fused_optimizer import LARGEST_COPY
+from nnue_trainer.modules import PerspectiveTransformer
 from nnue_trainer.nets.base import NnueModel, VirtualRows, WeightBound
 from nnue_trainer.optim import (
     AdamW,
@@ -493,3 +496,64 @@ def test_a_rule_may_take_the_work_of_the_layers_upon_itself():
     assert list(seen[0].parameters) == ["weight", "head"]
     assert seen[0].factorised == {"weight": [VirtualRows(0, 20, 4)]}
     assert [bound.high for bound in seen[0].bounds] == [0.5]
+
+
+def test_copies_of_integers() -> None:
+    """They are the rounded weights after every step, within what float16 holds, and change back to the weights."""
+    model = nets.build({"kind": "simple", "hidden": 16})
+    name, weight = "feature_transformer.weight", model.get_parameter("feature_transformer.weight")
+    with torch.no_grad():
+        weight.uniform_(-1, 1)
+        weight[0, 0] = 20.0
+    own = Optimizer(model, AdamW(lr=0.1), copies=True)
+    copy, bounds = own._copies[name], {bound.name: bound.high for bound in model.weight_bounds()}
+    own.copy_in_steps({name: 255.0})
+    assert weight[0, 0].item() == pytest.approx(bounds[name])  # tighter than that of float16
+
+    def check() -> None:
+        integers = copy.detach().view(torch.float16).float()
+        assert torch.equal(integers, torch.round(weight.detach() * 255.0))
+
+    check()
+    for step in range(3):
+        copy.grad = torch.randn(copy.shape, generator=torch.Generator().manual_seed(step)).bfloat16()
+        own.step(torch.tensor(1.0))
+        check()
+    with torch.no_grad():
+        weight.mul_(0.5)
+    own.load_state_dict(own.state_dict())
+    check()
+    own.copy_in_steps({})
+    assert torch.equal(copy.detach(), weight.detach().bfloat16())
+
+
+def test_copies_of_integers_have_bounds() -> None:
+    model = PlainTransformer()
+    own = Optimizer(model, AdamW(lr=0.5, clip_weights=True), copies=True)
+    copy = own._copies["first.weight"]
+    own.copy_in_steps({"first.weight": 1000.0})
+    for _ in range(20):
+        copy.grad = torch.full_like(copy, -1.0)
+        own.step(torch.tensor(1.0))
+    assert model.first.weight.max() == LARGEST_COPY / 1000
+    assert copy.detach().view(torch.float16).max() == LARGEST_COPY
+
+
+class PlainTransformer(NnueModel):
+    """A feature transformer without bounds."""
+
+    score_scale = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = PerspectiveTransformer(5, 16, "crelu")
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        return {"kind": "test"}
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def weight_bounds(self) -> Iterator[WeightBound]:
+        return iter(())

@@ -154,10 +154,11 @@ void check_saved(const char* op, const Tensor& saved, const IndexRows& in, int64
     check_dtype(op, "saved", saved, {dtype});
 }
 
-// `kOutputs`: groups of 16 outputs.
-template <int kParts, int kOutputs>
-Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, const Tensor& like, cudaStream_t stream) {
-    using Source = first_layer_through::SavedRows<kParts>;
+// `kOutputs`: groups of 16 outputs. `x_scale`: what the gradient of the output is multiplied by.
+template <int kParts, int kOutputs, bool kRounds>
+Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, float x_scale, const Tensor& like,
+                    cudaStream_t stream) {
+    using Source = first_layer_through::SavedRows<kParts, kRounds>;
     using cuda::stacks::kSlab;
     constexpr auto kernel = cuda::stacks::first_layer_backward<Source, kOutputs>;
     const int workers = multiprocessors(like.get_device_index()) * cuda::stacks::kWorkers<Source, kOutputs>;
@@ -171,7 +172,7 @@ Through run_through(const BackwardProblem& p, cuda::stacks::FirstBackward a, con
     made.bias_segments = floats({workers + a.slabs, 2, kSlab});
     const Tensor largest = floats({first_layer_through::kLargestGrid, 2});
     a.segments = mutable_data<float>(made.segments);
-    const Source source{p, reinterpret_cast<uint2*>(mutable_data<float>(largest)),
+    const Source source{p, x_scale, reinterpret_cast<uint2*>(mutable_data<float>(largest)),
                         mutable_data<float>(made.bias_segments)};
     constexpr size_t kShared = sizeof(cuda::stacks::BackwardMemory<Source, kOutputs>);
     cudaError_t error = hopper::set_shared_memory(reinterpret_cast<const void*>(kernel), kShared);
@@ -248,6 +249,7 @@ Three forward(const Batch& batch, MadeFor made_for, const Tensor& weight, const 
     p.activation = activation;
     p.bound = range.bound;
     p.scale = range.scale;
+    p.rounds_down = range.rounds_down;
     p.out_type = float_type(kForward, "output_dtype", out_dtype);
     Tensor out = torch::stable::new_empty(weight, {p.in.positions, output_width(p.activation, num_outputs)}, out_dtype);
     // The backward of the identity needs no sums.
@@ -333,7 +335,7 @@ Three backward(const OutputGradients& gradients, const Batch& batch, MadeFor mad
 }
 
 Through first_layer_backward(const Batch& batch, MadeFor made_for, const Tensor& saved, int64_t num_features,
-                             Range range, cuda::stacks::FirstBackward a) {
+                             Range range, const layer_stacks::Integers& integers, cuda::stacks::FirstBackward a) {
     constexpr const char* op = "layer_stacks_gradients_through";
     const auto& [white, black, plan, psqt_bucket] = batch;
     BackwardProblem p{};
@@ -353,9 +355,12 @@ Through first_layer_backward(const Batch& batch, MadeFor made_for, const Tensor&
     open_row_gradients(op, rows, p);
     const cudaStream_t stream = current_stream(saved);
     static_assert(layer_stacks::kMostFirstOutputs == 32);
-    const auto run = a.outputs <= 16 ? (wide ? run_through<2, 1> : run_through<1, 1>)
-                                     : (wide ? run_through<2, 2> : run_through<1, 2>);
-    Through made = run(p, a, saved, stream);
+    const auto choose = [&]<bool kRounds>() {
+        return a.outputs <= 16 ? (wide ? run_through<2, 1, kRounds> : run_through<1, 1, kRounds>)
+                               : (wide ? run_through<2, 2, kRounds> : run_through<1, 2, kRounds>);
+    };
+    const auto run = integers.rounds ? choose.template operator()<true>() : choose.template operator()<false>();
+    Through made = run(p, a, integers.x_scale, saved, stream);
     made.row_gradients = rows;
     return made;
 }

@@ -12,6 +12,9 @@
 namespace nnue::cuda::stacks {
 struct FirstBackward;
 }
+namespace nnue::layer_stacks {
+struct Integers;
+}
 
 namespace nnue::bucketed {
 
@@ -45,7 +48,7 @@ struct Through {
     int workers, padded_outputs;
 };
 Through first_layer_backward(const Batch& batch, MadeFor made_for, const Tensor& saved, int64_t num_features,
-                             Range range, cuda::stacks::FirstBackward a);
+                             Range range, const layer_stacks::Integers& integers, cuda::stacks::FirstBackward a);
 
 Three backward(const OutputGradients& gradients, const Batch& batch, MadeFor made_for, const Tensor& saved, Sizes sizes,
                Activation activation, Range range, ScalarType dtype);

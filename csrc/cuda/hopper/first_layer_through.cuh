@@ -46,9 +46,11 @@ __global__ void __launch_bounds__(kLargestThreads)
     found[blockIdx.x] = all;
 }
 
-template <int kParts>
+// kRounds: the forward has rounded x down.
+template <int kParts, bool kRounds>
 struct SavedRows {
     BackwardProblem p;
+    float x_scale;         // what the gradient of x is multiplied by
     const uint2* largest;  // [kLargestGrid], what find_largest has found; for two parts
     float* bias_segments;  // [workers + slabs, 2, kSlab]: sums of each half's row gradients
 
@@ -90,7 +92,7 @@ struct SavedRows {
                 const uint2 here = __ldcg(largest + i + lane);
                 all.x = max(all.x, here.x), all.y = max(all.y, here.y);
             }
-            const float factor = fabsf(a.scale.read() * p.scale * p.bound) * float(a.outputs);
+            const float factor = fabsf(a.scale.read() * p.scale * x_scale * p.bound) * float(a.outputs);
             const float bound = __uint_as_float(__reduce_max_sync(~0u, all.x)) *
                                 __uint_as_float(__reduce_max_sync(~0u, all.y)) * factor * 1.01f;
             const int exponent = tile_exponent(__float_as_uint(bound) & 0x7fffffffu);
@@ -99,7 +101,7 @@ struct SavedRows {
                 p.exponents[i] = exponent;
             if (exponent != kNoExponent) sums.unit = power_of_two(exponent);
         }
-        return {p.scale / sums.unit, p.scale};
+        return {p.scale * x_scale / sums.unit, kRounds ? 1.0f : p.scale};
     }
     __device__ __forceinline__ bool wants_gradient() const {
         return true;
@@ -126,20 +128,30 @@ struct SavedRows {
         return p.num_outputs / 2;
     }
 
-    // Products of clipped sums, without p.scale. In 16 bits they are two fp16 numbers per word.
+    // Products of clipped sums, without p.scale; in 16 bits they are two fp16 numbers per word. With rounding x itself.
+    static constexpr bool kHalves = kParts == 1 && !kRounds;
     struct Four {
-        std::conditional_t<kParts == 2, float, uint32_t> at[2 * kParts];
+        std::conditional_t<kHalves, uint32_t, float> at[kHalves ? 2 : 4];
     };
     using Rows = cuda::Pack<Number, 4>;
     __device__ __forceinline__ Four four(const Rows (&rows)[2]) const {
         Four found;
 #pragma unroll
         for (int i = 0; i < 2 * kParts; ++i) {
-            if constexpr (kParts == 2)
+            if constexpr (kParts == 2) {
                 found.at[i] = clip(rows[0].at[i], p.bound) * clip(rows[1].at[i], p.bound);
-            else
-                found.at[i] = multiply_halves(clip_halves(word(rows[0], i), largest_half()),
-                                              clip_halves(word(rows[1], i), largest_half()));
+                if (kRounds) found.at[i] = floorf(found.at[i] * p.scale);
+            } else {
+                const uint32_t a = clip_halves(word(rows[0], i), largest_half()),
+                               b = clip_halves(word(rows[1], i), largest_half());
+                if constexpr (kHalves) {
+                    found.at[i] = multiply_halves(a, b);
+                } else {  // fp16 has no room for all bits of a product
+                    const float2 of_a = unpack(a, Float::kFloat16), of_b = unpack(b, Float::kFloat16);
+                    found.at[2 * i] = floorf(of_a.x * (of_b.x * p.scale));
+                    found.at[2 * i + 1] = floorf(of_a.y * (of_b.y * p.scale));
+                }
+            }
         }
         return found;
     }
@@ -147,6 +159,8 @@ struct SavedRows {
                                                      uint32_t (&words)[Type::kParts]) {
         if constexpr (kParts == 2) {
             cuda::stacks::split(a.at[i], b.at[i], words);
+        } else if constexpr (!kHalves) {
+            words[0] = pack(a.at[i], b.at[i], Float::kBFloat16);
         } else {
             const float2 two = unpack(__byte_perm(a.at[i / 2], b.at[i / 2], i % 2 ? 0x7632 : 0x5410), Float::kFloat16);
             words[0] = pack(two.x, two.y, Float::kBFloat16);

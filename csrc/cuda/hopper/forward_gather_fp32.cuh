@@ -174,14 +174,14 @@ __device__ __forceinline__ void finish_row(const ForwardProblem& p, float (&firs
     }
     if (p.activation == Activation::kPairwise) {
 #pragma unroll
-        for (int i = 0; i < kColumns; ++i) first[i] *= second[i] * p.scale;
+        for (int i = 0; i < kColumns; ++i) first[i] = finished(p, first[i] * (second[i] * p.scale));
         store_four(p.out, target, half, column, first, p.out_type);
         return;
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-        first[i] *= p.activation == Activation::kSCReLU ? first[i] * p.scale : p.scale;
-        second[i] *= p.activation == Activation::kSCReLU ? second[i] * p.scale : p.scale;
+        first[i] = finished(p, first[i] * (p.activation == Activation::kSCReLU ? first[i] * p.scale : p.scale));
+        second[i] = finished(p, second[i] * (p.activation == Activation::kSCReLU ? second[i] * p.scale : p.scale));
     }
     store_four(p.out, target, p.num_outputs, column, first, p.out_type);
     store_four(p.out, target, p.num_outputs, half + column, second, p.out_type);

@@ -216,10 +216,10 @@ __device__ __forceinline__ void finish_tile(const ForwardProblem& p, float (&acc
     const bool pairwise = p.activation == Activation::kPairwise;
     if (pairwise) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) acc[i] *= acc[32 + i] * p.scale;
+        for (int i = 0; i < 32; ++i) acc[i] = finished(p, acc[i] * (acc[32 + i] * p.scale));
     } else {
 #pragma unroll
-        for (float& x : acc) x *= p.activation == Activation::kSCReLU ? x * p.scale : p.scale;
+        for (float& x : acc) x = finished(p, x * (p.activation == Activation::kSCReLU ? x * p.scale : p.scale));
     }
     const int width = pairwise ? half : p.num_outputs;
 #pragma unroll

@@ -58,12 +58,12 @@ __device__ __forceinline__ void sum_row(const ForwardProblem& p, int row, int sl
         }
         if (p.activation != Activation::kIdentity) v[0] = clip(v[0], p.bound), v[1] = clip(v[1], p.bound);
         if (p.activation == Activation::kPairwise) {
-            store(p.out, size_t(target) * half + c, v[0] * (v[1] * p.scale), p.out_type);
+            store(p.out, size_t(target) * half + c, finished(p, v[0] * (v[1] * p.scale)), p.out_type);
             continue;
         }
         for (int h = 0; h < 2; ++h)
             store(p.out, size_t(target) * p.num_outputs + h * half + c,
-                  v[h] * (p.activation == Activation::kSCReLU ? v[h] * p.scale : p.scale), p.out_type);
+                  finished(p, v[h] * (p.activation == Activation::kSCReLU ? v[h] * p.scale : p.scale)), p.out_type);
     }
 }
 

@@ -44,8 +44,9 @@ struct ForwardProblem {
     void* saved;      // [slots, num_outputs] for the backward (fp32 sums, or fp16 as `encode` gives them), or null
     int num_outputs;  // a multiple of 16
     Activation activation;
-    float bound;  // accumulators are clipped to [0, bound]
-    float scale;  // factor of the activated outputs
+    float bound;       // accumulators are clipped to [0, bound]
+    float scale;       // factor of the activated outputs
+    bool rounds_down;  // the activated outputs
     Float out_type;
 };
 
@@ -145,6 +146,11 @@ __device__ __forceinline__ T* row_of(T* first, unsigned row, unsigned row_bytes)
 __device__ __forceinline__ float clip(float x, float bound) {
     asm("max.NaN.f32 %0, %0, 0f00000000;\n\tmin.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(bound));
     return x;
+}
+
+// An activated output as it is stored, but for its type.
+__device__ __forceinline__ float finished(const ForwardProblem& p, float x) {
+    return p.rounds_down ? floorf(x) : x;
 }
 
 // How sums are saved for the backward. fp32 sums are saved as they are. In fp16 they are rounded to nearest, but a sum

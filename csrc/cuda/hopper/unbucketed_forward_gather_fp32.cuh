@@ -136,12 +136,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) gather_ker
 #pragma unroll
         for (int i = 0; i < kPer / 2; ++i) {
             const float other = __shfl_xor_sync(~0u, h ? sum[i] : sum[kPer / 2 + i], 8);
-            product[i] = h ? other * (sum[kPer / 2 + i] * p.scale) : sum[i] * (other * p.scale);
+            product[i] = finished(p, h ? other * (sum[kPer / 2 + i] * p.scale) : sum[i] * (other * p.scale));
         }
         if (write) store_values(p.out, size_t(target) * half + column + h * (kPer / 2), product, p.out_type);
     } else {
 #pragma unroll
-        for (float& x : sum) x *= kActivation == Activation::kSCReLU ? x * p.scale : p.scale;
+        for (float& x : sum) x = finished(p, x * (kActivation == Activation::kSCReLU ? x * p.scale : p.scale));
         if (write) store_values(p.out, size_t(target) * p.num_outputs + at, sum, p.out_type);
     }
 }

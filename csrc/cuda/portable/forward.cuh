@@ -25,6 +25,7 @@ struct Forward {
     int num_outputs;     // a multiple of 16
     Activation activation;
     float bound, scale;
+    bool rounds_down;  // the activated outputs
     Float out_type;
 };
 
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(kGatherThreads) forward_kernel(Forward p) {
                                  : p.activation == Activation::kSCReLU ? c
                                                                        : 1.0f;
             value[i] = (p.activation == Activation::kIdentity ? own : c) * (factor * p.scale);
+            if (p.rounds_down) value[i] = floorf(value[i]);
             slope[i] = is_inside(own, p.bound) ? factor : 0.0f;
         }
         if (p.slopes != nullptr) {

@@ -117,6 +117,7 @@ Three forward(const Batch& batch, const Tensor& weight, const Tensor& bias, cons
     p.activation = activation;
     p.bound = range.bound;
     p.scale = range.scale;
+    p.rounds_down = range.rounds_down;
     p.out_type = float_type(kForward, "output_dtype", output_dtype);
     const auto run = weight.scalar_type() == ScalarType::Float  ? launch_forward<float>
                      : weight.scalar_type() == ScalarType::Half ? launch_forward<__half>

@@ -37,9 +37,8 @@ __device__ inline bool load_tile(const int* order, const Order& of_order, TilePo
 }
 
 // Writes the sums of each share of the inputs to shares[share][output][position]; the caller adds the shares up.
-// `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8 ≥ outputs. kRounds: x is rounded
-// down.
-template <class T, int MT, int NT, bool kRounds>
+// `positions` are the 64 of the tile, in shared memory; all of them must exist. NT · 8 ≥ outputs.
+template <class T, int MT, int NT>
 __device__ void first_layer_sums(const T* x, const float* weight, int inputs, int outputs, const int* positions,
                                  float* shares) {
     using In = Input<T>;
@@ -103,7 +102,7 @@ __device__ void first_layer_sums(const T* x, const float* weight, int inputs, in
                 for (int i = 0; i < 4; ++i) {  // i % 2: row `row` or `row` + 8; i / 2: half of the depth
                     const float2 v = In::pair(raw[m][i % 2], s * 2 + i / 2);
                     uint32_t parts[P];
-                    split(floored<kRounds>(v.x), floored<kRounds>(v.y), parts);
+                    split(v.x, v.y, parts);
 #pragma unroll
                     for (int p = 0; p < P; ++p) left[p][i] = parts[p];
                 }
@@ -145,7 +144,7 @@ struct FirstForward {
     int inputs, outputs;
 };
 
-template <class T, int MT, int NT, bool kRounds>
+template <class T, int MT, int NT>
 __global__ void __launch_bounds__(kThreads, kFirstTogether) first_layer_forward(const T* x, const FirstForward a) {
     extern __shared__ __align__(16) float shares[];
     __shared__ TilePositions tile;
@@ -153,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) first_layer_forward(
     hopper::let_next_kernel_start();
     if (!load_tile(a.order, a.of_order, tile)) return;
     const float* const weight = a.weight + static_cast<int64_t>(tile.stack) * a.outputs * a.inputs;
-    first_layer_sums<T, MT, NT, kRounds>(x, weight, a.inputs, a.outputs, tile.positions, shares);
+    first_layer_sums<T, MT, NT>(x, weight, a.inputs, a.outputs, tile.positions, shares);
     __syncthreads();
     for (int i = threadIdx.x; i < tile.count * a.outputs; i += kThreads) {
         const int p = i / a.outputs, o = i - p * a.outputs;

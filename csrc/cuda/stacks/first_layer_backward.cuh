@@ -56,8 +56,8 @@ struct FirstBackward {
 
 enum class GradType : int { float32, float16, bfloat16 };
 
-// The source of a kernel that is given x and makes grad_x. kRounds: x is rounded down.
-template <class T, bool kRounds>
+// The source of a kernel that is given x and makes grad_x.
+template <class T>
 struct InputRows {
     const T* x;    // [B, N]
     void* grad_x;  // [B, N]; null if it is not needed
@@ -94,7 +94,7 @@ struct InputRows {
     __device__ __forceinline__ Four four(const Pack<T, 4> (&rows)[1]) const {
         Four found;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) found.at[i] = floored<kRounds>(Type::number(rows[0], i));
+        for (int i = 0; i < 4; ++i) found.at[i] = Type::number(rows[0], i);
         return found;
     }
     __device__ __forceinline__ static void split_two(const Four& a, const Four& b, int i,

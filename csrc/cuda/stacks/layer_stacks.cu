@@ -24,8 +24,8 @@ namespace {
 using Numbers = std::vector<double>;
 
 constexpr int kMostSharedBytes = 99 * 1024;  // what every GPU of capability 8.0 and later gives a thread block
-static_assert(sizeof(BackwardMemory<InputRows<float, false>, 1>) <= kMostSharedBytes &&
-              sizeof(BackwardMemory<InputRows<float, false>, 2>) <= kMostSharedBytes);
+static_assert(sizeof(BackwardMemory<InputRows<float>, 1>) <= kMostSharedBytes &&
+              sizeof(BackwardMemory<InputRows<float>, 2>) <= kMostSharedBytes);
 constexpr int kInputTile = 16;  // N must be a multiple of it
 
 // The shared memory that this many thread blocks need, or as many of them as fit, in percent of the most that a
@@ -80,13 +80,23 @@ int share_floats(int outputs) {
     return floats;
 }
 
-// Calls `body` with the type of x and whether the layers round. They round only if x is float32.
+// Calls `body` with the type of x.
 template <class Body>
-void dispatch_input(ScalarType dtype, bool rounds, const Body& body) {
-    if (rounds) return body.template operator()<float, true>();
-    if (dtype == ScalarType::Float) return body.template operator()<float, false>();
-    if (dtype == ScalarType::Half) return body.template operator()<__half, false>();
-    return body.template operator()<__nv_bfloat16, false>();
+void dispatch_input(ScalarType dtype, const Body& body) {
+    if (dtype == ScalarType::Float) return body.template operator()<float>();
+    if (dtype == ScalarType::Half) return body.template operator()<__half>();
+    return body.template operator()<__nv_bfloat16>();
+}
+
+// The same and whether the layers round, which float16 inputs never are for.
+template <class Body>
+void dispatch_rounding(ScalarType dtype, bool rounds, const Body& body) {
+    dispatch_input(dtype, [&]<class T>() {
+        if constexpr (!std::is_same_v<T, __half>) {
+            if (rounds) return body.template operator()<T, true>();
+        }
+        body.template operator()<T, false>();
+    });
 }
 
 // Of tile_kernel, or of rest_kernel with its own `together`.
@@ -105,6 +115,18 @@ void check_fits(const char* op, const Layers& layers) {
     if (!fits(layers))
         fail(op, "parameters", "layers that the kernels are not made for",
              "N a multiple of 16, at most 32 outputs of layer 0, and layers that fit 99 KB together");
+}
+
+Descriptions& descriptions() {
+    static Descriptions all;
+    return all;
+}
+
+// The layers of a description, with the parameters checked against it.
+const Layers& layers_of(const char* op, const Tensors& parameters, int64_t description) {
+    const Layers& layers = descriptions().at(op, description);
+    check_parameters(op, parameters, layers, Device::cuda);
+    return layers;
 }
 
 Order check_order(const char* op, const Tensor& order, int64_t positions, int64_t stacks, const Tensor& like) {
@@ -173,10 +195,10 @@ Tensor first_sums(const Tensor& x, const Tensor& weight, const Layers& layers, c
     const FirstForward a{const_data<int>(order), o, const_data<float>(weight), mutable_data<float>(sums), first.inputs,
                          first.outputs};
     const SharedMemory shared{sizeof(float) * share_floats(first.outputs), sizeof(TilePositions) + 64, kFirstTogether};
-    dispatch_input(x.scalar_type(), layers.integers.rounds, [&]<class T, bool kRounds>() {
+    dispatch_input(x.scalar_type(), [&]<class T>() {
         dispatch_outputs(first.outputs, [&]<int MT, int NT>() {
-            launch_tiles(in_waves(o, x), "first_layer_forward", first_layer_forward<T, MT, NT, kRounds>, o.most_tiles(),
-                         shared, current_stream(x), const_data<T>(x), a);
+            launch_tiles(in_waves(o, x), "first_layer_forward", first_layer_forward<T, MT, NT>, o.most_tiles(), shared,
+                         current_stream(x), const_data<T>(x), a);
         });
     });
     return sums;
@@ -211,7 +233,7 @@ void run_rest(const Tensor& sums, TileArguments& a) {
 // threads, and the latter needs half of the registers, so that twice as many thread blocks fit.
 void run_tiles(const Tensor& x, const Tensor& weight, const Tensor& order, TileArguments& a) {
     if (in_waves(a.of_order, x)) return run_rest(first_sums(x, weight, a.layers, order, a.of_order), a);
-    dispatch_input(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
+    dispatch_rounding(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
         dispatch_outputs(a.layers.at[0].outputs, [&]<int MT, int NT>() {
             launch_tiles(false, "tile_kernel", tile_kernel<T, MT, NT, kRounds>, a.of_order.most_tiles(),
                          shared_memory(a.places), current_stream(x), const_data<T>(x), a);
@@ -221,11 +243,11 @@ void run_tiles(const Tensor& x, const Tensor& weight, const Tensor& order, TileA
 
 void run_one_output(const Tensor& x, const TileArguments& a, cudaStream_t stream) {
     const unsigned tiles = static_cast<unsigned>(a.of_order.most_tiles());
-    dispatch_input(x.scalar_type(), false, [&]<class T, bool>() {
+    dispatch_rounding(x.scalar_type(), a.layers.integers.rounds, [&]<class T, bool kRounds>() {
         const int rounds = static_cast<int>(divide_up(a.layers.at[0].inputs, kNumbersPerRound<T>));
-        const auto kernel = rounds == 1   ? one_output_kernel<T, 1>
-                            : rounds == 2 ? one_output_kernel<T, 2>
-                                          : one_output_kernel<T, kMostPacks>;
+        const auto kernel = rounds == 1   ? one_output_kernel<T, 1, kRounds>
+                            : rounds == 2 ? one_output_kernel<T, 2, kRounds>
+                                          : one_output_kernel<T, kMostPacks, kRounds>;
         launch("one_output_kernel", kernel, tiles, kThreads, 0, stream, const_data<T>(x), a);
     });
 }
@@ -236,7 +258,7 @@ Tensor check_start(const char* op, const Tensor& x_in, bool is_sums, const Layer
         check_floats(op, "x", x_in, {-1, layers.at[0].outputs}, "[B, O]", like);
     else
         check_input(op, x_in, layers.at[0].inputs, like);
-    if (layers.integers.rounds) check_dtype(op, "x", x_in, {ScalarType::Float});
+    if (layers.integers.rounds) check_dtype(op, "x", x_in, {ScalarType::Float, ScalarType::BFloat16});
     const Tensor x = torch::stable::contiguous(x_in);
     check_aligned(op, "x", x);
     return x;
@@ -260,10 +282,9 @@ Tensor first_op(const Tensor& x_in, const Tensor& order, const Tensor& weight_in
 }
 
 std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
-                                      const std::optional<Tensor>& psqt_in, const std::string& description,
-                                      bool is_sums) {
+                                      const std::optional<Tensor>& psqt_in, int64_t description, bool is_sums) {
     constexpr const char* op = "layer_stacks_forward";
-    const Layers layers = read_layers(op, parameters_in, description, Device::cuda);
+    const Layers& layers = layers_of(op, parameters_in, description);
     check_fits(op, layers);
     const Tensor x = check_start(op, x_in, is_sums, layers, parameters_in[0]);
     const Order o = check_order(op, order, x.size(0), layers.stacks, parameters_in[0]);
@@ -282,9 +303,9 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor& x_in, const Tensor& order, T
 }
 
 std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tensor& sums_in, const Tensor& order,
-                                       Tensors parameters_in, const std::string& description) {
+                                       Tensors parameters_in, int64_t description) {
     constexpr const char* op = "layer_stacks_backward";
-    const Layers layers = read_layers(op, parameters_in, description, Device::cuda);
+    const Layers& layers = layers_of(op, parameters_in, description);
     check_fits(op, layers);
     const Tensor sums = check_start(op, sums_in, true, layers, parameters_in[0]);
     const Order o = check_order(op, order, sums.size(0), layers.stacks, parameters_in[0]);
@@ -305,10 +326,9 @@ std::tuple<Tensor, Tensor> backward_op(const Tensor& grad_output_in, const Tenso
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Tensor& order, Tensors parameters_in,
                                                    const std::optional<Tensor>& psqt_in, Tensors targets,
-                                                   const std::string& description, const std::string& loss,
-                                                   Numbers constants, bool is_sums) {
+                                                   int64_t description, int64_t loss, Numbers constants, bool is_sums) {
     constexpr const char* op = "layer_stacks_loss";
-    const Layers layers = read_layers(op, parameters_in, description, Device::cuda);
+    const Layers& layers = layers_of(op, parameters_in, description);
     check_fits(op, layers);
     const Tensor& like = parameters_in[0];
     const Tensor x = check_start(op, x_in, is_sums, layers, like);
@@ -339,6 +359,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(const Tensor& x_in, const Ten
     const Tensor grad_sums = floats_like(x, {o.positions, layers.at[0].outputs});
     const bool in_one_pass =
         !is_sums && is_one_output(layers, x.scalar_type() == ScalarType::Float ? sizeof(float) : sizeof(__half));
+    if (layers.integers.square != 0 && !in_one_pass)
+        fail(op, "layers", "layers that see squares of x", "one layer, and x of at most 16 KB for each position");
     if (in_one_pass) a.tile_numbers = numbers_with_weight(layers, GradientLayout(layers));
     const Tensor partials = floats_like(x, {o.most_tiles(), a.tile_numbers});
     a.psqt = const_data<float>(psqt);
@@ -370,8 +392,8 @@ class Gradients {
     // already.
     Gradients(const char* op, int64_t positions, bool reads_x, const Tensor& order, const Tensors& parameters,
               const std::optional<Tensor>& partials, const std::optional<Tensor>& grad_output, const Tensors& scales,
-              const std::string& description)
-        : op_(op), layers(read_layers(op, parameters, description, Device::cuda)), layout_(layers) {
+              int64_t description)
+        : op_(op), layers(layers_of(op, parameters, description)), layout_(layers) {
         check_fits(op, layers);
         const Tensor& like = parameters[0];
         of_order = check_order(op, order, positions, layers.stacks, like);
@@ -464,7 +486,7 @@ class Gradients {
     const char* const op_;
 
   public:
-    const Layers layers;
+    const Layers& layers;
     Order of_order;
     bool has_weight;  // whether one_output_kernel has made the gradient of weight_0, too
     Tensor grad_weight, grad_psqt, gradients;
@@ -480,21 +502,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
                                                         Tensors parameters, const std::optional<Tensor>& grad_sums,
                                                         const std::optional<Tensor>& partials,
                                                         const std::optional<Tensor>& grad_output, Tensors scales,
-                                                        const std::string& description, const std::string& grad_dtype) {
+                                                        int64_t description, std::optional<ScalarType> grad_dtype) {
     constexpr const char* op = "layer_stacks_gradients";
     if (!x_in && !grad_output) fail(op, "x", "neither x nor grad_output", "one of them");
     check_floats(op, "weight_0", parameters.at(0), {-1, -1, -1}, "[S, O, I]", parameters.at(0));
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
     Gradients all(op, x_in ? x_in->size(0) : grad_output->size(0), x_in.has_value(), order, parameters, partials,
                   grad_output, scales, description);
-    ScalarType to = ScalarType::Float;
-    const bool needs_x_grad = grad_dtype != "none";
-    if (grad_dtype == "float16")
-        to = ScalarType::Half;
-    else if (grad_dtype == "bfloat16")
-        to = ScalarType::BFloat16;
-    else if (needs_x_grad && grad_dtype != "float32")
-        fail(op, "grad_dtype", grad_dtype, "float32, float16, bfloat16 or none");
+    const bool needs_x_grad = grad_dtype.has_value();
+    const ScalarType to =
+        needs_x_grad ? perspective_transformer::check_float_dtype(op, "grad_dtype", *grad_dtype) : ScalarType::Float;
     const Layer& first = all.layers.at[0];
     const Tensor grad_x =
         floats_like(parameters[0], {x_in && needs_x_grad ? all.of_order.positions : 0, first.inputs}, to);
@@ -502,8 +519,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
     if (x_in && (needs_x_grad || !all.has_weight)) {
         const Tensor x = check_start(op, *x_in, false, all.layers, parameters[0]);
         FirstBackward a = all.first_layer(grad_sums);
-        dispatch_input(x.scalar_type(), all.layers.integers.rounds, [&]<class T, bool kRounds>() {
-            using Source = InputRows<T, kRounds>;
+        dispatch_input(x.scalar_type(), [&]<class T>() {
+            using Source = InputRows<T>;
             const GradType type = to == ScalarType::Float  ? GradType::float32
                                   : to == ScalarType::Half ? GradType::float16
                                                            : GradType::bfloat16;
@@ -528,7 +545,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradients_op(const std::optional<Tens
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const Tensor& order, Tensors parameters, const Tensor& grad_sums, const std::optional<Tensor>& partials,
-    const std::optional<Tensor>& grad_output, Tensors scales, const std::string& description, Tensors batch_in,
+    const std::optional<Tensor>& grad_output, Tensors scales, int64_t description, Tensors batch_in,
     std::vector<int64_t> made_for_in, const Tensor& saved, int64_t num_features, Numbers bound_and_scale) {
     constexpr const char* op = "layer_stacks_gradients_through";
     using namespace perspective_transformer;
@@ -543,17 +560,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> through_op(
     const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
     Gradients all(op, batch.white.size(0), true, order, parameters, partials, grad_output, scales, description);
     const Layer& first = all.layers.at[0];
-    if (!kBuiltFor90 || made_for.bucket_size == 0 || all.layers.integers.rounds || first.inputs % 64 != 0)
-        fail(op, "parameters", "layers that the kernel is not made for",
-             "king buckets, layers that do not round, and N a multiple of 64");
-    if (saved.scalar_type() != ScalarType::Float && !(range.bound >= 1.0f / 64 && range.bound <= 128.0f))
-        fail(op, "bound_and_scale", "bound " + std::to_string(range.bound), "1/64 to 128 in 16 bits");
+    if (!kBuiltFor90 || made_for.bucket_size == 0 || first.inputs % 64 != 0)
+        fail(op, "parameters", "layers that the kernel is not made for", "king buckets, and N a multiple of 64");
+    if (saved.scalar_type() != ScalarType::Float && !(range.bound >= 1.0f / 64 && range.bound <= 255.0f))
+        fail(op, "bound_and_scale", "bound " + std::to_string(range.bound), "1/64 to 255 in 16 bits");
     if (all.of_order.positions == 0) fail(op, "white", "no positions", "at least one");
     batch.white = torch::stable::contiguous(batch.white), batch.black = torch::stable::contiguous(batch.black);
     FirstBackward a = all.first_layer(grad_sums);
     bucketed::Through made;
     if constexpr (kBuiltFor90)
-        made = bucketed::first_layer_backward(batch, made_for, aligned(saved), num_features, range, a);
+        made = bucketed::first_layer_backward(batch, made_for, aligned(saved), num_features, range, all.layers.integers,
+                                              a);
     Tensor grad_bias = floats_like(parameters[0], {first.inputs});
     a.segments = mutable_data<float>(made.segments);
     if (!all.has_weight) all.add_segments(a, made.workers, made.padded_outputs);
@@ -577,13 +594,20 @@ std::tuple<Tensor, Tensor> add_shares_op(const Tensor& shares_in) {
     return {totals, gradients};
 }
 
-bool available_op(int64_t device, int64_t inputs, int64_t stacks, const std::string& description) {
+int64_t describe_op(int64_t inputs, int64_t stacks, std::vector<int64_t> hidden, Numbers constants, Numbers integers) {
+    const Layers layers = read_description(inputs, stacks, hidden, constants, integers);
+    Numbers numbers{static_cast<double>(inputs), static_cast<double>(stacks)};
+    numbers.insert(numbers.end(), hidden.begin(), hidden.end());
+    numbers.insert(numbers.end(), constants.begin(), constants.end());
+    numbers.insert(numbers.end(), integers.begin(), integers.end());
+    return descriptions().add(layers, std::move(numbers));
+}
+
+bool available_op(int64_t device, int64_t description) {
     int major = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(device)) != cudaSuccess)
         return false;
-    const size_t hidden = Description(description).hidden.size();
-    if (major < 8 || hidden > kMostHidden || stacks > kMostStacks) return false;
-    return fits(read_layout("layer_stacks_available", inputs, stacks, description));
+    return major >= 8 && fits(descriptions().at("layer_stacks_available", description));
 }
 
 }  // namespace
@@ -601,5 +625,6 @@ STABLE_TORCH_LIBRARY_IMPL(nnue, CUDA, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nnue, CompositeExplicitAutograd, m) {
+    m.impl("layer_stacks_describe", TORCH_BOX(&nnue::cuda::stacks::describe_op));
     m.impl("layer_stacks_available", TORCH_BOX(&nnue::cuda::stacks::available_op));
 }

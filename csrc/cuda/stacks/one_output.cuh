@@ -17,8 +17,7 @@ template <class T>
 constexpr int kNumbersPerRound = kThreads * 16 / static_cast<int>(sizeof(T));
 
 inline bool is_one_output(const Layers& layers, int bytes_per_input) {
-    return layers.count == 1 && !layers.integers.rounds &&
-           layers.at[0].inputs * bytes_per_input <= kMostPacks * kThreads * 16;
+    return layers.count == 1 && layers.at[0].inputs * bytes_per_input <= kMostPacks * kThreads * 16;
 }
 
 // The numbers of a tile in `partials`: the gradient of the stack's weight, then that of its bias.
@@ -46,7 +45,7 @@ __device__ __forceinline__ float sum_over_lanes(float (&numbers)[kCount]) {
 }
 
 // kPacks · kNumbersPerRound ≥ inputs.
-template <class T, int kPacks>
+template <class T, int kPacks, bool kRounds>
 __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, const TileArguments a) {
     using In = Input<T>;
     constexpr int kNumbers = 16 / sizeof(T), kPairs = kNumbers / 2;
@@ -77,6 +76,15 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
         }
     }
     const float bias = __ldg(a.biases[0] + tile.stack);
+    // Inputs 2 i and 2 i + 1 of 16 bytes of x.
+    const auto pair = [&](const uint4& bytes, int i) {
+        float2 two = In::pair(bytes, i);
+        if (kRounds && a.layers.integers.square != 0.0f) {
+            two.x = floorf(a.layers.integers.square * (two.x * two.x));
+            two.y = floorf(a.layers.integers.square * (two.y * two.y));
+        }
+        return two;
+    };
     float weighted = 0.0f, weight = 0.0f, grad_bias = 0.0f;  // of the lane's positions
     int buffer = 0;
     for (int first = 0; first < tile.count; first += kTogether, buffer ^= 1) {
@@ -98,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
             for (int k = 0; k < kPacks; ++k) {
 #pragma unroll
                 for (int i = 0; i < kPairs; ++i) {
-                    const float2 two = In::pair(raw[p][k], i);
+                    const float2 two = pair(raw[p][k], i);
                     share[p] += two.x * weights[k][2 * i];
                     share[p] += two.y * weights[k][2 * i + 1];
                 }
@@ -113,16 +121,21 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
         float gradient = 0.0f;
         const int place = first + lane;
         if (lane < kTogether && place < tile.count) {
-            float output = bias;
+            float output = kRounds ? 0.0f : bias;
 #pragma unroll
             for (int w = 0; w < kWarps; ++w) output += shares[buffer][lane][w];
             const Target& of = targets[place];
-            output += of.psqt;
+            if constexpr (kRounds)
+                output = integer_score(a, 0, divided<true>(a, output) + bias, of.psqt, nullptr);
+            else
+                output += of.psqt;
             const PositionLoss loss = position_loss(a.loss, output, of.score, of.result, of.lambda);
-            gradient = loss.gradient;
-            weighted += loss.weighted, weight += loss.weight, grad_bias += gradient;
+            weighted += loss.weighted, weight += loss.weight;
+            gradient = kRounds ? loss.gradient * a.layers.integers.layers_slope : loss.gradient;
+            grad_bias += gradient;
+            if constexpr (kRounds) gradient /= a.layers.integers.divide;
             if (warp == 0) {
-                a.grad_output[tile.positions[place]] = gradient;
+                a.grad_output[tile.positions[place]] = loss.gradient;
                 a.grad_sums[tile.positions[place]] = gradient;
             }
         }
@@ -133,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_output_kernel(const T* x, con
             for (int k = 0; k < kPacks; ++k) {
 #pragma unroll
                 for (int i = 0; i < kPairs; ++i) {
-                    const float2 two = In::pair(raw[p][k], i);
+                    const float2 two = pair(raw[p][k], i);
                     sums[k][2 * i] += factor * two.x;
                     sums[k][2 * i + 1] += factor * two.y;
                 }

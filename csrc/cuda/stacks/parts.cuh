@@ -15,12 +15,6 @@ __device__ __forceinline__ uint32_t bits_of(const T& two_numbers) {
     return *reinterpret_cast<const uint32_t*>(&two_numbers);
 }
 
-// floor(number) where the layers round, else the number itself.
-template <bool kRounds>
-__device__ __forceinline__ float floored(float number) {
-    return kRounds ? floorf(number) : number;
-}
-
 // Splits two numbers into parts, the largest part first. words[p] has part p of both numbers, that of `a` in its low
 // half.
 template <int kParts>

@@ -600,7 +600,7 @@ __global__ void __launch_bounds__(kThreads, kFirstTogether) tile_kernel(const T*
     const Target target = load_target(a, tile);
     float* const shares = memory + a.places.shares;
     const float* const weight = a.weights[0] + static_cast<int64_t>(tile.stack) * first.outputs * first.inputs;
-    first_layer_sums<T, MT, NT, kRounds>(x, weight, first.inputs, first.outputs, tile.positions, shares);
+    first_layer_sums<T, MT, NT>(x, weight, first.inputs, first.outputs, tile.positions, shares);
     hopper::copy_async_wait_all();
     __syncthreads();
     // A warp takes every eighth output, a lane two positions. The activated values overlap `shares`, so they are stored

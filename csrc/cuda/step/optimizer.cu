@@ -28,7 +28,7 @@ int64_t bytes_of(Kind kind) {
 }
 
 void begin_op(Tensors gradients, std::vector<int64_t> shared_rows, const Tensor& loss, const Tensor& lr, Tensors state,
-              const std::string& rule, std::vector<double> constants, double max_norm) {
+              int64_t rule, std::vector<double> constants, double max_norm) {
     BeginArguments a{};
     a.hyperparameters = check_rule(kBegin, rule, constants);
     a.max_norm = max_norm;
@@ -122,8 +122,7 @@ void run(const std::vector<Part>& parts, const UpdateArguments& a, bool follows_
 }
 
 void update_op(Tensors weights, Tensors gradients, Tensors moments, Tensors copies, Tensors state,
-               std::vector<double> settings, const std::string& rule, std::vector<double> constants,
-               bool follows_begin) {
+               std::vector<double> settings, int64_t rule, std::vector<double> constants, bool follows_begin) {
     const Hyperparameters h = check_rule(kUpdate, rule, constants);
     const auto [step, failed, numbers] = check_state(kUpdate, state, Device::cuda);
     Tensors kept;

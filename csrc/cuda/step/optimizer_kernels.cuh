@@ -229,19 +229,21 @@ struct State {
             store_pack(part.slow, at, slow);
         }
         store_pack(part.weight, at, weight);
-        if (part.copy != nullptr) store_copy(part.copy, at, part.copy_kind, weight);
+        if (part.copy != nullptr) store_copy(part, at, weight);
         return good;
     }
 
   private:
-    __device__ static void store_copy(void* to, int64_t at, Kind kind, const Pack<T, V>& from) {
+    __device__ static void store_copy(const Part& part, int64_t at, const Pack<T, V>& from) {
         float rounded[V];
+        const T steps = static_cast<T>(part.steps);
 #pragma unroll
-        for (int i = 0; i < V; ++i) rounded[i] = static_cast<float>(from.at[i]);
-        if (kind == Kind::kFloat16) {
-            store_sums<V>(static_cast<__half*>(to) + at, rounded);
+        for (int i = 0; i < V; ++i)
+            rounded[i] = static_cast<float>(steps == 0 ? from.at[i] : optimizer::nearest(from.at[i] * steps));
+        if (part.copy_kind == Kind::kFloat16) {
+            store_sums<V>(static_cast<__half*>(part.copy) + at, rounded);
         } else {
-            store_sums<V>(static_cast<__nv_bfloat16*>(to) + at, rounded);
+            store_sums<V>(static_cast<__nv_bfloat16*>(part.copy) + at, rounded);
         }
     }
 };
