@@ -229,6 +229,29 @@ def _loss_plots(runs: Sequence[Run]) -> Iterator[Plot]:
         )
 
 
+def _both_losses_plot(run: Run) -> Iterator[Plot]:
+    """Training and validation loss of a run on one axis."""
+    train, validation = (_curves([run], kind, "loss") for kind in ("train", "validation"))
+    if not train or not validation:
+        return
+    curves = [train[0], Curve(run, SERIES[1], validation[0].x, validation[0].y)]
+
+    def line(axes: Axes, curve: Curve, divisor: float) -> None:
+        x, y = thin(curve.x / divisor, smoothing.middle(curve.y, min(5, len(curve.y))))
+        axes.plot(x, y, color=curve.color, marker="o" if len(x) == 1 else "")
+
+    def both(axes: Axes) -> None:
+        _draw(curves, "loss", line)(axes)
+        _fit(axes, [curve.y for curve in curves])
+
+    yield Plot(
+        "Training and validation loss",
+        both,
+        note="Medians of five records. The training loss has the λ of its step, the validation loss that of the end.",
+        legend=[("training", curves[0].color), ("validation", curves[1].color)],
+    )
+
+
 def _plain_plot(
     runs: Sequence[Run],
     kind: str,
@@ -670,7 +693,7 @@ def build(paths: Sequence[Path]) -> Page:
     page.subtitle = time.strftime("NNUE training, as of %Y-%m-%d %H:%M UTC", time.gmtime())
     page.sections.append(_overview(runs, failures))
     for title, plots in (
-        ("Loss", list(_loss_plots(runs))),
+        ("Loss", [*(_both_losses_plot(runs[0]) if len(runs) == 1 else ()), *_loss_plots(runs)]),
         ("Matches", list(_match_plots(runs))),
         ("Course", list(_course_plots(runs))),
         ("Weights and neurons", list(_net_plots(runs))),

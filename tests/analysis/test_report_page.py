@@ -345,3 +345,15 @@ def test_the_page_warns_of_a_run_that_went_wrong(tmp_path):
     (section, *_) = report.build([tmp_path]).sections
     assert any("12.5 times the best" in line for line in section.warnings)
     assert not any("validation" in line for line in section.good)
+
+
+def test_both_losses_are_on_one_axis(tmp_path):
+    records = [
+        {"event": kind, "step": step, "loss": 0.1 / step} for kind in ("train", "validation") for step in range(1, 9)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = report.build([tmp_path])
+    plots = [plot for section in page.sections for plot in section.plots]
+    assert plots[0].title == "Training and validation loss"
+    assert [name for name, _ in plots[0].legend] == ["training", "validation"]
+    assert "Training and validation loss" in render(page)
