@@ -204,6 +204,7 @@ def test_a_net_of_unknown_features_has_no_header(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"examples/engine does not know nets like this one \(layered of HalfKP\)"):
         exported({"kind": "layered", "inputs": "HalfKP", "hidden": 8}, tmp_path)
     assert not (tmp_path / "net.bin").exists()
-    exported(NETS["simple"], tmp_path)
+    (tmp_path / "simple").mkdir()
+    exported(NETS["simple"], tmp_path / "simple")
     with pytest.raises(UserError, match=r"net.h: expected another name: the header"):
-        nnue("export", tmp_path / "c.safetensors", tmp_path / "net.h", "--format", "raw", "--header")
+        nnue("export", tmp_path / "simple" / "c.safetensors", tmp_path / "net.h", "--format", "raw", "--header")
