@@ -287,6 +287,6 @@ def test_fields_on_the_migration_pages_exist(project_root, page):
     cells = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ") and line.count(" | ") >= 1]
     for cell in cells:
         for field in re.findall(
-            r"`((?:model|data|training|loss|lambda|schedule|optimizer|validation)\.[a-z_.]+)", cell
+            r"`((?:model|data|training|loss|lambda|schedule|optimizer|validation)\.[a-z0-9_.]+)", cell
         ):
             assert field in known or any(key.startswith(f"{field}.") for key in known), field

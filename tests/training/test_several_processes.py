@@ -62,7 +62,7 @@ def recipe(tmp_path, data) -> Path:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    changing = ("time", "positions_per_second", "peak_memory_bytes")
+    changing = ("time", "positions_per_second", "run_positions_per_second", "peak_memory_bytes")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in changing} for line in lines]
 
