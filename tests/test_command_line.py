@@ -260,7 +260,7 @@ def test_suggested_commands_can_be_pasted(tmp_path: Path) -> None:
     """Whatever the folder is called."""
     run_dir = tmp_path / "a run; of 'mine'"
     for interrupted in (True, False):
-        lines = report(Summary(1, 2, 3, 4.0, None, None, interrupted), run_dir)
+        lines = report(Summary(1, 2, 3, 4.0, 3.0, None, None, interrupted), run_dir)
         command = shlex.split(lines[-1].split("with", 1)[1])
         assert command[:2] == ["nnue", "train" if interrupted else "export"]
         assert str(run_dir) in command[-1]

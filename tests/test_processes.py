@@ -20,7 +20,7 @@ except KeyboardInterrupt:
 """
 
 SESSION = """
-import signal, subprocess, sys
+import signal, subprocess, sys, time
 import processes
 processes.set_signals()
 processes.adopt_orphans()
@@ -31,6 +31,8 @@ with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIP
 # A child, and the orphan of another one.
 subprocess.Popen(["sleep", "600"])
 subprocess.run(["sh", "-c", "sleep 601 >/dev/null 2>&1 &"])
+while not any(line.startswith("sleep 601") for line in processes.children().values()):  # the shell's child becomes it
+    time.sleep(0.01)
 print(sorted(processes.end_children().values()), processes.children())
 """
 

@@ -106,9 +106,10 @@ Expected by_hand(const Net& net, const Record& record) {
                                          std::vector<std::int32_t>(static_cast<std::size_t>(set.max_active))};
     std::int16_t count = 0, score = 0;
     std::int8_t result = 0;
-    std::uint8_t black_to_move = 0, pieces = 0;
-    all_kernels()[0]->expand(&record, nullptr, 1, set,
-                             {rows[0].data(), rows[1].data(), &count, &black_to_move, &score, &result, &pieces});
+    std::uint8_t black_to_move = 0, pieces = 0, material = 0;
+    all_kernels()[0]->expand(
+        &record, nullptr, 1, set,
+        {rows[0].data(), rows[1].data(), &count, &black_to_move, &score, &result, &pieces, &material});
     if (black_to_move) std::swap(rows[0], rows[1]);
     std::vector<std::int64_t> x;
     std::int32_t sums[2][2] = {};

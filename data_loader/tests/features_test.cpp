@@ -401,7 +401,7 @@ TEST(FeatureSets, AWrongNameSaysWhatIsWrong) {
         return refusal(name.c_str()).substr(("feature set '" + name + "': ").size());
     };
     EXPECT_EQ(inside("planes=9"), "planes is '9', expected one of 12, 11, 10");
-    EXPECT_EQ(inside("buckets=4"), "has 'buckets=4', expected planes=, order=, mirror= or kings=");
+    EXPECT_EQ(inside("buckets=4"), "has 'buckets=4', expected planes=, order=, mirror=, kings=, states= or virtual=");
     EXPECT_EQ(inside("kings=0.1.x"), "kings has 'x', expected king buckets from 0 to 63");
     EXPECT_EQ(inside("kings=0.1"), "kings has 2 buckets, expected 64, or 32 where the board is mirrored");
     EXPECT_EQ(refusal("PieceSquare(planes=12"), "feature set 'PieceSquare(planes=12': expected a ')' at its end");

@@ -267,6 +267,14 @@ def list_presets() -> None:
         print(f"{name:{max(map(len, names))}}  {presets.description(name)}")
 
 
+def _is_file(name: str) -> bool:
+    """Whether there is such a file; a long override is no name of a file."""
+    try:
+        return Path(name).is_file()
+    except OSError:
+        return False
+
+
 def _recipe_path(
     arguments: list[str] | None, option: Path | None, preset: str | None, command: str
 ) -> tuple[Path | None, list[str]]:
@@ -277,9 +285,9 @@ def _recipe_path(
     named = [] if option is None else [option]
     if preset is not None:
         named.append(presets.path(preset))
-    if overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file()):
+    if overrides and ("=" not in overrides[0] or _is_file(overrides[0])):
         named.append(Path(overrides.pop(0)))
-        if not named[-1].exists() and str(named[-1]) in presets.names():
+        if str(named[-1]) in presets.names() and not named[-1].exists():
             raise UserError(f"{named[-1]}: no such file; the preset of this name is --preset {named[-1]}")
     if len(named) > 1:
         raise UserError(f"{command}: {' and '.join(quoted(path) for path in named)}: expected one recipe")

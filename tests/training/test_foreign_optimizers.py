@@ -52,7 +52,6 @@ MAKERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@OPTIMIZERS.register("of_others")
 @section
 class OfOthers(OptimizerConfig):
     """One of `MAKERS`."""
@@ -61,6 +60,14 @@ class OfOthers(OptimizerConfig):
 
     def rule(self, work: Work) -> Rule:
         return TorchRule(work, lambda groups: MAKERS[self.name](groups, self.lr))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    """Other tests list the optimisers that the package has."""
+    OPTIMIZERS.register("of_others")(OfOthers)
+    yield
+    del OPTIMIZERS._classes["of_others"]
 
 
 @pytest.mark.parametrize("stop", [7, 10])
