@@ -27,8 +27,8 @@ def exported(architecture: dict[str, Any], folder: Path) -> Path:
         for bound in model.weight_bounds():
             bound.parameter[bound.first_row :][: bound.rows].clamp_(bound.low, bound.high)
     checkpoint.save(folder / "c.safetensors", Checkpoint(model.architecture, {"model": model.state_dict()}))
-    nnue("export", folder / "c.safetensors", folder / "net.nnue")
-    nnue("export", folder / "c.safetensors", folder / "net.bin", "--format", "raw", "--header")
+    nnue("export", folder / "c.safetensors", folder / "net.nnue", "--overwrite")
+    nnue("export", folder / "c.safetensors", folder / "net.bin", "--format", "raw", "--header", "--overwrite")
     return folder / "net.bin"
 
 

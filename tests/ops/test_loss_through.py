@@ -358,6 +358,8 @@ def check_model(model: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, dtype: 
 class EmulatedPlan(NamedTuple):
     data: Tensor
     made_for: list[int]
+    white: Tensor
+    black: Tensor
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,7 @@ def test_emulated_model(
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
         made_for = [768 if net == SFNNV5 else 0, features, 4]
         made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, *made_for)
-        return EmulatedPlan(made, made_for)
+        return EmulatedPlan(made, made_for, white, black)
 
     called: list[bool] = []
     whole = LayerStacks.loss_through
@@ -489,7 +491,7 @@ def test_emulated_columns(emulated: ctypes.CDLL, size: int, monkeypatch: pytest.
 
     def plan(white: Tensor, black: Tensor, black_to_move: Tensor, features: int, *_: Any) -> EmulatedPlan:
         made = torch.ops.nnue_emulated.perspective_plan(white, black, black_to_move, features, 768, features, 4)
-        return EmulatedPlan(made, [768, features, 4])
+        return EmulatedPlan(made, [768, features, 4], white, black)
 
     def psqt(call: FusedCall, begin: int, end: int) -> Tensor:
         assert call.psqt is not None
