@@ -1,0 +1,31 @@
+"""The source distribution has all that a build needs."""
+
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+
+def test_it_has_every_source(tmp_path, project_root):
+    """Made of a copy of the tracked files, since a build in place leaves a list of files that hides what is missing."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=project_root, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    files = [name for name in tracked.stdout.split("\0") if name and (project_root / name).is_file()]
+    rooms = ("csrc/", "data_loader/", "nnue_trainer/")
+    wanted = {name for name in files if name.startswith(rooms) and not name.startswith("data_loader/fuzz/")}
+    tree = tmp_path / "tree"
+    for name in files:
+        if name in wanted or "/" not in name or name.startswith(("examples/", "samples/", "tools/")):
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(project_root / name, tree / name)
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True, env=os.environ | {"NNUE_NO_EXTENSIONS": "1"})
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        held = {name.partition("/")[2] for name in opened.getnames()}
+    assert wanted - held == set()
+    assert not any(name.endswith((".so", ".o", ".nnue")) for name in held)
+    assert archive.stat().st_size < 8 << 20
