@@ -123,7 +123,9 @@ def test_a_set_in_python_equals_a_reference(records: np.ndarray, both: bool) -> 
     name = known("my_features.py:KingDistance" + ("(both_kings=true)" if both else ""))
     assert name == f"my_features.py:KingDistance(both_kings={'true' if both else 'false'})"
     (part,) = feature_set(name).parts
-    assert part[1:6] == (0, 192 if both else 96, 64 if both else 32, 0, 0)
+    features = 192 if both else 96
+    assert part[1:7] == (0, features, 64 if both else 32, 0, 0, features)
+    assert tuple(part.states) == ()
     positions = decoded(records)
     expected = [[king_distances(*position, c, both) for position in positions] for c in (0, 1)]
     assert_rows(expand(records, name, threads=2), 0, part.num_features, expected)
@@ -349,7 +351,9 @@ def test_left_packed(rows: list[list[int]]) -> None:
 def test_a_set_in_a_header_equals_a_reference(records: np.ndarray, cache: Path) -> None:
     name = known("my_features.h:Neighbours")
     assert name == "my_features.h:Neighbours"
-    assert feature_set(name).parts[0][1:6] == (0, 576, 128, 0, 0)
+    (part,) = feature_set(name).parts
+    assert part[1:7] == (0, 576, 128, 0, 0, 576)
+    assert tuple(part.states) == ()
     expected = [[neighbours(pieces, c) for pieces, _ in decoded(records)] for c in (0, 1)]
     assert_rows(expand(records, name, threads=2), 0, 576, expected)
     total = known("my_features.h:Neighbours + HalfKAv2_hm + my_features.py:KingDistance")
