@@ -22,10 +22,11 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
 
-CXX_FLAGS = ["-O3", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# No debug information, and no path of this machine in messages: both would be most of a library.
+CXX_FLAGS = ["-O3", "-std=c++20", "-g0", f"-ffile-prefix-map={ROOT}/=", "-fvisibility=hidden", "-Wall", "-Wextra"]
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "nnue_trainer" / "__init__.py").read_text()).group(1)
 # 2.10: the oldest torch whose stable ABI has all that csrc/ uses. Its headers leave parameters unused.
-OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", f"-DNNUE_VERSION={VERSION}", "-Wno-unused-parameter"]
+OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-Wno-unused-parameter"]
 
 # Feature sets and records: one definition for the data pipeline, the CPU operator and the CUDA kernel.
 SHARED_HEADERS = ("data_loader/base/*.h", "data_loader/chess/*.h", "data_loader/features/*.h")
@@ -55,6 +56,19 @@ class BuildPy(build_py):
 
 def sources(*patterns: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
+
+
+def write_version_header() -> str:
+    """Writes nnue_version.h for csrc/build_info.h; returns its folder.
+
+    A header, not an option of the compiler, so that a new version compiles two files again and not all of them.
+    """
+    header = ROOT / "build" / "include" / "nnue_version.h"
+    text = f"#define NNUE_VERSION {VERSION}\n"
+    if not header.is_file() or header.read_text() != text:
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
+    return str(header.parent)
 
 
 def find_nvcc() -> str | None:
@@ -136,6 +150,8 @@ def native_parts() -> dict[str, object]:
 
             Then compiles the sources for Hopper with flags of their own, which an Extension has no place for.
             """
+            # One folder for each library: what two of them compile from one source is not one object.
+            self.build_temp = str(Path(self.build_temp).with_name(ext.name))
             newest = max((Path(header).stat().st_mtime for header in ext.depends), default=0)
             for source in (s for s in ext.sources if s.endswith(".cu")):
                 built = Path(self.build_temp, source).with_suffix(".o")
@@ -157,11 +173,12 @@ def native_parts() -> dict[str, object]:
             super().build_extension(ext)
 
     nvcc = find_nvcc()
+    version_folder = write_version_header()
     cpu_ops = cpp_extension.CppExtension(
         "nnue_trainer._ops_cpu",
         sources("csrc/*.cpp", "csrc/cpu/*.cpp", *SHARED_SOURCES),
         depends=sources("csrc/*.h", "csrc/cpu/*.h", *SHARED_HEADERS),
-        include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader")],
+        include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader"), version_folder],
         # Contraction off: every instruction set level computes the same bits. No errno: roots are one instruction. No
         # traps: loops with a condition become vector instructions. psabi: vectors never cross a real call.
         extra_compile_args={
@@ -209,7 +226,10 @@ def native_parts() -> dict[str, object]:
             "nnue_trainer._ops_cuda",
             cuda_sources,
             depends=sources("csrc/*.h", "csrc/cuda/*.cuh", "csrc/cuda/*/*.cuh", *SHARED_HEADERS),
-            include_dirs=[str(ROOT / "csrc"), str(ROOT / "data_loader"), str(cuda_home / "include")],
+            include_dirs=[
+                *(str(ROOT / "csrc"), str(ROOT / "data_loader"), version_folder),
+                str(cuda_home / "include"),
+            ],
             library_dirs=[
                 str(path)
                 for path in (cuda_home / "lib64", cuda_home / "lib", *cuda_home.glob("targets/*/lib"))
@@ -223,6 +243,7 @@ def native_parts() -> dict[str, object]:
                     "--expt-relaxed-constexpr",
                     "-lineinfo",
                     "-Xcompiler=-fvisibility=hidden",
+                    f"-Xcompiler=-g0,-ffile-prefix-map={ROOT}/=",
                     # Both know -D; -W is the host compiler's.
                     *(flag if flag.startswith("-D") else f"-Xcompiler={flag}" for flag in OPS_FLAGS),
                     *defines,

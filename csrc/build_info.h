@@ -4,8 +4,10 @@
 
 #include <torch/headeronly/version.h>
 
-#define NNUE_STRINGIZE_IMPL(x) #x
-#define NNUE_STRINGIZE(x) NNUE_STRINGIZE_IMPL(x)
+#include "stringize.h"
+#ifndef NNUE_VERSION
+#include "nnue_version.h"  // written by setup.py from nnue_trainer.__version__
+#endif
 
 #if defined(__clang__)
 #define NNUE_COMPILER "clang " NNUE_STRINGIZE(__clang_major__) "." NNUE_STRINGIZE(__clang_minor__)

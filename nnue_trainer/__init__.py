@@ -34,7 +34,7 @@ if _TYPE_CHECKING:
     from nnue_trainer.errors import UserError
     from nnue_trainer.modules import FeatureTransformer, PerspectiveTransformer, StackedLinear
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Batch",
     "FeatureTransformer",

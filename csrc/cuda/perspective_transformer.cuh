@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "../build_info.h"
 #include "../perspective_transformer.h"
+#include "../stringize.h"
 #include "carver.cuh"
 #include "common.cuh"
 #include "float_type.cuh"
