@@ -2,7 +2,7 @@
 // every device. The feature sets themselves are in data_loader/features/feature_sets.h: the data pipeline's CPU
 // expander, the operator on CPU and the kernel on CUDA compile the same lines of code.
 //
-//   records        uint8 [B, 32]  positions as binpack stores them (docs/data.md); need not be contiguous
+//   records        uint8 [B, 32]  positions as binpack stores them (docs/binpack.md); need not be contiguous
 //   feature_set    the handle of a set's name (features/feature_set.h), which determines everything about the set
 //   white, black   int32 [B, K]   active features of each perspective, then -1; K and the order depend on the set
 //   counts         int16 [B]      entries per row; both rows of a position have the same number

@@ -1,4 +1,4 @@
-// Between the 32-byte record and the board. Layout of a record: docs/data.md, "The record".
+// Between the 32-byte record and the board. Layout of a record: docs/binpack.md, "The record".
 #pragma once
 
 #include "chess/position.h"

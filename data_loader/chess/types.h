@@ -54,7 +54,7 @@ struct Move {
     bool operator==(const Move&) const = default;
 };
 
-// One position with its move, score and result, byte for byte the stem of a binpack chain (docs/data.md).
+// One position with its move, score and result, byte for byte the stem of a binpack chain (docs/binpack.md).
 struct Record {
     std::array<std::uint8_t, 32> bytes;
     bool operator==(const Record&) const = default;

@@ -4,7 +4,7 @@
 //     offset + 64 · plane(piece) + (square ^ orientation).
 // A set with states adds what its counters give for the pieces on the board (StateCounter) to the offset.
 // Sets of pairs of pieces are made in pairs.h. Sums of sets, and piece-square sets that a recipe declares, are put
-// together at run time (feature_set.h). Index layouts: docs/data.md, "Feature sets". Perspective 0 is white, 1 is
+// together at run time (feature_set.h). Index layouts: docs/feature-sets.md. Perspective 0 is white, 1 is
 // black.
 //
 // To add a piece-square set, add a struct and its name to BasicSets. To add another set: general_sets.h.

@@ -1,5 +1,5 @@
 // The feature sets whose features are pairs of pieces: Full_Threats (what attacks what) and PP_3Wide (pawns side by
-// side). One definition for CPU and GPU, like feature_sets.h. Index layouts: docs/data.md, "Feature sets".
+// side). One definition for CPU and GPU, like feature_sets.h. Index layouts: docs/feature-sets.md.
 //
 // A set first lists the pairs of a position, which is the same work for both perspectives, and then gives each pair its
 // index for each perspective. So both rows of a position have the same number of features, in the same order.

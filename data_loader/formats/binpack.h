@@ -1,4 +1,4 @@
-// The .binpack format: chunks of chains of positions. docs/data.md, "binpack".
+// The .binpack format: chunks of chains of positions. docs/binpack.md, "binpack".
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// The bitstream of a binpack chain: the moves and scores of the plies after its stem. docs/data.md, "Movetext".
+// The bitstream of a binpack chain: the moves and scores of the plies after its stem. docs/binpack.md, "Movetext".
 #pragma once
 
 #include <cstddef>

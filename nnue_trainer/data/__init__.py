@@ -1,6 +1,6 @@
 """Positions from files to batches: the Python face of data_loader/.
 
-Positions are 32-byte records, uint8 [n, 32], byte for byte the stem of a binpack chain (docs/data.md).
+Positions are 32-byte records, uint8 [n, 32], byte for byte the stem of a binpack chain (docs/binpack.md).
 """
 
 import importlib

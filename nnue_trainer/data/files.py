@@ -1,7 +1,7 @@
 """Data files in any format, plain or compressed: one way to read them, one way to write them.
 
-Positions come and go as arrays of 32-byte records, uint8 [n, 32] (docs/data.md). A file's format is recognised by its
-content, not by its name. What a format has no room for is counted while it is written (`PositionWriter.losses`;
+Positions come and go as arrays of 32-byte records, uint8 [n, 32] (docs/binpack.md). The format of a file is recognised
+by its content, not by its name. What a format has no room for is counted while it is written (`PositionWriter.losses`;
 docs/data-formats.md).
 """
 

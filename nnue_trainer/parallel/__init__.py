@@ -1,8 +1,8 @@
 """Training one net on several GPUs, with one process for each GPU.
 
 `ranks.py`: the processes, their exchanges and their common decisions; `watch.py`: how they end together; `division.py`:
-how they divide the net and the batches; `split.py`: how a tensor is split into columns. docs/training.md, "Several
-GPUs", describes it for users.
+how they divide the net and the batches; `split.py`: how a tensor is split into columns. docs/several-gpus.md
+describes it for users.
 """
 
 import os

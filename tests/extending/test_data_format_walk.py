@@ -1,4 +1,4 @@
-"""The walk "A data format" of docs/extending.md: converted to and from, looked at, trained on, interrupted, resumed."""
+"""The walk "A data format" of docs/own-data.md: converted to and from, looked at, trained on, interrupted, resumed."""
 
 import gzip
 import json
@@ -190,5 +190,5 @@ def test_a_format_that_cannot_write_says_so(folder):
 
 
 def test_the_guide_has_it(project_root):
-    guide = (project_root / "docs" / "extending.md").read_text(encoding="utf-8")
+    guide = (project_root / "docs" / "own-data.md").read_text(encoding="utf-8")
     assert f"(../examples/extending/{FILE})" in guide

@@ -1,4 +1,4 @@
-"""Data formats: those of data_loader/ and those from outside, in one registry. docs/extending.md, "A data format".
+"""Data formats: those of data_loader/ and those from outside, in one registry. docs/own-data.md.
 
 `base` has the class that formats from outside derive from; the built-in ones (`built_in`) are those of
 data_loader/formats, where their names and suffixes come from.

@@ -1,0 +1,70 @@
+"""The pages: links lead somewhere, no page is too long to read, and the README fits into a minute."""
+
+import re
+from pathlib import Path
+
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "docs/*.md",
+    "benchmarks/**/*.md",
+    "examples/**/*.md",
+)
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"(?ms)^```.*?^```$", "", text)
+
+
+def anchors(text: str) -> set[str]:
+    """The names that GitHub and mkdocs give to headings."""
+    headings = re.findall(r"(?m)^#+ (.*)$", without_code(text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+        if re.match(r"https?://|mailto:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target.read_text())):
+            dead.append(link)
+    return dead
+
+
+def test_dead_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A title\n[a](#a-title) [b](#other) [c](missing.md) [d](page.md#a-title) [e](https://example.org)\n"
+    )
+    assert dead_links(page) == ["#other", "missing.md"]
+
+
+def test_no_link_is_dead(project_root: Path) -> None:
+    pages = [page for pattern in PAGES for page in sorted(project_root.glob(pattern))]
+    assert len(pages) > 30
+    assert {str(page): dead for page in pages if (dead := dead_links(page))} == {}
+
+
+def test_pages_are_short(project_root: Path) -> None:
+    lengths = {page.name: len(page.read_text().splitlines()) for page in (project_root / "docs").glob("*.md")}
+    assert {name: length for name, length in lengths.items() if length > 250} == {}
+
+
+def test_the_readme_has_at_most_450_words(project_root: Path) -> None:
+    text = (project_root / "README.md").read_text(encoding="utf-8").partition("\n## Documents")[0]
+    assert len(text.split()) <= 450
+
+
+def test_every_page_is_reachable(project_root: Path) -> None:
+    linked = {
+        link.partition("#")[0].rpartition("/")[2]
+        for page in [project_root / "README.md", *project_root.glob("docs/*.md")]
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    }
+    assert sorted(page.name for page in project_root.glob("docs/*.md") if page.name not in linked) == []
