@@ -12,6 +12,7 @@ NNUE_NO_EXTENSIONS=1 installs the Python files alone, for `make`, which builds t
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from importlib.util import find_spec
@@ -22,6 +23,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
 
+# Where the project is published: the one source is CITATION.cff.
+REPOSITORY = re.search(r"^repository-code: *(\S+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
 # No debug information, and no path of this machine in messages: both would be most of a library.
 CXX_FLAGS = ["-O3", "-std=c++20", "-g0", f"-ffile-prefix-map={ROOT}/=", "-fvisibility=hidden", "-Wall", "-Wextra"]
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "nnue_trainer" / "__init__.py").read_text()).group(1)
@@ -71,6 +74,22 @@ def write_version_header() -> str:
     return str(header.parent)
 
 
+def readme() -> str:
+    """README.md for a package index, where links into the project lead to the repository, or are only their text."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    if REPOSITORY is None:
+        text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]+\)\n*", "", text)
+        return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]+\)", r"\1", text)
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{REPOSITORY[1]}/raw/v{VERSION}/", text)
+    return re.sub(r"(?<!!)(\[[^]]*\]\()(?!https?:)", rf"\1{REPOSITORY[1]}/blob/v{VERSION}/", text)
+
+
+def metadata() -> dict[str, object]:
+    """The fields of pyproject.toml that are dynamic."""
+    urls = {"Source": REPOSITORY[1], "Changelog": f"{REPOSITORY[1]}/blob/main/CHANGELOG.md"} if REPOSITORY else {}
+    return {"long_description": readme(), "long_description_content_type": "text/markdown", "project_urls": urls}
+
+
 def find_nvcc() -> str | None:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     candidates = [Path(home) / "bin" / "nvcc"] if home else []
@@ -85,6 +104,24 @@ def toolkit_of(nvcc: str) -> Path:
     run = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True, check=False)
     top = re.search(r"^#\$ TOP=(.+)$", run.stderr, re.MULTILINE)
     return Path(top.group(1)).resolve() if top else Path(nvcc).parent.parent
+
+
+MINIMUM = {"g++": 12, "clang": 16}
+
+
+def compiler_problem() -> str | None:
+    """One line where the C++ compiler is missing or too old for C++20 as it is used here; None for one that will do."""
+    command = [*shlex.split(os.environ.get("CXX", "c++")), "-dM", "-E", "-x", "c++", os.devnull]
+    needed = f"nnue-trainer needs g++ {MINIMUM['g++']} or clang {MINIMUM['clang']} or newer; set CXX to one"
+    try:
+        macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"{' '.join(command[:-5])}: no C++ compiler that runs ({error}); {needed}"
+    name, macro = ("clang", "__clang_major__") if "__clang__" in macros else ("g++", "__GNUC__")
+    found = re.search(rf"#define {macro} (\d+)", macros)
+    if found is not None and int(found[1]) < MINIMUM[name]:
+        return f"{' '.join(command[:-5])} is {name} {found[1]}; {needed}"
+    return None
 
 
 def wants_cuda(nvcc: str | None) -> bool:
@@ -131,12 +168,21 @@ def native_parts() -> dict[str, object]:
             "imported: run `pip install 'torch>=2.10' pybind11 setuptools ninja`, then "
             "`pip install --no-build-isolation .`"
         )
+    if (problem := compiler_problem()) is not None:
+        raise SystemExit(problem)
     import pybind11
+    import torch
     from torch.utils import cpp_extension
 
     # A torch that wraps the compiler in ccache itself takes CXX for one word.
     if hasattr(cpp_extension, "_wrap_compiler") and os.environ.get("CXX", "").startswith("ccache "):
         os.environ["CXX"] = os.environ["CXX"].removeprefix("ccache ")
+
+    def no_paths_of_torch(language: str) -> list[str]:
+        """Flags that take the folder of torch's headers out of the texts of their checks."""
+        packages = Path(torch.__file__).parents[1]
+        flags = [f"-ffile-prefix-map={folder}/=" for folder in sorted({str(packages), str(packages.resolve())})]
+        return [f"-Xcompiler={flag}" for flag in flags] if language == "nvcc" else flags
 
     class BuildExtension(cpp_extension.BuildExtension):
         def get_ext_filename(self, fullname: str) -> str:
@@ -150,6 +196,10 @@ def native_parts() -> dict[str, object]:
 
             Then compiles the sources for Hopper with flags of their own, which an Extension has no place for.
             """
+            if not self.inplace:  # a library in place keeps its symbols, for profilers
+                ext.extra_link_args = [*ext.extra_link_args, "-Wl,-s"]
+                for language, flags in ext.extra_compile_args.items():
+                    ext.extra_compile_args[language] = [*flags, *no_paths_of_torch(language)]
             # One folder for each library: what two of them compile from one source is not one object.
             self.build_temp = str(Path(self.build_temp).with_name(ext.name))
             newest = max((Path(header).stat().st_mtime for header in ext.depends), default=0)
@@ -259,4 +309,5 @@ def native_parts() -> dict[str, object]:
     return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildExtension, "build_py": BuildPy}}
 
 
-setup(**({"cmdclass": {"build_py": BuildPy}} if os.environ.get("NNUE_NO_EXTENSIONS") == "1" else native_parts()))
+parts = {"cmdclass": {"build_py": BuildPy}} if os.environ.get("NNUE_NO_EXTENSIONS") == "1" else native_parts()
+setup(**metadata(), **parts)

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from nnue_trainer import _unbuilt
+
 CPU_LIBRARY = Path(__file__).with_name("_ops_cpu.so")
 CUDA_LIBRARY = Path(__file__).with_name("_ops_cuda.so")
 # The oldest torch whose stable ABI has everything that the libraries use; TORCH_TARGET_VERSION in setup.py.
@@ -61,8 +63,7 @@ def _load_cuda() -> str | None:
 def load() -> Libraries:
     """Load both libraries, once per process. Never raises."""
     if not CPU_LIBRARY.is_file():
-        how = "install with `pip install --no-build-isolation .`, or `make quickstart`"
-        cpu_error: str | None = f"{CPU_LIBRARY.name} was not built ({how})"
+        cpu_error: str | None = _unbuilt.reason(CPU_LIBRARY.stem)
     else:
         cpu_error = _load(CPU_LIBRARY)
     if cpu_error is not None:

@@ -11,9 +11,18 @@ done
 for part in _ops_cpu _data $(command -v nvcc >/dev/null && echo _ops_cuda); do
     grep -q "nnue_trainer/$part.*\.so" <<<"$names" || { echo "$wheel: no $part in it"; exit 1; }
 done
+bytes=$(stat -c %s "$wheel")
+limit=$((16 << 20))
+[ "$bytes" -le "$limit" ] || { echo "$wheel: $bytes bytes, expected at most $limit"; exit 1; }
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 .venv/bin/pip install --disable-pip-version-check --quiet --no-deps --target "$place" "$wheel"
+# Nothing of the machine that built it: paths would stand in users' error messages.
+for library in "$place"/nnue_trainer/*.so; do
+    paths=$(strings -n 6 "$library" | grep -E '(^|[^A-Za-z0-9_.])/(home|root|work|tmp|build|opt|usr/(src|local))/' | head -n 3 || true)
+    [ -z "$paths" ] || { echo "$wheel: $(basename "$library") holds paths of this machine: $paths"; exit 1; }
+    ! readelf -S "$library" | grep -qE '\.(symtab|debug_info)' || { echo "$wheel: $(basename "$library") is not stripped"; exit 1; }
+done
 cd "$place"
 PYTHONPATH=$place "$OLDPWD/.venv/bin/python" - "$place" <<'PY'
 import sys, torch, nnue_trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from nnue_trainer import schema
+from nnue_trainer import extras, schema
 from nnue_trainer.callbacks.base import CALLBACKS, Callback
 from nnue_trainer.errors import UserError, first_line
 from nnue_trainer.schema import section
@@ -29,10 +29,9 @@ class WeightsAndBiases(Callback):
     """offline: keep the records in the run folder, to be sent by `wandb sync`"""
 
     def start(self, trainer: Trainer) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("training.callbacks: wandb is not installed: pip install wandb") from None
+        extras.require("wandb", "training.callbacks: wandb")
+        import wandb
+
         try:
             run = wandb.init(
                 project=self.project,

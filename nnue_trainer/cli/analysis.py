@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from nnue_trainer import extras
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Html, Png, check_pictures, save_pictures
@@ -39,6 +40,7 @@ def report(
     plugin: Plugins = None,
 ) -> None:
     """Write one page about runs: losses, speed, weights, neurons, data, recipes. Needs no network to be read."""
+    extras.require("matplotlib", "nnue report")
     from nnue_trainer.analysis.report import write
 
     plugins.load(plugin)

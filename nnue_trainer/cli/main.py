@@ -123,10 +123,7 @@ def _explain(error: BaseException) -> int:
         traceback.print_exception(error)
     status, message = FAILED, str(error)
     if isinstance(error, UsageError) and _without_data is not None and not _is_of_info(error):
-        message = (
-            f"nnue_trainer._data cannot be loaded: {first_line(_without_data)}; build it (make build, or pip install) "
-            "(only nnue info works without it)"
-        )
+        message = f"nnue_trainer._data cannot be loaded: {first_line(_without_data)} (only nnue info works without it)"
     elif isinstance(error, UsageError):
         command, status = error.ctx.command_path if error.ctx else "nnue", WRONG_COMMAND_LINE
         if type(error).__name__ == "NoArgsIsHelpError":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nnue_trainer import extras
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
@@ -167,7 +168,9 @@ def match(
     for line in matches.summary(result):
         print(shown(line))
     if part == "1/1":
-        print(f"{shown(folder / matches.JSON)}, {matches.PGN}, {matches.PAGE}")
+        problem = extras.missing("matplotlib")
+        page = matches.PAGE if problem is None else f"no {matches.PAGE}, which {problem}"
+        print(f"{shown(folder / matches.JSON)}, {matches.PGN}, {page}")
     else:
         print(f"{shown(folder)}: part {part} is played; without --part, the parts in one folder are merged")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nnue_trainer import extras
 from nnue_trainer.cli.outputs import check_new
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ Png = Annotated[Path | None, png_option()]
 
 
 def check_pictures(html: Path | None, png: Path | None, overwrite: bool) -> None:
-    """Before the work: UserError for a page or picture that is there and may not be replaced."""
+    """Before the work: UserError if matplotlib is missing, or if a page or picture exists and may not be replaced."""
+    for option, file in (("--html", html), ("--png", png)):
+        if file:
+            extras.require("matplotlib", option)
     if png:
         check_new(png, overwrite)
     if html:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nnue_trainer import extras
 from nnue_trainer.cli import plugins
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.status import INTERRUPTED
@@ -159,12 +160,16 @@ def _train(
         )
     if stage is not None:
         chosen = recipes.only_stage(chosen, stage)
+    if named[2] is not None:
+        _require_data(named[2], chosen)
     chosen, notes = recipes.with_files(chosen)
     for note in notes:
         say(note)
     if chosen.seeds:
         _train_seeds(chosen, folder, resume, overwrite, at_once)
         return None
+    if with_report:
+        extras.require("matplotlib", "--report")
     with_report = with_report and is_first()
     try:
         summary = run(chosen, folder, resume=resume, overwrite=overwrite)
@@ -178,6 +183,21 @@ def _train(
     if with_report:
         _write_report(folder, say)
     return summary
+
+
+def _require_data(preset: str, recipe: Recipe) -> None:
+    """A preset names files that an installed package does not have: UserError that gives the keys to set."""
+    from nnue_trainer import presets
+    from nnue_trainer.inputs import data_files
+
+    for key, files in (("data.train", recipe.data.train), ("data.validation", recipe.data.validation)):
+        for file in data_files(files, key):
+            if not Path(file).exists():
+                where = presets.where_samples_are() if file.startswith("samples/") else ""
+                raise UserError(
+                    f"--preset {preset}: {key}: {quoted(file)}: no such file{where}; set data.train=FILE and "
+                    "data.validation=FILE"
+                )
 
 
 def _train_seeds(chosen: Recipe, folder: Path, resume: str | None, overwrite: bool, at_once: int | None) -> None:

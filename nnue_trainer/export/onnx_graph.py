@@ -8,7 +8,6 @@ as it stands.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import logging
 import warnings
@@ -18,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nnue_trainer import extras
 from nnue_trainer.data.batch import Batch
 from nnue_trainer.data.features import feature_set
-from nnue_trainer.errors import UserError
 from nnue_trainer.modules.perspective_transformer import PerspectiveTransformer
 from nnue_trainer.nets.base import Net, NnueModel
 from nnue_trainer.nets.integer_forward import depends_on_queens
@@ -36,10 +35,7 @@ def onnx_graph(net: Net, tensors: Mapping[str, Tensor], where: str) -> bytes:
     queens; its output is score fp32 [B], engine units from the side to move. `tensors` are the parameters. UserError
     that begins with `where` if the packages for it are missing."""
     for package in ("onnx", "onnxscript"):
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise UserError(f"{where}: needs the package {package}: pip install 'nnue-trainer[onnx]'") from None
+        extras.require(package, where)
     import onnx
 
     with torch.random.fork_rng(devices=[]):

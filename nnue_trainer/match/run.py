@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from nnue_trainer import extras
 from nnue_trainer.atomic import check_new, replacing
 from nnue_trainer.data.generate import START
 from nnue_trainer.errors import UserError
@@ -272,18 +273,25 @@ def _header(
 
 
 def write_files(result: MatchResult, options: MatchOptions, header: Mapping[str, Any], folder: Path) -> None:
-    """PGN, JSON and the page of a match."""
-    from nnue_trainer.analysis.match_page import match_page
-    from nnue_trainer.analysis.page import render
-
-    page = render(match_page(result))
+    """PGN and JSON of a match, and its page where matplotlib is installed."""
+    page = _page(result)
     with replacing(folder / PGN) as output:
         for game in result.games:
             output.write_text(game_text(game, result.players, chess960=options.openings.chess960))
     with replacing(folder / JSON) as output:
         output.write_text(json.dumps(as_json(result, header), indent=1, ensure_ascii=False) + "\n")
-    with replacing(folder / PAGE) as output:
-        output.write_text(page)
+    if page is not None:
+        with replacing(folder / PAGE) as output:
+            output.write_text(page)
+
+
+def _page(result: MatchResult) -> str | None:
+    if extras.missing("matplotlib") is not None:
+        return None
+    from nnue_trainer.analysis.match_page import match_page
+    from nnue_trainer.analysis.page import render
+
+    return render(match_page(result))
 
 
 def as_json(result: MatchResult, header: Mapping[str, Any]) -> dict[str, Any]:

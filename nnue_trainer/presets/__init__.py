@@ -20,6 +20,14 @@ def path(name: str) -> Path:
     return _FOLDER / f"{name}.yaml"
 
 
+def where_samples_are() -> str:
+    """Part of a message: where the bundled positions of `quickstart` can be found."""
+    folder = _FOLDER.parents[1] / "samples"
+    if folder.is_dir():
+        return f" (this checkout has it in {folder.parent}: start there)"
+    return " (the wheel has no sample positions; the repository and the source distribution do, in samples/)"
+
+
 def description(name: str) -> str:
     """One line."""
     first, _, _ = path(name).read_text(encoding="utf-8").partition("\n")

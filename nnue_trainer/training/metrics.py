@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from nnue_trainer import extras
 from nnue_trainer.atomic import replacing
 from nnue_trainer.errors import UserError
 from nnue_trainer.training.run_folder import RunFolder
@@ -48,7 +49,10 @@ class MetricsWriter:
         with replacing(self._path) as output:
             output.write_text("".join(line for line, at in kept if at <= step))
         self._file = _AppendedFile(self._path)
-        self._events = _EventFile(folder, step) if tensorboard else None
+        problem = extras.missing("tensorboard") if tensorboard else None
+        if problem is not None:
+            say(f"logging.tensorboard: {problem}; the run writes metrics.jsonl only")
+        self._events = _EventFile(folder, step) if tensorboard and problem is None else None
 
     def write(self, event: str, step: int, values: Mapping[str, float | int | None]) -> None:
         """Writes one record; `event` is "train" or "validation". A number that is not finite becomes null, because JSON

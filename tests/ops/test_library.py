@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import nnue_trainer
-from nnue_trainer import _enumerations, _library, ops
+from nnue_trainer import _data, _enumerations, _library, ops
 from nnue_trainer.analysis import windows
 
 
@@ -63,11 +63,12 @@ def test_package_imports_without_libraries(package_copy: Path) -> None:
     code = "import nnue_trainer; print(nnue_trainer.__version__); nnue_trainer.FeatureTransformer"
     result = run_python(code, PYTHONPATH=str(package_copy))
     assert result.stdout.strip() == nnue_trainer.__version__
-    assert "the operator library is not available: _ops_cpu.so was not built" in result.stderr.splitlines()[-1]
+    assert "the operator library is not available: _ops_cpu is missing in " in result.stderr.splitlines()[-1]
 
 
 def test_broken_cuda_library_leaves_the_cpu(package_copy: Path) -> None:
-    shutil.copy(_library.CPU_LIBRARY, package_copy / "nnue_trainer")
+    for library in (_library.CPU_LIBRARY, Path(_data.__file__)):
+        shutil.copy(library, package_copy / "nnue_trainer")
     (package_copy / "nnue_trainer" / "_ops_cuda.so").write_bytes(b"not a library")
     code = """
 import torch

@@ -1,0 +1,24 @@
+"""Why a compiled part of the package is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+
+
+def reason(name: str, folder: Path = _FOLDER) -> str:
+    """One line for the part `name`, such as "_data" or "_ops_cpu", of the package in `folder`."""
+    install = "`pip install --no-build-isolation .`"
+    if not folder.is_dir():
+        archive = next((parent for parent in folder.parents if parent.is_file()), folder)
+        return f"{name}: compiled code cannot be loaded from the archive {archive}: install it with pip"
+    if (folder.parent / "setup.py").is_file():
+        return f"{name} was not built in {folder.parent}: run `make build` or {install} there"
+    others = sorted(path.name for path in folder.glob(f"{name}.*.so"))
+    if others and not any(other.removeprefix(name) in EXTENSION_SUFFIXES for other in others):
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"{name} was built for another Python ({', '.join(others)}): install the package for {version}"
+    return f"{name} is missing in {folder}: install nnue-trainer anew with {install}"

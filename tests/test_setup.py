@@ -1,0 +1,42 @@
+"""The build: which compilers it takes, and the page that a package index shows."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def setup(project_root: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "setup.py", "-q", *words],
+        cwd=project_root,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("macros", "found"),
+    [
+        ("#define __GNUC__ 11", "g++ 11"),
+        ("#define __GNUC__ 4\n#define __clang__ 1\n#define __clang_major__ 15", "clang 15"),
+    ],
+)
+def test_an_old_compiler_is_one_line(project_root: Path, tmp_path: Path, macros: str, found: str) -> None:
+    compiler = tmp_path / "old"
+    compiler.write_text(f"#!/bin/sh\necho '{macros}'\n")
+    compiler.chmod(0o755)
+    done = setup(project_root, "--version", CXX=str(compiler))
+    assert done.returncode == 1
+    assert done.stderr == f"{compiler} is {found}; nnue-trainer needs g++ 12 or clang 16 or newer; set CXX to one\n"
+
+
+def test_the_page_for_an_index_has_no_link_into_the_project(project_root: Path) -> None:
+    done = setup(project_root, "--long-description", NNUE_NO_EXTENSIONS="1")
+    assert "# nnue-trainer\n" in done.stdout, done.stderr
+    assert [link for link in re.findall(r"\]\(([^)\s]+)\)", done.stdout) if not link.startswith("https://")] == []
