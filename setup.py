@@ -3,6 +3,7 @@
 _ops_cpu   csrc/library.cpp (every op schema) and csrc/cpu/; LibTorch stable ABI, loaded with torch.ops.load_library
 _ops_cuda  csrc/cuda/; the same ABI; built when nvcc is found (FORCE_CUDA=0/1 overrides), never gated on a visible GPU
 _data      data_loader/; torch-free C++20 behind one pybind11 module
+lib/       libnnue_data.a and .so, of the objects of _data that are not about Python: docs/cpp.md
 
 Environment: FORCE_CUDA=0|1, NNUE_CUDA_ARCHS="80;90" (compute capabilities; PTX of the last is added; csrc/cuda/hopper/
 is built only where 90 is among them), CUDA_HOME, CXX (e.g. "ccache g++"), PYTORCH_NVCC (e.g. "ccache nvcc"), MAX_JOBS.
@@ -12,6 +13,7 @@ NNUE_NO_EXTENSIONS=1 installs the Python files alone, for `make`, which builds t
 import logging
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -36,11 +38,15 @@ SHARED_HEADERS = ("data_loader/base/*.h", "data_loader/chess/*.h", "data_loader/
 SHARED_SOURCES = ("data_loader/features/*.cpp",)
 
 
-# What a feature set in a user's header is compiled with: beside the package where it is installed.
-SET_HEADERS = {
-    "data_loader": ("chess/*.h", "features/*.h"),
-    "csrc": ("cuda/general_set.cuh", "cuda/index_check.cuh"),
+# The rooms of the data library.
+DATA_ROOMS = ("chess", "evaluate", "features", "filters", "formats", "pipeline")
+
+# Headers for programs in C++, and for feature sets in a user's header: beside the package where it is installed.
+PUBLIC_HEADERS = {
+    "data_loader": ("base/*.h", *(f"{room}/*.h" for room in DATA_ROOMS)),
+    "csrc": ("activation.h", "cuda/general_set.cuh", "cuda/index_check.cuh"),
 }
+PRIVATE_HEADERS = ("kernels_impl.h", "kernels_x86.h")
 
 
 class BuildPy(build_py):
@@ -50,11 +56,17 @@ class BuildPy(build_py):
         super().run()
         if self.editable_mode:
             return
-        for root, patterns in SET_HEADERS.items():
+        for root, patterns in PUBLIC_HEADERS.items():
             for path in (found for pattern in patterns for found in (ROOT / root).glob(pattern)):
+                if path.name in PRIVATE_HEADERS:
+                    continue
                 target = Path(self.build_lib) / "nnue_trainer" / "include" / path.relative_to(ROOT / root)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
+
+
+def data_sources() -> list[str]:
+    return sources(*(f"data_loader/{room}/*.cpp" for room in DATA_ROOMS))
 
 
 def sources(*patterns: str) -> list[str]:
@@ -88,6 +100,11 @@ def metadata() -> dict[str, object]:
     """The fields of pyproject.toml that are dynamic."""
     urls = {"Source": REPOSITORY[1], "Changelog": f"{REPOSITORY[1]}/blob/main/CHANGELOG.md"} if REPOSITORY else {}
     return {"long_description": readme(), "long_description_content_type": "text/markdown", "project_urls": urls}
+
+
+def write_operator_calls(header: Path) -> None:
+    """The operators' calls for programs in C++, from their schemas."""
+    runpy.run_path(str(ROOT / "csrc" / "operator_calls.py"))["write"](ROOT / "csrc" / "library.cpp", header)
 
 
 def find_nvcc() -> str | None:
@@ -185,6 +202,31 @@ def native_parts() -> dict[str, object]:
         return [f"-Xcompiler={flag}" for flag in flags] if language == "nvcc" else flags
 
     class BuildExtension(cpp_extension.BuildExtension):
+        def run(self) -> None:
+            package = (ROOT if self.inplace else Path(self.build_lib)) / "nnue_trainer"
+            write_operator_calls(package / "include" / "nnue" / "operator_calls.h")
+            super().run()
+            self.make_data_libraries(package / "lib")
+
+        def make_data_libraries(self, folder: Path) -> None:
+            """Links the objects of the data library once more, for programs in C++."""
+            built = Path(self.build_temp).with_name("nnue_trainer._data")
+            objects = [str((built / source).with_suffix(".o")) for source in data_sources()]
+            folder.mkdir(exist_ok=True)
+            archive, shared, whole = folder / "libnnue_data.a", folder / "libnnue_data.so", built / "nnue_data.o"
+            newest = max(Path(path).stat().st_mtime for path in objects)
+            if all(path.exists() and path.stat().st_mtime > newest for path in (archive, shared)):
+                return
+            self.announce("building the C++ libraries of 'nnue_trainer._data'", level=logging.INFO)
+            # One object, not many: a linker leaves out of an archive what nobody names, and no one names a data format.
+            archive.unlink(missing_ok=True)
+            subprocess.run(["ld", "-r", "-o", str(whole), *objects], check=True)
+            subprocess.run(["ar", "rcs", str(archive), str(whole)], check=True)
+            compiler = [*os.environ.get("CXX", "g++").split(), "-shared", "-pthread", "-o", str(shared)]
+            exported = f"-Wl,-soname,{shared.name},--version-script={ROOT / 'data_loader' / 'exported.map'},--strip-all"
+            subprocess.run([*compiler, exported, *objects, "-ldl"], check=True)
+            whole.unlink()
+
         def get_ext_filename(self, fullname: str) -> str:
             """The op libraries hold no Python ABI, so their names hold none: one file serves every Python."""
             if fullname.split(".")[-1].startswith("_ops_"):
@@ -244,16 +286,11 @@ def native_parts() -> dict[str, object]:
 
     data_module = cpp_extension.CppExtension(
         "nnue_trainer._data",
-        sources(
-            "data_loader/bindings*.cpp",
-            *(
-                f"data_loader/{room}/*.cpp"
-                for room in ("chess", "evaluate", "features", "filters", "formats", "pipeline")
-            ),
-        ),
+        [*sources("data_loader/bindings*.cpp"), *data_sources()],
         include_dirs=[str(ROOT / "data_loader"), pybind11.get_include()],
-        extra_compile_args={"cxx": [*CXX_FLAGS, "-pthread"]},
-        extra_link_args=["-pthread", "-ldl"],
+        # Symbols are visible for libnnue_data.so, which is linked of the same objects. The module hides them again.
+        extra_compile_args={"cxx": [*CXX_FLAGS, "-fvisibility=default", "-fno-semantic-interposition", "-pthread"]},
+        extra_link_args=["-pthread", "-ldl", f"-Wl,--version-script={ROOT / 'data_loader' / 'module.map'}"],
     )
     # Torch-free: neither its headers' defines nor its libraries belong in here.
     data_module.libraries = []

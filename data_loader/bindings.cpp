@@ -11,6 +11,7 @@
 #include "chess/position.h"
 #include "chess/record.h"
 #include "chess/san.h"
+#include "chess/texts.h"
 #include "features/feature_set.h"
 #include "filters/filters.h"
 #include "filters/piece_counts.h"
@@ -20,30 +21,13 @@
 #include "formats/validation.h"
 #include "pipeline/expand.h"
 #include "pipeline/kernels.h"
-#include "pipeline/parallel.h"
 
 namespace {
-
-Entry unpack_or_throw(const Record& record, std::size_t index) {
-    Entry entry;
-    if (const char* error = unpack(record, entry)) {
-        throw FormatError("record " + std::to_string(index) + ": " + error);
-    }
-    return entry;
-}
 
 Array<std::uint8_t> records_from_fens(const std::vector<std::string>& fens) {
     auto records = make_records(fens.size());
     auto* out = reinterpret_cast<Record*>(records.mutable_data());
-    for (std::size_t i = 0; i < fens.size(); ++i) {
-        try {
-            Entry entry;
-            entry.position = parse_fen(fens[i]);
-            out[i] = pack(entry);
-        } catch (const FormatError& error) {
-            throw FormatError("FEN '" + fens[i] + "': " + error.what());
-        }
-    }
+    for (std::size_t i = 0; i < fens.size(); ++i) out[i] = record_from_fen(fens[i]);
     return records;
 }
 
@@ -51,21 +35,17 @@ std::vector<std::string> fens_from_records(const Array<std::uint8_t>& records) {
     const Record* in = records_of(records, "fens_from_records");
     std::vector<std::string> fens;
     for (py::ssize_t i = 0; i < records.shape(0); ++i) {
-        fens.push_back(format_fen(unpack_or_throw(in[i], static_cast<std::size_t>(i)).position));
+        fens.push_back(fen_from_record(in[i], static_cast<std::size_t>(i)));
     }
     return fens;
 }
 
 void expand_into(const Array<std::uint8_t>& records, const std::string& set_name, const py::dict& arrays, int threads) {
     const FeatureSet& set = feature_set(set_name);
-    const Record* in = records_of(records, "expand");
-    const auto n = static_cast<std::size_t>(records.shape(0));
-    const BatchRows rows = output_rows(arrays, n, set);
+    const std::span<const Record> in = record_span(records, "expand");
+    const BatchRows rows = output_rows(arrays, in.size(), set);
     py::gil_scoped_release release;
-    parallel_for(n, threads, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t i = begin; i < end; ++i) unpack_or_throw(in[i], i);
-        expand_positions(in + begin, nullptr, end - begin, set, rows.from(begin, set.max_active));
-    });
+    expand_records(in, set, rows, threads);
 }
 
 // A set in Python: `append(records, white, black, counts, first_feature)` gets arrays that are views of the pipeline's
@@ -192,7 +172,7 @@ py::list describe(const Array<std::uint8_t>& records, bool shredder) {
     py::list list;
     const Record* in = records_of(records, "describe");
     for (py::ssize_t i = 0; i < records.shape(0); ++i) {
-        const Entry e = unpack_or_throw(in[i], static_cast<std::size_t>(i));
+        const Entry e = entry_from_record(in[i], static_cast<std::size_t>(i));
         list.append(py::make_tuple(format_fen(e.position, style), format_uci(e.move, shredder), e.score, e.position.ply,
                                    e.result));
     }
@@ -289,7 +269,7 @@ PYBIND11_MODULE(_data, m) {
         auto* kept = reinterpret_cast<std::uint8_t*>(mask.mutable_data());
         {
             py::gil_scoped_release release;
-            for (std::size_t i = 0; i < n; ++i) unpack_or_throw(copy[i], i);
+            for (std::size_t i = 0; i < n; ++i) entry_from_record(copy[i], i);
             std::vector<std::uint8_t> flags(o.needs_flags() ? n : 0);
             if (o.needs_flags()) compute_flags(copy, flags.data());
             copy.resize(filter_records(o, seed, copy, flags.data(), counts, kept));

@@ -4,6 +4,7 @@
 """
 
 import importlib as _importlib
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from nnue_trainer import _first_look
@@ -46,9 +47,11 @@ __all__ = [
     "analysis",
     "callbacks",
     "checkpoint",
+    "cmake_dir",
     "data",
     "export",
     "functional",
+    "include_dir",
     "lambdas",
     "losses",
     "modules",
@@ -81,6 +84,17 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'nnue_trainer' has no attribute {name!r}")
     module = _importlib.import_module(f"nnue_trainer.{_HOME.get(name, name)}")
     return getattr(module, name) if name in _HOME else module
+
+
+def cmake_dir() -> str:
+    """The folder for CMake's `nnue_trainer_DIR`, with which `find_package(nnue_trainer)` finds the C++ parts."""
+    return str(_Path(__file__).with_name("cmake"))
+
+
+def include_dir() -> str:
+    """The folder with the C++ headers, `nnue/data.h` and `nnue/operators.h`. In a checkout the headers that these
+    include are in `data_loader/`; CMake finds them in either place."""
+    return str(_Path(__file__).with_name("include"))
 
 
 def __dir__() -> list[str]:

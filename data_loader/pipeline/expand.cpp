@@ -2,8 +2,9 @@
 
 #include <vector>
 
-#include "chess/fen.h"
 #include "chess/record.h"
+#include "chess/texts.h"
+#include "pipeline/parallel.h"
 
 namespace nnue::data {
 namespace {
@@ -28,6 +29,13 @@ void expand_positions(const Record* records, const std::uint32_t* order, std::si
         throw FormatError("feature set '" + set.name + "': " + bad.text + " in " +
                           fen_of(read[static_cast<std::size_t>(bad.position)]));
     }
+}
+
+void expand_records(std::span<const Record> records, const FeatureSet& set, const BatchRows& rows, int threads) {
+    parallel_for(records.size(), threads, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) entry_from_record(records[i], i);
+        expand_positions(&records[begin], nullptr, end - begin, set, rows.from(begin, set.max_active));
+    });
 }
 
 }  // namespace nnue::data

@@ -158,7 +158,7 @@ def find_nvcc() -> str:
 def include_folders() -> list[Path]:
     """Where our headers are: in the package where it is installed, in the project where it is not."""
     installed = _PROJECT / "nnue_trainer" / "include"
-    return [installed] if installed.is_dir() else [_PROJECT / "data_loader", _PROJECT / "csrc"]
+    return [installed] if (installed / "features").is_dir() else [_PROJECT / "data_loader", _PROJECT / "csrc"]
 
 
 def _instruction_sets() -> list[str]:

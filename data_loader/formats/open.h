@@ -1,0 +1,45 @@
+// Data files by their paths: readers, and writers whose files appear whole or not at all.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "formats/reader.h"
+#include "formats/writer.h"
+
+namespace nnue::data {
+
+// A reader of the file, in the format that its content has. Throws FormatError naming the file if it cannot be opened,
+// or is in no known format. Compressed files are for the caller to decompress: see ByteSource.
+std::unique_ptr<PositionReader> open_reader(const std::string& path, const ReadOptions& options = {});
+
+// The format that a file of this name is written in, by its suffix. Throws FormatError, with the suffixes there are.
+const DataFormat& format_of_suffix(std::string_view path);
+
+// Writes a file beside its place, and moves it there in finish(). Without finish(), or where that throws, there is no
+// new file, and an old one of that name stays as it was. One thread at a time.
+class FileWriter {
+  public:
+    // `format`: its name; empty: by the suffix of the path. Throws FormatError if it is unknown or only read, or if the
+    // file cannot be created.
+    explicit FileWriter(const std::string& path, std::string_view format = {}, const WriterOptions& options = {});
+    ~FileWriter();
+    FileWriter(const FileWriter&) = delete;
+    FileWriter& operator=(const FileWriter&) = delete;
+
+    // Throws FormatError for a record that is not sound, and for a file that cannot be written.
+    void write(std::span<const Record> records);
+    void finish();
+
+    const DataFormat& format() const;
+    std::uint64_t positions() const;
+    const Losses& losses() const;
+
+  private:
+    class Temporary;
+    std::unique_ptr<Temporary> file_;
+    std::unique_ptr<PositionWriter> writer_;
+};
+
+}  // namespace nnue::data

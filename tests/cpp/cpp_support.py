@@ -1,0 +1,35 @@
+"""Builds the C++ examples with CMake, as their readers do, in a folder that the next run of the tests finds again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from needs import ROOT
+
+import nnue_trainer
+
+
+def tool(name: str) -> str:
+    """A program of the test environment, or of the machine."""
+    own = Path(sys.executable).with_name(name)
+    return str(own if own.exists() else shutil.which(name) or name)
+
+
+def build(project: Path, name: str, *options: str) -> Path:
+    """The folder with the programs of a CMake project."""
+    folder = ROOT / "build" / name
+    configure = [
+        *(tool("cmake"), "-S", str(project), "-B", str(folder), "-G", "Ninja"),
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-Dnnue_trainer_DIR={nnue_trainer.cmake_dir()}",
+        *options,
+    ]
+    if shutil.which("ccache"):
+        configure.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
+    for command in (configure, [tool("cmake"), "--build", str(folder)]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
