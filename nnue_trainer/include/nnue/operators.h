@@ -1,0 +1,310 @@
+// The operators with derivatives, for LibTorch: compiled in your program, with your torch. docs/cpp.md is the guide.
+//
+//     nnue::load_operators();  // once, before the first call
+//     at::Tensor out = nnue::feature_transformer(indices, weight, bias);  // differentiable
+//
+// The dispatcher has the operators' forward and backward without a connection between the two, since torch's stable ABI
+// cannot register a derivative: here torch::autograd::Functions connect them, as nnue_trainer/ops.py and
+// perspectives.py do in Python, with the same results to the bit. Reverse mode, once: a backward has no derivative of
+// its own.
+//
+// Errors are c10::Error, and std::runtime_error from load_operators. Any thread may call these functions.
+#pragma once
+
+#include <dlfcn.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "activation.h"
+#include "nnue/operator_calls.h"
+
+namespace nnue {
+
+// Loads the operator library, and that of CUDA where torch has CUDA and the package has the library. `folder`: that of
+// the installed package; the target nnue::operators in CMake sets the default. Throws std::runtime_error.
+#ifdef NNUE_OPERATORS_FOLDER
+inline void load_operators(const std::filesystem::path& folder = NNUE_OPERATORS_FOLDER) {
+#else
+inline void load_operators(const std::filesystem::path& folder) {
+#endif
+    const auto load = [](const std::filesystem::path& path) {
+        if (!dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) throw std::runtime_error(std::string("nnue: ") + dlerror());
+    };
+    static std::once_flag once;
+    std::call_once(once, [&] {
+        load(folder / "_ops_cpu.so");
+        if (at::hasCUDA() && std::filesystem::exists(folder / "_ops_cuda.so")) load(folder / "_ops_cuda.so");
+    });
+}
+
+// int64 rows as operators read them, int32: an index that does not fit becomes one that they report.
+inline at::Tensor index_rows(const at::Tensor& indices) {
+    if (indices.scalar_type() != at::kLong) return indices;
+    return indices.clamp(-2, std::numeric_limits<int32_t>::max()).to(at::kInt);
+}
+
+namespace detail {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+// Whether the library of CUDA is loaded, which has this operator.
+inline bool has_cuda_library() {
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow(calls::set_cuda_index_check_name, "")
+        .hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+}
+
+[[noreturn]] inline void no_second_derivative(const char* backward) {
+    TORCH_CHECK(false, backward, ": it has no derivative of its own (double backward); found create_graph=True");
+}
+
+using MaybeTensor = std::optional<at::Tensor>;
+
+inline MaybeTensor if_defined(const at::Tensor& tensor) {
+    return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
+}
+
+// In both pairs what takes a gradient comes first: needs_input_grad() counts tensors, without those that are absent.
+struct FeatureTransformerBackward : torch::autograd::Function<FeatureTransformerBackward> {
+    static variable_list forward(AutogradContext*, const Variable& grad_output, const at::Tensor& indices,
+                                 const MaybeTensor& values, const MaybeTensor& weight, int64_t num_features,
+                                 std::array<bool, 3> needs, std::optional<bool> deterministic) {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        // Unchecked: the forward has checked these indices.
+        auto [grad_weight, grad_bias, grad_values] = calls::feature_transformer_backward(
+            grad_output, indices, values, weight, num_features, needs, deterministic, false);
+        return {grad_weight, grad_bias, grad_values};
+    }
+    static variable_list backward(AutogradContext*, const variable_list&) {
+        no_second_derivative(calls::feature_transformer_backward_name);
+    }
+};
+
+struct FeatureTransformer : torch::autograd::Function<FeatureTransformer> {
+    static Variable forward(AutogradContext* context, const Variable& weight, const Variable& bias,
+                            const MaybeTensor& values, const at::Tensor& indices, std::optional<bool> deterministic) {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        const bool needs_values = values && values->requires_grad();
+        context->save_for_backward({indices, values.value_or(at::Tensor()), needs_values ? weight : at::Tensor()});
+        context->saved_data["num_features"] = weight.dim() ? weight.size(0) : 0;
+        if (!deterministic && at::globalContext().deterministicAlgorithms()) deterministic = true;
+        context->saved_data["deterministic"] = deterministic;
+        return calls::feature_transformer_forward(indices, values, weight, bias, deterministic);
+    }
+    static variable_list backward(AutogradContext* context, const variable_list& grads) {
+        const variable_list saved = context->get_saved_variables();
+        const std::array<bool, 3> needs = {context->needs_input_grad(0), context->needs_input_grad(1),
+                                           saved[2].defined() && context->needs_input_grad(2)};
+        const variable_list made = FeatureTransformerBackward::apply(
+            grads[0], saved[0], if_defined(saved[1]), if_defined(saved[2]), context->saved_data["num_features"].toInt(),
+            needs, context->saved_data["deterministic"].toOptional<bool>());
+        variable_list gradients(5);
+        for (size_t i = 0; i < needs.size(); ++i) {
+            if (needs[i]) gradients[i] = made[i];
+        }
+        return gradients;
+    }
+};
+
+}  // namespace detail
+
+// bias + Σ_k values[b, k] · weight[indices[b, k]] for every row b: [B, N] in the dtype of `weight`. Differentiable in
+// weight, bias and values.
+//   indices        int32 or int64 [B, K]; the first −1 ends a row; duplicates add up
+//   weight         [F, N], float32, float64, float16 or bfloat16; 16-bit weights are summed in float32
+//   bias           [N], dtype of `weight`
+//   values         float32 [B, K] (float64 with a float64 weight); 1 where absent
+//   deterministic  true: the backward gives equal bits for equal inputs; false: the kernel with atomics on CUDA;
+//   absent:
+//                  true under torch::globalContext().setDeterministicAlgorithms, else the fastest
+inline at::Tensor feature_transformer(const at::Tensor& indices, const at::Tensor& weight, const at::Tensor& bias,
+                                      const std::optional<at::Tensor>& values = std::nullopt,
+                                      std::optional<bool> deterministic = std::nullopt) {
+    return detail::FeatureTransformer::apply(weight, bias, values, index_rows(indices), deterministic);
+}
+
+// What the rows of a batch are prepared to, once for all calls on it (csrc/perspective_transformer.h). It keeps them
+// alive, and they must not be changed while it is in use.
+struct PerspectivePlan {
+    at::Tensor white, black, data;
+    std::vector<int64_t> made_for;
+    at::ScalarType weight_dtype;
+};
+
+// Prepares index rows int32 or int64 [B, K] and `black_to_move` uint8 or bool [B] for weights [num_features, N] of a
+// dtype. `bucket_size`: features per king bucket, 0 for sets without; `num_bucketed`: how many features lie in king
+// buckets, −1 for all (FeaturePart in nnue/data.h has both numbers). They choose the kernels on CUDA.
+inline PerspectivePlan perspective_plan(const at::Tensor& white, const at::Tensor& black,
+                                        const at::Tensor& black_to_move, int64_t num_features, int64_t bucket_size = 0,
+                                        int64_t num_bucketed = -1, at::ScalarType weight_dtype = at::kFloat) {
+    static std::mutex mutex;
+    static std::map<int64_t, std::string> kernels;  // by device
+    if (num_bucketed < 0) num_bucketed = num_features;
+    bool hopper = !white.is_cuda();  // a CPU takes any
+    if (white.is_cuda()) {
+        const std::scoped_lock lock(mutex);
+        std::string& found = kernels[white.get_device()];
+        if (found.empty()) found = calls::perspective_transformer_kernels(white.get_device()) + " ";
+        hopper = found.find("hopper") != std::string::npos && bucket_size > 0 && bucket_size <= 768 &&
+                 num_bucketed <= 255 * bucket_size;
+    }
+    PerspectivePlan plan{index_rows(white), index_rows(black), {}, {}, weight_dtype};
+    plan.made_for = {hopper ? bucket_size : 0, hopper ? num_bucketed : num_features,
+                     static_cast<int64_t>(c10::elementSize(weight_dtype))};
+    plan.data = calls::perspective_plan(plan.white, plan.black, black_to_move, num_features, plan.made_for[0],
+                                        plan.made_for[1], plan.made_for[2]);
+    return plan;
+}
+
+struct PerspectiveOptions {
+    Activation activation = Activation::kCReLU;
+    double bound = 1.0;                                         // of the clip
+    double scale = 1.0;                                         // of the output
+    std::optional<at::ScalarType> output_dtype = std::nullopt;  // absent: the weight's
+    at::Tensor psqt = {};                                       // float32 [F, P], one column per PSQT bucket
+    at::Tensor psqt_bucket = {};                                // int64 [B]; together with psqt
+};
+
+namespace detail {
+
+struct PerspectiveBackward : torch::autograd::Function<PerspectiveBackward> {
+    static variable_list forward(AutogradContext*, const Variable& grad_output, const MaybeTensor& grad_psqt,
+                                 const variable_list& batch, const std::vector<int64_t>& made_for,
+                                 const at::Tensor& saved, const std::vector<int64_t>& sizes, int64_t activation,
+                                 const std::vector<double>& bound_and_scale, at::ScalarType weight_dtype) {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        auto [grad_weight, grad_bias, grad_of_psqt] = calls::perspective_transformer_backward(
+            grad_output, grad_psqt, batch, made_for, saved, sizes, activation, bound_and_scale, weight_dtype, {});
+        return {grad_weight, grad_bias, grad_of_psqt};
+    }
+    static variable_list backward(AutogradContext*, const variable_list&) {
+        no_second_derivative(calls::perspective_transformer_backward_name);
+    }
+};
+
+struct Perspective : torch::autograd::Function<Perspective> {
+    static variable_list forward(AutogradContext* context, const Variable& weight, const Variable& bias,
+                                 const MaybeTensor& psqt, const variable_list& batch,
+                                 const std::vector<int64_t>& made_for, int64_t activation,
+                                 const std::vector<double>& bound_and_scale, at::ScalarType output_dtype, bool save) {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        auto [output, psqt_output, saved] = calls::perspective_transformer_forward(
+            batch, made_for, weight, bias, psqt, activation, bound_and_scale, output_dtype, false, save);
+        variable_list kept = {saved};
+        kept.insert(kept.end(), batch.begin(), batch.end());
+        context->save_for_backward(kept);
+        context->set_materialize_grads(false);
+        context->saved_data["made_for"] = made_for;
+        context->saved_data["sizes"] =
+            std::vector<int64_t>{weight.size(0), weight.size(1), psqt && psqt->dim() == 2 ? psqt->size(1) : 0};
+        context->saved_data["activation"] = activation;
+        context->saved_data["bound_and_scale"] = bound_and_scale;
+        context->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
+        context->saved_data["output"] = output.sizes().vec();
+        context->saved_data["output_dtype"] = static_cast<int64_t>(output_dtype);
+        return {output, psqt_output};
+    }
+    static variable_list backward(AutogradContext* context, const variable_list& grads) {
+        auto& data = context->saved_data;
+        variable_list gradients(9);
+        if (!grads[0].defined() && !grads[1].defined()) return gradients;
+        const variable_list kept = context->get_saved_variables();
+        const auto weight_dtype = static_cast<at::ScalarType>(data["weight_dtype"].toInt());
+        at::Tensor grad = grads[0];
+        if (!grad.defined()) {
+            grad = at::zeros(data["output"].toIntVector(),
+                             kept[0].options().dtype(static_cast<at::ScalarType>(data["output_dtype"].toInt())));
+        }
+        if (weight_dtype == at::kFloat) grad = grad.to(at::kFloat);  // as the float32 kernels of CUDA read it
+        std::vector<int64_t> sizes = data["sizes"].toIntVector();
+        if (sizes[2] && !(grads[1].defined() && context->needs_input_grad(2))) sizes[2] = 0;
+        const variable_list made = PerspectiveBackward::apply(
+            grad, if_defined(grads[1]), variable_list(kept.begin() + 1, kept.end()), data["made_for"].toIntVector(),
+            kept[0], sizes, data["activation"].toInt(), data["bound_and_scale"].toDoubleVector(), weight_dtype);
+        gradients[0] = made[0];
+        gradients[1] = made[1];
+        if (sizes[2]) gradients[2] = made[2];
+        return gradients;
+    }
+};
+
+}  // namespace detail
+
+// Both perspectives' accumulators, activated and joined, side to move first, in one fused operator: [B, N] for
+// pairwise, else [B, 2 N]; and with psqt, float32 [B], half the difference of both sides' sums of piece-square values,
+// else an undefined tensor. Differentiable in weight, bias and psqt; always deterministic.
+//   weight  [F, N], float32, float16 or bfloat16; sums are float32. N even on a CPU, a multiple of 16 on CUDA, which
+//           needs compute capability 8.0: elsewhere, make it of feature_transformer and torch's functions
+//   bias    [N]
+//   plan    of perspective_plan, made for the F and the dtype of `weight`
+inline std::pair<at::Tensor, at::Tensor> perspective_transformer(const PerspectivePlan& plan, const at::Tensor& weight,
+                                                                 const at::Tensor& bias,
+                                                                 const PerspectiveOptions& options = {}) {
+    TORCH_CHECK(plan.weight_dtype == weight.scalar_type(),
+                "perspective_transformer: plan: found one that was made for ", "weight_dtype = ", plan.weight_dtype,
+                ", expected ", weight.scalar_type());
+    TORCH_CHECK(options.psqt.defined() == options.psqt_bucket.defined(),
+                "perspective_transformer: psqt and psqt_bucket: found one of them, expected both or none");
+    std::vector<at::Tensor> batch = {plan.white, plan.black, plan.data};
+    if (options.psqt.defined()) batch.push_back(options.psqt_bucket);
+    const bool save = at::GradMode::is_enabled() && (weight.requires_grad() || bias.requires_grad() ||
+                                                     (options.psqt.defined() && options.psqt.requires_grad()));
+    const auto made = detail::Perspective::apply(weight, bias.to(at::kFloat), detail::if_defined(options.psqt), batch,
+                                                 plan.made_for, static_cast<int64_t>(options.activation),
+                                                 std::vector<double>{options.bound, options.scale},
+                                                 options.output_dtype.value_or(weight.scalar_type()), save);
+    return {made[0], options.psqt.defined() ? made[1] : at::Tensor()};
+}
+
+// Chooses when CUDA reports an illegal index or record: "sync" (the call throws; the host waits for a small kernel),
+// "async" (a later call throws) or "off". The CPU always checks.
+inline void set_index_check(const std::string& mode) {
+    const at::Tensor table = calls::enumerations();
+    const std::string text(static_cast<const char*>(table.const_data_ptr()), static_cast<size_t>(table.numel()));
+    const std::string key = "set_cuda_index_check.mode: ";
+    std::string words = text.substr(text.find(key) + key.size());
+    words = words.substr(0, words.find('\n')) + ", ";
+    int64_t code = 0;
+    for (size_t begin = 0, end; (end = words.find(", ", begin)) != std::string::npos; begin = end + 2, ++code) {
+        if (words.substr(begin, end - begin) == mode) {
+            if (detail::has_cuda_library()) calls::set_cuda_index_check(code);
+            return;
+        }
+    }
+    TORCH_CHECK(false, "set_index_check: mode: found ", mode, ", expected one of ", words.substr(0, words.size() - 2));
+}
+
+// B positions as index rows: int32 [B, K] `white` and `black`, the others [B]; features/batch_layout.h has the fields.
+struct Expanded {
+    at::Tensor white, black, counts, black_to_move, score, result, piece_count, material;
+};
+
+// The integer by which operators know a feature set: the same in every process.
+inline int64_t feature_set_handle(const std::string& name) {
+    const at::Tensor text = at::empty({static_cast<int64_t>(name.size())}, at::kByte);
+    std::copy(name.begin(), name.end(), static_cast<char*>(text.mutable_data_ptr()));
+    const int64_t handle = calls::name_feature_set(text);
+    if (detail::has_cuda_library()) calls::name_cuda_feature_set(text);
+    return handle;
+}
+
+// Expands packed positions, uint8 [B, 32], into new tensors on their device. `check_records`: on CUDA, report a record
+// that is no position; false for records of a loader, which are valid. The CPU always checks.
+inline Expanded expand_features(const at::Tensor& records, int64_t feature_set, bool check_records = true) {
+    auto [white, black, counts, black_to_move, score, result, piece_count, material] =
+        calls::expand_features(records, feature_set, check_records);
+    return {white, black, counts, black_to_move, score, result, piece_count, material};
+}
+
+}  // namespace nnue
