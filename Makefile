@@ -13,7 +13,7 @@ PYTEST ?=
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help quickstart test build wheel cpp-test python-test engine-test system-packages lint format types clean distclean
+.PHONY: help quickstart test build sdist wheel cpp-test python-test engine-test system-packages lint format types clean distclean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/  make \1\t\2/' | expand -t 24
@@ -75,9 +75,13 @@ quick-build: $(VENV)/.linked
 	{ cuda=FORCE_CUDA=0; echo "CUDA operators are left out, as torch sees no GPU here; make build compiles them"; }; \
 	$(MAKE) --no-print-directory build $$cuda
 
-wheel: $(VENV)/.linked  ## a wheel with the CPU and CUDA libraries in dist/
+sdist: $(VENV)/.linked  ## the source distribution in dist/
+	rm -f dist/*.tar.gz
+	NNUE_NO_EXTENSIONS=1 $(BIN)/python setup.py -q sdist
+
+wheel: sdist  ## a wheel with the CPU and CUDA libraries in dist/, built from the source distribution
 	$(call say,Wheel)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w dist dist/*.tar.gz
 	@ls -l dist
 
 # --- checks ----------------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class Checkpoint:
 
 
 def save(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Writes `path` atomically. Where that fails (a full disk), the old file stays as it was and UserError says why."""
+    """Writes `path` atomically. Where that fails (a full disk), the old file stays as it was: UserError."""
     header = {
         "format_version": FORMAT_VERSION,
         "architecture": checkpoint.architecture,

@@ -57,7 +57,7 @@ class DataConfig:
     validation_positions: int = Field(1_000_000, gt=0, le=2**40)
     """how many positions of the validation files to use: the first ones that pass the filters, the same every time"""
     formats: list[Annotated[DataFormat, DATA_FORMATS]] = Field(default_factory=list)
-    """formats from outside in which files may be, asked before the built-in ones"""
+    """formats from outside, tried before the built-in ones"""
     filters: Filters = Field(default_factory=Filters)
     batch_size: int = Field(16_384, gt=0, le=2**24)
     """positions in a step"""
@@ -214,7 +214,7 @@ class Recipe:
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     export: Annotated[NetFormat, FORMATS] = Field(default_factory=Nnue)
-    """the kind of file that `nnue export` writes where it is told nothing else"""
+    """the kind of file that `nnue export` writes by default"""
     seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(default_factory=list)
     """train once with each of these instead of training.seed, into seed-N of the run folder, and compare them; one at a
     time, or one on each GPU"""

@@ -370,7 +370,7 @@ _names_of_handles: dict[int, str] = {}
 
 
 def feature_set_handle(name: str) -> int:
-    """The integer by which `torch.ops.nnue.expand_features` and `expand_features_into` know a feature set.
+    """The integer by which `torch.ops.nnue.expand_features` and `expand_features_into` identify a feature set.
 
     It is a hash of the name, the same in every process, so graphs may keep it. A process that runs such a graph without
     this module's functions calls this one first; sets that are built in need no call. Whether there is such a set is

@@ -72,7 +72,7 @@ _LOADERS = {".h": "nnue_trainer.data.feature_sets.header"}
 
 def load_plugin(path: str | Path) -> Plugin:
     """Imports a Python file, once. UserError if there is none, or if it fails, with the line in it that failed. A C++
-    header with feature sets (.h) is only registered; it is compiled when one of its sets is asked for."""
+    header with feature sets (.h) is only registered; it is compiled when one of its sets is first used."""
     path = Path(path)
     try:
         code = path.read_bytes()
@@ -107,8 +107,8 @@ def load_plugin(path: str | Path) -> Plugin:
 
 
 def plugins() -> dict[str, str]:
-    """What a checkpoint says it was made with: file name → SHA-256 of every file that was loaded, and "REGISTRY:KIND" →
-    "PACKAGE VERSION" of every class of an installed package that was asked for."""
+    """What a checkpoint was made with: file name → SHA-256 of every file that was loaded, and "REGISTRY:KIND" →
+    "PACKAGE VERSION" of every class of an installed package that was used."""
     files = {name: plugin.sha256 for name, plugin in _plugins.items()}
     return dict(sorted((files | _packages).items()))
 

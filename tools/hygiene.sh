@@ -20,5 +20,19 @@ $products"
 pickles=$(git grep -nE '\bpickle\.load|torch\.load\(' -- '*.py' | grep -v 'weights_only=True' || true)
 [ -z "$pickles" ] || complain "pickle from disk:
 $pickles"
+# A tool of its own, with what to write instead; spelling where codespell is installed.
+python=.venv/bin/python
+[ -x "$python" ] || python=python3
+prose=$("$python" tools/prose.py) || complain "English (tools/prose.py):
+$prose"
+if [ -x .venv/bin/codespell ]; then
+    words=$(git ls-files '*.md' '*.py' '*.h' '*.cpp' '*.cu' '*.cuh' '*.sh' '*.yaml' '*.yml' '*.toml' | xargs .venv/bin/codespell) ||
+        complain "spelling:
+$words"
+fi
+licences=$(git grep -nI 'SPDX-License-Identifier:' -- . ':!tools/hygiene.sh' | grep -v 'SPDX-License-Identifier: MIT' || true)
+[ -z "$licences" ] || complain "a licence other than MIT:
+$licences"
+grep -q '^path = "\*\*"' REUSE.toml && grep -q '^SPDX-License-Identifier = "MIT"' REUSE.toml || complain "REUSE.toml does not cover every file"
 [ "$bad" -eq 0 ] && echo "hygiene: clean"
 exit "$bad"

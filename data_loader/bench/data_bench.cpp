@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
         const BatchRows rows{white.data(), black.data(),  entries.data(), side.data(),
                              score.data(), result.data(), count.data(),   material.data()};
         std::vector<std::uint32_t> order(n);
-        std::printf("%s, first chunk: %zu positions, %zu chains, %s\n", argv[1], n, all.chains, set.name);
+        std::printf("%s, first chunk: %zu positions, %zu chains, %s\n", argv[1], n, all.chains, set.name.c_str());
         {
             const FilterOptions production = production_filters();
             compute_flags(records, flags.data());

@@ -74,7 +74,7 @@ def forward_to_permute(net: Net, where: str) -> IntegerForward:
     net that has none."""
     forward = net.integer_forward()
     if forward is None:
-        raise UserError(f"{where}: {net.name} says its arithmetic in Python, so where its neurons lie is not known")
+        raise UserError(f"{where}: {net.name} has its arithmetic in Python, so the place of its neurons is unknown")
     if len(forward.layers) < 2:
         raise UserError(f"{where}: {net.name} has no layer between the first and the output, so no zeros to skip")
     return forward

@@ -34,7 +34,7 @@ class RunCommand(Callback):
     every: int = Field(1, gt=0, le=2**20)
     """only every so many of these moments"""
     must_succeed: bool = False
-    """end the run if the program fails; off: say so in a line"""
+    """end the run if the program fails; off: print a line and go on"""
 
     @field_validator("command")
     @classmethod

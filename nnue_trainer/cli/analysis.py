@@ -70,7 +70,7 @@ def inspect(
     html: Html = None,
     as_json: AsJson = False,
     arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it.")
+        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not contain it.")
     ] = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,

@@ -173,7 +173,7 @@ def validate(
 @app.command()
 def generate(
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The file to write; without --to, its name says the format.")
+        Path, typer.Argument(metavar="OUT", help="The file to write; without --to, its suffix selects the format.")
     ],
     engine: Annotated[str, typer.Option(help="Let this UCI engine play: a path, or a name on PATH.", metavar="ENGINE")],
     positions: Annotated[
@@ -236,7 +236,7 @@ def generate(
     """Make training data by self-play. Scores are internal units; a game is written once its result is known.
 
     The file is a function of engine, limits and seed, for any number of engines. After an interruption the same command
-    continues; if it had finished, it plays nothing and says so.
+    continues; if it had finished, it plays nothing.
     """
     from nnue_trainer.data.generate import GenerateOptions
     from nnue_trainer.data.generate import generate as run

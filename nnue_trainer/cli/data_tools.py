@@ -107,7 +107,7 @@ def convert(
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write the positions of IN... in another format, and say what it has no room for."""
+    """Write the positions of IN... in another format, and list what that cannot store."""
     plugins.load(plugin)
     from nnue_trainer.data.transform import convert as run
 
@@ -150,7 +150,7 @@ def filter_command(
     plugin: Plugins = None,
     **values: float,
 ) -> None:
-    """Write the positions of IN... that pass, and say how many each filter dropped (docs/data.md has the rules)."""
+    """Write the positions of IN... that pass, and count what each filter drops (rules: docs/data.md)."""
     plugins.load(plugin)
     from dataclasses import replace
 

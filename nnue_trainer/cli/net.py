@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 Arch = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it (SFNNv4 looks like SFNNv5)."),
+    typer.Option(
+        metavar="NAME", help="Architecture of a net whose file does not contain it (SFNNv4 looks like SFNNv5)."
+    ),
 ]
 Fen = Annotated[list[str] | None, typer.Option("--fen", metavar="FEN", help="A position; may be given several times.")]
 Fens = Annotated[Path | None, typer.Option("--fens", metavar="FILE", help="Positions, one FEN per line.")]
@@ -45,7 +47,7 @@ ReadFormat = Annotated[
     typer.Option(
         "--format",
         metavar="NAME|FILE.yaml",
-        help="Of a net that does not say what it is, as given to nnue export: raw, or a layout of your own.",
+        help="Format of a net that does not describe itself, as given to nnue export: raw, or your own layout.",
     ),
 ]
 OfModel = Annotated[
@@ -85,8 +87,8 @@ def export_command(
         typer.Option(
             "--format",
             metavar="NAME|FILE.yaml",
-            help="nnue: the container of the net; raw: its tensors alone; FILE.yaml: a layout of your own. Default: "
-            "what the recipe says under export.",
+            help="nnue: the container of the net; raw: only its tensors; FILE.yaml: your own layout. Default: "
+            "the section export of the recipe.",
         ),
     ] = None,
     header: Annotated[
@@ -139,7 +141,7 @@ def export_command(
         text = quantized.net.header()
         if text is None:
             raise UserError(
-                f"{checkpoint}: examples/engine does not know nets like this one ({quantized.net.name} of "
+                f"{checkpoint}: examples/engine does not support nets like this one ({quantized.net.name} of "
                 f"{shown(quantized.net.feature_set)})"
             )
         if out.suffix == ".h":
@@ -195,7 +197,7 @@ def _read(
     if model is not None:
         net = _architecture(model)
     if net is None:
-        raise UserError(f"--format {shown(file_format)}: says nothing of the net itself: give --model FILE")
+        raise UserError(f"--format {shown(file_format)}: does not describe the net: give --model FILE")
     with OpenNet(path) as file:
         data = bytes(file.take(0, file.size, "net"))
     quantized, checkpoint = read_format(data, chosen, net, str(path), note)

@@ -61,7 +61,7 @@ def permute(
     png: Annotated[Path | None, png_option("Draw which neurons are active together.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it.")
+        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not contain it.")
     ] = None,
     overwrite: Overwrite = False,
     plugin: Plugins = None,

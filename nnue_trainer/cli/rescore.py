@@ -27,7 +27,7 @@ def rescore(
     ] = 1.0,
     threads: Annotated[int, typer.Option(min=0, max=256, help="At most so many threads; 0: one per CPU.")] = 0,
     arch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not tell it.")
+        str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not contain it.")
     ] = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,

@@ -17,7 +17,7 @@ def run(
         typer.Option(metavar="STEP", help="Do a step again, and those after it; may be repeated."),
     ] = None,
 ) -> None:
-    """Run data, train, export, permute, verify and match as one file says, and skip what is done."""
+    """Run data, train, export, permute, verify and match as one file lists them, and skip what is done."""
     from nnue_trainer.pipeline import run_way
 
     status = run_way(file, redo=redo or (), say=lambda line: print(shown(line), flush=True))

@@ -1,4 +1,4 @@
-"""`nnue train` trains a net from a recipe; `nnue config` shows what a recipe may say and what one says."""
+"""`nnue train` trains a net from a recipe; `nnue config` shows the fields of recipes, and a recipe with all of them."""
 
 from __future__ import annotations
 

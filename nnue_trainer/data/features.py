@@ -92,7 +92,7 @@ _outside: dict[str, base.Features] = {}  # sets from outside that the data libra
 
 
 def feature_set(name: str | FeatureSet, *, may_import: bool = False) -> FeatureSet:
-    """The set of that name; UserError says what is wrong with the name, or which names there are.
+    """The set of that name; UserError for a wrong name, with the reason or the names there are.
 
     With `may_import` a part "path/to/file.py:Class" or "path/to/file.h:Struct" imports or compiles that file; without
     it, the file must have been loaded before (`nnue_trainer.registry.load_plugin`)."""

@@ -82,7 +82,7 @@ def format_for(path: StrPath, chosen: str | DataFormat | None = None) -> DataFor
             return format
     suffixes = " ".join(suffix for format in known for suffix in format.suffixes)
     raise UserError(
-        f"{path}: the name says no format; name one of {', '.join(FORMATS)} (--to), or end in one of {suffixes}"
+        f"{path}: no format has this suffix; name one of {', '.join(FORMATS)} (--to), or end in one of {suffixes}"
     )
 
 

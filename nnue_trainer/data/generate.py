@@ -131,7 +131,7 @@ def score_scale(engine_name: str) -> float:
     if match and match.group(1) in _SCALES:
         return _SCALES[match.group(1)]
     raise UserError(
-        f"engine {quoted(engine_name)} does not tell its internal units: give --score-scale (1 keeps centipawns)"
+        f"engine {quoted(engine_name)} does not report its internal units: give --score-scale (1 keeps centipawns)"
     )
 
 

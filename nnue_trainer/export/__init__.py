@@ -1,4 +1,4 @@
-"""From checkpoints to net files and back, what a net file says of a position, and what an engine says of it."""
+"""From checkpoints to net files and back, the evaluation of a position by a net file, and by an engine."""
 
 from nnue_trainer.export.convert import (
     checkpoint_from_net,

@@ -233,7 +233,7 @@ def _put(tensor: NetTensor, values: np.ndarray, model: Mapping[str, Tensor]) -> 
 def read_format(
     data: bytes, file_format: NetFormat, net: Net, where: str, note: Callable[[str], None]
 ) -> tuple[QuantizedNet, Checkpoint]:
-    """Reads a file of a format that does not say what it holds, such as a raw one. Returns its integers, and the
+    """Reads a file of a format that does not describe its content, such as a raw one. Returns its integers, and the
     checkpoint that exports to the same file. Values that the file holds as floats, or at another scale than the net,
     are rounded for the integers and kept for the checkpoint. `note` gets a message about this, and also if the same
     file cannot be made again."""

@@ -117,7 +117,7 @@ def bench(engine: str, net: Path, command: str = "bench 16 1 13 default depth NN
         re.findall(rf"^{name}\s*: (\d+)", said, re.MULTILINE) for name in ("Nodes searched", "Nodes/second")
     )
     if not nodes or not speed or int(speed[-1]) == 0:
-        raise UserError(f"engine {shown(engine)}: does not say how fast its bench was")
+        raise UserError(f"engine {shown(engine)}: its bench printed no speed")
     return Bench(int(nodes[-1]), float(speed[-1]))
 
 

@@ -96,7 +96,7 @@ class Evaluator:
 def evaluate(
     quantized: QuantizedNet, positions: Positions, *, every_stack: bool = True, threads: int = 0
 ) -> Evaluation:
-    """Evaluates `positions` with a net, as `Evaluator` says; make one of those to evaluate again and again."""
+    """Evaluates `positions` with a net, like `Evaluator`, which is for repeated evaluations."""
     return Evaluator(quantized, threads=threads).evaluate(positions, every_stack=every_stack)
 
 

@@ -47,7 +47,7 @@ class QuantizedNet:
 
 
 def read_net(path: PathLike, arch: str | None = None, note: Callable[[str], None] = lambda _: None) -> QuantizedNet:
-    """Reads a net: one that says what it is in its description, as ours do, or one that is known by its hashes and its
+    """Reads a net: one whose description names it, as ours do, or one that is known by its hashes and its
     shape.
 
     `arch` overrules what the description says and decides where the files of two nets look alike (SFNNv4 and SFNNv5);

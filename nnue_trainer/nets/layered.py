@@ -165,7 +165,7 @@ class OutputBuckets:
     rule: Literal["stockfish", "bullet", "queens", "table"] = "stockfish"
     """the bucket of a position. stockfish: (pieces − 1) div ceil(32 / count); bullet: (pieces − 2) div
     ceil(32 / count); queens: 4 · ((pieces − 1) div ceil(128 / count)) + 2 if the side to move has a queen + 1 if the
-    other side has one, with a count that is a multiple of 4; table: as `table` says"""
+    other side has one, with a count that is a multiple of 4; table: the field `table`"""
     table: list[int] = Field(default_factory=list)
     """only for rule table: the bucket for each number of pieces, 33 numbers for 0 … 32 pieces (those for 0 and 1 are
     never used); or 33 · 16 numbers, where each number of pieces has 16, one for each 4 · own + enemy queens, at most 3

@@ -330,7 +330,7 @@ def run_folder_of(path: Path) -> Path:
     because then it does not say where the continued run is to write."""
     folder = path.absolute().parent
     if folder.name != "checkpoints" or not any((folder.parent / name).exists() for name in (MANIFEST, "recipe.yaml")):
-        raise UserError(f"{path}: not in the checkpoints folder of a run: say where to write, --run-dir DIR")
+        raise UserError(f"{path}: not in the checkpoints folder of a run: pass --run-dir DIR")
     return path.parent.parent
 
 
@@ -577,7 +577,7 @@ def choose_device(name: str, ranks: Ranks | None = None) -> torch.device:
     wanted = ""
     if several and ranks is not None:
         if ":" in name:
-            raise UserError(f"training.device: found {name!r}, but each of several processes has a GPU: say cuda")
+            raise UserError(f"training.device: found {name!r}, but each of several processes has its own GPU: set cuda")
         device, wanted = torch.device("cuda", ranks.local_rank), f" for {ranks.local_size} processes"
     if device.type == "cuda" and not (available and (device.index or 0) < torch.cuda.device_count()):
         found = f"{torch.cuda.device_count()} CUDA devices" if available else "no CUDA device"

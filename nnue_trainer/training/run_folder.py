@@ -145,7 +145,7 @@ class RunFolder:
         """UserError if one of `paths` exists and this run did not write it."""
         for path in paths:
             if not self.owns(path) and (path.exists() or path.is_symlink()):
-                raise UserError(f"{path}: in the way of a file of the run, which did not write it: move it elsewhere")
+                raise UserError(f"{path}: exists and was not written by this run: move it elsewhere")
 
     def will_write(self, *paths: Path) -> None:
         """Adds `paths` to the list of files that the run wrote; call this before writing them. UserError as in

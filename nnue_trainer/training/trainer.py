@@ -151,8 +151,8 @@ class Trainer:
         wanted, possible = recipe.training.cuda_graph, self.optimizer.capturable
         if wanted and not possible:
             raise UserError(
-                f"training.cuda_graph: a step of the optimizer {recipe.optimizer.kind!r} cannot be recorded; leave it "
-                "out, or say false"
+                f"training.cuda_graph: a step of the optimizer {recipe.optimizer.kind!r} cannot be recorded; "
+                "remove the key, or set it to false"
             )
         self._graphed = bool(wanted or (wanted is None and possible and self.device.type == "cuda"))
         self.train_step = self._recorded_step()

@@ -187,7 +187,7 @@ def transfer(source: Net, tensors: Mapping[str, Tensor], model: NnueModel, where
     for net, found in ((model.net, new), (source, old)):
         if found is None:
             raise UserError(
-                f"{where}: is {source.name}, the recipe says {model.net.name}, and {net.name} does not say what its "
+                f"{where}: is {source.name}, the recipe has {model.net.name}, and {net.name} does not define what its "
                 "weights mean (Net.meaning): only weights of the same architecture fit"
             )
     assert new is not None

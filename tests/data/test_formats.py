@@ -223,7 +223,7 @@ def test_compressed_files_with_mutated_bytes(project_root: Path, kind: str) -> N
 def test_unknown_format_names(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown format 'pgm', expected one of bin, binpack, bulletformat"):
         PositionWriter(tmp_path / "x", "pgm")
-    with pytest.raises(UserError, match="the name says no format"):
+    with pytest.raises(UserError, match="no format has this suffix"):
         PositionWriter(tmp_path / "x.xyz")
     (tmp_path / "x").write_bytes(b"BINP")
     with pytest.raises(UserError, match="unknown format 'pgm'"):

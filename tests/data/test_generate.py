@@ -197,7 +197,7 @@ def test_scores() -> None:
     assert score_scale("Stockfish 15.1") == 3.61
     assert score_scale("Stockfish 16") == 3.28
     assert score_scale("Stockfish 12 64 BMI2") == 2.08
-    with pytest.raises(UserError, match="does not tell its internal units"):
+    with pytest.raises(UserError, match="does not report its internal units"):
         score_scale("Stockfish 17.1")
     assert internal_score("cp", 100, 3.61) == 361
     assert internal_score("cp", -100, 3.61) == -361

@@ -201,7 +201,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 def test_a_net_of_unknown_features_has_no_header(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"examples/engine does not know nets like this one \(layered of HalfKP\)"):
+    with pytest.raises(UserError, match=r"examples/engine does not support nets like this one \(layered of HalfKP\)"):
         exported({"kind": "layered", "inputs": "HalfKP", "hidden": 8}, tmp_path)
     assert not (tmp_path / "net.bin").exists()
     (tmp_path / "simple").mkdir()

@@ -218,7 +218,7 @@ def test_output_that_is_not_utf_8(fake_engine: FakeEngine, tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert done.stderr == (
-        "nnue: error: engine 'Fake J\\ufffdrg' does not tell its internal units: give --score-scale (1 keeps "
+        "nnue: error: engine 'Fake J\\ufffdrg' does not report its internal units: give --score-scale (1 keeps "
         "centipawns)\n"
     )
     done = subprocess.run([*command, "--score-scale", "1"], capture_output=True, text=True, env=environment)

@@ -235,7 +235,7 @@ def test_the_name_says_the_format(fake_engine: FakeEngine, tmp_path: Path, nnue:
     words = ["data", "generate", tmp_path / "o.pgn", "--engine", fake_engine(), "--positions", 5, "--nodes", 1]
     code, _, error = nnue(*words)
     assert code == 1
-    assert "o.pgn: the name says no format" in error
+    assert "o.pgn: no format has this suffix" in error
 
 
 # --- opening books ---------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_a_run_does_not_replace_what_it_did_not_write(tmp_path):
     (tmp_path / "checkpoints" / "last.safetensors").write_text("mine")
     with RunFolder(tmp_path) as folder:
         assert not folder.holds_run()
-        with pytest.raises(UserError, match=r"last\.safetensors: in the way of a file of the run"):
+        with pytest.raises(UserError, match=r"last\.safetensors: exists and was not written by this run"):
             run_of(folder, 1)
     assert (tmp_path / "checkpoints" / "last.safetensors").read_text() == "mine"
 

@@ -1,0 +1,41 @@
+"""tools/prose.py finds the words in every kind of text that users read."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def prose(project_root: Path):
+    spec = importlib.util.spec_from_file_location("prose", project_root / "tools" / "prose.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_words_are_found_in_pages_but_not_in_code(prose, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        'The file says so.\n```\nit says\n```\n`says` is a name.\nWhat "it says" is quoted.\nThis is fine.\n'
+    )
+    assert [hit.rpartition("page.md:")[2][:9] for hit in prose.hits(page)] == ["1: 'says'"]
+
+
+def test_words_are_found_in_help_messages_and_fields(prose, tmp_path):
+    module = tmp_path / "cli" / "module.py"
+    module.parent.mkdir()
+    module.write_text(
+        'x = typer.Option(help="What it wants.")\n'
+        'raise UserError(f"{x}: nobody knows")\n'
+        '@section\nclass A:\n    a: int = 1\n    """told elsewhere"""\n'
+        'def f(x: typer.Context):\n    """Asks."""\n'
+        'comment = "it says"\n'
+    )
+    lines = [int(hit.rpartition("module.py:")[2].partition(":")[0]) for hit in prose.hits(module)]
+    assert lines == [1, 2, 2, 6, 8]
+
+
+def test_the_project_is_clean(prose, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["prose.py"])
+    assert prose.main() == 0, capsys.readouterr().out
