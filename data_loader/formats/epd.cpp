@@ -73,29 +73,12 @@ Entry decode_epd(std::string_view line) {
     return e;
 }
 
-class EpdReader final : public LineReader {
+class EpdReader final : public PositionLineReader {
   public:
-    using LineReader::LineReader;
-
-    std::size_t read(std::span<Record> out) override {
-        std::size_t n = 0;
-        std::string_view line;
-        while (n < out.size() && !ended_ && next_line(line)) {
-            if ((ended_ = is_past_range())) break;
-            if (trimmed(line).empty()) continue;
-            try {
-                out[n] = pack(decode_epd(line));
-                ++n;
-            } catch (const FormatError& e) {
-                bad(error(e.what()));
-            }
-        }
-        return n;
-    }
-    std::vector<std::string> notes() const override { return marks(); }
+    using PositionLineReader::PositionLineReader;
 
   private:
-    bool ended_ = false;
+    Entry decode_line(std::string_view line) override { return decode_epd(line); }
 };
 
 bool begins_line(std::string_view) {

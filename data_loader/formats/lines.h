@@ -104,6 +104,35 @@ class LineReader : public StreamReader {
     bool has_mark_ = false, has_crlf_ = false;
 };
 
+// A format with a position on each line: empty lines are skipped, and a line that is wrong is left out alone.
+class PositionLineReader : public LineReader {
+  public:
+    using LineReader::LineReader;
+
+    std::size_t read(std::span<Record> out) final {
+        std::size_t n = 0;
+        std::string_view line;
+        while (n < out.size() && !ended_ && next_line(line)) {
+            if ((ended_ = is_past_range())) break;
+            if (trimmed(line).empty()) continue;
+            try {
+                out[n] = pack(decode_line(line));
+                ++n;
+            } catch (const FormatError& e) {
+                bad(error(e.what()));
+            }
+        }
+        return n;
+    }
+    std::vector<std::string> notes() const override { return marks(); }
+
+  protected:
+    virtual Entry decode_line(std::string_view line) = 0;
+
+  private:
+    bool ended_ = false;
+};
+
 // The offset of the first position that begins at a place in a file or after it; the file's end if there is none.
 // kBegins says whether a position begins with a line.
 template <bool (*kBegins)(std::string_view)>

@@ -58,26 +58,10 @@ void encode_text(const Entry& e, std::string& out, Losses& losses) {
 
 namespace {
 
-class TextReader final : public LineReader {
+class TextReader final : public PositionLineReader {
   public:
-    using LineReader::LineReader;
+    using PositionLineReader::PositionLineReader;
 
-    std::size_t read(std::span<Record> out) override {
-        std::size_t n = 0;
-        std::string_view line;
-        while (n < out.size() && !ended_ && next_line(line)) {
-            if ((ended_ = is_past_range())) break;
-            if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-            try {
-                out[n] = pack(decode_text(line));
-                ++n;
-                has_game_results_ |= line.substr(line.rfind('|')).find('-') != std::string_view::npos;
-            } catch (const FormatError& e) {
-                bad(error(e.what()));
-            }
-        }
-        return n;
-    }
     std::vector<std::string> notes() const override {
         std::vector<std::string> found = marks();
         if (has_game_results_) found.emplace_back("results 1-0, 1/2-1/2, 0-1");
@@ -85,7 +69,13 @@ class TextReader final : public LineReader {
     }
 
   private:
-    bool ended_ = false, has_game_results_ = false;
+    Entry decode_line(std::string_view line) override {
+        const Entry e = decode_text(line);
+        has_game_results_ |= line.substr(line.rfind('|')).find('-') != std::string_view::npos;
+        return e;
+    }
+
+    bool has_game_results_ = false;
 };
 
 bool begins_text(std::string_view line) {
