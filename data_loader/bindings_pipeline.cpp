@@ -354,6 +354,19 @@ void bind_pipeline(py::module_& m) {
         .def_property_readonly("num_chunks", [](const DataFile& f) { return f.positions->num_chunks(); })
         .def_property_readonly("size", [](const DataFile& f) { return f.positions->file().size(); })
         .def_property_readonly("torn_end", [](const DataFile& f) { return text_of(f.positions->torn_end()); })
+        .def("decode",
+             [](const DataFile& f, std::size_t chunk) {
+                 if (chunk >= f.positions->num_chunks()) throw FormatError("no chunk " + std::to_string(chunk));
+                 std::vector<std::uint8_t> bytes;
+                 RecordBuffer buffer;
+                 {
+                     const py::gil_scoped_release release;
+                     f.positions->decode(chunk, bytes, buffer);
+                 }
+                 auto records = make_records(buffer.size());
+                 if (buffer.size()) std::memcpy(records.mutable_data(), buffer.data(), buffer.size() * sizeof(Record));
+                 return records;
+             })
         .def("keep_contents", &DataFile::keep_contents, py::arg("until"))
         .def("restore_contents", &DataFile::restore_contents, py::arg("digests"))
         .def("fileno", [](const DataFile& f) { return f.positions->file().fd(); });

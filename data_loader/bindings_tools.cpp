@@ -337,6 +337,16 @@ void bind_tools(py::module_& m) {
             return scale_scores({const_cast<Record*>(all.data()), all.size()}, factor);
         },
         py::arg("records").noconvert(), py::arg("factor"));
+    m.def(
+        "turn_view",
+        [](Array<std::uint8_t>& records, bool results, bool white, bool black) {
+            const std::span<const Record> all = record_span(records, "turn_view");
+            if (!records.writeable()) throw FormatError("turn_view: the records are read-only");
+            py::gil_scoped_release release;
+            return turn_view({const_cast<Record*>(all.data()), all.size()},
+                             results ? Viewed::kResults : Viewed::kScores, white, black);
+        },
+        py::arg("records").noconvert(), py::arg("results"), py::arg("white"), py::arg("black"));
 
     struct ShuffleHandle {
         Exclusive<ExternalShuffle> shuffle;
@@ -405,8 +415,9 @@ void bind_tools(py::module_& m) {
 
     using Mixer = Exclusive<Interleaver>;
     py::class_<Mixer>(m, "Interleaver")
-        .def(py::init<std::vector<std::string>, std::string, int, std::uint64_t>(), py::arg("inputs"),
-             py::arg("output"), py::arg("fd"), py::arg("seed"))
+        .def(py::init<std::vector<std::string>, std::string, int, std::uint64_t, std::vector<double>>(),
+             py::arg("inputs"), py::arg("output"), py::arg("fd"), py::arg("seed"),
+             py::arg("weights") = std::vector<double>())
         .def("step",
              [](Mixer& exclusive) {
                  const auto mixer = exclusive.use();

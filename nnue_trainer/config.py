@@ -70,6 +70,9 @@ class DataConfig:
     skip_bad_chunks: bool = False
     """leave out chunks of the files that have an error in them, and count them; off: such a chunk ends the run, which
     is saved"""
+    implausible: Literal["warn", "stop", "ignore"] = "warn"
+    """what happens at the start of a run where a file of train is doubtful or contradicts itself (scores or results in
+    the wrong view, filters that leave nothing, ...). stop: a file that contradicts itself ends the run"""
     threads: int = Field(0, ge=0, le=1024)
     """threads that read and expand positions; 0: one per CPU, and where a GPU trains and a process has eight CPUs or
     more, two fewer. The number changes only the speed, never the order"""

@@ -44,4 +44,9 @@ class PositionWriter {
 // beyond ±32767 are cut; returns how many were.
 std::uint64_t scale_scores(std::span<Record> records, double factor);
 
+// Negates scores, or results, of positions with white to move, with black to move, or both. Scores of kScoreNone stay;
+// −32768 becomes 32767. Returns how many were cut like that.
+enum class Viewed { kScores, kResults };
+std::uint64_t turn_view(std::span<Record> records, Viewed what, bool white, bool black);
+
 }  // namespace nnue::data

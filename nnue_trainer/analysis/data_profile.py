@@ -34,8 +34,10 @@ from nnue_trainer import _data
 from nnue_trainer.analysis.page import Page, Section, Table
 from nnue_trainer.analysis.plots import GRID, SERIES, SOFT, Plot, scale_of
 from nnue_trainer.analysis.smoothing import band
+from nnue_trainer.data.calibration import Curve, fit_curve
 from nnue_trainer.data.files import PositionReader, Progress, StrPath
 from nnue_trainer.data.info import different_boards
+from nnue_trainer.data.verdict import Sample, Verdict, judge
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import positions as counted
 
@@ -103,8 +105,9 @@ class Drift:
 class Calibration:
     """Expected points of the side to move by its score. Rows are groups of scores: `score` their means, `points` wins
     plus half the draws per position, `low` and `high` two standard errors around them (each position taken as a game of
-    its own, so they are too narrow where games lie whole in the file), `draws` the share of draws, `count`. `scale`
-    makes points = 1 / (1 + exp(−score / scale)) fit best (maximum likelihood); None where nothing does."""
+    its own, so they are too narrow where games lie whole in the file), `draws` the share of draws, `count`. `curve`
+    makes points = 1 / (1 + exp(−(score − offset) / scale)) fit best (maximum likelihood), `centred` does with the
+    offset 0; None where nothing does."""
 
     name: str
     score: Floats
@@ -113,7 +116,8 @@ class Calibration:
     high: Floats
     draws: Floats
     count: Floats
-    scale: float | None
+    curve: Curve | None
+    centred: Curve | None
 
 
 @dataclass
@@ -142,10 +146,14 @@ class DataProfile:
     """blocks with far more of those than the file"""
     calibrations: list[Calibration]
     totals: dict[str, dict[str, float]]
+    verdict: Verdict
 
     def warnings(self) -> list[str]:
         """Everything that is flagged, one line each."""
-        lines = [
+        judged = (*self.verdict.contradictions, *self.verdict.doubts)
+        # Duplicates and scores are counted over the whole file below.
+        lines = [found.text for found in judged if found.name not in ("duplicates", "no_score")]
+        lines += [
             f"{drift.name} drifts: {drift.before:.4g} on average up to position {drift.at:,}, {drift.behind:.4g} "
             f"behind (z {drift.z:.1f}, the rolling mean moves by {drift.moved:.2f} standard deviations)"
             for drift in self.drifts
@@ -172,17 +180,22 @@ class DataProfile:
 def data_profile(path: StrPath, progress: Progress | None = None) -> DataProfile:
     """Reads the whole file, in any format; `progress(bytes done, bytes in all)` is called now and then. UserError for a
     file without positions."""
-    native = _data.Profile()
+    native, sample = _data.Profile(), Sample()
     with PositionReader(path) as reader:
         for records in reader:
             native.add(records)
+            sample.add_runs(records)
             if progress:
                 progress(reader.done, reader.size)
         size, kind, compression = reader.size, reader.format, reader.compression
-    return _profile(native.to_dict(), str(path), size, kind, compression)
+    raw = native.to_dict()
+    verdict = judge(sample, kind, duplicate_share=float(raw["duplicate_share"]))
+    return _profile(raw, str(path), size, kind, compression, verdict)
 
 
-def _profile(raw: dict[str, Any], path: str, size: int, kind: str, compression: str | None) -> DataProfile:
+def _profile(
+    raw: dict[str, Any], path: str, size: int, kind: str, compression: str | None, verdict: Verdict
+) -> DataProfile:
     count = raw["positions"].astype(np.float64)
     if not count.sum():
         raise UserError(f"{path}: no positions")
@@ -220,6 +233,7 @@ def _profile(raw: dict[str, Any], path: str, size: int, kind: str, compression: 
         repeated_blocks=np.flatnonzero(far).tolist(),
         calibrations=_calibrations(raw["calibration"]),
         totals=_totals(raw),
+        verdict=verdict,
     )
 
 
@@ -321,26 +335,6 @@ def _drifts(raw: dict[str, Any]) -> tuple[list[Drift], bool]:
 # ---- calibration -----------------------------------------------------------------------------------------------------
 
 
-def fit_scale(score: Floats, points: Floats, count: Floats) -> float | None:
-    """The scale of the logistic curve through 0.5 that is most likely to give `points` of `count` positions each, by
-    Newton's method on 1 / scale; None where the data does not decide it."""
-    if not (count > 0).any() or not np.abs(score[count > 0]).max(initial=0) > 0:
-        return None
-    unit = float(np.sqrt((count * score**2).sum() / count.sum()))
-    x, slope = score / unit, 0.0
-    for _ in range(100):
-        expected = 1 / (1 + np.exp(-np.clip(slope * x, -500, 500)))
-        gradient = float((count * x * (points - expected)).sum())
-        curvature = float((count * x**2 * expected * (1 - expected)).sum())
-        if curvature <= 1e-12 * count.sum():
-            return None  # perfectly separated: no finite scale
-        step = float(np.clip(gradient / curvature, -2, 2))
-        slope += step
-        if abs(step) < 1e-10:
-            break
-    return unit / slope if slope > 0 else None
-
-
 def _calibrations(table: npt.NDArray[Any]) -> list[Calibration]:
     table = table.astype(np.float64)
     every = [("all positions", table.sum(0)), *zip(PHASES, table, strict=True)]
@@ -372,7 +366,8 @@ def _calibration(name: str, counts: Floats) -> Calibration | None:
         np.clip(mean + 2 * error, 0, 1),
         draws,
         total[some],
-        fit_scale(values, points, count),
+        fit_curve(values, points, count),
+        fit_curve(values, points, count, with_offset=False),
     )
 
 
@@ -404,7 +399,7 @@ def as_dict(profile: DataProfile) -> dict[str, Any]:
 
     found: dict[str, Any] = plain(profile)
     found["drifts"] = [plain(drift) | {"flagged": drift.flagged} for drift in profile.drifts]
-    return found | {"warnings": profile.warnings()}
+    return found | {"warnings": profile.warnings(), "verdict": profile.verdict.as_dict()}
 
 
 def text(profile: DataProfile) -> str:
@@ -424,9 +419,18 @@ def text(profile: DataProfile) -> str:
     for name, total in profile.totals.items():
         quantiles = [f"{total[f'{q:.0%}']:8.0f}" for q in QUANTILES if f"{q:.0%}" in total]
         lines.append(f"  {name:20} {total['mean']:9.3f} {total['deviation']:9.3f}  " + " ".join(quantiles))
-    lines += ["", "  score for score, results are most likely with points = 1 / (1 + exp(−score / scale)), scale:"]
+    lines += [
+        "",
+        "  results are most likely with points = 1 / (1 + exp(−(score − offset) / scale)):",
+        f"  {'':20} {'scale':>9} {'offset':>9} {'scale where the offset is 0 (nats lost)':>41}",
+    ]
     for found in profile.calibrations:
-        lines.append(f"  {found.name:20} {'no fit' if found.scale is None else f'{found.scale:9.1f}'}")
+        if found.curve is None or found.centred is None:
+            lines.append(f"  {found.name:20} {'no fit':>9}")
+            continue
+        nats = found.curve.likelihood - found.centred.likelihood
+        centred = f"{found.centred.scale:.1f} ({nats:,.1f})"
+        lines.append(f"  {found.name:20} {found.curve.scale:9.1f} {found.curve.offset:9.1f} {centred:>41}")
     lines.append("")
     if profile.too_short:
         lines.append(
@@ -435,6 +439,7 @@ def text(profile: DataProfile) -> str:
     elif not any(drift.flagged for drift in profile.drifts):
         lines.append("  no drift")
     lines += [f"  note: {line}" for line in profile.warnings()]
+    lines += ["", f"  verdict: {profile.verdict.word}"]
     return "\n".join(lines)
 
 
@@ -516,8 +521,8 @@ def _phase_colors(profile: DataProfile) -> list[tuple[Calibration, str]]:
 def _score_limit(profile: DataProfile) -> float:
     """Of the axis: beyond six scales nothing happens."""
     most = float(np.abs(profile.calibrations[0].score).max(initial=1))
-    scale = profile.calibrations[0].scale
-    return most if scale is None else min(most, 6 * scale)
+    curve = profile.calibrations[0].curve
+    return most if curve is None else min(most, 6 * curve.scale + abs(curve.offset))
 
 
 def _calibration_plot(
@@ -538,16 +543,18 @@ def _calibration_plot(
 def _win_rate(profile: DataProfile) -> Plot:
     def line(axes: Axes, found: Calibration, color: str) -> None:
         axes.plot(found.score, found.points, "o", color=color, markersize=2.2)
-        if found.scale is not None:
+        if found.curve is not None:
             x = np.linspace(-_score_limit(profile), _score_limit(profile), 200)
-            axes.plot(x, 1 / (1 + np.exp(-np.clip(x / found.scale, -500, 500))), color=color, linewidth=1.1)
+            axes.plot(x, found.curve(x), color=color, linewidth=1.1)
 
-    scale = profile.calibrations[0].scale
-    fitted = "no curve fits" if scale is None else f"the best scale for all positions is {scale:.0f}"
+    curve = profile.calibrations[0].curve
+    fitted = "no curve fits"
+    if curve is not None:
+        fitted = f"the best for all positions has the scale {curve.scale:.0f} and the offset {curve.offset:.0f}"
     return _calibration_plot(
         profile,
         "Points by score",
-        f"Dots: wins plus half the draws. Lines: 1 / (1 + exp(−score / scale)), {fitted}.",
+        f"Dots: wins plus half the draws. Lines: 1 / (1 + exp(−(score − offset) / scale)); {fitted}.",
         "points per position",
         line,
     )
@@ -555,9 +562,9 @@ def _win_rate(profile: DataProfile) -> Plot:
 
 def _residuals(profile: DataProfile) -> Plot:
     def line(axes: Axes, found: Calibration, color: str) -> None:
-        if found.scale is None:
+        if found.curve is None:
             return
-        expected = 1 / (1 + np.exp(-np.clip(found.score / found.scale, -500, 500)))
+        expected = found.curve(found.score)
         axes.fill_between(found.score, found.low - expected, found.high - expected, color=color, alpha=0.2, linewidth=0)
         axes.plot(found.score, found.points - expected, color=color, linewidth=1)
 
@@ -628,11 +635,12 @@ def page(profile: DataProfile) -> Page:
             [
                 found.name,
                 f"{found.count.sum():,.0f}",
-                "–" if found.scale is None else f"{found.scale:.1f}",
+                "–" if found.curve is None else f"{found.curve.scale:.1f}",
+                "–" if found.curve is None else f"{found.curve.offset:.1f}",
                 f"{found.draws @ found.count / found.count.sum():.1%}",
             ]
             for found in profile.calibrations
         ]
-        table = Table(["positions with", "number", "best scale", "draws"], rows)
+        table = Table(["positions with", "number", "best scale", "offset", "draws"], rows)
         sections.append(Section("Scores and results", tables=[table], plots=every[along:]))
     return Page(shown(profile.path.rpartition("/")[2]), f"Data profile of {n:,} positions ({counted(n)})", sections)

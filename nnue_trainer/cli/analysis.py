@@ -13,6 +13,7 @@ from nnue_trainer.cli import plugins
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Html, Png, check_pictures, save_pictures
 from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.status import CONTRADICTORY
 from nnue_trainer.errors import UserError, shown
 from nnue_trainer.progress import progress_bar
 
@@ -118,7 +119,8 @@ def profile(
     as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Show how data changes along a file, whether it drifts or repeats, and how scores go with results."""
+    """Show how data changes along a file, whether it drifts or repeats, and how scores go with results. Exit with 3 if
+    the file contradicts itself."""
     from nnue_trainer.analysis import data_profile
 
     check_pictures(html, png, overwrite)
@@ -132,3 +134,5 @@ def profile(
         f"{shown(file.name)}   ·   {found.positions:,} positions",
     )
     print(json.dumps(data_profile.as_dict(found)) if as_json else data_profile.text(found))
+    if found.verdict.contradictions:
+        raise typer.Exit(CONTRADICTORY)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import To, losses
+from nnue_trainer.cli.data_tools import Extra, To, chosen_filters, losses, uci_options, with_filters
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.pictures import Png, check_pictures
 from nnue_trainer.cli.plugins import Plugins
+from nnue_trainer.cli.status import CONTRADICTORY
 from nnue_trainer.cli.terminable import terminable
-from nnue_trainer.errors import UserError, quoted, shown
+from nnue_trainer.errors import shown
 from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Look at, check and make training data.")
 
-DataFile = Annotated[Path, typer.Argument(metavar="FILE", help="A data file in any format, plain or compressed.")]
+PipedFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A data file in any format, plain or compressed; -: standard input.")
+]
+FilterSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Use this seed for random decisions of filters.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -91,7 +96,7 @@ def _info_text(info: FileInfo) -> str:
 
 @app.command()
 def info(
-    file: DataFile,
+    file: PipedFile,
     as_json: AsJson = False,
     png: Png = None,
     overwrite: Overwrite = False,
@@ -111,63 +116,115 @@ def info(
     print(json.dumps(asdict(result)) if as_json else _info_text(result))
 
 
-@app.command()
 def head(
-    file: DataFile,
+    file: PipedFile,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Show this many positions.")] = 10,
+    seed: FilterSeed = 0,
+    extra: Extra = None,
     as_json: AsJson = False,
     plugin: Plugins = None,
+    **values: float,
 ) -> None:
-    """Show the first positions: FEN, move, score and result (side to move's view), ply."""
+    """Show the first positions that pass the filters: FEN, move, score and result (side to move's view), ply."""
     from nnue_trainer import _data
-    from nnue_trainer.data.files import PositionReader
+    from nnue_trainer.data.transform import filtered
 
     plugins.load(plugin)
-    with PositionReader(file) as reader:
-        for records in reader:
-            for fen, move, score, ply, result in _data.describe(records[:count]):
-                if as_json:
-                    print(json.dumps({"fen": fen, "move": move, "score": score, "ply": ply, "result": result}))
-                else:
-                    print(f"{fen} | {move} | score {score} | ply {ply} | result {result}")
-            count -= len(records)
-            if count <= 0:
-                return
+    for block, _ in filtered([file], chosen_filters(values, extra), seed=seed):
+        for fen, move, score, ply, result in _data.describe(block.records[:count]):
+            if as_json:
+                print(json.dumps({"fen": fen, "move": move, "score": score, "ply": ply, "result": result}))
+            else:
+                print(f"{fen} | {move} | score {score} | ply {ply} | result {result}")
+        count -= len(block.records)
+        if count <= 0:
+            return
+
+
+def count(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Data files in any format, plain or compressed; -: standard input."),
+    ],
+    seed: FilterSeed = 0,
+    extra: Extra = None,
+    as_json: AsJson = False,
+    plugin: Plugins = None,
+    **values: float,
+) -> None:
+    """Count the positions of files, and those that pass the filters."""
+    from nnue_trainer.data.filters import Filters
+    from nnue_trainer.data.transform import filtered
+
+    plugins.load(plugin)
+    filters = chosen_filters(values, extra)
+    rows: list[dict[str, Any]] = []
+    every = Counter[str]()
+    with progress_bar("counting") as progress:
+        for file in files:
+            kept, dropped = 0, Counter[str]()
+            for block, counts in filtered([file], filters, seed=seed, progress=progress):
+                kept += len(block.records)
+                dropped.update(counts["dropped"])
+            rows.append(
+                {"path": str(file), "positions": kept + dropped.total(), "kept": kept, "dropped": dict(dropped)}
+            )
+            every.update({"positions": kept + dropped.total(), "kept": kept})
+    if as_json:
+        print("\n".join(json.dumps(row) for row in rows))
+        return
+    has_filters = filters != Filters.none()
+    for row in rows:
+        passing = f", {row['kept']:,} pass the filters" if has_filters else ""
+        print(f"{shown(row['path'])}: {row['positions']:,} positions{passing}")
+        for name, number in row["dropped"].items():
+            print(f"  {name}: {number:,} dropped")
+    if len(rows) > 1:
+        passing = f", {every['kept']:,} pass the filters" if has_filters else ""
+        print(f"all: {every['positions']:,} positions{passing}")
 
 
 @app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Data files in any format.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Data files in any format; -: standard input.")
+    ],
     as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
-    """Check every position and move of whole files against the rules of chess, and exit with 1 if one fails."""
+    """Check every position and move of whole files against the rules of chess, and judge whether scores and results are
+    plausible. Exit with 1 if a position fails, with 3 if a file contradicts itself."""
     from nnue_trainer import _data
     from nnue_trainer.data.files import PositionReader
+    from nnue_trainer.data.verdict import Sample, judge
 
     plugins.load(plugin)
-    failed = False
+    failed = contradictory = False
     for file in files:
-        validator = _data.Validator()
+        validator, sample = _data.Validator(), Sample()
         with progress_bar(f"checking {shown(file.name)}") as progress, PositionReader(file) as reader:
             for records in reader:
                 validator.add(records)
+                sample.add(records)
                 progress(reader.done, reader.size)
+            verdict = judge(sample, reader.format)
+        contradictory |= bool(verdict.contradictions)
         found = [(name, count, first) for name, count, first in validator.problems if count]
         failed |= bool(found)
         note, changes, first_change = validator.result_changes
         if as_json:
             problems = [{"problem": name, "count": count, "first": first} for name, count, first in found]
             values = {"path": str(file), "positions": validator.positions, "problems": problems}
-            print(json.dumps(values | {"result_changes": changes}))
+            print(json.dumps(values | {"result_changes": changes} | verdict.as_dict()))
         else:
             print(f"{shown(file)}: {validator.positions:,} positions, {'all sound' if not found else 'NOT sound'}")
             for name, count, first in found:
                 print(f"  {name}: {count:,}, the first at position {first:,}")
             if changes:
                 print(f"  to note: {note}: {changes:,}, the first at position {first_change:,}")
-    if failed:
-        raise typer.Exit(1)
+            print("\n".join(f"  {line}" for line in verdict.lines()))
+    if failed or contradictory:
+        raise typer.Exit(1 if failed else CONTRADICTORY)
 
 
 @app.command()
@@ -242,12 +299,6 @@ def generate(
     from nnue_trainer.data.generate import generate as run
     from nnue_trainer.uci import find_engine
 
-    engine_options = {}
-    for text in option or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UserError(f"--option {quoted(text)}: expected NAME=VALUE")
-        engine_options[name] = value
     options = GenerateOptions(
         engine=find_engine(engine),
         positions=positions,
@@ -265,7 +316,7 @@ def generate(
         max_ply=max_ply,
         opening_score=opening_score,
         hash_mb=hash_mb,
-        engine_options=engine_options,
+        engine_options=uci_options(option or []),
         chess960="dfrc" if dfrc else "same" if chess960 else "",
     )
     with terminable(), progress_bar("playing", "positions") as progress:
@@ -283,3 +334,7 @@ def generate(
     print(f"{shown(out)}: {already}{made.positions:,} positions of {made.games:,} games, {out.stat().st_size:,} bytes")
     if made.losses:
         print(f"  the format has no room: {', '.join(losses(made.losses))}", file=sys.stderr)
+
+
+app.command()(with_filters(head))
+app.command()(with_filters(count))

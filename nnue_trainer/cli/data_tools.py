@@ -1,4 +1,4 @@
-"""`nnue data convert, filter, shuffle, interleave, split`: make data files from data files."""
+"""`nnue data convert, filter, shuffle, interleave, split, dedup`: make data files from data files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -17,13 +17,32 @@ from nnue_trainer.cli import plugins
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
-from nnue_trainer.errors import UserError, shown
+from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.progress import progress_bar
 
 if TYPE_CHECKING:
+    from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import Report
 
+View = Literal["auto", "mover", "white", "black", "opponent"]
+PGN_VIEWS: dict[View, str] = {"auto": "auto", "mover": "mover", "white": "white", "black": "white", "opponent": "mover"}
+"""How evaluations of PGN are read; those of the last two are negated afterwards."""
+
 Inputs = Annotated[list[Path], typer.Argument(metavar="IN...", help="Data files in any format, plain or compressed.")]
+Piped = Annotated[
+    list[Path],
+    typer.Argument(metavar="IN...", help="Data files in any format, plain or compressed; -: standard input."),
+]
+Extra = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILTER",
+        help="Run this filter in Python after the others, with its defaults: a name, or path/to/file.py:Class.",
+    ),
+]
+Temporary = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files. Default: that of OUT.")
+]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; it appears whole or not at all.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Use this seed; it and the inputs decide the file.")]
 SkipBad = Annotated[
@@ -54,6 +73,17 @@ def _size(text: str) -> int:
     return size
 
 
+def uci_options(texts: list[str]) -> dict[str, str]:
+    """Options of an engine from NAME=VALUE."""
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UserError(f"--option {quoted(text)}: expected NAME=VALUE")
+        options[name] = value
+    return options
+
+
 def losses(counts: Mapping[str, int]) -> list[str]:
     """Lines that say what did not fit into the format that was written."""
     words = _data.losses()
@@ -78,7 +108,7 @@ def _print_skipped(report: Report) -> None:
 
 
 def convert(
-    inputs: Inputs,
+    inputs: Piped,
     output: Output,
     to: To = None,
     source: Annotated[
@@ -89,9 +119,13 @@ def convert(
         float, typer.Option(help="Multiply scores by this, e.g. 0.48 for internal units to centipawns of 208.")
     ] = 1.0,
     score_view: Annotated[
-        Literal["auto", "white", "mover"],
-        typer.Option(help="Of PGN: whose view evaluations are; auto goes by their notation."),
+        View,
+        typer.Option(
+            help="Whose view the scores of IN are in truth; they become the side to move's (mover). auto: as the "
+            "format has it, of PGN by its notation."
+        ),
     ] = "auto",
+    result_view: Annotated[View, typer.Option(help="The same for results.")] = "auto",
     score_place: Annotated[
         Literal["auto", "before", "after"],
         typer.Option(help="Of PGN: whether an evaluation belongs to the position before or after its move."),
@@ -118,8 +152,10 @@ def convert(
             to=to,
             source=source,
             score_scale=score_scale,
+            score_view=score_view,
+            result_view=result_view,
             settings={
-                "score_view": score_view,
+                "score_view": PGN_VIEWS[score_view],
                 "score_place": score_place,
                 "score_unit": score_unit,
                 "pawn": str(pawn),
@@ -133,16 +169,10 @@ def convert(
 
 
 def filter_command(
-    inputs: Inputs,
+    inputs: Piped,
     output: Output,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Use this seed for random decisions.")] = 0,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILTER",
-            help="Run this filter in Python after the others, with its defaults: a name, or path/to/file.py:Class.",
-        ),
-    ] = None,
+    extra: Extra = None,
     to: To = None,
     chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
@@ -152,14 +182,10 @@ def filter_command(
 ) -> None:
     """Write the positions of IN... that pass, and count what each filter drops (rules: docs/data.md)."""
     plugins.load(plugin)
-    from dataclasses import replace
-
-    from nnue_trainer.data.filters import FILTERS, Filters
+    from nnue_trainer.data.filters import Filters
     from nnue_trainer.data.transform import filter_positions
-    from nnue_trainer.schema import validate
 
-    filters = validate(Filters, values, lambda path: f"--{''.join(path[:1]).replace('_', '-')}")
-    filters = replace(cast("Any", filters), extra=[FILTERS.find(kind)() for kind in extra or []])
+    filters = chosen_filters(values, extra)
     if filters == Filters.none():
         raise UserError("no filter named: --quiet, --no-score, … (nnue data filter --help)")
     with terminable(), progress_bar("filtering") as progress:
@@ -179,7 +205,19 @@ def filter_command(
         print(f"  {name}: {count:,} dropped")
 
 
-def _with_filters(command: Callable[..., None]) -> Callable[..., None]:
+def chosen_filters(values: Mapping[str, float], extra: list[str] | None) -> Filters:
+    """The filters that a command line names; none of them is on by itself."""
+    from dataclasses import replace
+
+    from nnue_trainer.data.filters import FILTERS, Filters
+    from nnue_trainer.schema import validate
+
+    filters: Any = validate(Filters, dict(values), lambda path: f"--{''.join(path[:1]).replace('_', '-')}")
+    chosen: Filters = replace(filters, extra=[FILTERS.find(kind)() for kind in extra or []])
+    return chosen
+
+
+def with_filters(command: Callable[..., None]) -> Callable[..., None]:
     """`command` with an option per compiled filter in place of its `**values`."""
     parameters = dict(inspect.signature(command).parameters)
     values = parameters.pop("values")
@@ -204,16 +242,13 @@ def _with_filters(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def shuffle(
-    inputs: Inputs,
+    inputs: Piped,
     output: Output,
     seed: Seed = 0,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Use this much memory; further positions wait on disk.")
     ] = "2G",
-    temporary: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Let them wait here, 40 bytes per position; without it, beside OUT."),
-    ] = None,
+    temporary: Temporary = None,
     to: To = None,
     chess960: Chess960 = "refuse",
     skip_bad: SkipBad = False,
@@ -242,17 +277,68 @@ def shuffle(
     print_report(report, output)
 
 
-def interleave(inputs: Inputs, output: Output, seed: Seed = 0, overwrite: Overwrite = False) -> None:
-    """Mix files of one format chunk by chunk, in proportion to their sizes, without decoding them."""
+def interleave(
+    inputs: Inputs,
+    output: Output,
+    seed: Seed = 0,
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0,
+            max=1000,
+            metavar="X",
+            help="How often the file comes, given once for each of IN: 2 is twice, 0.5 its first half. Default: once.",
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Mix files of one format chunk by chunk, in proportion to their sizes and weights, without decoding them."""
     from nnue_trainer.data.transform import interleave as run
 
     with terminable(), progress_bar("copying") as progress:
-        chunks, size = run(inputs, output, seed=seed, overwrite=overwrite, progress=progress)
+        chunks, size = run(inputs, output, seed=seed, weights=weight or (), overwrite=overwrite, progress=progress)
     print(f"{shown(output)}: {chunks:,} chunks, {size:,} bytes")
 
 
-def split(
+def dedup(
     inputs: Inputs,
+    output: Output,
+    games: Annotated[
+        bool, typer.Option("--games", help="Drop whole games that came before, and no single positions.")
+    ] = False,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for keys; further ones wait on disk.")] = "1G",
+    temporary: Temporary = None,
+    to: To = None,
+    chess960: Chess960 = "refuse",
+    skip_bad: SkipBad = False,
+    overwrite: Overwrite = False,
+    plugin: Plugins = None,
+) -> None:
+    """Write the positions of IN... without those whose board came before, in any of the files; the first one stays."""
+    plugins.load(plugin)
+    from nnue_trainer.data.dedup import dedup as run
+
+    size = _size(memory)
+    with terminable(), progress_bar("reading") as progress:
+        report, count, dropped = run(
+            inputs,
+            output,
+            games=games,
+            memory=size,
+            temporary=temporary,
+            to=to,
+            chess960=chess960,
+            skip_bad=skip_bad,
+            overwrite=overwrite,
+            progress=progress,
+            write_progress=lambda done, total: progress(done, total, "writing"),
+        )
+    print_report(report, output)
+    print(f"  {count:,} {'games' if games else 'positions'}, {dropped:,} of them repeated and dropped")
+
+
+def split(
+    inputs: Piped,
     train: Annotated[Path, typer.Option(metavar="OUT", help="Write the positions for training here.")],
     validation: Annotated[Path, typer.Option(metavar="OUT", help="Write the positions for validation here.")],
     share: Annotated[float, typer.Option(help="Give this share of the games to validation.")] = 0.01,
@@ -291,6 +377,6 @@ def split(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `nnue data`."""
-    for command in (convert, shuffle, interleave, split):
+    for command in (convert, shuffle, interleave, split, dedup):
         app.command()(command)
-    app.command("filter")(_with_filters(filter_command))
+    app.command("filter")(with_filters(filter_command))

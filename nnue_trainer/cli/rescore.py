@@ -1,30 +1,68 @@
-"""`nnue data rescore`: a data file with the scores of a net."""
+"""`nnue data rescore`: a data file with the scores of a net or of an engine."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nnue_trainer.cli import plugins
-from nnue_trainer.cli.data_tools import Inputs, Output, SkipBad, To, print_report
+from nnue_trainer.cli.data_tools import Inputs, Output, SkipBad, To, print_report, uci_options
 from nnue_trainer.cli.outputs import Overwrite
 from nnue_trainer.cli.plugins import Plugins
 from nnue_trainer.cli.terminable import terminable
-from nnue_trainer.errors import shown
+from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.progress import progress_bar
+
+if TYPE_CHECKING:
+    from nnue_trainer.data.transform import Report
+
+
+def _note(line: str) -> None:
+    print(f"nnue: note: {shown(line)}", file=sys.stderr)
 
 
 def rescore(
     inputs: Inputs,
     output: Output,
-    net: Annotated[Path, typer.Option(metavar="NET", help="The net that scores.")],
+    net: Annotated[Path | None, typer.Option(metavar="NET", help="Score with this net.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ENGINE", help="Score with this UCI engine: a path, or a name on PATH.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=2**63 - 1, help="Nodes that the engine searches per position.")
+    ] = None,
+    depth: Annotated[int | None, typer.Option(min=1, max=1000, help="Depth to which it searches instead.")] = None,
+    concurrency: Annotated[
+        int, typer.Option("-j", "--concurrency", min=0, max=1024, help="Engines to run; 0: one per CPU.")
+    ] = 0,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Part of the positions to score: the I-th of N equal ones; with --engine. Default: all.",
+        ),
+    ] = None,
+    hash_mb: Annotated[int, typer.Option("--hash", min=1, max=2**25, help="MB of hash of each engine.")] = 4,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="Set a UCI option; may be given several times."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up if the engine takes longer than this for one answer.")
+    ] = 600.0,
     to: To = None,
     score_scale: Annotated[
-        float, typer.Option(help="Multiply the net's scores by this, e.g. 0.48 for centipawns of 208.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="Factor for the net's scores, e.g. 0.48 for centipawns of 208; with --engine, internal units per "
+            "centipawn. Default: 1; of Stockfish 12 to 16.1 the engine's."
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, max=256, help="At most so many threads; 0: one per CPU.")] = 0,
     arch: Annotated[
         str | None, typer.Option(metavar="NAME", help="Architecture of a net whose file does not contain it.")
@@ -33,15 +71,68 @@ def rescore(
     overwrite: Overwrite = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write the positions of IN... with a net's own evaluations, as the engine computes them, in place of scores."""
+    """Write the positions of IN... with the evaluations of a net, as the engine computes them, or with the scores of an
+    engine that searches, in place of scores.
+
+    With --engine, the file is a function of engine, limit and input, for any number of engines that search on one
+    thread. After an interruption the same command continues.
+    """
+    plugins.load(plugin)
+    if (net is None) == (engine is None):
+        raise UserError("rescore: give either --net or --engine")
+    if engine is None:
+        if nodes or depth or part or option:
+            raise UserError("rescore: --nodes, --depth, --part and --option are for --engine")
+        assert net is not None
+        _by_net(inputs, output, net, to, score_scale or 1.0, threads, arch, skip_bad, overwrite)
+        return
+    from nnue_trainer.data.engine_scores import EngineScoring, rescore_by_engine
+    from nnue_trainer.uci import find_engine
+
+    scoring = EngineScoring(
+        find_engine(engine), nodes, depth, score_scale, hash_mb, uci_options(option or []), _part(part or "1/1")
+    )
+    with terminable(), progress_bar("scoring", "positions") as progress:
+        report = rescore_by_engine(
+            inputs,
+            output,
+            scoring,
+            to=to,
+            concurrency=concurrency or os.cpu_count() or 1,
+            timeout=timeout,
+            skip_bad=skip_bad,
+            overwrite=overwrite,
+            progress=progress,
+            note=_note,
+        )
+    print_report(report, output)
+
+
+def _part(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not match:
+        raise UserError(f"--part {quoted(text)}: expected I/N, such as 1/4")
+    return int(match[1]), int(match[2])
+
+
+def _by_net(
+    inputs: list[Path],
+    output: Path,
+    net: Path,
+    to: str | None,
+    score_scale: float,
+    threads: int,
+    arch: str | None,
+    skip_bad: bool,
+    overwrite: bool,
+) -> None:
     from nnue_trainer.export import Evaluator, read_net
     from nnue_trainer.export.rescore import LARGEST_SCORE
     from nnue_trainer.export.rescore import rescore as run
 
-    plugins.load(plugin)
-    quantized = read_net(net, arch, lambda text: print(f"nnue: note: {shown(text)}", file=sys.stderr))
+    quantized = read_net(net, arch, _note)
     with terminable(), progress_bar("rescoring") as progress:
-        report = run(
+        report: Report = run(
             inputs,
             output,
             Evaluator(quantized, threads=threads),

@@ -7,6 +7,7 @@ docs/data-formats.md).
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections import Counter
@@ -30,6 +31,9 @@ from nnue_trainer.errors import UserError
 
 FORMATS: tuple[str, ...] = tuple(name for name, _, _ in _data.formats())
 """The names of the built-in formats."""
+
+FORMATS_WITHOUT_SIDES = frozenset({"bulletformat"})
+"""Formats that turn every board so that white is to move."""
 
 _BLOCK = 1 << 16  # positions: 2 MiB
 _SPARE_IS_NOISE = {"bin"}  # old writers leave its padding uninitialised
@@ -110,7 +114,7 @@ class PositionReader(Closing):
     ) -> None:
         self.path = Path(path)
         chosen = format_named(format) if isinstance(format, str) else format
-        self._file = open_regular(path)
+        self._file = cast(BinaryIO, Pipe()) if is_pipe(path) else open_regular(path)
         try:
             self.size = os.fstat(self._file.fileno()).st_size
             self.compression = compression_of_file(self.path, self._file, chosen)
@@ -118,6 +122,8 @@ class PositionReader(Closing):
                 asked = outside_formats() if formats is None else formats
                 chosen = claiming(asked, self.path, content_head(self.path, self._file, self.compression))
             source = decompress(self.path, self.compression, self._file) if self.compression else None
+            if source is None and is_pipe(path):
+                source = cast(ByteReader, self._file)
             if chosen is None or isinstance(chosen, BuiltIn):
                 name = chosen.kind if chosen else ""
                 self._reader: _data.PositionReader = open_native(self.path, source, skip_bad, name, copy_to, settings)
@@ -229,6 +235,69 @@ def compression_of_file(path: Path, file: BinaryIO, format: DataFormat | None = 
         return kind
     finally:
         file.seek(0)
+
+
+def is_pipe(path: StrPath) -> bool:
+    """Whether a command line means standard input by this name."""
+    return str(path) == "-"
+
+
+def check_no_pipe(paths: Iterable[StrPath], what: str) -> None:
+    """UserError if standard input is among files that are read more than once."""
+    if any(map(is_pipe, paths)):
+        raise UserError(f"-: {what} reads its input more than once, expected the name of a file")
+
+
+class Pipe(io.RawIOBase):
+    """Standard input, which can go back to its beginning as long as no more than 4 MiB were read: formats and
+    compression are recognised by a file's beginning. UserError where another reader has used it."""
+
+    _KEPT = 1 << 22
+    _used = False
+
+    def __init__(self) -> None:
+        if Pipe._used:
+            raise UserError("-: standard input was named twice, expected once: it can be read only once")
+        Pipe._used = True
+        self._kept, self._at, self._read = bytearray(), 0, 0
+
+    def fileno(self) -> int:
+        return 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        if self._at < self._read:  # after a return to the beginning
+            data = self._kept[self._at : self._at + len(view)]
+        else:
+            try:
+                data = bytearray(os.read(0, len(view)))
+            except OSError as error:
+                raise UserError(f"-: {error.strerror}") from None
+            self._read += len(data)
+            self._kept = self._kept + data if self._read <= self._KEPT else bytearray()
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """As many bytes as are asked for, unless the input ends before."""
+        parts, left = [], size if size >= 0 else 1 << 62
+        while left and (part := super().read(min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if offset or whence or self._read > self._KEPT:
+            raise io.UnsupportedOperation("standard input cannot go back")
+        self._at = 0
+        return 0
+
+    def tell(self) -> int:
+        return self._at
 
 
 def open_regular(path: StrPath) -> BinaryIO:
@@ -365,7 +434,7 @@ def read_files(
     sizes = []
     for path in paths:
         try:
-            sizes.append(Path(path).stat().st_size)
+            sizes.append(0 if is_pipe(path) else Path(path).stat().st_size)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from None
 

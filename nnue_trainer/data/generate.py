@@ -12,14 +12,14 @@ command that is repeated after it has finished finds this and plays nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
-import queue
 import random
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -33,6 +33,7 @@ from nnue_trainer.data.binpack import Records
 from nnue_trainer.data.files import StrPath, format_for
 from nnue_trainer.data.formats import DataFormat
 from nnue_trainer.data.journal import Journal
+from nnue_trainer.engines import in_order
 from nnue_trainer.errors import UserError, quoted, shown
 from nnue_trainer.inputs import read_lines
 from nnue_trainer.uci import Engine
@@ -449,42 +450,16 @@ def _play_in_order(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Every free engine takes the next game number; games enter the journal in the order of their numbers."""
-    numbers = iter(range(journal.games, 1 << 62))
-    lock = threading.Lock()
-    stop = threading.Event()
-    done: queue.Queue[tuple[int, Records | BaseException]] = queue.Queue()
 
-    def work(engine: Engine) -> None:
-        while not stop.is_set():
-            with lock:
-                index = next(numbers)
-            try:
-                done.put((index, play_game(engine, options, scale, openings, index)))
-            except BaseException as error:
-                done.put((index, error))
-                return
+    def play(engine: Engine, index: int) -> Records:
+        return play_game(engine, options, scale, openings, index)
 
-    threads = [threading.Thread(target=work, args=(engine,), daemon=True) for engine in engines]
-    waiting: dict[int, Records] = {}
-    try:
-        try:
-            for thread in threads:
-                thread.start()
-        except RuntimeError as error:  # the limit of processes
-            raise UserError(f"generate: {error}; give a smaller --concurrency") from None
-        while journal.positions < options.positions:
-            index, game = done.get()
-            if isinstance(game, BaseException):
-                raise game
-            waiting[index] = game
-            while journal.games in waiting and journal.positions < options.positions:
-                journal.append(waiting.pop(journal.games))
-                if progress:
-                    progress(journal.positions, journal.games)
-    finally:
-        stop.set()
-        for engine in engines:
-            engine.kill()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+    if journal.positions >= options.positions:
+        return
+    with contextlib.closing(in_order(engines, itertools.count(journal.games), play)) as games:
+        for game in games:
+            journal.append(game)
+            if progress:
+                progress(journal.positions, journal.games)
+            if journal.positions >= options.positions:
+                break

@@ -208,6 +208,11 @@ class _Stream(Closing, Generic[T]):
         return [file.identity for file in self._open_files()]
 
     @property
+    def opened(self) -> list[OpenedFile]:
+        """The data files, which are opened if they are not open yet."""
+        return self._open_files()
+
+    @property
     def threads(self) -> int:
         """The number of threads that read: as many as were asked for, or as the machine and the files can use if that
         is less."""

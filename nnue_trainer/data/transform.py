@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from nnue_trainer import _data
 from nnue_trainer.atomic import check_new, replacing
 from nnue_trainer.data.files import (
     FORMATS,
+    FORMATS_WITHOUT_SIDES,
     Block,
     Chess960,
     PositionReader,
     PositionWriter,
     Progress,
     StrPath,
+    check_no_pipe,
     format_for,
+    is_pipe,
     original_size,
     read_files,
 )
@@ -33,6 +37,16 @@ from nnue_trainer.errors import UserError
 
 LEAST_SCALE, MOST_SCALE = 1e-4, 1e5
 """The smallest and the largest factor for scores. A score is at most 32,767, and one that is not 0 is at least 1."""
+
+
+View = Literal["auto", "mover", "white", "black", "opponent"]
+"""Whose view scores or results in a file have in truth: that of the side to move (auto: as the format has it), of one
+side, or of the side that is not to move."""
+
+
+def _turned(view: View) -> tuple[bool, bool]:
+    """Whether white's and black's numbers must be negated to be the side to move's."""
+    return view in ("black", "opponent"), view in ("white", "opponent")
 
 
 def check_score_scale(scale: float) -> None:
@@ -100,6 +114,8 @@ def convert(
     to: str | None = None,
     source: str | None = None,
     score_scale: float = 1.0,
+    score_view: View = "auto",
+    result_view: View = "auto",
     settings: dict[str, str] | None = None,
     chess960: Chess960 = "refuse",
     skip_bad: bool = False,
@@ -110,13 +126,16 @@ def convert(
     suffix).
 
     `source`: the format of the inputs, None to find out. `settings`: how it is read (`PositionReader`). Scores are
-    multiplied by `score_scale`, except 32002 (none).
+    multiplied by `score_scale`, except 32002 (none). `score_view` and `result_view`: whose view they are in the inputs
+    in truth; of PGN, what evaluations are. UserError for a view that a format without sides cannot have.
     """
     check_score_scale(score_scale)
     format = format_for(output, to)
     _check_outputs(inputs, [output], overwrite)
     report = Report()
-    if score_scale == 1 and not skip_bad and original_size(format.kind):
+    turns = [(False, score_view, _turned(score_view)), (True, result_view, _turned(result_view))]
+    changed = score_scale != 1 or any(any(turn) for _, _, turn in turns)
+    if not changed and not skip_bad and original_size(format.kind) and not any(map(is_pipe, inputs)):
         found = []
         for path in inputs:
             with PositionReader(path, format=source) as reader:
@@ -127,7 +146,19 @@ def convert(
         for reader, blocks in read_files(
             inputs, format=source, skip_bad=skip_bad, progress=progress, settings=settings
         ):
+            is_pgn = reader.format == "pgn"
+            for is_result, view, (white, black) in turns:
+                if white != black and reader.format in FORMATS_WITHOUT_SIDES:
+                    raise UserError(
+                        f"{reader.path}: --{'result' if is_result else 'score'}-view {view}: {reader.format} has no "
+                        "side to move: convert the file's source with this option"
+                    )
             for block in blocks:
+                for is_result, view, (white, black) in turns:
+                    if is_pgn and not is_result:  # its reader has made them white's or the mover's
+                        white = black = view in ("black", "opponent")
+                    if white or black:
+                        report.cut_scores += _data.turn_view(block.records, is_result, white, black)
                 if score_scale != 1:
                     report.cut_scores += _data.scale_scores(block.records, score_scale)
                 writer.write_block(block)
@@ -172,17 +203,34 @@ def filter_positions(
     _check_outputs(inputs, [output], overwrite)
     report, dropped = Report(), Counter[str]()
     with PositionWriter(output, format, chess960=chess960) as writer:
-        number, carried = 0, list[float]()
-        for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
-            for block in blocks:
-                mask, counts = filters.mask(block.records, (seed << 32) + number, carried, block.spare)
-                writer.write_block(block.where(mask))
-                dropped.update(counts["dropped"])
-                number += 1
-            report.add_reader(reader)
+        for block, counts in filtered(
+            inputs, filters, seed=seed, skip_bad=skip_bad, progress=progress, after=report.add_reader
+        ):
+            writer.write_block(block)
+            dropped.update(counts["dropped"])
         _check_new([output], overwrite)
     report.add_writer(writer)
     return report, dropped
+
+
+def filtered(
+    inputs: Sequence[StrPath],
+    filters: Filters,
+    *,
+    seed: int = 0,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+    after: Callable[[PositionReader], None] = lambda reader: None,
+) -> Iterator[tuple[Block, dict[str, Any]]]:
+    """The positions of `inputs` that pass, and the counts of `Filters.mask`. `after` is called with the reader of each
+    file at its end."""
+    number, carried = 0, list[float]()
+    for reader, blocks in read_files(inputs, skip_bad=skip_bad, progress=progress):
+        for block in blocks:
+            mask, counts = filters.mask(block.records, (seed << 32) + number, carried, block.spare)
+            yield block.where(mask), counts
+            number += 1
+        after(reader)
 
 
 def shuffle(
@@ -235,15 +283,22 @@ def interleave(
     output: StrPath,
     *,
     seed: int = 0,
+    weights: Sequence[float] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> tuple[int, int]:
     """Mixes files of one format chunk by chunk in proportion to their sizes, without decoding them, into a file of that
     format; returns chunks and bytes.
 
-    The order within each file stays. Which file comes next is a function of (seed, files) alone.
+    The order within each file stays. Which file comes next is a function of (seed, files, weights) alone. `weights`:
+    how often each file comes, one number for each; none: once. 2.5 is all chunks twice and the first half once more.
     """
+    check_no_pipe(inputs, "interleave")
     _check_outputs(inputs, [output], overwrite)
+    if weights and (len(weights) != len(inputs) or not any(weights)):
+        raise UserError(
+            f"weights: {len(weights)} numbers for {len(inputs)} files, expected one for each, and one that is not 0"
+        )
     for path in inputs:
         with PositionReader(path) as reader:
             if reader.compression or reader.format not in FORMATS:
@@ -254,7 +309,9 @@ def interleave(
                 )
     done = 0
     with replacing(output) as file:
-        interleaver = _data.Interleaver([os.fsencode(path) for path in inputs], os.fsencode(output), file.fd, seed)
+        interleaver = _data.Interleaver(
+            [os.fsencode(path) for path in inputs], os.fsencode(output), file.fd, seed, weights
+        )
         while step := interleaver.step():
             done += step
             if progress:

@@ -28,7 +28,7 @@ from nnue_trainer.first_release import translate_saved
 from nnue_trainer.nets.base import NnueModel
 from nnue_trainer.parallel.division import divide
 from nnue_trainer.parallel.ranks import Ranks, digest, joined
-from nnue_trainer.training import timeline, warm_start
+from nnue_trainer.training import plausibility, timeline, warm_start
 from nnue_trainer.training.integer_check import check_integers
 from nnue_trainer.training.memory import keep_freed_memory
 from nnue_trainer.training.precision import settled
@@ -185,6 +185,8 @@ def _train_stage(stage: StageOfRun, folder: RunFolder, ranks: Ranks, device: tor
         trainer.batches.open()
         if validation is not None:
             next(iter(validation()), None)
+        if ranks.writes and not begin.resumed:
+            plausibility.check(recipe.data, batches)
         timeline.mark("data files")
         start = [describe(trainer, parameters, begin)]
         if ranks.several:

@@ -12,10 +12,11 @@ import pytest
 
 from nnue_trainer import _data, data
 from nnue_trainer.analysis import data_profile
-from nnue_trainer.analysis.data_profile import bin_values, drift_of, fit_scale, score_values
+from nnue_trainer.analysis.data_profile import bin_values, drift_of, score_values
 from nnue_trainer.analysis.page import render
 from nnue_trainer.data import PositionReader, PositionWriter, fields
 from nnue_trainer.data.binpack import Records
+from nnue_trainer.data.calibration import fit_curve
 from nnue_trainer.errors import UserError
 
 PROVEN = 30_000
@@ -221,7 +222,7 @@ def test_calibration_finds_the_scale(sample, tmp_path):
     records = with_fields(records, scores, np.where(won, 1, -1))
     found = data_profile.data_profile(save(tmp_path / "c.binpack", records)).calibrations
     assert found[0].name == "all positions"
-    assert found[0].scale == pytest.approx(320, rel=0.03)
+    assert found[0].curve.scale == pytest.approx(320, rel=0.03)
     assert found[0].count.sum() == len(records)
     expected = 1 / (1 + np.exp(-found[0].score / 320))
     inside = (found[0].low <= expected) & (expected <= found[0].high)
@@ -231,10 +232,15 @@ def test_calibration_finds_the_scale(sample, tmp_path):
 
 def test_a_scale_is_not_invented():
     score, count = np.array([-100.0, 100.0]), np.array([50.0, 50.0])
-    assert fit_scale(score, np.array([0.0, 1.0]), count) is None  # perfectly separated
-    assert fit_scale(score, np.array([0.9, 0.1]), count) is None  # the wrong way round
-    assert fit_scale(np.zeros(2), np.array([0.5, 0.5]), count) is None
-    assert fit_scale(score, 1 / (1 + np.exp(-score / 250)), count) == pytest.approx(250)
+
+    def scale(score, points):
+        curve = fit_curve(score, points, count, with_offset=False)
+        return curve and curve.scale
+
+    assert scale(score, np.array([0.0, 1.0])) is None  # perfectly separated
+    assert scale(score, np.array([0.9, 0.1])) is None  # the wrong way round
+    assert scale(np.zeros(2), np.array([0.5, 0.5])) is None
+    assert scale(score, 1 / (1 + np.exp(-score / 250))) == pytest.approx(250)
 
 
 def test_the_command_prints_text_json_and_a_page(sample, tmp_path, nnue):

@@ -1,0 +1,474 @@
+"""Is a data file plausible? A verdict from a sample that is spread over it: `nnue data validate`, `nnue data profile`
+and the start of a training.
+
+Three witnesses are compared for each side to move: scores, results and material. Where two agree and the third does
+not, the third is wrong, and the way in which it is wrong names the cause. docs/data-verdict.md has every rule, and how
+the limits were chosen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nnue_trainer import _data
+from nnue_trainer.data import fields
+from nnue_trainer.data.calibration import fit_curve
+from nnue_trainer.data.files import FORMATS_WITHOUT_SIDES
+from nnue_trainer.data.filters import Filters
+from nnue_trainer.errors import UserError
+
+Records = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
+
+RUN, MOST_RUNS = 1024, 96
+"""Positions that are taken one after the other, so that games show, and the most such runs that are kept."""
+FEWEST = 500
+"""Positions of a side below which nothing is said of its views."""
+RELATED = 0.15
+"""A correlation of at least this is agreement; of at most −this, contradiction."""
+PROVEN = 30_000
+NO_SCORE = 32_002
+CLAMPED, CLAMPED_SHARE = 32_767, 0.001
+DUPLICATES = 0.25
+NEIGHBOURS = 0.5
+CENTIPAWNS, LARGE_UNITS = 130.0, 600.0
+"""Score per pawn of material: below, it is centipawns; above, it has been multiplied."""
+COMB, COMB_PER_POSITION = 40.0, 0.001
+"""The log likelihood ratio from which scores count as scaled after they had been rounded: this, and as much for each
+position of the sample."""
+
+_PIECE_VALUES = np.array([0, 1, -1, 3, -3, 3, -3, 5, -5, 9, -9, 0, 0], np.int32)
+_SIDES = ("white", "black")
+
+Level = Literal["contradiction", "doubt", "fact"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`level`: contradiction: the file cannot be right. doubt: it is probably not what is wanted. fact: to know.
+    `name` identifies the kind; `text` gives what was found, its likely cause and what mends it."""
+
+    level: Level
+    name: str
+    text: str
+
+
+@dataclass
+class Verdict:
+    """What was found, the worst first, and the figures that it rests on."""
+
+    positions: int
+    findings: list[Finding] = field(default_factory=list)
+    figures: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def contradictions(self) -> list[Finding]:
+        return [found for found in self.findings if found.level == "contradiction"]
+
+    @property
+    def doubts(self) -> list[Finding]:
+        return [found for found in self.findings if found.level == "doubt"]
+
+    @property
+    def word(self) -> str:
+        return "contradicts itself" if self.contradictions else "doubtful" if self.doubts else "plausible"
+
+    def lines(self) -> list[str]:
+        """For a terminal: the word, then one line for each finding."""
+        head = f"verdict: {self.word}, by {self.positions:,} positions spread over the file"
+        return [head, *(f"  {found.level}: {found.text}" for found in self.findings)]
+
+    def as_dict(self) -> dict[str, Any]:
+        found = [asdict(each) for each in self.findings]
+        return {"verdict": self.word, "sample": self.positions, "findings": found, "figures": self.figures}
+
+
+class Sample:
+    """Runs of positions spread evenly over a stream, in bounded memory, and its duplicates.
+
+    `add` takes positions in order. Every n-th run of the stream is kept; n doubles when there are too many."""
+
+    def __init__(self) -> None:
+        self._runs: list[Records] = []
+        self._every, self._next = 1, 0
+        self.duplicates = _data.DuplicateEstimator()
+
+    def add(self, records: Records) -> None:
+        self.duplicates.add(records)
+        self.add_runs(records)
+
+    def add_runs(self, records: Records) -> None:
+        """Without a look at duplicates, where the caller counts them already."""
+        for begin in range(0, len(records), RUN):
+            if self._next % self._every == 0:
+                self._runs.append(records[begin : begin + RUN].copy())
+                if len(self._runs) > MOST_RUNS:
+                    self._runs = self._runs[::2]
+                    self._every *= 2
+            self._next += 1
+
+    @property
+    def runs(self) -> list[Records]:
+        return self._runs
+
+
+def sample_of(file: _data.DataFile, chunks: int) -> Sample:
+    """A sample of an opened file, from that many of its chunks. A damaged chunk is left out: who reads the file will
+    find it."""
+    sample = Sample()
+    count = min(file.num_chunks, chunks)
+    for i in range(count):
+        with contextlib.suppress(UserError):
+            sample.add(file.decode(file.num_chunks * i // count))
+    return sample
+
+
+def judge(sample: Sample, format: str = "", filters: Filters | None = None, duplicate_share: float = -1.0) -> Verdict:
+    """The verdict on a sample of a file in `format` (for what the format cannot hold); with `filters`, also on what
+    they would leave. `duplicate_share`: of the whole file, where that is known; else the sample's."""
+    records = np.concatenate([np.zeros((0, 32), np.uint8), *sample.runs])
+    verdict = Verdict(len(records))
+    if len(records):
+        share = duplicate_share if duplicate_share >= 0 else float(sample.duplicates.duplicate_share)
+        _Judge(verdict, records, sample.runs, format).run(share, filters)
+        order = {"contradiction": 0, "doubt": 1, "fact": 2}
+        verdict.findings.sort(key=lambda found: order[found.level])
+    return verdict
+
+
+class _Judge:
+    def __init__(self, verdict: Verdict, records: Records, runs: list[Records], format: str) -> None:
+        self.verdict, self.records, self.format = verdict, records, format
+        self.scores, self.results = fields.scores(records), fields.results(records)
+        self.plies, self.black = fields.plies(records), fields.black_to_move(records)
+        self.boards = fields.boards(records)
+        material = _PIECE_VALUES[self.boards].sum(1)
+        self.material = np.where(self.black, -material, material)
+        self.scored = self.scores != NO_SCORE
+        self.usual = self.scored & (np.abs(self.scores) <= PROVEN)
+        # False where a run ends: the next position lies elsewhere in the file.
+        self.has_next = np.ones(len(records), bool)
+        self.has_next[np.cumsum([len(run) for run in runs]) - 1] = False
+
+    def say(self, level: Level, name: str, text: str) -> None:
+        self.verdict.findings.append(Finding(level, name, text))
+
+    def figure(self, name: str, value: float | None) -> None:
+        self.verdict.figures[name] = None if value is None or not np.isfinite(value) else round(float(value), 6)
+
+    def run(self, duplicate_share: float, filters: Filters | None) -> None:
+        self.shares(duplicate_share)
+        constant = self.constant()
+        self.games()
+        self.views(constant)
+        if not constant and not self.verdict.contradictions:
+            self.units(duplicate_share)
+        if filters is not None:
+            self.filters(filters)
+
+    # ---- shares ------------------------------------------------------------------------------------------------------
+
+    def shares(self, duplicate_share: float) -> None:
+        unscored = 1 - float(self.scored.mean())
+        clamped = float((self.scored & (np.abs(self.scores) >= CLAMPED)).mean())
+        black = float(self.black.mean())
+        self.figure("no_score", unscored)
+        self.figure("clamped", clamped)
+        self.figure("black_to_move", black)
+        self.figure("duplicates", duplicate_share)
+        if unscored:
+            level: Level = "doubt" if unscored > 0.5 else "fact"
+            self.say(level, "no_score", f"{unscored:.1%} of the positions have no score (32002)")
+        if clamped:
+            level = "doubt" if clamped > CLAMPED_SHARE else "fact"
+            text = f"{clamped:.2%} of the scores stand at ±32767: they were cut there, as after a multiplication"
+            self.say(level, "clamped", text)
+        if self.format not in FORMATS_WITHOUT_SIDES and len(self.black) >= FEWEST and not 0.005 <= black <= 0.995:
+            missing, side = ("black", "white") if black < 0.5 else ("white", "black")
+            self.say(
+                "doubt",
+                "side",
+                f"hardly a position has {missing} to move ({side}: {max(black, 1 - black):.1%}): a filter or converter "
+                "has dropped a side; make the file anew from its source",
+            )
+        if duplicate_share > DUPLICATES:
+            self.say(
+                "doubt",
+                "duplicates",
+                f"{duplicate_share:.0%} of the positions are repetitions, each board comes "
+                f"{1 / max(1 - duplicate_share, 1e-9):.1f} times on average: files were joined twice, or games "
+                "repeat; drop them with `nnue data dedup`",
+            )
+        if not self.plies.any():
+            self.say("fact", "plies", "every ply is 0: filters by ply (min_ply, soft_ply, wdl) have nothing to go by")
+
+    def constant(self) -> bool:
+        """Whether all scores, or all results, are one value."""
+        known = self.scores[self.scored]
+        if len(known) < FEWEST:
+            return True
+        values, counts = np.unique(known, return_counts=True)
+        same = float(counts.max() / len(known))
+        self.figure("most_frequent_score", same)
+        if same > 0.98:
+            self.say(
+                "doubt",
+                "constant_scores",
+                f"{same:.1%} of the scores are {values[counts.argmax()]:,}: the file has no evaluations; score it with "
+                "`nnue data rescore`, or train on results (lambda 0)",
+            )
+        for value, word in ((1, "wins of the side to move"), (0, "draws"), (-1, "losses of the side to move")):
+            share = float((self.results == value).mean())
+            if share > 0.999:
+                self.say(
+                    "doubt",
+                    "constant_results",
+                    f"{share:.1%} of the results are {word}: the file has no results; train on scores (lambda 1)",
+                )
+        return same > 0.98
+
+    # ---- games -------------------------------------------------------------------------------------------------------
+
+    def games(self) -> None:
+        """Whether positions that follow each other belong to one game, and whether the result stays the same there."""
+        step = self.has_next & (np.roll(self.plies, -1) == self.plies + 1) & (np.roll(self.black, -1) != self.black)
+        at = np.flatnonzero(step)
+        # A move changes two squares; castling and en passant more.
+        changed = (self.boards[at] != self.boards[at + 1]).sum(1)
+        step[at[(changed < 2) | (changed > 4)]] = False
+        pairs = int(self.has_next.sum())
+        share = float(step.sum() / pairs) if pairs else 0.0
+        self.figure("neighbours", share)
+        if self.plies.any():
+            order = "whole games in order" if share > NEIGHBOURS else "shuffled" if share < 0.02 else "partly in order"
+            self.say("fact", "order", f"{order}: {share:.1%} of the positions follow the one before them")
+        at = np.flatnonzero(step)
+        at = at[(self.results[at] != 0) | (self.results[at + 1] != 0)]
+        if len(at) < 100:
+            return
+        turned = float((self.results[at + 1] != -self.results[at]).mean())
+        self.figure("result_flips", turned)
+        if turned > 0.5:
+            self.say(
+                "contradiction",
+                "result_flips",
+                f"in {turned:.0%} of the moves of decided games the winner changes: results look like one "
+                "player's view for both sides; turn black's with `nnue data convert --result-view white`",
+            )
+        elif turned > 0.02:
+            self.say("doubt", "result_flips", f"in {turned:.1%} of the moves of decided games the result changes")
+
+    # ---- views -------------------------------------------------------------------------------------------------------
+
+    def related(self, first: Floats, second: Floats) -> int:
+        """1 where they agree, −1 where they contradict each other, 0 where neither is certain."""
+        if len(first) < FEWEST or first.std() == 0 or second.std() == 0:
+            return 0
+        value = float(np.corrcoef(first, second)[0, 1])
+        certain = abs(value) > RELATED and abs(value) * len(first) ** 0.5 > 6
+        return int(np.sign(value)) if certain else 0
+
+    def views(self, constant: bool) -> None:
+        squeezed = np.tanh(self.scores / 600.0)
+        by_side: dict[str, list[int]] = {"scores": [], "results": []}
+        sides = [np.zeros(len(self.black), bool)] if self.format in FORMATS_WITHOUT_SIDES else [self.black, ~self.black]
+        for number, other in enumerate(sides):
+            mine = ~other
+            known = mine & self.scored
+            scores, results = squeezed[known], self.results[known].astype(np.float64)
+            if not constant and len(scores) >= FEWEST and scores.std() and results.std():
+                name = _SIDES[number] if len(sides) > 1 else "side_to_move"
+                self.figure(f"correlation_{name}", float(np.corrcoef(scores, results)[0, 1]))
+            material = np.clip(self.material, -9, 9).astype(np.float64)
+            by_side["scores"].append(0 if constant else self.related(scores, material[known]))
+            by_side["results"].append(self.related(self.results[mine].astype(np.float64), material[mine]))
+            if not constant:
+                self.both_agree(number, self.related(scores, results), by_side)
+        for what, option in (("scores", "--score-view"), ("results", "--result-view")):
+            self.view(what, option, by_side[what])
+        if not constant:
+            self.mixed(squeezed)
+            self.proven()
+
+    def both_agree(self, number: int, agreement: int, by_side: dict[str, list[int]]) -> None:
+        """Scores and results that contradict each other, where material does not tell which is wrong."""
+        if agreement < 0 and by_side["scores"][number] >= 0 and by_side["results"][number] >= 0:
+            self.say(
+                "contradiction",
+                "scores_and_results",
+                f"scores and results of {_SIDES[number]} contradict each other, and the material does not tell "
+                "which are wrong: compare positions with `nnue data head`",
+            )
+
+    def view(self, what: str, option: str, found: list[int]) -> None:
+        """`found`: by side whether they go with the material."""
+        if len(found) == 1:
+            if found[0] < 0:
+                text = f"{what} contradict the material: they look like the opponent's view; negate them with "
+                self.say("contradiction", f"{what}_opponent", f"{text}`nnue data convert {option} opponent`")
+            return
+        wrong = [side for side, sign in zip(_SIDES, found, strict=True) if sign < 0]
+        if len(wrong) == 2:
+            text = f"{what} of both sides contradict the material: they look like the opponent's view; negate all with "
+            self.say("contradiction", f"{what}_opponent", f"{text}`nnue data convert {option} opponent`")
+        elif wrong:
+            view = "white" if wrong[0] == "black" else "black"
+            text = f"{wrong[0]}'s {what} contradict the material, {view}'s do not: {what} look like {view}'s view; "
+            text += f"negate {wrong[0]}'s with `nnue data convert {option} {view}`"
+            self.say("contradiction", f"{what}_{view}", text)
+
+    def mixed(self, squeezed: Floats) -> None:
+        """Scores of the right size and of either sign: a view that was lost, in a format that does not tell sides."""
+        known = self.scored & (self.material != 0) & (self.scores != 0)
+        if known.sum() < FEWEST or any(found.level == "contradiction" for found in self.verdict.findings):
+            return
+        scores, material = squeezed[known], np.clip(self.material[known], -9, 9).astype(np.float64)
+        for name, values in (("scores", scores), ("results", self.results[known].astype(np.float64))):
+            if values.std() == 0:
+                continue
+            large = (np.abs(material) >= 3) & (np.abs(values) > np.median(np.abs(values)) - 1e-9) & (values != 0)
+            if large.sum() < 200:
+                continue
+            agree = float((np.sign(values) == np.sign(material))[large].mean())
+            self.figure(f"{name}_with_material", agree)
+            sizes = 1.0 if name == "results" else float(np.corrcoef(np.abs(values), np.abs(material))[0, 1])
+            if 0.4 < agree < 0.6 and sizes > RELATED:
+                self.say(
+                    "contradiction",
+                    f"{name}_mixed",
+                    f"half of the large {name} have the wrong sign ({agree:.0%} go with the material): they look like "
+                    f"white's view, and who is to move is not in the file; convert its source anew with "
+                    f"{'--score-view' if name == 'scores' else '--result-view'} white",
+                )
+        if any(found.level == "contradiction" for found in self.verdict.findings):
+            return
+        known = self.scored
+        results = self.results[known].astype(np.float64)
+        if known.sum() >= FEWEST and squeezed[known].std() and results.std():
+            value = float(np.corrcoef(squeezed[known], results)[0, 1])
+            if value < RELATED / 3:
+                self.say(
+                    "doubt",
+                    "unrelated",
+                    f"scores and results have nothing in common (correlation {value:.2f}): scores or results of other "
+                    "positions?",
+                )
+
+    def proven(self) -> None:
+        mates = self.scored & (np.abs(self.scores) > PROVEN) & (np.abs(self.scores) < CLAMPED)
+        count = int(mates.sum())
+        self.figure("proven", count / len(mates))
+        if count < 20:
+            return
+        against = float((np.sign(self.scores[mates]) == -self.results[mates]).mean())
+        self.figure("proven_against_result", against)
+        if against > 0.02:
+            level: Level = "contradiction" if against > 0.2 else "doubt"
+            text = f"{against:.0%} of {count:,} proven scores (mates, tablebases) contradict the result of their game"
+            self.say(level, "proven", text)
+
+    # ---- units -------------------------------------------------------------------------------------------------------
+
+    def units(self, duplicate_share: float) -> None:
+        """The score of a pawn, the scale of scores against results, and whether rounded scores were scaled."""
+        near = self.usual & (np.abs(self.material) >= 1) & (np.abs(self.material) <= 6) & (self.scores != 0)
+        per_pawn = float("nan")
+        if near.sum() >= FEWEST:
+            per_pawn = float(np.median(self.scores[near] / self.material[near]))
+        self.figure("score_per_pawn", per_pawn)
+        usual = self.scores[self.usual]
+        values, inverse = np.unique(usual, return_inverse=True)
+        counts = np.bincount(inverse, minlength=len(values)).astype(np.float64)
+        points = np.bincount(inverse, (self.results[self.usual] + 1) / 2, len(values)) / counts
+        curve = fit_curve(values.astype(np.float64), points, counts)
+        self.figure("scale", curve.scale if curve else None)
+        self.figure("offset", curve.offset if curve else None)
+        factor, ratio = comb(usual)
+        # Repetitions make every deviation count several times.
+        is_scaled = ratio * (1 - duplicate_share) > max(COMB, COMB_PER_POSITION * len(usual))
+        self.figure("scaled_by", factor if is_scaled else 1.0)
+        if is_scaled and ((factor < 1 and per_pawn >= CENTIPAWNS) or (factor > 1 and self.is_large(per_pawn))):
+            text = f"scores look multiplied by {factor:.3g} after they had been rounded, and a pawn is worth "
+            text += f"{per_pawn:.0f}: undo it with `nnue data convert --score-scale {1 / factor:.3g}`, or fit the "
+            self.say("doubt", "units", text + "loss's scale")
+        elif per_pawn > LARGE_UNITS:
+            text = f"a pawn is worth {per_pawn:.0f}, more than in any engine: scores look multiplied; divide them with "
+            self.say("doubt", "units", f"{text}`nnue data convert --score-scale`, or fit the loss's scale")
+        elif 0 < per_pawn < CENTIPAWNS:
+            text = f"a pawn is worth {per_pawn:.0f}: scores look like centipawns, not internal units (208 and more); "
+            text += "scale them with `nnue data convert --score-scale 2.08`, or fit the loss's scale"
+            self.say("doubt", "units", text)
+
+    def is_large(self, per_pawn: float) -> bool:
+        return per_pawn > LARGE_UNITS or (self.verdict.figures["clamped"] or 0) > CLAMPED_SHARE
+
+    # ---- filters -----------------------------------------------------------------------------------------------------
+
+    def filters(self, filters: Filters) -> None:
+        from dataclasses import replace
+
+        # Filters in Python may be slow or have effects: those of the data library are enough for a warning.
+        kept, counts = replace(filters, extra=[]).mask(self.records)  # type: ignore[type-var]
+        share = float(kept.mean())
+        self.figure("kept_by_filters", share)
+        if share < 0.005:
+            most = max(counts["dropped"], key=counts["dropped"].get)
+            why = ", as every ply is 0" if not self.plies.any() and "ply" in most else ""
+            self.say(
+                "doubt",
+                "filters",
+                f"the filters leave {share:.2%} of the positions: {most} drops {counts['dropped'][most]:,} of "
+                f"{len(kept):,}{why}",
+            )
+            return
+        pieces = fields.piece_counts(self.records)
+        groups = {
+            "with white to move": ~self.black,
+            "with black to move": self.black,
+            "with 25 pieces or more": pieces >= 25,
+            "with 13 to 24 pieces": (pieces >= 13) & (pieces < 25) & (filters.min_pieces <= 24),
+            "with 12 pieces or fewer": (pieces < 13) & (filters.min_pieces <= 12),
+            "of plies up to 40": (self.plies <= 40) & (filters.min_ply < 40),
+            "of plies beyond 40": self.plies > 40,
+        }
+        for name, group in groups.items():
+            if group.mean() >= 0.05 and not kept[group].any():
+                self.say("doubt", "filters", f"the filters remove all positions {name}, {group.mean():.0%} of the file")
+
+
+def comb(scores: npt.NDArray[np.int32]) -> tuple[float, float]:
+    """The factor by which whole scores were most likely multiplied and rounded again, and the logarithm of the
+    likelihood ratio against none. A number below 1 makes some values twice as frequent as their neighbours; one above
+    leaves gaps. Only sizes from 1 to 80 are looked at, whose true frequencies are smooth."""
+    most = 80
+    sizes = np.abs(scores.astype(np.int64))
+    counts = np.bincount(sizes[(sizes > 0) & (sizes <= most)], minlength=most + 1)[1:].astype(np.float64)
+    if counts.sum() < 2000:
+        return 1.0, 0.0
+    factors = np.exp(np.arange(np.log(0.2), np.log(8), 0.0004))
+    factors = factors[(factors < 0.9) | (factors > 1.1)]
+    # How many whole numbers become each size: those from (size − ½) / factor to (size + ½) / factor.
+    edges = np.ceil((np.arange(1, most + 2) - 0.5) / factors[:, None])
+    number = np.maximum(np.diff(edges, axis=1), 0.02)
+    smooth = _smooth(counts[None])[0]
+    expected = number * (smooth / np.maximum(_smooth(number), 1e-9))
+    expected *= (counts.sum() / expected.sum(1))[:, None]
+    plain = np.maximum(smooth * (counts.sum() / smooth.sum()), 1e-9)
+    expected = np.maximum(expected, 1e-9)
+    ratios = (counts * (np.log(expected) - np.log(plain))).sum(1)
+    best = float(ratios.max())
+    # Many a factor gives the same numbers: the middle one.
+    return float(factors[ratios > best - 1e-6].mean()), best
+
+
+def _smooth(rows: Floats) -> Floats:
+    """A moving mean over 11 values, narrower at the ends."""
+    padded = np.pad(rows, ((0, 0), (6, 5)))
+    sums = padded.cumsum(1)
+    ones = np.pad(np.ones((1, rows.shape[1])), ((0, 0), (6, 5))).cumsum(1)
+    return np.asarray((sums[:, 11:] - sums[:, :-11]) / (ones[:, 11:] - ones[:, :-11]))
