@@ -8,16 +8,20 @@
 //                  failed   float32: 1 after a loss or gradient that was not finite, and then for good. The caller may
 //                           set it, too. Where it is 1, nothing changes: no weight, no moment, no count.
 //                  numbers  float64, zeros before the first step: what optimizer_begin tells the others about the step,
-//                           see Number; `norm` is for logs
+//                           see Number; `norm` is for logs. Those from kFirstKept to kLastKept are state: the next
+//                           step depends on them
 //   rule         the number of a Rule
-//   constants    of the rule, six numbers: beta1, beta2, eps, positive, lookahead_every, lookahead_share (0 steps: no
-//                lookahead)
+//   constants    of the rule, eleven numbers: beta1, beta2, eps, positive, lookahead_every, lookahead_share (0 steps:
+//   no
+//                lookahead), corrects_bias (0 or 1), warmup, weight_power, stable_over, max_value; see Hyperparameters
 //   settings     five numbers for each part: the factor of the learning rate, the decoupled weight decay, the lowest
 //   and
 //                the highest value that the weight is clipped to, and 0, or the steps of a copy
-//   moments      for each part, one after the other: its averages (as many as the rule has), its squares, the averages
-//                and squares of its virtual rows, and with lookahead its slow weights. Those of the weight have its
-//                shape and dtype, those of virtual rows are [V, ...], V a divisor of F, or have no elements.
+//   moments      for each part, one after the other: its averages and its squares (as many as the rule has), the
+//                averages and squares of its virtual rows, and with lookahead its slow weights. Those of the weight
+//                have its shape and dtype, those of virtual rows are [V, ...], V a divisor of F, or have no elements.
+//                The average of a schedule-free rule is z, which starts as the weight; that of its virtual rows is not
+//                used.
 //
 // A part is a weight, or consecutive rows of one: rows that are trained alike.
 //
@@ -44,8 +48,9 @@
 //
 // Virtual rows. Row r is trained as w[r] + v[r mod V], but only the sum is stored. The gradient of a virtual row is the
 // sum of its rows' gradients, and since every rule adds its change to a parameter, the sum moves by the change of w
-// plus that of v. Decay, clip and lookahead act on the sum, which is the same as on both parts. After a step of
-// lookahead the weight is clipped once more: slow weights may have begun outside of the range.
+// plus that of v. Decay, clip, lookahead and the averages of a schedule-free rule act on the sum, which is the same as
+// on both parts. After a step of lookahead the weight is clipped once more: slow weights may have begun outside of the
+// range.
 //
 // In optimizer_update an element whose gradient is not finite stays as it is, and `failed` becomes 1: this is the
 // second line of defence, for gradients that optimizer_begin was not given because others stand for them (a feature
@@ -97,9 +102,11 @@ constexpr const char* kUpdateRows = "optimizer_update_rows";
 constexpr const char* kCatchUp = "optimizer_catch_up";
 
 // Adam: torch.optim.AdamW. Rectified: torch.optim.RAdam with decoupled decay. PositiveNegative: AdaPNM (Xie and others,
-// 2021), Adam with two averages that take turns; its step is along (1 + p) · this step's - p · the other one's.
-enum class Rule { kAdam, kRectified, kPositiveNegative };
-constexpr int64_t kRules = 3;
+// 2021), Adam with two averages that take turns; its step is along (1 + p) · this step's - p · the other one's. Lion
+// (Chen and others, 2023): the sign of one average, no squares. ScheduleFree: AdamW of Defazio and others (2024); the
+// weight is y, where gradients are taken, its average z; the trained net is at x = (y - (1 - beta1) z) / beta1.
+enum class Rule { kAdam, kRectified, kPositiveNegative, kLion, kScheduleFree };
+constexpr int64_t kRules = 5;
 constexpr size_t kSettings = 5;  // of a part
 
 struct Hyperparameters {
@@ -108,22 +115,33 @@ struct Hyperparameters {
     double positive;          // p
     int64_t lookahead_every;  // steps; 0: no lookahead
     double lookahead_share;   // by which slow weights move towards the fast ones
+    bool corrects_bias;       // of averages and squares that start at 0; for Adam
+    double warmup;            // steps over which the rate of a schedule-free rule rises
+    double weight_power;      // step t counts t^weight_power in its average
+    double stable_over;       // decay is divided by the root of the mean square over so many elements; 0: it is not
+    double max_value;         // gradients are clipped to this size, after their norm; infinity: they are not
 };
 
 // An element moves by scale · direction / (sqrt(square) · root + eps).
 enum Number : int {
-    kGo,          // 1: make the step; 0: change nothing
-    kRate,        // the learning rate
-    kScale,       // positive and with the learning rate in it
-    kRoot,        // 0 where the rule does not trust its squares yet
-    kEps,         //
-    kGradient,    // what gradients are multiplied by: below 1 where their norm is clipped
-    kLookahead,   // share by which the slow weights move in this step
-    kTurn,        // which of two averages is this step's
-    kNorm,        // of all gradients that were looked at, virtual rows included
-    kTicket = 15  // the CUDA kernel's own, 0 between steps
+    kGo,           // 1: make the step; 0: change nothing
+    kDecay,        // what the weight decay of a part is multiplied by
+    kScale,        // positive and with the learning rate in it
+    kRoot,         // 0 where the rule does not trust its squares yet
+    kEps,          //
+    kGradient,     // what gradients are multiplied by: below 1 where their norm is clipped
+    kLookahead,    // share by which the slow weights move in this step
+    kTurn,         // which of two averages is this step's
+    kNorm,         // of all gradients that were looked at, virtual rows included
+    kMix,          // share of z that a schedule-free rule takes into y
+    kPull,         // how far its y moves with z
+    kWeightSum,    // of its steps so far
+    kLargestRate,  // its largest learning rate so far
+    kSquareSum,    // of all squares, where decay is stable
+    kTicket = 15   // the CUDA kernel's own, 0 between steps
 };
 constexpr int64_t kNumbers = 16;
+constexpr int kFirstKept = kWeightSum, kLastKept = kSquareSum;
 
 // The nearest integer, ties to even.
 template <class T>
@@ -131,12 +149,25 @@ NNUE_HOST_DEVICE T nearest(T x) {
     return std::rint(x);
 }
 
-// The numbers of step t, counted from 1.
+// The numbers of step t, counted from 1. `numbers` holds those of the step before.
 NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double lr, double norm, double max_norm,
                                    double* numbers) {
     const double steps = static_cast<double>(t);
-    const double correction1 = 1 - pow(h.beta1, steps), power2 = pow(h.beta2, steps), correction2 = 1 - power2;
-    double scale = lr / correction1, root = 1 / sqrt(correction2), eps = h.eps;
+    const double power2 = pow(h.beta2, steps), correction2 = h.corrects_bias ? 1 - power2 : 1;
+    double scale = lr, root = 1 / sqrt(correction2), eps = h.eps, rate = lr;
+    if (h.rule == Rule::kScheduleFree) {
+        if (steps < h.warmup) rate = scale = lr * (steps / h.warmup);
+        const double largest = rate > numbers[kLargestRate] ? rate : numbers[kLargestRate];
+        const double weight = pow(steps, h.weight_power) * largest * largest;
+        numbers[kLargestRate] = largest;
+        numbers[kWeightSum] += weight;
+        numbers[kMix] = weight > 0 ? weight / numbers[kWeightSum] : 0;
+        numbers[kPull] = 1 - h.beta1 * (1 - numbers[kMix]);
+    } else if (h.rule != Rule::kLion && h.corrects_bias) {
+        // Each of two averages has been brought up to date in every other step, by the square of beta1.
+        const double updates = h.rule == Rule::kPositiveNegative ? steps + t % 2 : steps;
+        scale /= 1 - pow(h.beta1, updates);
+    }
     if (h.rule == Rule::kRectified) {
         const double most = 2 / (1 - h.beta2) - 1, length = most - 2 * steps * power2 / correction2;
         if (length > 5) {
@@ -150,14 +181,21 @@ NNUE_HOST_DEVICE void make_numbers(const Hyperparameters& h, int64_t t, double l
     if (h.rule == Rule::kPositiveNegative) {
         scale /= sqrt((1 + h.positive) * (1 + h.positive) + h.positive * h.positive);
     }
+    // As torch.nn.utils.clip_grad_norm_.
+    const double share = max_norm / (norm + 1e-6), gradient = share < 1 ? share : 1;
+    if (h.stable_over > 0) {
+        // The sum of all squares needs no pass over them: it is the running mean of squared norms.
+        const double square = gradient * norm * gradient * norm;
+        numbers[kSquareSum] = h.beta2 * numbers[kSquareSum] + (1 - h.beta2) * square;
+        const double mean = sqrt(numbers[kSquareSum] / (h.stable_over * correction2));
+        rate /= mean > h.eps ? mean : h.eps;
+    }
     numbers[kGo] = 1;
-    numbers[kRate] = lr;
+    numbers[kDecay] = rate;
     numbers[kScale] = scale;
     numbers[kRoot] = root;
     numbers[kEps] = eps;
-    // As torch.nn.utils.clip_grad_norm_.
-    const double share = max_norm / (norm + 1e-6);
-    numbers[kGradient] = share < 1 ? share : 1;
+    numbers[kGradient] = gradient;
     numbers[kLookahead] = h.lookahead_every > 0 && t % h.lookahead_every == 0 ? h.lookahead_share : 0;
     numbers[kTurn] = static_cast<double>(t % 2);
     numbers[kNorm] = norm;
@@ -171,28 +209,30 @@ NNUE_HOST_DEVICE int turn_of(const double* numbers) {
 // What all elements of a part have in common. T: of the weights.
 template <class T>
 struct Common {
-    T gradient, decay, scale, root, eps;
-    T keep1, take1, keep2, take2;  // average = keep1 · average + take1 · gradient, and so on
-    T ahead, behind;               // 1 + p and p
+    T gradient, most, decay, scale, root, eps;  // most: gradients are clipped to it
+    T keep1, take1, keep2, take2;               // average = keep1 · average + take1 · gradient, and so on
+    T ahead, behind;                            // 1 + p and p
     T lookahead;
+    T mix, pull;  // of a schedule-free rule
     T low, high;
 };
 
 // The factors of one rule, the same in every step.
 struct Factors {
-    double keep1, take1, keep2, take2, ahead, behind;
+    double keep1, take1, keep2, take2, ahead, behind, most;
 };
 
 inline Factors factors(const Hyperparameters& h) {
     const double keep1 = h.rule == Rule::kPositiveNegative ? h.beta1 * h.beta1 : h.beta1;
-    return {keep1, 1 - keep1, h.beta2, 1 - h.beta2, 1 + h.positive, h.positive};
+    return {keep1, 1 - keep1, h.beta2, 1 - h.beta2, 1 + h.positive, h.positive, h.max_value};
 }
 
 template <class T>
 NNUE_HOST_DEVICE Common<T> common(const Factors& f, const double* numbers, double rate, double decay, double low,
                                   double high) {
     return {static_cast<T>(numbers[kGradient]),
-            static_cast<T>(numbers[kRate] * rate * decay),
+            static_cast<T>(f.most),
+            static_cast<T>(numbers[kDecay] * rate * decay),
             static_cast<T>(numbers[kScale] * rate),
             static_cast<T>(numbers[kRoot]),
             static_cast<T>(numbers[kEps]),
@@ -203,6 +243,8 @@ NNUE_HOST_DEVICE Common<T> common(const Factors& f, const double* numbers, doubl
             static_cast<T>(f.ahead),
             static_cast<T>(f.behind),
             static_cast<T>(numbers[kLookahead]),
+            static_cast<T>(numbers[kMix]),
+            static_cast<T>(numbers[kPull]),
             static_cast<T>(low),
             static_cast<T>(high)};
 }
@@ -249,10 +291,26 @@ NNUE_HOST_DEVICE T multiply_add(T a, T b, T c) {
 #endif
 }
 
-// A rule: how far one element moves, given its gradient. Brings `average` and `square` up to date; `other` is what the
-// average of the step before holds, where the rule has two.
-struct Adam {
+template <class T>
+NNUE_HOST_DEVICE T clipped(T x, T low, T high) {
+    x = x < low ? low : x;
+    return x > high ? high : x;
+}
+
+// A rule: how far one element moves, given its gradient. `change` brings `average` and `square` up to date; `other` is
+// what the average of the step before holds, where the rule has two. `moved` is the weight after a change, with that of
+// its virtual row in it.
+struct Subtracts {
+    template <class T>
+    NNUE_HOST_DEVICE static T moved(const Common<T>& c, T change, T shared, T weight, T& /*average*/) {
+        return clipped(multiply_add(-c.decay, weight, weight) - change - shared, c.low, c.high);
+    }
+};
+
+struct Adam : Subtracts {
     static constexpr int kAverages = 1;
+    static constexpr bool kSquares = true;
+    static constexpr bool kRests = true;  // with averages of 0 and gradients of 0 only decay moves a weight
     template <class T>
     NNUE_HOST_DEVICE static T change(const Common<T>& c, T gradient, T& average, T /*other*/, T& square) {
         average = multiply_add(c.keep1, average, c.take1 * gradient);
@@ -261,8 +319,10 @@ struct Adam {
     }
 };
 
-struct PositiveNegative {
+struct PositiveNegative : Subtracts {
     static constexpr int kAverages = 2;
+    static constexpr bool kSquares = true;
+    static constexpr bool kRests = true;
     template <class T>
     NNUE_HOST_DEVICE static T change(const Common<T>& c, T gradient, T& average, T other, T& square) {
         average = multiply_add(c.keep1, average, c.take1 * gradient);
@@ -272,8 +332,44 @@ struct PositiveNegative {
     }
 };
 
+struct Lion : Subtracts {
+    static constexpr int kAverages = 1;
+    static constexpr bool kSquares = false;
+    static constexpr bool kRests = true;
+    template <class T>
+    NNUE_HOST_DEVICE static T change(const Common<T>& c, T gradient, T& average, T /*other*/, T& /*square*/) {
+        const T direction = multiply_add(c.keep1, average, c.take1 * gradient);
+        average = multiply_add(c.keep2, average, c.take2 * gradient);
+        return direction > 0 ? c.scale : direction < 0 ? -c.scale : T(0);
+    }
+};
+
+struct ScheduleFree {
+    static constexpr int kAverages = 1;
+    static constexpr bool kSquares = true;
+    static constexpr bool kRests = false;
+    template <class T>
+    NNUE_HOST_DEVICE static T change(const Common<T>& c, T gradient, T& /*average*/, T /*other*/, T& square) {
+        square = multiply_add(c.keep2, square, c.take2 * (gradient * gradient));
+        return quotient_of(c.scale * gradient, multiply_add(root_of(square), c.root, c.eps));
+    }
+    // x is a mean of all z, and y lies between the two: with z in bounds all are, up to rounding.
+    template <class T>
+    NNUE_HOST_DEVICE static T moved(const Common<T>& c, T change, T shared, T weight, T& average) {
+        const T step = multiply_add(c.decay, weight, change + shared), wanted = average - step;
+        const T z = clipped(wanted, c.low, c.high);
+        const T made = z == wanted ? step : average - z;
+        const T mixed = multiply_add(c.mix, average - weight, weight);
+        average = z;
+        return clipped(multiply_add(-c.pull, made, mixed), c.low, c.high);
+    }
+};
+
 inline int64_t averages_of(Rule rule) {
-    return rule == Rule::kPositiveNegative ? PositiveNegative::kAverages : Adam::kAverages;
+    return rule == Rule::kPositiveNegative ? 2 : 1;
+}
+inline int64_t squares_of(Rule rule) {
+    return rule == Rule::kLion ? 0 : 1;
 }
 
 template <class T>
@@ -288,10 +384,8 @@ NNUE_HOST_DEVICE bool move(const Common<T>& c, T gradient, T shared, T& weight, 
     const T scaled = c.gradient * gradient;
     const bool good = is_number(scaled);
     T new_average = average, new_square = square;
-    const T change = R::change(c, scaled, new_average, other, new_square);
-    T moved = multiply_add(-c.decay, weight, weight) - change - shared;
-    moved = moved < c.low ? c.low : moved;
-    moved = moved > c.high ? c.high : moved;
+    const T change = R::change(c, clipped(scaled, -c.most, c.most), new_average, other, new_square);
+    const T moved = R::moved(c, change, shared, weight, new_average);
     weight = good ? moved : weight;
     average = good ? new_average : average;
     square = good ? new_square : square;
@@ -301,8 +395,7 @@ NNUE_HOST_DEVICE bool move(const Common<T>& c, T gradient, T shared, T& weight, 
 // The slow weight of lookahead, which is the new fast one, too. Rounding must not bring it out of its range.
 template <class T>
 NNUE_HOST_DEVICE T look_ahead(const Common<T>& c, T slow, T weight) {
-    const T moved = multiply_add(c.lookahead, weight - slow, slow);
-    return moved < c.low ? c.low : moved > c.high ? c.high : moved;
+    return clipped(multiply_add(c.lookahead, weight - slow, slow), c.low, c.high);
 }
 
 // How far one virtual element moves: 0, with nothing changed, where the sum of gradients is not finite.
@@ -311,7 +404,7 @@ NNUE_HOST_DEVICE T move_shared(const Common<T>& c, T gradient, T& average, T oth
     const T scaled = c.gradient * gradient;
     good = is_number(scaled);
     T new_average = average, new_square = square;
-    const T change = R::change(c, scaled, new_average, other, new_square);
+    const T change = R::change(c, clipped(scaled, -c.most, c.most), new_average, other, new_square);
     average = good ? new_average : average;
     square = good ? new_square : square;
     return good ? change : T(0);
@@ -339,12 +432,13 @@ struct Part {
     void* weight;
     const void* gradient;
     void* averages[2];
-    void* square;
+    void* square;  // null: the rule has none
     void* shared_averages[2];
-    void* shared_square;  // null: no virtual rows
-    void* slow;           // null: no lookahead
-    void* copy;           // null: no copy
-    double steps;         // of the copy; 0: it has the weight itself
+    void* shared_square;
+    void* slow;    // null: no lookahead
+    void* copy;    // null: no copy
+    double steps;  // of the copy; 0: it has the weight itself
+    bool shares;   // whether there are virtual rows
     int64_t rows, columns;
     double rate, decay, low, high;
     Kind gradient_kind, copy_kind;
@@ -401,10 +495,13 @@ inline State check_state(const char* op, const Tensors& state, Device device) {
 }
 
 inline Hyperparameters check_rule(const char* op, int64_t rule, const std::vector<double>& constants) {
-    if (rule < 0 || rule >= kRules) fail(op, "rule", rule, "0 (adam), 1 (rectified) or 2 (positive_negative)");
-    if (constants.size() != 6) {
+    if (rule < 0 || rule >= kRules) {
+        fail(op, "rule", rule, "0 (adam), 1 (rectified), 2 (positive_negative), 3 (lion) or 4 (schedule_free)");
+    }
+    if (constants.size() != 11) {
         fail(op, "constants", text(constants.size()) + " numbers",
-             "six: beta1, beta2, eps, positive, lookahead_every, lookahead_share");
+             "eleven: beta1, beta2, eps, positive, lookahead_every, lookahead_share, corrects_bias, warmup, "
+             "weight_power, stable_over, max_value");
     }
     const double beta1 = constants[0], beta2 = constants[1], eps = constants[2], every = constants[4];
     if (!(beta1 >= 0 && beta1 < 1)) fail(op, "beta1", std::to_string(beta1), "0 <= beta1 < 1");
@@ -413,18 +510,43 @@ inline Hyperparameters check_rule(const char* op, int64_t rule, const std::vecto
     if (!(every >= 0 && every < 1e15 && every == std::floor(every))) {
         fail(op, "lookahead_every", std::to_string(every), "a whole number of steps, 0 or more");
     }
-    return {static_cast<Rule>(rule), beta1, beta2, eps, constants[3], static_cast<int64_t>(every), constants[5]};
+    const double warmup = constants[7], stable_over = constants[9], max_value = constants[10];
+    if (!(warmup >= 0)) fail(op, "warmup", std::to_string(warmup), "0 or more steps");
+    if (!(stable_over >= 0)) fail(op, "stable_over", std::to_string(stable_over), "0 or more elements");
+    if (!(max_value > 0)) fail(op, "max_value", std::to_string(max_value), "a number above 0, or infinity");
+    return {static_cast<Rule>(rule),
+            beta1,
+            beta2,
+            eps,
+            constants[3],
+            static_cast<int64_t>(every),
+            constants[5],
+            constants[6] != 0,
+            warmup,
+            constants[8],
+            stable_over,
+            max_value};
 }
 
 // Calls body.operator()<R, T>() with the struct of the rule and the type of the weights.
 template <class Body>
 void with_rule(Rule rule, const Tensor& weight, const Body& body) {
-    const bool is_double = weight.scalar_type() == ScalarType::Double;
-    if (rule == Rule::kPositiveNegative) {
-        is_double ? body.template operator()<PositiveNegative, double>()
-                  : body.template operator()<PositiveNegative, float>();
-    } else {
-        is_double ? body.template operator()<Adam, double>() : body.template operator()<Adam, float>();
+    const auto call = [&]<class R>() {
+        if (weight.scalar_type() == ScalarType::Double) {
+            body.template operator()<R, double>();
+        } else {
+            body.template operator()<R, float>();
+        }
+    };
+    switch (rule) {
+        case Rule::kPositiveNegative:
+            return call.template operator()<PositiveNegative>();
+        case Rule::kLion:
+            return call.template operator()<Lion>();
+        case Rule::kScheduleFree:
+            return call.template operator()<ScheduleFree>();
+        default:
+            return call.template operator()<Adam>();
     }
 }
 
@@ -476,8 +598,8 @@ inline void* moment(const char* op, const std::string& name, const Tensor& tenso
 inline std::vector<Part> parts(const char* op, const Tensors& weights, const Tensors& gradients, const Tensors& moments,
                                const Tensors& copies, const std::vector<double>& settings, const Hyperparameters& h,
                                const Tensor& like, Device device, Tensors& kept) {
-    const size_t count = weights.size(), averages = averages_of(h.rule);
-    const size_t each = 2 * (averages + 1) + (h.lookahead_every > 0 ? 1 : 0);
+    const size_t count = weights.size(), averages = averages_of(h.rule), states = averages + squares_of(h.rule);
+    const size_t each = 2 * states + (h.lookahead_every > 0 ? 1 : 0);
     const auto check_count = [&](const char* argument, size_t found, size_t for_each) {
         if (found != count * for_each) {
             fail(op, argument, text(found) + " items",
@@ -518,17 +640,21 @@ inline std::vector<Part> parts(const char* op, const Tensors& weights, const Ten
         }
         kept.push_back(torch::stable::contiguous(gradients[i]));
         part.gradient = kept.back().const_data_ptr();
-        const size_t first = i * each, first_shared = first + averages + 1;
+        const size_t first = i * each, first_shared = first + states;
         const auto moment_of = [&](size_t place, const Tensor& owner, const std::string& owner_name) {
             on_device(at("moments", place), moments[place]);
             return moment(op, at("moments", place), moments[place], owner, owner_name);
         };
-        for (size_t a = 0; a < averages; ++a) part.averages[a] = moment_of(first + a, weight, name);
-        part.square = moment_of(first + averages, weight, name);
+        const auto place = [&](Part& of, size_t a) -> void*& { return a < averages ? of.averages[a] : of.square; };
+        const auto shared_place = [&](Part& of, size_t a) -> void*& {
+            return a < averages ? of.shared_averages[a] : of.shared_square;
+        };
+        for (size_t a = 0; a < states; ++a) place(part, a) = moment_of(first + a, weight, name);
         part.rows = 1;
-        const Tensor& shared = moments[first_shared + averages];
-        if (shared.numel() != 0) {
-            const std::string shared_name = at("moments", first_shared + averages);
+        const Tensor& shared = moments[first_shared + states - 1];
+        part.shares = shared.numel() != 0;
+        if (part.shares) {
+            const std::string shared_name = at("moments", first_shared + states - 1);
             on_device(shared_name, shared);
             part.rows = rows_of(op, shared_name, weight, shared.dim() == 0 ? 1 : shared.size(0));
             if (shared.numel() * part.rows != weight.numel()) {
@@ -536,9 +662,8 @@ inline std::vector<Part> parts(const char* op, const Tensors& weights, const Ten
                      "[V, ...] with the columns of " + name);
             }
             check_dtype(op, shared_name.c_str(), shared, {weight.scalar_type()});
-            part.shared_square = moment_of(first_shared + averages, shared, shared_name);
-            for (size_t a = 0; a < averages; ++a) {
-                part.shared_averages[a] = moment_of(first_shared + a, shared, shared_name);
+            for (size_t a = 0; a < states; ++a) {
+                shared_place(part, a) = moment_of(first_shared + a, shared, shared_name);
             }
         }
         if (h.lookahead_every > 0) part.slow = moment_of(first + each - 1, weight, name);

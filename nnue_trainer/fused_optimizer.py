@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -34,12 +34,15 @@ benchmarks/NOTEBOOK.md. It changes no bit."""
 LARGEST_COPY = 2048
 """The largest integer of a copy: float16 holds all up to it."""
 
-RuleKind = Literal["adam", "rectified", "positive_negative"]
+RuleKind = Literal["adam", "rectified", "positive_negative", "lion", "schedule_free"]
 _KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
 
 # What optimizer_begin leaves for optimizer_update, float64: the enum Number of csrc/optimizer.h.
 NUMBERS = 16
+GRADIENT = 5
 NORM = 8
+KEPT = slice(11, 14)
+"""Those that are part of the state: kFirstKept to kLastKept."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,14 @@ class Rule:
     kind: "adam" is torch.optim.AdamW, "rectified" torch.optim.RAdam; "positive_negative" is Adam with two averages of
     the gradient that take turns, and moves along (1 + positive) · this step's − positive · the other one's, divided by
     the norm of these two factors (AdaPNM).
+    "lion" moves by the sign of one average and has no squares; "schedule_free" is AdamW whose parameters hold y, where
+    gradients are taken, and whose net is x (`FusedOptimizer.averaged`).
     lookahead_every: after so many steps the slow weights move by `lookahead_share` of the way to the fast ones, which
     start there anew; 0: no slow weights.
+    corrects_bias: divide averages and squares by what they lack, as they start at zero; of "adam" only.
+    warmup, weight_power: of "schedule_free": the rate rises over so many steps, and step t counts as rate² · t^power.
+    stable_decay: the weight decay is divided by the root of the mean square gradient of all parts.
+    max_value: gradients are clipped to this size, after they were scaled to the norm.
     """
 
     kind: RuleKind = "adam"
@@ -59,21 +68,35 @@ class Rule:
     positive: float = 1.0
     lookahead_every: int = 0
     lookahead_share: float = 0.5
+    corrects_bias: bool = True
+    warmup: int = 0
+    weight_power: float = 0.0
+    stable_decay: bool = False
+    max_value: float = math.inf
 
     @property
     def number(self) -> int:
         """`kind` as the operators take it."""
         return _KINDS.index(self.kind)
 
-    @property
-    def constants(self) -> list[float]:
-        """As the operators take them."""
-        return [*self.betas, self.eps, self.positive, self.lookahead_every, self.lookahead_share]
+    def constants(self, elements: int) -> list[float]:
+        """As the operators take them. `elements`: of all parts and their virtual rows."""
+        lookahead = [self.lookahead_every, self.lookahead_share]
+        stable_over = elements if self.stable_decay else 0
+        own = [self.corrects_bias, self.warmup, self.weight_power, stable_over, self.max_value]
+        return [float(number) for number in (*self.betas, self.eps, self.positive, *lookahead, *own)]
 
     @property
-    def averages(self) -> int:
-        """How many running means of the gradient there are."""
-        return 2 if self.kind == "positive_negative" else 1
+    def averages(self) -> list[str]:
+        """The names of the running means of the gradient, or of what stands in their place."""
+        if self.kind == "schedule_free":
+            return ["z"]
+        return ["exp_avg", "exp_avg_2"] if self.kind == "positive_negative" else ["exp_avg"]
+
+    @property
+    def squares(self) -> list[str]:
+        """The name of the running mean of the square, if there is one."""
+        return [] if self.kind == "lion" else ["exp_avg_sq"]
 
 
 def adamw(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Rule:
@@ -119,6 +142,8 @@ class Part:
     copy: Tensor | None = None
     virtual_name: str | None = None
     """of the virtual rows, for their moments; NAME.virtual unless given"""
+    betas: tuple[float, float] | None = None
+    """in place of the rule's"""
 
     @property
     def gradient(self) -> Tensor | None:
@@ -160,10 +185,10 @@ class _Moments:
     """The state of a part: views of the parameter's moments, and the moments of its virtual rows."""
 
     weight: Tensor
-    averages: list[Tensor]
-    square: Tensor
-    shared_averages: list[Tensor]
-    shared_square: Tensor
+    own: list[Tensor]
+    """averages and squares"""
+    shared: list[Tensor]
+    """the same of the virtual rows"""
     slow: Tensor | None
     copy: Tensor
     steps: float = 0.0
@@ -172,7 +197,23 @@ class _Moments:
     def all(self) -> list[Tensor]:
         """In the order of the operators."""
         slow = [] if self.slow is None else [self.slow]
-        return [*self.averages, self.square, *self.shared_averages, self.shared_square, *slow]
+        return [*self.own, *self.shared, *slow]
+
+
+@dataclass
+class _Numbers:
+    """A rule with the numbers of its steps, on the device. Parts with other betas have their own."""
+
+    rule: Rule
+    step_count: Tensor
+    failed: Tensor
+    numbers: Tensor
+    constants: list[float] = field(default_factory=list)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """As the operators take it."""
+        return [self.step_count, self.failed, self.numbers]
 
 
 def _write_copy(copy: Tensor, weight: Tensor, steps: float) -> None:
@@ -205,31 +246,42 @@ class FusedOptimizer:
     numbers: Tensor = field(init=False)
     state: dict[str, Tensor] = field(init=False, default_factory=dict)
     """Moments by name: exp_avg/NAME, exp_avg_sq/NAME and the same of NAME.virtual; exp_avg_2/… is the second average
-    of a rule that has two, slow/NAME are the slow weights of lookahead."""
+    of a rule that has two, z/NAME that of a schedule-free one, slow/NAME are the slow weights of lookahead."""
 
     def __post_init__(self, flag: Tensor | None, late: Iterable[str]) -> None:
         device = self.lr.device
-        self.step_count = torch.zeros((), dtype=torch.int64, device=device)
         self.failed = torch.zeros((), dtype=torch.float32, device=device) if flag is None else flag
-        self.numbers = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
+        betas = dict.fromkeys([self.rule.betas, *(part.betas or self.rule.betas for part in self.parts)])
+        self._numbers = [
+            _Numbers(
+                replace(self.rule, betas=each),
+                torch.zeros((), dtype=torch.int64, device=device),
+                self.failed,
+                torch.zeros(NUMBERS, dtype=torch.float64, device=device),
+            )
+            for each in betas
+        ]
+        self.step_count, self.numbers = self._numbers[0].step_count, self._numbers[0].numbers
         self._moments = [self._make_moments(part) for part in self.parts]
+        for numbers in self._numbers:
+            numbers.constants = numbers.rule.constants(0)
         self.late_rows = {name: LateRows(self, name) for name in late}
         """by name of the parameter"""
 
     def _make_moments(self, part: Part) -> _Moments:
         weight = part.parameter.detach()
         nothing = weight.new_empty(0)
-        averages = ["exp_avg", "exp_avg_2"][: self.rule.averages]
+        names = self.rule.averages + self.rule.squares
 
         def of_parameter(name: str) -> Tensor:
             key = f"{name}/{part.name}"
             if key not in self.state:
-                self.state[key] = weight.clone() if name == "slow" else torch.zeros_like(weight)
+                self.state[key] = weight.clone() if name in ("slow", "z") else torch.zeros_like(weight)
             return part.rows(self.state[key])
 
         rows = part.rows(weight)
         virtual = part.virtual_name or f"{part.name}.virtual"
-        if part.virtual_rows and f"exp_avg/{virtual}" in self.state:  # the second such range of one parameter
+        if part.virtual_rows and f"{names[0]}/{virtual}" in self.state:  # the second such range of one parameter
             virtual += f".{part.first}"
 
         def of_virtual(name: str) -> Tensor:
@@ -243,19 +295,18 @@ class FusedOptimizer:
 
         return _Moments(
             weight=rows,
-            averages=[of_parameter(name) for name in averages],
-            square=of_parameter("exp_avg_sq"),
-            shared_averages=[of_virtual(name) for name in averages],
-            shared_square=of_virtual("exp_avg_sq"),
+            own=[of_parameter(name) for name in names],
+            shared=[of_virtual(name) for name in names],
             slow=of_parameter("slow") if self.rule.lookahead_every else None,
             copy=nothing if part.copy is None else part.rows(part.copy.detach()),
         )
 
     @torch.no_grad()
-    def step(self, loss: Tensor, covered: Iterable[str] = ()) -> None:
+    def step(self, loss: Tensor, covered: Iterable[str] = (), also: Sequence[Tensor] = ()) -> None:
         """One update from the gradients in place. `loss` is used only by the guard, as are all gradients but those of
         the parameters named in `covered`, for which others stand: each of their terms is one of another gradient, too.
-        A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at.
+        A parameter without a gradient is left out. With a norm to clip to, all gradients are looked at. `also`: other
+        gradients that the guard looks at and the norm is taken of.
         """
         for late in self.late_rows.values():
             late.before_step()
@@ -264,39 +315,80 @@ class FusedOptimizer:
             for part, moments in zip(self.parts, self._moments, strict=True)
             if (gradient := part.gradient) is not None
         ]
-        clips = math.isfinite(self.max_norm)
-        left_out = set() if clips else set(covered)
+        everything = math.isfinite(self.max_norm) or self.rule.stable_decay
+        left_out = set() if everything else set(covered)
         guarded = [(part, gradient) for part, _, gradient in active if part.name not in left_out]
-        looked_at = [gradient for _, gradient in guarded]
-        shared_rows = [part.virtual_rows if clips else 0 for part, _ in guarded]
-        if clips and self.norm_of is not None:
-            looked_at, shared_rows = [self.norm_of(guarded)], [0]
-        torch.ops.nnue.optimizer_begin(
-            looked_at,
-            shared_rows,
-            loss.detach(),
-            self.lr,
-            self._on_device,
-            self.rule.number,
-            self.rule.constants,
-            self.max_norm,
-        )
+        looked_at = [*(gradient for _, gradient in guarded), *also]
+        shared_rows = [part.virtual_rows if everything else 0 for part, _ in guarded] + [0] * len(also)
+        if everything and self.norm_of is not None:
+            looked_at, shared_rows = [self.norm_of(guarded), *also], [0] * (1 + len(also))
+        if self.rule.stable_decay:
+            elements = sum(moments.weight.numel() + moments.shared[-1].numel() for _, moments, _ in active)
+            for each in self._numbers:
+                each.constants = each.rule.constants(elements + sum(gradient.numel() for gradient in also))
+        for each in self._numbers:
+            torch.ops.nnue.optimizer_begin(
+                looked_at,
+                shared_rows,
+                loss.detach(),
+                self.lr,
+                each.state,
+                each.rule.number,
+                each.constants,
+                self.max_norm,
+            )
+            looked_at, shared_rows = [self.numbers[NORM : NORM + 1]], [0]
         for late in self.late_rows.values():
             late.step()
         # Autograd has to know that a graph which was made before the step is out of date.
         torch.autograd.graph.increment_version([part.parameter for part, _, _ in active])
         active = [(part, moments, gradient) for part, moments, gradient in active if part.name not in self.late_rows]
-        torch.ops.nnue.optimizer_update(
-            [moments.weight for _, moments, _ in active],
-            [gradient for _, _, gradient in active],
-            [moment for _, moments, _ in active for moment in moments.all()],
-            [moments.copy for _, moments, _ in active],
-            self._on_device,
-            [number for part, moments, _ in active for number in part.settings(moments.steps)],
-            self.rule.number,
-            self.rule.constants,
-            follows_begin=not self.late_rows,  # nothing has come between the two
-        )
+        for each in self._numbers:
+            own = [(part, moments, gradient) for part, moments, gradient in active if self.numbers_of(part) is each]
+            torch.ops.nnue.optimizer_update(
+                [moments.weight for _, moments, _ in own],
+                [gradient for _, _, gradient in own],
+                [moment for _, moments, _ in own for moment in moments.all()],
+                [moments.copy for _, moments, _ in own],
+                each.state,
+                [number for part, moments, _ in own for number in part.settings(moments.steps)],
+                each.rule.number,
+                each.constants,
+                follows_begin=len(self._numbers) == 1 and not self.late_rows,  # nothing has come between the two
+            )
+
+    def numbers_of(self, part: Part) -> _Numbers:
+        """The rule of a part, and where its numbers are."""
+        betas = part.betas or self.rule.betas
+        return next(numbers for numbers in self._numbers if numbers.rule.betas == betas)
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """Numbers that later steps depend on beside the moments, of rules that have such; views."""
+        if self.rule.kind != "schedule_free" and not self.rule.stable_decay:
+            return {}
+        return {f"numbers/{i}": each.numbers[KEPT] for i, each in enumerate(self._numbers)}
+
+    def set_step_count(self, count: int) -> None:
+        """Goes on counting from there."""
+        for numbers in self._numbers:
+            numbers.step_count.fill_(count)
+
+    @torch.no_grad()
+    def averaged(self, parameter: str) -> Tensor | None:
+        """The weights at which a schedule-free rule has its net, x, in a new tensor; None for the other rules, whose
+        parameters hold it. They are within the limits of the parts."""
+        if self.rule.kind != "schedule_free":
+            return None
+        parts = [(part, m) for part, m in zip(self.parts, self._moments, strict=True) if part.name == parameter]
+        found = parts[0][0].parameter.detach().clone()
+        for part, moments in parts:
+            beta = self.numbers_of(part).rule.betas[0]
+            # With beta1 = 0 gradients are taken at z, and x is not known. OptimizerConfig excludes it.
+            x = torch.lerp(moments.own[0].double(), moments.weight.double(), 1 / beta)
+            _, _, low, high, _ = part.settings(moments.steps)
+            part.rows(found).copy_(x).clamp_(low, high)
+        return found
 
     @torch.no_grad()
     def copy_in_steps(self, name: str, steps: float) -> int:
@@ -335,11 +427,6 @@ class FusedOptimizer:
         copy = part.rows(part.copy.detach())
         _write_copy(copy.view(torch.float16) if steps else copy, rows, steps)
 
-    @property
-    def _on_device(self) -> list[Tensor]:
-        """`state` of the operators."""
-        return [self.step_count, self.failed, self.numbers]
-
     def settle(self) -> None:
         """Brings all rows that are updated late up to date."""
         for late in self.late_rows.values():
@@ -371,8 +458,8 @@ class LateRows:
         self._made = torch.zeros(rows, dtype=torch.int64)
         self._marked = torch.zeros(rows, dtype=torch.uint8)
         self._history = torch.zeros(WINDOW, NUMBERS, dtype=torch.float64)
-        self._changes = [m.shared_square.new_empty(WINDOW, *m.shared_square.shape) for _, m in self._parts]
-        self._changes = [c if m.shared_square.numel() else m.weight.new_empty(0) for c, (_, m) in self._zip()]
+        shared = [moments.shared[-1] for _, moments in self._parts]
+        self._changes = [s.new_empty(WINDOW, *s.shape) if s.numel() else s.new_empty(0) for s in shared]
         self._settled_at = 0  # no row has made fewer steps
         self._any_marked = False
         self._all_marked = False
@@ -393,7 +480,8 @@ class LateRows:
             self._replay(self._marked)
             self._settled_at = max(self._settled_at, self._steps() - WINDOW + 1)
         # A norm is taken over virtual rows, too, which only optimizer_begin knows how to sum.
-        return not self._all_marked and not math.isfinite(self._optimizer.max_norm)
+        own = self._optimizer
+        return not self._all_marked and not math.isfinite(own.max_norm) and not own.rule.stable_decay
 
     @torch.no_grad()
     def settle(self, *, gradient: bool = False) -> None:
@@ -454,8 +542,8 @@ class LateRows:
 
     def _how(self, part: Part) -> tuple[list[Tensor], list[float], int, list[float]]:
         """state, settings, rule and constants, as the operators take them."""
-        optimizer = self._optimizer
-        return optimizer._on_device, part.settings(), optimizer.rule.number, optimizer.rule.constants
+        numbers = self._optimizer.numbers_of(part)
+        return numbers.state, part.settings(), numbers.rule.number, numbers.constants
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

@@ -201,7 +201,7 @@ Late late(const char* op, const Part& part, const Tensor& weight, const std::opt
         }
         found.changes = changes.mutable_data_ptr();
     }
-    const int64_t elements = part.shared_square == nullptr ? 0 : part.columns;
+    const int64_t elements = part.shares ? part.columns : 0;
     if ((found.changes == nullptr ? 0 : found.virtual_rows * found.columns) != elements) {
         fail(op, "changes", "shape " + shape_text(changes.sizes()),
              elements == 0 ? "no elements, as there are no virtual rows" : "[K, V, ...] as the moments of V rows");

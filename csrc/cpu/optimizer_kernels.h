@@ -53,30 +53,33 @@ void fade_run(const optimizer::Common<T>& common, const T* __restrict__ shared, 
     optimizer::Common<T> c = common;
     c.gradient = 1;  // so that the compiler knows that no gradient is bad
     for (int64_t i = 0; i < count; ++i) {
-        T w = weight[i], a = average[i], s = square[i];
+        T w = weight[i], a = average[i], s = 0;
         T o = 0;
         if constexpr (R::kAverages == 2) o = other[i];
+        if constexpr (R::kSquares) s = square[i];
         optimizer::move<R>(c, T(0), shared[i], w, a, o, s);
         weight[i] = w;
         average[i] = a;
-        square[i] = s;
+        if constexpr (R::kSquares) square[i] = s;
     }
 }
 
-// How many gradients were not finite. `other` is `average` itself where the rule has one average only.
+// How many gradients were not finite. `other` is `average` itself where the rule has one average only, `square` null
+// where it has none.
 template <class R, class T>
 int move_run(const optimizer::Common<T>& common, const T* __restrict__ gradient, const T* __restrict__ shared,
              T* __restrict__ weight, T* __restrict__ average, const T* other, T* __restrict__ square, int64_t count) {
     const optimizer::Common<T> c = common;
     int bad = 0;
     for (int64_t i = 0; i < count; ++i) {
-        T w = weight[i], a = average[i], s = square[i];
+        T w = weight[i], a = average[i], s = 0;
         T o = 0;
         if constexpr (R::kAverages == 2) o = other[i];
+        if constexpr (R::kSquares) s = square[i];
         bad += !optimizer::move<R>(c, gradient[i], shared[i], w, a, o, s);
         weight[i] = w;
         average[i] = a;
-        square[i] = s;
+        if constexpr (R::kSquares) square[i] = s;
     }
     return bad;
 }
@@ -88,14 +91,15 @@ int move_shared_run(const optimizer::Common<T>& common, const T* __restrict__ gr
     const optimizer::Common<T> c = common;
     int bad = 0;
     for (int64_t i = 0; i < count; ++i) {
-        T a = average[i], s = square[i];
+        T a = average[i], s = 0;
         T o = 0;
         if constexpr (R::kAverages == 2) o = other[i];
+        if constexpr (R::kSquares) s = square[i];
         bool good = true;
         change[i] = optimizer::move_shared<R>(c, gradient[i], a, o, s, good);
         bad += !good;
         average[i] = a;
-        square[i] = s;
+        if constexpr (R::kSquares) square[i] = s;
     }
     return bad;
 }
@@ -114,6 +118,8 @@ template <class R, class T>
 bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, int turn, int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     const auto data = [](void* from) { return static_cast<T*>(from); };
+    // Of a tensor that the rule may not have.
+    const auto from = [&](void* tensor, int64_t first) { return tensor == nullptr ? nullptr : data(tensor) + first; };
     alignas(64) T sums[optimizer::kRun], changes[optimizer::kRun], buffer[optimizer::kRun];
     // A row's gradients as T.
     const auto gradients = [&](int64_t first) -> const T* {
@@ -131,17 +137,17 @@ bool update_columns(const optimizer::Part& part, const optimizer::Common<T>& c, 
     const int other = R::kAverages == 2 ? 1 - turn : turn;
     int bad = 0;
     for (int64_t i = 0; i < count; ++i) sums[i] = changes[i] = 0;
-    if (part.shared_square != nullptr) {
+    if (part.shares) {
         for (int64_t row = 0; row < part.rows; ++row) add_run(gradients(row * part.columns + begin), sums, count);
         bad += move_shared_run<R>(c, sums, data(part.shared_averages[turn]) + begin,
-                                  data(part.shared_averages[other]) + begin, data(part.shared_square) + begin, changes,
+                                  data(part.shared_averages[other]) + begin, from(part.shared_square, begin), changes,
                                   count);
     }
     for (int64_t row = 0; row < part.rows; ++row) {
         const int64_t first = row * part.columns + begin;
         T* const weight = data(part.weight) + first;
         bad += move_run<R>(c, gradients(first), changes, weight, data(part.averages[turn]) + first,
-                           data(part.averages[other]) + first, data(part.square) + first, count);
+                           data(part.averages[other]) + first, from(part.square, first), count);
         if (part.slow != nullptr && c.lookahead != 0) {
             look_ahead_run(c, data(part.slow) + first, weight, count);
         }
@@ -195,7 +201,7 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_
     constexpr int64_t kBlock = 64, kAhead = 4 * kBlock;
     const auto data = [&](void* from) { return static_cast<T*>(from) + first; };
     T* const weight = data(part.weight);
-    T* const square = data(part.square);
+    T* const square = R::kSquares ? data(part.square) : nullptr;
     T* const averages[2] = {data(part.averages[0]), R::kAverages == 2 ? data(part.averages[1]) : nullptr};
     T* const slow = part.slow == nullptr ? nullptr : data(part.slow);
     // A block of columns stays in the first cache for all of the steps. The last one may be padded, in buffers.
@@ -216,16 +222,16 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_
         if (ahead_of_it < columns || late_columns < columns) {
             const int64_t soon = ahead_of_it < columns ? first + ahead_of_it : next + late_columns;
             prefetch_run(static_cast<T*>(part.weight) + soon, kBlock);
-            prefetch_run(static_cast<T*>(part.square) + soon, kBlock);
+            if constexpr (R::kSquares) prefetch_run(static_cast<T*>(part.square) + soon, kBlock);
             for (int k = 0; k < R::kAverages; ++k) prefetch_run(static_cast<T*>(part.averages[k]) + soon, kBlock);
         }
         T* const w = block(weight, buffers[0]);
-        T* const s = block(square, buffers[1]);
+        T* const s = R::kSquares ? block(square, buffers[1]) : nullptr;
         T* const a[2] = {block(averages[0], buffers[2]), R::kAverages == 2 ? block(averages[1], buffers[3]) : nullptr};
         T* const ahead = slow == nullptr ? nullptr : block(slow, buffers[4]);
         // An average of zero moves nothing, and there is no need for a root and a quotient. -0 is not among these: the
         // next step makes it 0.
-        bool still = true;
+        bool still = R::kRests;
         for (int k = 0; k < R::kAverages; ++k) still &= all_zero<kBlock>(a[k]);
         for (int64_t t = 0; t < count; ++t) {
             const optimizer::Common<T> c = steps[t];
@@ -239,7 +245,7 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_
                     T moved = optimizer::multiply_add(-c.decay, w[i], w[i]) - from[i];
                     moved = moved < c.low ? c.low : moved;
                     w[i] = moved > c.high ? c.high : moved;
-                    s[i] = optimizer::multiply_add(c.keep2, s[i], T(0));
+                    if constexpr (R::kSquares) s[i] = optimizer::multiply_add(c.keep2, s[i], T(0));
                 }
             } else {
                 const int turn = R::kAverages == 2 ? turns[t] : 0;
@@ -248,7 +254,7 @@ void replay_row(const optimizer::Part& part, int64_t first, int64_t next, int64_
             if (slow != nullptr && c.lookahead != 0) look_ahead_run(c, ahead, w, kBlock);
         }
         keep(w, weight);
-        keep(s, square);
+        if constexpr (R::kSquares) keep(s, square);
         for (int k = 0; k < R::kAverages; ++k) keep(a[k], averages[k]);
         if (slow != nullptr) keep(ahead, slow);
     }
@@ -262,6 +268,7 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
                   int64_t columns, const int64_t* places, T* change) {
     constexpr int64_t kPiece = 128;  // while it is worked on, that of the next row comes from the memory
     const auto data = [](void* from) { return static_cast<T*>(from); };
+    const auto at = [&](void* tensor, int64_t first) { return tensor == nullptr ? nullptr : data(tensor) + first; };
     const int other = R::kAverages == 2 ? 1 - turn : turn;
     const T* const gradient = static_cast<const T*>(part.gradient);
     const int64_t end = v + part.rows * virtual_rows;
@@ -275,7 +282,7 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
         const int64_t count = std::min(optimizer::kRun, columns - column);
         const auto begin = [&](int64_t row) { return row * columns + column; };
         for (int64_t i = 0; i < count; ++i) sums[i] = changes[i] = 0;
-        if (part.shared_square != nullptr) {
+        if (part.shares) {
             for (int64_t row = next_row(v), next; row < end; row = next) {
                 next = next_row(row + virtual_rows);
                 const T* const from = gradient + begin(places[row]);
@@ -287,7 +294,7 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
                 }
             }
             bad += move_shared_run<R>(c, sums, data(part.shared_averages[turn]) + begin(v),
-                                      data(part.shared_averages[other]) + begin(v), data(part.shared_square) + begin(v),
+                                      data(part.shared_averages[other]) + begin(v), at(part.shared_square, begin(v)),
                                       changes, count);
             for (int64_t i = 0; i < count; ++i) change[column + i] = changes[i];
         }
@@ -298,13 +305,13 @@ bool update_group(const optimizer::Part& part, const optimizer::Common<T>& c, in
                 if (next < end) {
                     const int64_t soon = begin(next) + piece;
                     prefetch_run(data(part.weight) + soon, wide);
-                    prefetch_run(data(part.square) + soon, wide);
+                    if constexpr (R::kSquares) prefetch_run(data(part.square) + soon, wide);
                     for (int k = 0; k < R::kAverages; ++k) prefetch_run(data(part.averages[k]) + soon, wide);
                 }
                 T* const weight = data(part.weight) + first;
                 bad += move_run<R>(c, gradient + begin(places[row]) + piece, changes + piece, weight,
                                    data(part.averages[turn]) + first, data(part.averages[other]) + first,
-                                   data(part.square) + first, wide);
+                                   at(part.square, first), wide);
                 if (part.slow != nullptr && c.lookahead != 0) look_ahead_run(c, data(part.slow) + first, weight, wide);
             }
         }

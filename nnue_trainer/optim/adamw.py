@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from nnue_trainer import fused_optimizer
-from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work
-from nnue_trainer.optim.fused import FusedConfig, FusedRule
+from nnue_trainer.optim.base import OPTIMIZERS
+from nnue_trainer.optim.fused import FusedConfig
 from nnue_trainer.schema import section
 
 
@@ -17,6 +17,8 @@ class AdamW(FusedConfig):
 
     lr: float = Field(8.75e-4, gt=0)
     """learning rate before the schedule"""
+    correct_bias: bool = True
+    """divide the running means by what they lack, as they start at zero; false: as bullet"""
 
-    def rule(self, work: Work) -> Rule:
-        return FusedRule(work, fused_optimizer.adamw(self.betas, self.eps), decay=self.weight_decay)
+    def update(self) -> fused_optimizer.Rule:
+        return fused_optimizer.Rule("adam", self.betas, self.eps, corrects_bias=self.correct_bias)

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from nnue_trainer.nets.base import VirtualRows, WeightBound
+from nnue_trainer.optim.groups import Group, Settings
 from nnue_trainer.registry import Registry
 from nnue_trainer.schema import section
 
@@ -40,6 +41,10 @@ class Work:
     """Parameters whose gradients a guard need not look at: `NnueModel.covered_gradients`."""
     late: frozenset[str] = frozenset()
     """Parameters whose rows a fused rule may update when they are needed: `FusedRule.late_rows` then has an entry."""
+    settings: Mapping[str, Settings] = field(default_factory=dict)
+    """What groups of the recipe say of parameters, by name; a virtual row has those of its parameter."""
+    matrices: frozenset[str] = frozenset()
+    """Weights of linear layers, [out, in] or [stacks, out, in]."""
     copies: Mapping[str, Tensor] = field(default_factory=dict)
     """16-bit copies of parameters that a fused rule writes along with these; their gradients are the parameters'."""
 
@@ -111,14 +116,23 @@ class OptimizerConfig(ABC):
 
     kind: ClassVar[str]
     replaces: ClassVar[frozenset[str]] = frozenset()
-    """layers whose work the rule does itself, such as a fused operator: of "guard", "virtual_rows" and "bounds". A rule
-    that replaces the guard sets `work.failed`; one that replaces virtual rows gets none among its parameters."""
+    """layers whose work the rule does itself, such as a fused operator: of "guard", "clip", "virtual_rows" and
+    "bounds". A rule that replaces the guard sets `work.failed`; one that replaces virtual rows gets none among its
+    parameters."""
+    heeds_settings: ClassVar[bool] = False
+    """whether the rule heeds learning rate, decay and betas of `work.settings`"""
     lr: float = Field(1e-3, gt=0)
     """learning rate before the schedule"""
     factoriser: bool = True
     """also train the virtual features of a factoriser, where the feature set has them"""
     clip_weights: bool = True
     """keep weights in the range that the exported net can hold, after every step"""
+    max_norm: float | None = Field(None, gt=0)
+    """gradients are scaled down to this norm, taken over all of them, virtual rows included; null: never"""
+    max_value: float | None = Field(None, gt=0)
+    """gradients are clipped to ± this value, after their norm; null: never"""
+    groups: list[Group] = Field(default_factory=list)
+    """parameters that are trained differently"""
 
     def by_value(self) -> bool:
         """Whether each value of a weight moves by its own gradient and state alone, but for a norm that is taken of all

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -14,10 +16,9 @@ from nnue_trainer import fused_optimizer
 from nnue_trainer.fused_optimizer import FusedOptimizer, LateRows, Part
 from nnue_trainer.nets.base import VirtualRows
 from nnue_trainer.optim.base import OptimizerConfig, Rule, Work, check_state
+from nnue_trainer.optim.groups import Betas, Settings
 from nnue_trainer.optim.virtual_rows import check_range
 from nnue_trainer.schema import section
-
-Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
 
 
 @section
@@ -25,7 +26,8 @@ class FusedConfig(OptimizerConfig):
     """A rule on the operators, which also do the work of the layers around it. A subclass is a section; the fields here
     are those that the rules share."""
 
-    replaces: ClassVar[frozenset[str]] = frozenset({"guard", "virtual_rows", "bounds"})
+    replaces: ClassVar[frozenset[str]] = frozenset({"guard", "clip", "virtual_rows", "bounds"})
+    heeds_settings: ClassVar[bool] = True
     betas: Betas = (0.9, 0.999)
     """decay of the running mean of the gradient and of its square"""
     eps: float = Field(1e-8, gt=0)
@@ -33,10 +35,22 @@ class FusedConfig(OptimizerConfig):
     weight_decay: float = Field(0.01, ge=0)
     """decoupled: weights shrink by lr·weight_decay per step"""
 
+    @abstractmethod
+    def update(self) -> fused_optimizer.Rule:
+        """The rule by which weights move, without what all rules have in common."""
+
+    def rule(self, work: Work) -> Rule:
+        return FusedRule(work, self.clipped(), decay=self.weight_decay, max_norm=self.max_norm or math.inf)
+
+    def clipped(self) -> fused_optimizer.Rule:
+        """`update` with gradients clipped."""
+        return replace(self.update(), max_value=self.max_value or math.inf)
+
 
 class FusedRule(Rule):
     """State: `step/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME` for each parameter and each of its virtual rows, which are
-    NAME.virtual, or NAME.virtual.FIRST where a parameter has several ranges of them; and what the rule has beside them.
+    NAME.virtual, or NAME.virtual.FIRST where a parameter has several ranges of them; and what the rule has instead of
+    them or beside them.
     """
 
     heeds_failed = True
@@ -49,13 +63,19 @@ class FusedRule(Rule):
         clipped = {part.name for part in _late_bounds(work)}
         self.fused = FusedOptimizer(parts, rule, work.lr, max_norm, work.failed, work.late - clipped)
         self.step_count = self.fused.step_count
+        self._first_average = f"{rule.averages[0]}/"
         self._late = _late_bounds(work)
 
     def step(self) -> None:
+        self.step_with(())
+
+    def step_with(self, also: Sequence[Tensor]) -> None:
+        """`step`, which looks at these gradients, too."""
         assert self.loss is not None
-        self.fused.step(self.loss, self.work.covered)
+        self.fused.step(self.loss, self.work.covered, also)
         for part in self._late:
-            self.fused.clip(part)
+            if part.gradient is not None:  # else it is frozen
+                self.fused.clip(part)
 
     @property
     def late_rows(self) -> Mapping[str, LateRows]:
@@ -65,21 +85,21 @@ class FusedRule(Rule):
     def state_dict(self) -> dict[str, Tensor]:
         self.fused.settle()
         # One count for all; a tensor for each name, as states have had it from the first version on.
-        names = [name.removeprefix("exp_avg/") for name in self.fused.state if name.startswith("exp_avg/")]
+        first = self._first_average
+        names = [name.removeprefix(first) for name in self.fused.state if name.startswith(first)]
         step = self.fused.step_count.clone()
-        return {f"step/{name}": step for name in names} | self.fused.state
+        return {f"step/{name}": step for name in names} | self.fused.state | self.fused.kept
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        own = self.state_dict()
-        check_state(own, state)
+        check_state(FusedRule.state_dict(self), state)
         counts = {name: int(tensor.item()) for name, tensor in state.items() if name.startswith("step/")}
         first = next(iter(counts))
         for name, count in counts.items():
             if count != counts[first]:
                 raise ValueError(f"tensor {name} is {count}, expected {counts[first]} as {first}")
-        for name, tensor in self.fused.state.items():
+        for name, tensor in (self.fused.state | self.fused.kept).items():
             tensor.copy_(state[name])
-        self.fused.step_count.fill_(counts[first])
+        self.fused.set_step_count(counts[first])
         for late in self.fused.late_rows.values():
             late.restart()
 
@@ -91,15 +111,16 @@ class FusedRule(Rule):
 
 def _parts(work: Work, name: str, decay: float) -> list[Part]:
     """The rows of a parameter that have virtual rows, and the others cut where their bounds change."""
-    parameter = work.parameters[name]
+    parameter, settings = work.parameters[name], work.settings.get(name, Settings())
+    decay = decay if settings.decay is None else settings.decay
     if name in work.virtual:
         decay = 0.0
     ranges = sorted(work.factorised.get(name, []))
     for part in ranges:
         check_range(name, parameter, part)
     if parameter.dim() == 0:
-        low, high = _limits(work, name, 0, 1)
-        return [Part(name, parameter, decay=decay, low=low, high=high)]
+        low, high = limits(work, name, 0, 1)
+        return [Part(name, parameter, rate=settings.rate, decay=decay, low=low, high=high, betas=settings.betas)]
     cuts = {0, len(parameter)}
     for part in ranges:
         cuts |= {part.first, part.first + part.rows}
@@ -110,7 +131,7 @@ def _parts(work: Work, name: str, decay: float) -> list[Part]:
     found = []
     for first, end in pairwise(sorted(cuts)):
         virtual = next((part for part in ranges if part.first == first), VirtualRows(first, end - first, 0))
-        low, high = _limits(work, name, first, end)
+        low, high = limits(work, name, first, end)
         found.append(
             Part(
                 name,
@@ -118,17 +139,19 @@ def _parts(work: Work, name: str, decay: float) -> list[Part]:
                 first,
                 end - first,
                 virtual.virtual,
-                decay=decay,
+                settings.rate,
+                decay,
                 low=low,
                 high=high,
                 copy=work.copies.get(name),
                 virtual_name=f"{name}.virtual" if len(ranges) == 1 else f"{name}.virtual.{first}",
+                betas=settings.betas,
             )
         )
     return found
 
 
-def _limits(work: Work, name: str, first: int, end: int) -> tuple[float, float]:
+def limits(work: Work, name: str, first: int, end: int) -> tuple[float, float]:
     """The tightest limits that hold for all of the rows [first, end)."""
     parameter, low, high = work.parameters[name], -math.inf, math.inf
     for bound in work.bounds:

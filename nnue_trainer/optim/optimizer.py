@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nnue_trainer.errors import UserError
 from nnue_trainer.foreign import returned
 from nnue_trainer.fused_optimizer import LARGEST_COPY, Part
-from nnue_trainer.modules import PerspectiveTransformer
-from nnue_trainer.nets.base import NnueModel
-from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work
+from nnue_trainer.modules import PerspectiveTransformer, StackedLinear
+from nnue_trainer.nets.base import NnueModel, WeightBound
+from nnue_trainer.optim.base import Layer, OptimizerConfig, Rule, Work, check_state
 from nnue_trainer.optim.bounds import Bounds
+from nnue_trainer.optim.clip import Clip
 from nnue_trainer.optim.fused import FusedRule
+from nnue_trainer.optim.groups import Settings, settings_of
 from nnue_trainer.optim.guard import Guard
 from nnue_trainer.optim.rehearsal import rehearse
 from nnue_trainer.optim.virtual_rows import SharedRows
@@ -36,6 +41,9 @@ class Optimizer:
 
     `copies`: training reads 16-bit copies of the feature transformers' weights, if the rule can write them along with
     the weights. These stay fp32, and so do the sums and the state; a gradient has the range of fp32.
+
+    `averages`: keep an average of the weights. Then the net, which `with_net` puts in their place, is the average. It
+    is another one than the weights for a schedule-free rule, too.
     """
 
     def __init__(
@@ -48,6 +56,7 @@ class Optimizer:
         guard: type[Guard] = Guard,
         late: bool = False,
         copies: bool = False,
+        averages: bool = False,
     ) -> None:
         parameters = dict(model.named_parameters())
         self.device = next(iter(parameters.values())).device
@@ -55,7 +64,18 @@ class Optimizer:
         self._last_lr = config.lr
         self._failed = torch.zeros((), device=self.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=self.device)
-        limits = tuple(model.weight_bounds()) if config.clip_weights else ()
+        settings = settings_of(config.groups, parameters)
+        if not config.heeds_settings and any(each.for_rule for each in settings.values()):
+            raise UserError(
+                f"optimizer.groups: the optimizer {config.kind!r} has no learning rate, decay or betas for groups, "
+                "expected only limits and frozen"
+            )
+        self._frozen = {name for name, each in settings.items() if each.frozen}
+        limits = tuple(
+            bound
+            for bound in (*(model.weight_bounds() if config.clip_weights else ()), *_limits(parameters, settings))
+            if not any(bound.parameter is parameters[name] for name in self._frozen)
+        )
         factorised = model.factorised() if config.factoriser else {}
         transformers = {
             f"{name}.weight".removeprefix("."): module
@@ -83,6 +103,8 @@ class Optimizer:
             covered=model.covered_gradients(),
             late=frozenset(transformers) if late else frozenset(),
             copies=self._copies,
+            settings=settings | {name: settings[of] for name, of in shared.owners.items() if of in settings},
+            matrices=frozenset(_matrices(model)),
         )
         self.rule: Rule = config.rule(work)
         returned(config, "rule", self.rule, isinstance(self.rule, Rule), "a Rule")
@@ -94,15 +116,28 @@ class Optimizer:
         for name, copy in self._copies.items():
             transformers[name].train_with(copy)
         self._transformers, self._clips = transformers, config.clip_weights
+        self._weights = {name: parameter.detach() for name, parameter in parameters.items()}
+        self._average = {name: weight.clone() for name, weight in self._weights.items()} if averages else {}
+        self._trained: dict[str, Tensor] | None = None  # the weights, while the net is in their place
+        self.average_begun = averages
+        """whether the net is the average already"""
+        if averages and self._schedule_free:
+            raise UserError("average: the optimizer schedule_free has a mean of its own, expected no average")
         self._layers: list[Layer] = [shared, outer]  # from the inside out
+        if "clip" not in replaces and (config.max_norm is not None or config.max_value is not None):
+            self._layers.insert(0, Clip(work.parameters, config.max_norm, config.max_value))
         if "guard" not in replaces:
             watched = [(parameter, rows) for name, parameter in parameters.items() for rows in shared.uncovered(name)]
             watched += [(parameter, slice(None)) for parameter in shared.parameters.values()]
-            self._layers.insert(0, guard(self.rule, self._failed, watched))
+            self._layers.insert(len(self._layers) - 2, guard(self.rule, self._failed, watched))
 
     @torch.no_grad()
     def step(self, loss: Tensor) -> None:
         """One update from the gradients in place, which are freed. `loss` is used by the non-finite guard only."""
+        for name in self._frozen:
+            self.rule.work.parameters[name].grad = None
+            if name in self._copies:
+                self._copies[name].grad = None
         self.rule.loss = loss
         act: Callable[[], None] = self.rule.step
         for layer in self._layers:
@@ -113,6 +148,58 @@ class Optimizer:
             self._good_steps += self._failed == 0
         for tensor in (*self.rule.work.parameters.values(), *self._copies.values()):
             tensor.grad = None
+
+    @torch.no_grad()
+    def average(self, share: float) -> None:
+        """Moves the average towards the weights by this share of the way."""
+        self._settle()
+        average, weights = list(self._average.values()), list(self._weights.values())
+        if share == 1:
+            torch._foreach_copy_(average, weights)
+        else:
+            torch._foreach_lerp_(average, weights, share)
+
+    @contextmanager
+    def with_net(self) -> Iterator[None]:
+        """Within the block, parameters are those of the net: the average, or the mean of a schedule-free rule. Without
+        either they are the net in any case."""
+        net = None if self._trained is not None else self._net()
+        if net is None:
+            yield
+            return
+        self._trained = {name: weight.clone() for name, weight in self._weights.items()}
+        self._put(net)
+        try:
+            yield
+        finally:
+            self._put(self._trained)
+            self._trained = None
+
+    @torch.no_grad()
+    def _net(self) -> dict[str, Tensor] | None:
+        self._settle()
+        if self._average:
+            return self._average if self.average_begun else None
+        if not self._schedule_free:
+            return None
+        assert isinstance(self.rule, FusedRule)
+        found = {name: self.rule.fused.averaged(name) for name in self._weights}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    @torch.no_grad()
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        for name, tensor in weights.items():
+            self._weights[name].copy_(tensor)
+        if isinstance(self.rule, FusedRule):
+            self.rule.fused.write_copies()
+
+    @property
+    def _schedule_free(self) -> bool:
+        return isinstance(self.rule, FusedRule) and self.rule.fused.rule.kind == "schedule_free"
+
+    def _settle(self) -> None:
+        if isinstance(self.rule, FusedRule):
+            self.rule.fused.settle()
 
     def copy_in_steps(self, steps: Mapping[str, float]) -> None:
         """From now on the copies of these parameters hold integers, so many in 1.0, and all others the weights
@@ -137,6 +224,10 @@ class Optimizer:
     def take_norm(self, norm_of: Callable[[Sequence[tuple[Part, Tensor]]], Tensor]) -> None:
         """`FusedOptimizer.norm_of`; nothing for a rule that clips to no norm."""
         if isinstance(self.rule, FusedRule):
+            if self.rule.fused.rule.stable_decay:
+                raise UserError(
+                    "optimizer.stable_decay: found several processes that share the feature transformer, expected one"
+                )
             self.rule.fused.norm_of = norm_of
 
     def set_lr(self, lr: float) -> None:
@@ -170,13 +261,56 @@ class Optimizer:
         return int(count.item())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state of the rule, by moment and parameter, such as `exp_avg/NAME`; virtual rows are `NAME.virtual`."""
-        return self.rule.state_dict()
+        """The state of the rule, by moment and parameter, such as `exp_avg/NAME`; virtual rows are `NAME.virtual`.
+        Where the net is another one than the weights, also `trained/NAME`, the weights, and `average/NAME`. Not a copy.
+        """
+        state = dict(self.rule.state_dict())
+        if self._average or self._schedule_free:
+            weights = self._weights if self._trained is None else self._trained
+            state |= {f"{_TRAINED}{name}": tensor for name, tensor in weights.items()}
+        return state | {f"{_AVERAGE}{name}": tensor for name, tensor in self._average.items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor], *, good_steps: int = 0) -> None:
-        """Takes over the state of an optimiser that had made `good_steps` updates; the parameters have theirs already.
-        ValueError naming a tensor that is missing, unknown or misshapen."""
-        self.rule.load_state_dict(state)
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor], *, good_steps: int = 0, from_net: bool = False) -> None:
+        """Takes over the state of an optimiser that had made `good_steps` updates. The parameters hold its net; they
+        become its weights, unless `from_net`: then an average begins at the net. ValueError naming a tensor that is
+        missing, unknown or misshapen."""
+        trained = _take(state, _TRAINED)
+        average = _take(state, _AVERAGE)
+        self.rule.load_state_dict(
+            {name: tensor for name, tensor in state.items() if not name.startswith((_TRAINED, _AVERAGE))}
+        )
         self._good_steps.fill_(good_steps)
-        if isinstance(self.rule, FusedRule):
+        if trained and not from_net:
+            check_state(self._weights, trained)
+            self._put(trained)
+        elif isinstance(self.rule, FusedRule):
             self.rule.fused.write_copies()
+        if average and self._average and not from_net:
+            check_state(self._average, average)
+        else:
+            average = self._weights
+        for name, tensor in self._average.items():
+            tensor.copy_(average[name])
+
+
+_TRAINED, _AVERAGE = "trained/", "average/"
+
+
+def _take(state: Mapping[str, Tensor], group: str) -> dict[str, Tensor]:
+    return {name.removeprefix(group): tensor for name, tensor in state.items() if name.startswith(group)}
+
+
+def _limits(parameters: Mapping[str, nn.Parameter], settings: Mapping[str, Settings]) -> list[WeightBound]:
+    """Those that groups set."""
+    return [
+        WeightBound(name, parameters[name], each.low, each.high)
+        for name, each in settings.items()
+        if (each.low, each.high) != (-math.inf, math.inf)
+    ]
+
+
+def _matrices(model: nn.Module) -> list[str]:
+    """Names of the weights of linear layers."""
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, StackedLinear | nn.Linear))
+    return [f"{name}.weight".removeprefix(".") for name, _ in found]

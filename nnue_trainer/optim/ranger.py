@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nnue_trainer import fused_optimizer
-from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work
-from nnue_trainer.optim.fused import Betas, FusedConfig, FusedRule
+from nnue_trainer.optim.base import OPTIMIZERS
+from nnue_trainer.optim.fused import FusedConfig
+from nnue_trainer.optim.groups import Betas
 from nnue_trainer.schema import section
 
 
@@ -32,11 +31,26 @@ class RangerLite(FusedConfig):
     max_norm: float | None = Field(2.0, gt=0)
     """gradients are scaled down to this norm, virtual rows included; null: never"""
 
-    def rule(self, work: Work) -> Rule:
-        rule = fused_optimizer.Rule(
-            "positive_negative", self.betas, self.eps, self.positive, self.lookahead_steps, self.lookahead_share
+    stable_decay: bool = False
+    """divide the weight decay by the root of the mean square gradient of all parameters, as nnue-pytorch does: a decay
+    of 1e-3 then acts far more"""
+
+    def update(self) -> fused_optimizer.Rule:
+        return fused_optimizer.Rule(
+            "positive_negative",
+            self.betas,
+            self.eps,
+            self.positive,
+            self.lookahead_steps,
+            self.lookahead_share,
+            stable_decay=self.stable_decay,
         )
-        return FusedRule(work, rule, decay=self.weight_decay, max_norm=self.max_norm or math.inf)
+
+    @model_validator(mode="after")
+    def _has_squares(self) -> RangerLite:
+        if self.stable_decay and (self.max_value is not None or any(group.betas for group in self.groups)):
+            raise ValueError("stable_decay does not go together with max_value or betas of groups")
+        return self
 
 
 @OPTIMIZERS.register("ranger")
@@ -48,9 +62,6 @@ class Ranger(FusedConfig):
     """steps after which the slow weights move and the fast ones start anew from there"""
     lookahead_share: float = Field(0.5, gt=0, le=1)
     """share of the way to the fast weights that the slow ones move"""
-    max_norm: float | None = Field(None, gt=0)
-    """gradients are scaled down to this norm, virtual rows included; null: never"""
 
-    def rule(self, work: Work) -> Rule:
-        rule = fused_optimizer.ranger(self.betas, self.eps, self.lookahead_steps, self.lookahead_share)
-        return FusedRule(work, rule, decay=self.weight_decay, max_norm=self.max_norm or math.inf)
+    def update(self) -> fused_optimizer.Rule:
+        return fused_optimizer.ranger(self.betas, self.eps, self.lookahead_steps, self.lookahead_share)

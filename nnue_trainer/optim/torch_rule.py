@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from nnue_trainer.errors import UserError
 from nnue_trainer.optim.base import OPTIMIZERS, OptimizerConfig, Rule, Work, check_state
+from nnue_trainer.optim.groups import Settings
 from nnue_trainer.optim.object_state import TEXT, Captured, from_tensor, restore, to_tensor, without
 from nnue_trainer.schema import section
 
@@ -43,13 +46,19 @@ class TorchRule(Rule):
         learning rate is set from the host before each step. UserError if it holds what a file cannot."""
         super().__init__(work)
         self.capturable = capturable
-        virtual = [parameter for name, parameter in work.parameters.items() if name in work.virtual]
-        groups: list[dict[str, Any]] = [
-            {"params": [parameter for name, parameter in work.parameters.items() if name not in work.virtual]}
-        ]
-        if virtual:
-            groups.append({"params": virtual, "weight_decay": 0.0})
-        self.optimizer = make(groups)
+        groups: dict[tuple[bool, Settings], list[nn.Parameter]] = {(False, Settings()): []}
+        for name, parameter in work.parameters.items():
+            own = replace(work.settings.get(name, Settings()), low=-math.inf, high=math.inf, frozen=False)
+            groups.setdefault((name in work.virtual, own), []).append(parameter)
+        if not groups[False, Settings()]:
+            del groups[False, Settings()]
+        self._rates = [settings.rate for _, settings in groups]
+        self.optimizer = make([_group(*key, parameters) for key, parameters in groups.items()])
+        if any("betas" in group and "betas" not in self.optimizer.defaults for group in self.optimizer.param_groups):
+            raise UserError(f"optimizer.groups: {type(self.optimizer).__qualname__} has no betas")
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if rate != 1:
+                group["lr"] *= rate
         self._initial = self._captured().node
 
     def step(self) -> None:
@@ -57,8 +66,8 @@ class TorchRule(Rule):
 
     def set_lr(self, lr: float) -> None:
         if not self.capturable:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = lr * rate
 
     def state_dict(self) -> dict[str, Tensor]:
         captured = self._captured()
@@ -117,11 +126,21 @@ class TorchRule(Rule):
             self.work.parameters[name].grad = None
 
 
+def _group(virtual: bool, settings: Settings, parameters: list[nn.Parameter]) -> dict[str, Any]:
+    """As torch's optimisers take it."""
+    group: dict[str, Any] = {"params": parameters}
+    decay = 0.0 if virtual else settings.decay
+    if decay is not None:
+        group["weight_decay"] = decay
+    return group if settings.betas is None else group | {"betas": settings.betas}
+
+
 @OPTIMIZERS.register("torch")
 @section
 class TorchOptimizer(OptimizerConfig):
     """Any optimiser of torch.optim, by its name and with its own options."""
 
+    heeds_settings: ClassVar[bool] = True
     name: str
     """of a class in torch.optim: RAdam, NAdam, SGD, Adagrad, …"""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -154,11 +173,12 @@ class TorchOptimizer(OptimizerConfig):
         return self
 
     def by_value(self) -> bool:
-        return self.name in _BY_VALUE
+        return self.name in _BY_VALUE and self.max_norm is None
 
     def rule(self, work: Work) -> Rule:
         make = _classes()[self.name]
-        on_device = work.lr.is_cuda and self.name in _CAPTURABLE
+        rates = {each.rate for each in work.settings.values()}
+        on_device = work.lr.is_cuda and self.name in _CAPTURABLE and rates <= {1.0}
         ours: dict[str, Any] = {"lr": work.lr, "capturable": True} if on_device else {"lr": self.lr}
         try:
             return TorchRule(work, lambda groups: make(groups, **ours, **_tuples(self.options)), capturable=on_device)

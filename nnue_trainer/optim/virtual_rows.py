@@ -60,6 +60,11 @@ class SharedRows:
         """The virtual rows by name: `NAME.virtual`, or `NAME.virtual.FIRST` where a parameter has several ranges."""
         return {name: part.shared for name, part in self._ranges.items()}
 
+    @property
+    def owners(self) -> dict[str, str]:
+        """By the name of virtual rows, that of the parameter whose rows share them."""
+        return {name: part.name for name, part in self._ranges.items()}
+
     def uncovered(self, name: str) -> list[slice]:
         """The rows of the parameter `name` whose gradients are not part of any virtual row's gradient."""
         parts = sorted((p.first, p.first + p.rows, len(p.weight)) for p in self._ranges.values() if p.name == name)

@@ -19,6 +19,11 @@ RULES = {
     "radam": fused_optimizer.radam((0.9, 0.99), 1e-6),
     "ranger": fused_optimizer.ranger((0.8, 0.99), 1e-6, every=3),
     "ranger_lite": fused_optimizer.ranger_lite((0.9, 0.99), 1e-6, every=3, share=0.25),
+    "stable_decay": replace(fused_optimizer.ranger_lite((0.9, 0.99), 1e-2, every=3, share=0.25), stable_decay=True),
+    "lion": Rule("lion", (0.9, 0.95)),
+    "schedule_free": Rule("schedule_free", (0.9, 0.99), 1e-6, warmup=4, weight_power=0.5),
+    "uncorrected": Rule("adam", (0.9, 0.99), 1e-6, corrects_bias=False),
+    "clipped": replace(fused_optimizer.adamw((0.9, 0.99), 1e-6), max_value=0.3),
 }
 
 
@@ -35,15 +40,24 @@ class Momentum:
 
     def change(self, gradient: Tensor, t: int, lr: float) -> Tensor:
         (beta1, beta2), rule = self.rule.betas, self.rule
+        gradient = gradient.clamp(-rule.max_value, rule.max_value)
+        if rule.kind == "lion":
+            direction = (beta1 * self.averages[0] + (1 - beta1) * gradient).sign()
+            self.averages[0] = beta2 * self.averages[0] + (1 - beta2) * gradient
+            return lr * direction
         self.square = beta2 * self.square + (1 - beta2) * gradient**2
         root = (self.square / (1 - beta2**t)).sqrt()
+        if rule.kind == "schedule_free":
+            return lr * gradient / (root + rule.eps)
         if rule.kind == "positive_negative":
             now, before = self.averages[t % 2], self.averages[1 - t % 2]
             now = self.averages[t % 2] = beta1**2 * now + (1 - beta1**2) * gradient
             noise = math.hypot(1 + rule.positive, rule.positive)
-            estimate = ((1 + rule.positive) * now - rule.positive * before) / (1 - beta1**t)
+            estimate = ((1 + rule.positive) * now - rule.positive * before) / (1 - beta1 ** (t + t % 2))
             return lr / noise * estimate / (root + rule.eps)
         self.averages[0] = beta1 * self.averages[0] + (1 - beta1) * gradient
+        if not rule.corrects_bias:
+            return lr * self.averages[0] / (self.square.sqrt() + rule.eps)
         estimate = self.averages[0] / (1 - beta1**t)
         if rule.kind == "adam":
             return lr * estimate / (root + rule.eps)
@@ -70,6 +84,8 @@ class Reference:
             self.weights.append(part.rows(part.parameter.detach()).double().clone())
         self.slow = [w.clone() for w in self.weights]
         self.momentum = [Momentum(self.rule, w) for w in self.weights]
+        self.z = [w.clone() for w in self.weights]
+        self.largest, self.weight_sum = 0.0, 0.0
         self.virtual = [self.shared(part, w) * 0 for part, w in zip(self.parts, self.weights, strict=True)]
         self.virtual_momentum = [Momentum(self.rule, v) for v in self.virtual]
 
@@ -86,17 +102,44 @@ class Reference:
         )
         return math.sqrt(own + virtual)
 
+    def stable_lr(self, gradients: list[Tensor], lr: float) -> float:
+        """The learning rate that decay is multiplied by: divided by the root of the mean of all squares."""
+        if not self.rule.stable_decay:
+            return lr
+        own = [m for m in (*self.momentum, *self.virtual_momentum) if m.square.numel()]
+        found = list(gradients) + [self.shared(part, g) for part, g in zip(self.parts, gradients, strict=True)]
+        found = [g for g in found if g.numel()]
+        beta2 = self.rule.betas[1]
+        total = sum(float((beta2 * m.square + (1 - beta2) * g**2).sum()) for m, g in zip(own, found, strict=True))
+        mean = total / sum(g.numel() for g in found) / (1 - beta2**self.t)
+        return lr / max(self.rule.eps, math.sqrt(mean))
+
     def step(self, gradients: list[Tensor], lr: float) -> None:
         self.t += 1
         share = min(1.0, self.max_norm / (self.norm(gradients) + 1e-6))
+        scaled = [gradient.double() * share for gradient in gradients]
+        if self.rule.warmup:
+            lr *= min(1.0, self.t / self.rule.warmup)
+        stable_lr = self.stable_lr(scaled, lr)
+        self.largest = max(self.largest, lr)
+        now = self.t**self.rule.weight_power * self.largest**2
+        self.weight_sum += now
         for i, part in enumerate(self.parts):
-            gradient, weight, rate = gradients[i].double() * share, self.weights[i], lr * part.rate
-            weight = weight * (1 - rate * part.decay)
-            weight = weight - self.momentum[i].change(gradient, self.t, rate)
+            gradient, weight, rate = scaled[i], self.weights[i], lr * part.rate
+            before, decay = weight, stable_lr * part.rate * part.decay
+            change = self.momentum[i].change(gradient, self.t, rate)
             if part.virtual_rows:
-                change = self.virtual_momentum[i].change(self.shared(part, gradient), self.t, rate)
-                weight = weight - change.repeat(len(weight) // part.virtual_rows, *[1] * (weight.dim() - 1))
-            weight = weight.clamp(part.low, part.high)
+                shared = self.virtual_momentum[i].change(self.shared(part, gradient), self.t, rate)
+                change = change + shared.repeat(len(weight) // part.virtual_rows, *[1] * (weight.dim() - 1))
+            if self.rule.kind == "schedule_free":
+                # x is the mean of all z; gradients are taken between the two.
+                beta1, share_of_z = self.rule.betas[0], now / self.weight_sum
+                x = (before - (1 - beta1) * self.z[i]) / beta1
+                self.z[i] = (self.z[i] - change - decay * before).clamp(part.low, part.high)
+                x = (1 - share_of_z) * x + share_of_z * self.z[i]
+                self.weights[i] = (1 - beta1) * self.z[i] + beta1 * x
+                continue
+            weight = (weight * (1 - decay) - change).clamp(part.low, part.high)
             if self.rule.lookahead_every and self.t % self.rule.lookahead_every == 0:
                 weight = self.slow[i] + self.rule.lookahead_share * (weight - self.slow[i])
                 weight = weight.clamp(part.low, part.high)  # slow weights may have begun outside
@@ -389,6 +432,10 @@ def state(numbers: torch.Tensor | None = None) -> list[torch.Tensor]:
     return [torch.zeros((), dtype=torch.int64), torch.zeros(()), numbers]
 
 
+def constants(**changed: object) -> list[float]:
+    return replace(fused_optimizer.adamw(), **changed).constants(0)  # type: ignore[arg-type]
+
+
 def call_update(**changed: object) -> None:
     weight = torch.zeros(6, 4)
     arguments: dict[str, object] = {
@@ -399,7 +446,7 @@ def call_update(**changed: object) -> None:
         "state": state(),
         "settings": [1.0, 0.0, -1.0, 1.0, 0.0],
         "rule": 0,
-        "constants": [0.9, 0.999, 1e-8, 1.0, 0.0, 0.5],
+        "constants": constants(),
     }
     torch.ops.nnue.optimizer_update(*(arguments | changed).values())
 
@@ -422,17 +469,17 @@ def call_update(**changed: object) -> None:
             {"moments": moments(shared_square=torch.zeros(4, 4))},
             r"moments\[3\]: found 4 virtual rows, expected a divisor of 6",
         ),
-        ({"rule": 3}, r"rule: found 3, expected 0 \(adam\), 1 \(rectified\) or 2 \(positive_negative\)"),
+        ({"rule": 5}, r"rule: found 5, expected 0 \(adam\), 1 \(rectified\), 2 \(positive_negative\), 3 \(lion\)"),
         ({"rule": 2}, "moments: found 4 items, expected 6, 6 for each part"),
-        ({"constants": [0.9, 0.999, 1e-8, 1.0, 3.0, 0.5]}, "moments: found 4 items, expected 5, 5 for each part"),
+        ({"constants": constants(lookahead_every=3)}, "moments: found 4 items, expected 5, 5 for each part"),
         ({"settings": [1.0]}, "settings: found 1 items, expected 5, 5 for each part"),
         (
             {"settings": [1.0, 0.0, 2.0, 1.0, 0.0]},
             r"settings\[2\]: found lowest weight 2.0+, expected at most the highest, 1.0+",
         ),
-        ({"constants": [0.9]}, "constants: found 1 numbers, expected six: beta1, beta2, eps"),
-        ({"constants": [1.0, 0.999, 1e-8, 1.0, 0.0, 0.5]}, "beta1: found 1.0+, expected 0 <= beta1 < 1"),
-        ({"constants": [0.9, 0.999, 1e-8, 1.0, 0.5, 0.5]}, "lookahead_every: found 0.50*, expected a whole number of"),
+        ({"constants": [0.9]}, "constants: found 1 numbers, expected eleven: beta1, beta2, eps"),
+        ({"constants": constants(betas=(1.0, 0.999))}, "beta1: found 1.0+, expected 0 <= beta1 < 1"),
+        ({"constants": constants(lookahead_every=0.5)}, "lookahead_every: found 0.50*, expected a whole number of"),
         ({"copies": [torch.zeros(6, 4)]}, r"copies\[0\]: found float32, expected float16 or bfloat16"),
         ({"state": state(torch.zeros(16))}, "numbers: found float32, expected float64"),
         ({"state": []}, "state: found 0 tensors, expected three: step, failed and numbers"),

@@ -96,7 +96,7 @@ void launch_update(std::vector<Part> parts, UpdateArguments a, bool follows_begi
         unsigned grid = 0;
         for (a.count = 0; next < parts.size() && a.count < kMostParts; ++next) {
             const Part& part = parts[next];
-            const int64_t columns = kWarp * V * (part.shared_square != nullptr ? 1 : kWarps * kRows);
+            const int64_t columns = kWarp * V * (part.shares ? 1 : kWarps * kRows);
             a.parts[a.count++] = {part, grid};
             grid += static_cast<unsigned>(divide_up(part.columns, columns));
         }

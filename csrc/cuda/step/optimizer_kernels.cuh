@@ -206,7 +206,7 @@ struct State {
         weight = load_pack<T, V>(part.weight, at);
         average = load_pack<T, V>(part.averages[turn], at);
         if constexpr (R::kAverages == 2) other = load_pack<T, V>(part.averages[1 - turn], at);
-        square = load_pack<T, V>(part.square, at);
+        if constexpr (R::kSquares) square = load_pack<T, V>(part.square, at);
     }
 
     // Makes one step and stores the results. Returns whether all gradients were finite.
@@ -217,11 +217,12 @@ struct State {
 #pragma unroll
         for (int i = 0; i < V; ++i) {
             const T before = R::kAverages == 2 ? other.at[i] : T(0);
+            T none = 0, &s = R::kSquares ? square.at[i] : none;
             good &= optimizer::move<R>(c, gradients.value(i, part.gradient_kind), changes[i], weight.at[i],
-                                       average.at[i], before, square.at[i]);
+                                       average.at[i], before, s);
         }
         store_pack(part.averages[turn], at, average);
-        store_pack(part.square, at, square);
+        if constexpr (R::kSquares) store_pack(part.square, at, square);
         if (part.slow != nullptr && c.lookahead != 0) {
             Pack<T, V> slow = load_pack<T, V>(part.slow, at);
 #pragma unroll
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
     const Part& part = placed.part;
     const int64_t block = blockIdx.x - placed.first_block;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-    const bool shares = part.shared_square != nullptr;
+    const bool shares = part.shares;
     const int64_t begin = (shares ? block : block * kRowsAtOnce) * kColumns, stride = shares ? part.columns : kColumns;
     const int64_t column = begin + lane * V;
     const auto exists = [&](int64_t row) {
@@ -290,7 +291,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
     if (makes) {
         average = static_cast<const T*>(part.shared_averages[turn])[my_column];
         if constexpr (R::kAverages == 2) other = static_cast<const T*>(part.shared_averages[1 - turn])[my_column];
-        square = static_cast<const T*>(part.shared_square)[my_column];
+        if constexpr (R::kSquares) square = static_cast<const T*>(part.shared_square)[my_column];
     }
     hopper::wait_for_kernels_before();
     if (a.numbers[kGo] == 0) return;
@@ -322,7 +323,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) update(const UpdateArguments a)
             changes[threadIdx.x] = move_shared<R>(c, total, average, other, square, finite);
             good &= finite;
             static_cast<T*>(part.shared_averages[turn])[my_column] = average;
-            static_cast<T*>(part.shared_square)[my_column] = square;
+            if constexpr (R::kSquares) static_cast<T*>(part.shared_square)[my_column] = square;
         }
         __syncthreads();
         load_sums<V>(&changes[lane * V], change);

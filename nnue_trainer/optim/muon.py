@@ -1,0 +1,159 @@
+"""Muon for the matrices of linear layers, AdamW for everything else.
+
+A step of Muon is along the momentum with all of its singular values near 1. They are made so by five steps of a
+Newton-Schulz iteration, in fp32 and for all stacks of a layer at once. AdamW's work is one pass of the operators, which
+also look at the gradients of the matrices, count the step and take the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from nnue_trainer import fused_optimizer
+from nnue_trainer.optim.base import OPTIMIZERS, Rule, Work, check_state
+from nnue_trainer.optim.fused import FusedConfig, FusedRule, limits
+from nnue_trainer.optim.groups import Settings
+from nnue_trainer.schema import section
+
+_COEFFICIENTS = (3.4445, -4.775, 2.0315)
+_ITERATIONS = 5
+
+
+@OPTIMIZERS.register("muon")
+@section
+class Muon(FusedConfig):
+    """Muon for weights of linear layers that are matrices, each stack for itself; AdamW with lr, betas, eps and
+    weight_decay for all others, such as the feature transformer, biases and layers with one output."""
+
+    matrix_lr: float = Field(1e-3, gt=0)
+    """learning rate of the matrices; it follows the schedule as lr does"""
+    matrix_decay: float = Field(0.1, ge=0)
+    """decoupled weight decay of the matrices"""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """decay of the running mean of the matrices' gradients"""
+    step_size: Literal["original", "match_rms_adamw"] = "original"
+    """a step of a matrix is multiplied by: original: the root of rows/columns, if above 1; match_rms_adamw: 0.2 times
+    the root of the larger one, which moves weights as far as AdamW does"""
+
+    def update(self) -> fused_optimizer.Rule:
+        return fused_optimizer.adamw(self.betas, self.eps)
+
+    def rule(self, work: Work) -> Rule:
+        return MuonRule(work, self)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A weight [..., rows, columns] and what is kept for it."""
+
+    weight: nn.Parameter
+    momentum: Tensor
+    virtual: Tensor | None
+    """momentum of the virtual rows [V, ..., columns]"""
+    rate: float
+    decay: float
+    low: float
+    high: float
+
+    def shared(self, tensor: Tensor) -> Tensor | None:
+        """The sums over rows that share a virtual one."""
+        return None if self.virtual is None else tensor.view(-1, *self.virtual.shape).sum(0)
+
+
+class MuonRule(FusedRule):
+    """State: that of FusedRule, and `momentum/NAME` of each matrix and its virtual rows."""
+
+    def __init__(self, work: Work, config: Muon) -> None:
+        own = {
+            name: parameter
+            for name, parameter in work.parameters.items()
+            if name in work.matrices and min(parameter.shape[-2:]) > 1
+        }
+        others = {name: parameter for name, parameter in work.parameters.items() if name not in own}
+        self._config = config
+        super().__init__(
+            replace(work, parameters=others, factorised={n: v for n, v in work.factorised.items() if n in others}),
+            config.clipped(),
+            decay=config.weight_decay,
+            max_norm=config.max_norm or math.inf,
+        )
+        self.work = work
+        self._state: dict[str, Tensor] = {}
+        self._matrices = [self._matrix(work, name, parameter) for name, parameter in own.items()]
+
+    def _matrix(self, work: Work, name: str, weight: nn.Parameter) -> _Matrix:
+        settings, config = work.settings.get(name, Settings()), self._config
+        ranges = work.factorised.get(name, [])
+        if any((part.first, part.rows) != (0, len(weight)) for part in ranges):
+            raise ValueError(f"{name}: virtual rows of some of its rows, expected none or those of all")
+        momentum = self._state[f"momentum/{name}"] = torch.zeros_like(weight.detach())
+        virtual = None
+        if ranges:
+            virtual = momentum.new_zeros(ranges[0].virtual, *weight.shape[1:])
+            self._state[f"momentum/{name}.virtual"] = virtual
+        rows, columns = weight.shape[-2:]
+        size = math.sqrt(max(1.0, rows / columns))
+        if config.step_size == "match_rms_adamw":
+            size = 0.2 * math.sqrt(max(rows, columns))
+        rate = settings.rate * config.matrix_lr / config.lr
+        decay = config.matrix_decay if settings.decay is None else settings.decay
+        low, high = limits(work, name, 0, len(weight))
+        return _Matrix(weight, momentum, virtual, rate * size, decay / size, low, high)
+
+    def step(self) -> None:
+        moved = [matrix for matrix in self._matrices if matrix.weight.grad is not None]
+        gradients = [matrix.weight.grad for matrix in moved if matrix.weight.grad is not None]
+        shared = [matrix.shared(gradient) for matrix, gradient in zip(moved, gradients, strict=True)]
+        self.step_with([*gradients, *(gradient for gradient in shared if gradient is not None)])
+        go, scale = self.fused.numbers[0] != 0, self.fused.numbers[fused_optimizer.GRADIENT]
+        for matrix, gradient, of_shared in zip(moved, gradients, shared, strict=True):
+            change = self._direction(matrix.momentum, gradient, scale, go)
+            if of_shared is not None and matrix.virtual is not None:
+                by = self._direction(matrix.virtual, of_shared, scale, go)
+                change = change + by.repeat(len(change) // len(by), *[1] * (change.dim() - 1))
+            weight, lr = matrix.weight.detach(), self.work.lr.to(change.dtype) * matrix.rate
+            new = (weight * (1 - lr * matrix.decay) - lr * change).clamp_(matrix.low, matrix.high)
+            matrix.weight.copy_(torch.where(go, new, weight))
+
+    def _direction(self, momentum: Tensor, gradient: Tensor, scale: Tensor, go: Tensor) -> Tensor:
+        """The direction of a step of one weight; brings its momentum up to date."""
+        keep, config = self._config.momentum, self._config
+        gradient = gradient.to(momentum.dtype) * scale.to(momentum.dtype)
+        if config.max_value is not None:
+            gradient = gradient.clamp(-config.max_value, config.max_value)
+        new = torch.lerp(gradient, momentum, keep)
+        momentum.copy_(torch.where(go, new, momentum))
+        return orthogonal(torch.lerp(gradient, new, keep))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return super().state_dict() | self._state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        check_state(self.state_dict(), state)
+        super().load_state_dict({name: tensor for name, tensor in state.items() if name not in self._state})
+        for name, tensor in self._state.items():
+            tensor.copy_(state[name])
+
+    def changed(self) -> list[Tensor]:
+        return [*super().changed(), *self._state.values()]
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Matrices [..., rows, columns] with singular vectors of those given and singular values near 1, of their dtype."""
+    x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    a, b, c = _COEFFICIENTS
+    with torch.autocast(x.device.type, enabled=False):
+        for _ in range(_ITERATIONS):
+            gram = x @ x.mT
+            x = a * x + (b * gram + c * (gram @ gram)) @ x
+    found: Tensor = x.mT if tall else x
+    return found

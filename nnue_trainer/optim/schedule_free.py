@@ -1,0 +1,40 @@
+"""Schedule-free AdamW on the project's own operators.
+
+Gradients are taken at y. The net that is validated, saved and exported is x, a mean of all steps, so that the learning
+rate need not fall.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from nnue_trainer import fused_optimizer
+from nnue_trainer.optim.base import OPTIMIZERS
+from nnue_trainer.optim.fused import FusedConfig
+from nnue_trainer.schema import section
+
+
+@OPTIMIZERS.register("schedule_free")
+@section
+class ScheduleFree(FusedConfig):
+    """AdamW that averages its weights instead of lowering the learning rate: use the schedule constant."""
+
+    lr: float = Field(2.5e-3, gt=0)
+    """learning rate before the schedule"""
+    weight_decay: float = Field(0.0, ge=0)
+    """decoupled: weights shrink by lr·weight_decay per step"""
+    warmup_steps: int = Field(0, ge=0)
+    """steps over which the learning rate rises from zero"""
+    weight_power: float = Field(0.0, ge=0)
+    """step t counts as lr²·t^weight_power in the mean"""
+
+    @model_validator(mode="after")
+    def _has_mean(self) -> ScheduleFree:
+        if not all(betas[0] > 0 for betas in (self.betas, *(group.betas or self.betas for group in self.groups))):
+            raise ValueError("found a first number of betas of 0, expected more: the mean has this share in y")
+        return self
+
+    def update(self) -> fused_optimizer.Rule:
+        return fused_optimizer.Rule(
+            "schedule_free", self.betas, self.eps, warmup=self.warmup_steps, weight_power=self.weight_power
+        )
